@@ -91,10 +91,10 @@ format: $(READY) ## Format the code
 	$(BIN)/ruff format .
 
 docs: $(READY) ## Generate the references of the configuration and of the algorithms
-	$(BIN)/python -c "from rollmesh.mesh.config.reference import reference; print(reference(), end='')" > docs/configuration.md
-	$(BIN)/python -m rollmesh.buffer.figures docs/operations.md
-	$(BIN)/python -m rollmesh.mesh.access.reference docs/security.md
-	$(BIN)/python -m rollmesh.learner.reference docs/algorithms.md --exceptions tests/golden/exceptions.json
+	$(BIN)/python -c "from rollmesh.mesh.config.docs_reference import reference; print(reference(), end='')" > docs/configuration.md
+	$(BIN)/python -m rollmesh.buffer.server.metrics docs/operations.md
+	$(BIN)/python -m rollmesh.mesh.access.docs_reference docs/security.md
+	$(BIN)/python -m rollmesh.learner.docs_reference docs/algorithms.md --exceptions tests/golden/exceptions.json
 
 protos: $(READY) ## Generate the protobuf modules and descriptors from protos/*.proto
 	$(BIN)/python -m rollmesh.protos.generate

@@ -17,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from benchmarks.common import HelpFormatter
 from benchmarks.tiny_models import ARCHITECTURES, save_model
-from rollmesh.learner.algorithms.reference import fill, markdown_table
+from rollmesh.learner.algorithms.docs_reference import fill, markdown_table
 from rollmesh.learner.batching.types import Packing
 from rollmesh.learner.engines.base import EngineSpec
 from rollmesh.learner.engines.registry import create_engine

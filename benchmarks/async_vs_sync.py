@@ -28,7 +28,7 @@ from typing import Any
 from benchmarks.common import REPOSITORY, Summary, machine, summarize, table, write_json, yardstick
 from benchmarks.mesh_run import MeshRun, Window, run_mesh, window
 from benchmarks.workloads import WORKLOADS, Workload, mesh_config, prepare
-from rollmesh.mesh.threads import available_cores, thread_environment
+from rollmesh.mesh.runtime.threads import available_cores, thread_environment
 
 SLOW_REWARD = f"{REPOSITORY / 'benchmarks' / 'rewards.py'}:slow_letter_order"
 

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import table
-from rollmesh.learner.algorithms.actor_critic import ActorCritic
+from rollmesh.learner.algorithms.dataflows.actor_critic import ActorCritic
+from rollmesh.learner.algorithms.dataflows.policy_gradient import PolicyGradient
 from rollmesh.learner.algorithms.load import load_algorithm
-from rollmesh.learner.algorithms.policy_gradient import PolicyGradient
 from rollmesh.learner.algorithms.registry import ALGORITHMS, POLICY_LOSSES, keyword_settings
 from rollmesh.learner.algorithms.settings import SettingsError
 from rollmesh.learner.algorithms.types import Rollouts, StepView, UpdatePlan

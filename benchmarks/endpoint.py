@@ -28,17 +28,17 @@ from prometheus_client import CollectorRegistry
 from transformers import AutoTokenizer
 
 from benchmarks.common import HelpFormatter, machine, summarize, table, write_json, yardstick
-from rollmesh.generators.endpoint.completions import Completions
-from rollmesh.generators.endpoint.engine_calls import EngineCalls
-from rollmesh.generators.endpoint.figures import EndpointFigures
-from rollmesh.generators.endpoint.record import Record, Turn
-from rollmesh.generators.endpoint.server import EndpointServer
-from rollmesh.generators.endpoint.sessions import Sessions
-from rollmesh.generators.endpoint.template import TokenizerLanguage
-from rollmesh.generators.engines.base import GenerationResult, SampledTokens
+from rollmesh.generators.engines.interface import GenerationResult, SampledTokens
+from rollmesh.generators.openai_server.completions import Completions
+from rollmesh.generators.openai_server.engine_client import EngineCalls
+from rollmesh.generators.openai_server.http_server import EndpointServer
+from rollmesh.generators.openai_server.metrics import EndpointFigures
+from rollmesh.generators.openai_server.sessions import Sessions
+from rollmesh.generators.openai_server.template_codec import TokenizerLanguage
+from rollmesh.generators.openai_server.turn_tree import Record, Turn
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.config.rollout import EndpointSection
-from rollmesh.mesh.versions import PolicyVersion, VersionRuns
+from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 
 _MEGABYTES = (0.3, 4.0, 16.0)
 _SMALL = 2048

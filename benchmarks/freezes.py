@@ -35,7 +35,7 @@ import psutil
 import yaml
 
 from benchmarks.common import REPOSITORY, HelpFormatter, machine, table, write_json
-from rollmesh.mesh.liveness.ends import survivors
+from rollmesh.mesh.liveness.process_ends import survivors
 from tests.faults.observe import StepWatch
 from tests.faults.processes import FaultError
 from tests.faults.report import quantile

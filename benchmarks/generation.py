@@ -27,7 +27,7 @@ import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from rollmesh.generators.engines import create_engine
-from rollmesh.generators.engines.base import (
+from rollmesh.generators.engines.interface import (
     EngineError,
     EngineListener,
     EngineSettings,
@@ -37,7 +37,7 @@ from rollmesh.generators.engines.base import (
     SamplingParams,
     TokenEvent,
 )
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 _VOCABULARY, _EOS, _PAD = 50, 1, 0
 _PROMPT_TOKENS, _PER_PROMPT = 8, 8

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.workloads import WORKLOADS, Workload
 from rollmesh.generators.engines import create_engine
-from rollmesh.generators.engines.base import (
+from rollmesh.generators.engines.interface import (
     EngineError,
     EngineListener,
     EngineSettings,
@@ -29,7 +29,7 @@ from rollmesh.generators.engines.base import (
     SamplingParams,
     TokenEvent,
 )
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 
 class _Arrivals(EngineListener):

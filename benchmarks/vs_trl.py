@@ -25,7 +25,7 @@ from benchmarks.common import REPOSITORY, Summary, machine, summarize, table, wr
 from benchmarks.gemm import measure_floor
 from benchmarks.mesh_run import run_mesh, window
 from benchmarks.workloads import LEARNING_RATE, WORKLOADS, Workload, mesh_config, prepare
-from rollmesh.mesh.threads import available_cores, thread_environment
+from rollmesh.mesh.runtime.threads import available_cores, thread_environment
 
 PEER = REPOSITORY / "benchmarks" / "peers" / "trl_grpo.py"
 REWARD = f"{REPOSITORY / 'benchmarks' / 'rewards.py'}:letter_order"

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from rollmesh.generators.engines.base import EngineError, InferenceEngine
+from rollmesh.generators.engines.interface import EngineError, InferenceEngine
 from rollmesh.mesh.errors import StuckError
-from rollmesh.mesh.liveness.verdict import Bounds, Frozen
-from rollmesh.mesh.liveness.watch import Answer, until_frozen
+from rollmesh.mesh.liveness.freeze_detector import Bounds, Frozen
+from rollmesh.mesh.liveness.watchdog import Answer, until_frozen
 
 # How many times as long as a service an engine may run, or sleep, without an answer.
 _RUNNING_FACTOR = 30.0

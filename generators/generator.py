@@ -17,21 +17,21 @@ from typing import Any
 
 import grpc
 
-from rollmesh.generators.bundle import fetch_model_bundle
-from rollmesh.generators.control import ManualRequests, Probes
+from rollmesh.generators.components import Parts, ResultFeed, load_engine, load_libraries
+from rollmesh.generators.control_service import ManualRequests, Probes
 from rollmesh.generators.engine_watch import watch
-from rollmesh.generators.engines.base import EngineError, EngineStatus
-from rollmesh.generators.learner_link import LearnerLink
+from rollmesh.generators.engines.interface import EngineError, EngineStatus
 from rollmesh.generators.metrics import GeneratorMetrics
-from rollmesh.generators.parts import Parts, ResultFeed, load_engine, load_libraries
-from rollmesh.generators.silence import Silence
-from rollmesh.generators.together import run_together
+from rollmesh.generators.model_bundle import fetch_model_bundle
+from rollmesh.generators.rollout.silent_wait import Silence
 from rollmesh.generators.weights import Relay
+from rollmesh.generators.weights.learner_connection import LearnerLink
 from rollmesh.mesh.config.models import Config, SecuritySection
 from rollmesh.mesh.errors import RollmeshError
-from rollmesh.mesh.heap import settle_heap
 from rollmesh.mesh.membership import MembershipAgent
-from rollmesh.mesh.service import Shutdown
+from rollmesh.mesh.runtime.memory_tuning import settle_heap
+from rollmesh.mesh.runtime.service import Shutdown
+from rollmesh.mesh.runtime.task_group import run_together
 from rollmesh.protos import membership_pb2
 from rollmesh.reward_service.client import RewardScorer, needs_discovery
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 import psutil
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from rollmesh.generators.delivery import Delivery
-from rollmesh.generators.drafts import Drafts
-from rollmesh.generators.engines.base import EngineStatus
-from rollmesh.generators.rollout import Rollout
+from rollmesh.generators.engines.interface import EngineStatus
+from rollmesh.generators.rollout.drafts import Drafts
+from rollmesh.generators.rollout.rollout_manager import Rollout
+from rollmesh.generators.rollout.submission import Delivery
 from rollmesh.protos import weights_pb2
 
 _HELP = {

@@ -12,22 +12,22 @@ from pathlib import Path
 
 import pydantic
 
-from rollmesh.generators.control import SERVICE_NAME, GeneratorControl
+from rollmesh.generators.control_service import SERVICE_NAME, GeneratorControl
 from rollmesh.generators.generator import Generator
 from rollmesh.generators.weights.relay import Relay
-from rollmesh.mesh.access.code import CodeRule, check_code
+from rollmesh.mesh.access.code_permissions import CodeRule, check_code
 from rollmesh.mesh.access.credentials import Identity, Role
 from rollmesh.mesh.access.secret_files import check_keys, check_security
 from rollmesh.mesh.access.token_file import identity_of
 from rollmesh.mesh.config.models import Config, SecuritySection
 from rollmesh.mesh.errors import ConfigError
-from rollmesh.mesh.fronts import open_mesh
-from rollmesh.mesh.heap import TENSOR_BYTES, keep_freed_memory
-from rollmesh.mesh.hosts import host_id, is_loopback
+from rollmesh.mesh.http.metrics import metrics_server
 from rollmesh.mesh.membership import MembershipAgent
-from rollmesh.mesh.metrics_server import metrics_server
-from rollmesh.mesh.rpc import bind, new_server
-from rollmesh.mesh.service import (
+from rollmesh.mesh.rpc.failover_channel import open_mesh
+from rollmesh.mesh.rpc.rpc import bind, new_server
+from rollmesh.mesh.runtime.hosts import host_id, is_loopback
+from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, keep_freed_memory
+from rollmesh.mesh.runtime.service import (
     Shutdown,
     add_health_and_reflection,
     advertised_address,
@@ -35,7 +35,7 @@ from rollmesh.mesh.service import (
     set_serving,
     write_ready_file,
 )
-from rollmesh.mesh.threads import available_cores, plan_threads, thread_environment
+from rollmesh.mesh.runtime.threads import available_cores, plan_threads, thread_environment
 from rollmesh.protos import generator_pb2_grpc, membership_pb2
 
 log = logging.getLogger(__name__)

@@ -15,33 +15,33 @@ from pathlib import Path
 
 import grpc
 
-from rollmesh.buffer.client import BufferClient
-from rollmesh.learner.build import build_algorithm, build_engines, build_worker, set_learner_threads
+from rollmesh.buffer.client.client import BufferClient
+from rollmesh.learner.builders import build_algorithm, build_engines, build_worker, set_learner_threads
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME
-from rollmesh.learner.controls import Controls
-from rollmesh.learner.leader import Leader
-from rollmesh.learner.model_folder import resolve_model
-from rollmesh.learner.payloads import FetchedPayloads, HeldPayloads, Payloads
-from rollmesh.learner.rollout_batch import ACTOR
-from rollmesh.learner.run_record import RunRecord
-from rollmesh.learner.team import Link, Team, follow
+from rollmesh.learner.control_requests import Controls
+from rollmesh.learner.coordinator.coordinator import Leader
+from rollmesh.learner.distributed.rank_group import Link, Team, follow
+from rollmesh.learner.distributed.rollout_batch import ACTOR
+from rollmesh.learner.distributed.trajectories import FetchedPayloads, HeldPayloads, Payloads
+from rollmesh.learner.model_files.location import resolve_model
+from rollmesh.learner.recovery.run_identity import RunRecord
 from rollmesh.mesh.access.credentials import Identity, Role
 from rollmesh.mesh.access.secret_files import check_security
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import RollmeshError
-from rollmesh.mesh.fronts import MeshChannel, open_mesh
-from rollmesh.mesh.heap import TENSOR_BYTES, keep_freed_memory, settle_heap
-from rollmesh.mesh.hosts import is_loopback
-from rollmesh.mesh.ranks import check_ranks
-from rollmesh.mesh.rpc import bind, new_server
-from rollmesh.mesh.service import (
+from rollmesh.mesh.rpc.failover_channel import MeshChannel, open_mesh
+from rollmesh.mesh.rpc.rpc import bind, new_server
+from rollmesh.mesh.runtime.hosts import is_loopback
+from rollmesh.mesh.runtime.log_format import setup_logging
+from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, keep_freed_memory, settle_heap
+from rollmesh.mesh.runtime.ranks import check_ranks
+from rollmesh.mesh.runtime.service import (
     AsyncBridge,
     add_health_and_reflection,
     advertised_address,
     set_serving,
     write_ready_file,
 )
-from rollmesh.mesh.telemetry import setup_logging
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def run(
         config: of the run.
         mesh: host:port of the buffer.
         takeover: go on although another learner's lease has not ended; that learner is fenced.
-        allow_changes: continue a run of another model or of other data (see `learner.run_record`).
+        allow_changes: continue a run of another model or of other data (see `learner.recovery.run_identity`).
         start_from: checkpoint of this run to continue from, which undoes the steps since; None: the last one.
         port: to bind on rank 0, from which generators fetch the weights; 0 picks a free one.
         ready_file: written by rank 0 when the learner answers; rank r writes `NAME-r` next to it when it answers the

@@ -15,8 +15,8 @@ from rollmesh.learner.batching.types import TrainSequence
 from rollmesh.learner.engines.base import EngineSpec
 from rollmesh.learner.engines.registry import create_engine
 from rollmesh.mesh.config.models import ModelSection, OptimizerSection
-from rollmesh.mesh.devices import choose_device
 from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.runtime.devices import choose_device
 
 Pair = tuple[Sequence[int], Sequence[int]] | tuple[Sequence[int], Sequence[int], Sequence[int]]
 """Token ids of a prompt and of its response (end token included); where not all of the response is the model's to say

@@ -18,16 +18,16 @@ from typing import Any
 
 import grpc
 
-from rollmesh.mesh.access.claiming import Claiming
+from rollmesh.mesh.access.authenticated_channel import Claiming
 from rollmesh.mesh.access.credentials import Credentials
 from rollmesh.mesh.access.proof import check_answer, new_challenge
 from rollmesh.mesh.access.token_file import Expiry
 from rollmesh.mesh.errors import ConfigError, RollmeshError, UnauthenticatedError, UnreachableError, ended_by
-from rollmesh.mesh.fronts import MeshChannel
-from rollmesh.mesh.retries import Retries
-from rollmesh.mesh.rpc import call_with_retry, to_rollmesh_error
+from rollmesh.mesh.rpc.failover_channel import MeshChannel
+from rollmesh.mesh.rpc.retries import Retries
+from rollmesh.mesh.rpc.rpc import call_with_retry, to_rollmesh_error
 from rollmesh.mesh.text import WAITING_CHARACTERS, bounded
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import membership_pb2, membership_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class MembershipAgent:
     """Joins the mesh and heartbeats in the background.
 
     Args:
-        channel: to the mesh (`mesh.fronts.open_mesh`), or to one front alone.
+        channel: to the mesh (`mesh.rpc.failover_channel.open_mesh`), or to one front alone.
 
     Attributes:
         member_id: this process's id.

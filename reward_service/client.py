@@ -13,8 +13,9 @@ from types import MappingProxyType
 from rollmesh.mesh.access.credentials import Identity, Role
 from rollmesh.mesh.config.models import Config, SecuritySection
 from rollmesh.mesh.errors import PayloadError
-from rollmesh.mesh.threads import reward_workers
+from rollmesh.mesh.runtime.threads import reward_workers
 from rollmesh.protos import reward_pb2
+from rollmesh.reward_service.call_times import GRACE_S
 from rollmesh.reward_service.dispatcher import ClientStats, Dispatcher
 from rollmesh.reward_service.endpoint import Connect, connector, mesh_connector
 from rollmesh.reward_service.engine import ScoringEngine
@@ -22,7 +23,6 @@ from rollmesh.reward_service.interface import RewardScorer
 from rollmesh.reward_service.loading import FunctionSpec
 from rollmesh.reward_service.outcomes import waits_for_its_turn
 from rollmesh.reward_service.routing import split_routes
-from rollmesh.reward_service.times import GRACE_S
 
 __all__ = [
     "ClientStats",

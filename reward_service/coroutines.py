@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from rollmesh.mesh.service import AsyncBridge
+from rollmesh.mesh.runtime.service import AsyncBridge
+from rollmesh.reward_service.call_times import Times
 from rollmesh.reward_service.outcomes import Failed, Outcome, not_begun
-from rollmesh.reward_service.times import Times
 
 log = logging.getLogger(__name__)
 Start = Callable[[], Coroutine[Any, Any, list[Outcome]]]

@@ -18,14 +18,14 @@ from types import MappingProxyType
 
 import grpc
 
-from rollmesh.mesh.access.claiming import Claiming
+from rollmesh.mesh.access.authenticated_channel import Claiming
 from rollmesh.mesh.access.credentials import Identity, SharedKey
 from rollmesh.mesh.access.tls import channel_credentials
 from rollmesh.mesh.config.models import SecuritySection
-from rollmesh.mesh.private import read_secret
-from rollmesh.mesh.rpc import open_channel
+from rollmesh.mesh.private_files import read_secret
+from rollmesh.mesh.rpc.rpc import open_channel
 from rollmesh.protos import reward_pb2, reward_pb2_grpc
-from rollmesh.reward_service.circuit import Circuit
+from rollmesh.reward_service.circuit_breaker import Circuit
 from rollmesh.reward_service.routing import target_of
 
 Connect = Callable[[str], grpc.aio.Channel]

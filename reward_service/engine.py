@@ -19,6 +19,7 @@ from typing import cast
 
 from rollmesh.mesh.errors import PayloadError, RewardError
 from rollmesh.protos import reward_pb2
+from rollmesh.reward_service.call_times import Times
 from rollmesh.reward_service.coroutines import CoroutinePool
 from rollmesh.reward_service.functions import RewardFunction
 from rollmesh.reward_service.loading import FunctionSpec, is_path, load_function, named
@@ -35,7 +36,6 @@ from rollmesh.reward_service.outcomes import (
 from rollmesh.reward_service.scorers import is_linear, reads_mathematics
 from rollmesh.reward_service.scorers.graders import check_versions
 from rollmesh.reward_service.threads import ThreadPool
-from rollmesh.reward_service.times import Times
 from rollmesh.reward_service.workers.pool import PoolStats, ProcessPool
 
 Answers = list[list[Outcome] | Failed]

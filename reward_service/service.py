@@ -15,12 +15,12 @@ from rollmesh.mesh.access.credentials import Identity, Role
 from rollmesh.mesh.access.secret_files import check_security
 from rollmesh.mesh.access.token_file import identity_of
 from rollmesh.mesh.config.models import Config
-from rollmesh.mesh.fronts import open_mesh
-from rollmesh.mesh.heap import settle_heap
+from rollmesh.mesh.http.metrics import metrics_server
 from rollmesh.mesh.membership import MembershipAgent
-from rollmesh.mesh.metrics_server import metrics_server
-from rollmesh.mesh.service import Shutdown, advertised_address, run_service, write_ready_file
-from rollmesh.mesh.threads import reward_workers
+from rollmesh.mesh.rpc.failover_channel import open_mesh
+from rollmesh.mesh.runtime.memory_tuning import settle_heap
+from rollmesh.mesh.runtime.service import Shutdown, advertised_address, run_service, write_ready_file
+from rollmesh.mesh.runtime.threads import reward_workers
 from rollmesh.protos import membership_pb2
 from rollmesh.reward_service.engine import ScoringEngine
 from rollmesh.reward_service.routing import split_routes

@@ -18,8 +18,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from rollmesh.reward_service.call_times import Times
 from rollmesh.reward_service.outcomes import Failed, Outcome, not_begun
-from rollmesh.reward_service.times import Times
 
 log = logging.getLogger(__name__)
 Work = Callable[[], list[Outcome]]

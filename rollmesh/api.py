@@ -15,15 +15,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rollmesh.launcher.console.view import SilentView, View, open_view
 from rollmesh.launcher.local import LocalRun
-from rollmesh.launcher.preflight import check_code, check_files
-from rollmesh.launcher.view import SilentView, View, open_view
+from rollmesh.launcher.preflight.checks import check_code, check_files
 from rollmesh.mesh.access.credentials import SharedKey
 from rollmesh.mesh.access.secret import new_token
 from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.errors import ConfigError
-from rollmesh.mesh.service import AsyncBridge, advertised_address
-from rollmesh.mesh.threads import reward_workers
+from rollmesh.mesh.runtime.service import AsyncBridge, advertised_address
+from rollmesh.mesh.runtime.threads import reward_workers
 from rollmesh.report.summary import Summary
 from rollmesh.reward_service.engine import ScoringEngine
 from rollmesh.reward_service.routing import split_routes

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rollmesh.learner.build import build_actor
+from rollmesh.learner.builders import build_actor
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, STATE_NAME
 from rollmesh.learner.checkpoint.store import ACTOR, CheckpointStore, load_checkpoint
-from rollmesh.learner.model_folder import resolve_model
+from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, DataError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rollmesh.learner.run_record import CONFIG
+from rollmesh.learner.recovery.run_identity import CONFIG
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import DataError

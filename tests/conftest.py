@@ -20,7 +20,7 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
-from rollmesh.mesh.heap import settle_heap
+from rollmesh.mesh.runtime.memory_tuning import settle_heap
 from tests import engines_here
 from tests.command import Command, in_this_process
 from tests.repository import REPOSITORY

@@ -14,19 +14,19 @@ import torch
 import yaml
 from transformers import PreTrainedTokenizerFast
 
-from rollmesh.generators.engines import checkpoint
-from rollmesh.generators.engines.driven.folder import read_folder
-from rollmesh.generators.engines.hf import layers
-from rollmesh.generators.engines.hf.loading import load_model as load_model_of_generator
-from rollmesh.generators.engines.hf.loading import load_tokenizer
-from rollmesh.generators.text import TextCodec
-from rollmesh.learner import model_folder
+from rollmesh.generators.engines import checkpoint_names
+from rollmesh.generators.engines.external.model_info import read_folder
+from rollmesh.generators.engines.hf.model import served_layers
+from rollmesh.generators.engines.hf.model.loading import load_model as load_model_of_generator
+from rollmesh.generators.engines.hf.model.loading import load_tokenizer
+from rollmesh.generators.tokenizer import TextCodec
 from rollmesh.learner.engines.fsdp2.architecture import describe_packing
 from rollmesh.learner.engines.fsdp2.loading import load_model
+from rollmesh.learner.model_files import location
 from rollmesh.mesh.config import load
 from rollmesh.mesh.config.models import ModelSection
 from rollmesh.mesh.errors import DataError
-from rollmesh.mesh.images import ImageProcessor
+from rollmesh.mesh.trajectory.images import ImageProcessor
 from tests.generators.engines import tiny
 from tests.repository import REPOSITORY
 from tests.test_layers import FILES
@@ -46,8 +46,8 @@ LOADS = {"from_pretrained", "from_config"}
 REASONS = {
     ("generators/engines/sglang/transfers/sharing.py", "pickle"): "writes handles of memory, and reads nothing",
     ("generators/engines/sglang/transfers/sharing.py", "torch.multiprocessing"): "names what SGLang lets in a pickle",
-    ("generators/engines/vllm/launching.py", "multiprocessing"): "asks for the children of this process",
-    ("generators/engines/vllm/processes.py", "multiprocessing"): "ends children of this process",
+    ("generators/engines/vllm/launcher.py", "multiprocessing"): "asks for the children of this process",
+    ("generators/engines/vllm/process_tree.py", "multiprocessing"): "ends children of this process",
     ("learner/engines/fsdp2/state.py", "torch.distributed.checkpoint"): "an own run's folder; docs/security.md says so",
     ("mesh/config/load.py", "yaml.load"): "with a safe loader, which a test below looks at",
 }
@@ -142,14 +142,14 @@ def with_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     "read",
     [
-        layers.read_config,
-        checkpoint.read_config,
+        served_layers.read_config,
+        checkpoint_names.read_config,
         lambda folder: read_folder(folder, None),
         load_tokenizer,
         TextCodec,
         ImageProcessor.load,
-        model_folder.load_tokenizer,
-        model_folder.context_length,
+        location.load_tokenizer,
+        location.context_length,
         lambda folder: describe_packing(ModelSection(path=str(folder))),
         lambda folder: load_model(ModelSection(path=str(folder))),
     ],
@@ -168,7 +168,7 @@ def test_kernels_that_a_configuration_names_are_not_fetched(tmp_path: Path) -> N
     tiny.save_folder(tmp_path, model, None)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "attn_implementation": "kernels-community/any"}))
-    checkpoint.Checkpoint(checkpoint.read_config(tmp_path), torch.float32)
+    checkpoint_names.Checkpoint(checkpoint_names.read_config(tmp_path), torch.float32)
     assert load_model_of_generator(tmp_path, dtype="float32", device="cpu").model.config._attn_implementation == "sdpa"
 
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rollmesh.buffer.service import run
+from rollmesh.buffer.server.process import run
 from rollmesh.mesh.config import load_config
 
 

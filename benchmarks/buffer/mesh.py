@@ -22,7 +22,7 @@ import redis
 
 from benchmarks.buffer import front, roles
 from benchmarks.buffer.plan import Plan
-from rollmesh.launcher.own_secrets import TOKEN, make_secrets
+from rollmesh.launcher.run_secrets import TOKEN, make_secrets
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import RollmeshError
 

@@ -29,8 +29,8 @@ from benchmarks.buffer.plan import Plan
 from benchmarks.buffer.roles import trajectories
 from benchmarks.buffer.throughput import TOKENS, measure
 from benchmarks.common import machine, summarize, table, write_json, yardstick
-from rollmesh.buffer.redis_server import RedisServer
-from rollmesh.mesh.trajectory import encode
+from rollmesh.buffer.redis_backend.embedded import RedisServer
+from rollmesh.mesh.trajectory.payload_codec import encode
 
 _PIPELINED = 64
 _MESSAGE_BYTES = 1 << 20

@@ -19,14 +19,14 @@ import uvloop
 
 from benchmarks.buffer.arrays import DISTINCT, make_arrays
 from benchmarks.buffer.plan import Plan
-from rollmesh.buffer.client import Arrived, BufferClient, Lease, Outgoing, Writer
+from rollmesh.buffer.client.client import Arrived, BufferClient, Lease, Outgoing, Writer
 from rollmesh.mesh.access.credentials import Identity, Role
 from rollmesh.mesh.config.models import SecuritySection
-from rollmesh.mesh.heap import keep_freed_memory, settle_heap
 from rollmesh.mesh.membership import MembershipAgent
-from rollmesh.mesh.rpc import open_channel
-from rollmesh.mesh.trajectory import Trajectory, decode, encode
-from rollmesh.mesh.versions import PolicyVersion, VersionRuns
+from rollmesh.mesh.rpc.rpc import open_channel
+from rollmesh.mesh.runtime.memory_tuning import keep_freed_memory, settle_heap
+from rollmesh.mesh.trajectory.payload_codec import Trajectory, decode, encode
+from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import membership_pb2
 from rollmesh.protos import trajectory_pb2 as proto

@@ -17,8 +17,8 @@ import uvloop
 
 from benchmarks.engines.contender import requests
 from benchmarks.engines.plan import Arrival, Plan
-from rollmesh.generators.engines.base import SamplingParams
-from rollmesh.generators.engines.driven.folder import read_folder
+from rollmesh.generators.engines.external.model_info import read_folder
+from rollmesh.generators.engines.interface import SamplingParams
 
 # Name, prompt, tokens, and how its tokens are to come.
 Respond = Callable[[str, tuple[int, ...], int, str], Awaitable[Arrival]]
@@ -31,7 +31,7 @@ def vllm(pipe: Connection, plan: Plan) -> None:
 
 async def _vllm(pipe: Connection, plan: Plan) -> None:
     from rollmesh.generators.engines.vllm import environment
-    from rollmesh.generators.engines.vllm.arguments import engine_arguments
+    from rollmesh.generators.engines.vllm.engine_args import engine_arguments
 
     settings = plan.settings()
     environment.prepare(settings)
@@ -73,7 +73,7 @@ def sglang(pipe: Connection, plan: Plan) -> None:
 async def _sglang(pipe: Connection, plan: Plan) -> None:
     import aiohttp
 
-    from rollmesh.generators.engines.sglang import requests as bodies
+    from rollmesh.generators.engines.sglang import request_bodies as bodies
 
     eos = sorted(read_folder(plan.model, plan.context).limits.eos)
     # The server closes connections that were idle for 5 s.

@@ -40,8 +40,8 @@ from benchmarks.engines.looked_into import MeasuredEngine
 from benchmarks.engines.overhead import plan_model
 from benchmarks.engines.plan import MODELS, Plan
 from benchmarks.engines.watching import Seen, Watcher
-from rollmesh.generators.engines.base import GenerationRequest, KvPolicy, SamplingParams, SwapTimings
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.generators.engines.interface import GenerationRequest, KvPolicy, SamplingParams, SwapTimings
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 Way = Literal["quiet", "keep", "recompute", "interrupt", "abort_retry"]
 _POLICIES: tuple[KvPolicy, ...] = ("keep", "recompute", "interrupt")

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from rollmesh.generators.engines.base import KvPolicy
+from rollmesh.generators.engines.interface import KvPolicy
 from rollmesh.generators.engines.vllm.engine import VllmEngine
 
 # What is awaited in a swap, by the name under which it is told: who has it, and how it is called there.

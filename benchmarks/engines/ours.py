@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from benchmarks.engines.contender import requests
 from benchmarks.engines.plan import Arrival, Plan
 from rollmesh.generators.engines import create_engine
-from rollmesh.generators.engines.base import (
+from rollmesh.generators.engines.interface import (
     EngineError,
     EngineListener,
     GenerationRequest,
@@ -20,7 +20,7 @@ from rollmesh.generators.engines.base import (
     SamplingParams,
     TokenEvent,
 )
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 _PASS_S = 500.0
 

@@ -10,9 +10,9 @@ import aiohttp
 
 from benchmarks.engines.contender import MeasurementError, requests
 from benchmarks.engines.plan import Plan
-from rollmesh.generators.engines.driven.folder import read_folder
-from rollmesh.generators.engines.sglang import launch
-from rollmesh.generators.engines.sglang.process import ServerProcess, free_port
+from rollmesh.generators.engines.external.model_info import read_folder
+from rollmesh.generators.engines.sglang import server_args
+from rollmesh.generators.engines.sglang.server_process import ServerProcess, free_port
 from rollmesh.mesh.config.rollout import SglangSection
 
 _START_S = 400.0
@@ -28,11 +28,11 @@ async def _serve(pipe: Connection, plan: Plan) -> None:
     limits = read_folder(plan.model, plan.context).limits
     process, port = ServerProcess(), free_port()
     address = f"http://127.0.0.1:{port}"
-    command = launch.command(
+    command = server_args.command(
         plan.model, plan.settings(), section, port=port, context=limits.context, vocabulary=limits.vocabulary
     )
     command[command.index("--load-format") + 1] = "auto"
-    await process.start(command, launch.environment(plan.settings()))
+    await process.start(command, server_args.environment(plan.settings()))
     try:
         deadline = time.monotonic() + _START_S
         async with aiohttp.ClientSession(address) as session:

@@ -14,15 +14,15 @@ from safetensors.torch import load_file
 
 from benchmarks.engines.contender import requests
 from benchmarks.engines.plan import Arrival, Plan
-from rollmesh.buffer.client import BufferClient, SampleStream
+from rollmesh.buffer.client.client import BufferClient, SampleStream
 from rollmesh.learner.weights import WeightPublisher, WeightsService, read_model_bundle
 from rollmesh.mesh.config.models import SecuritySection
-from rollmesh.mesh.heap import keep_freed_memory, settle_heap
-from rollmesh.mesh.hosts import host_id
 from rollmesh.mesh.membership import MembershipAgent
-from rollmesh.mesh.rpc import bind, new_server, open_channel
-from rollmesh.mesh.trajectory import decode
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.rpc.rpc import bind, new_server, open_channel
+from rollmesh.mesh.runtime.hosts import host_id
+from rollmesh.mesh.runtime.memory_tuning import keep_freed_memory, settle_heap
+from rollmesh.mesh.trajectory.payload_codec import decode
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2, membership_pb2, trajectory_pb2, weights_pb2_grpc
 
 RUN = "benchmark"

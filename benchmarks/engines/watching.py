@@ -7,14 +7,14 @@ import time
 from dataclasses import dataclass, field
 
 from benchmarks.engines.contender import MeasurementError
-from rollmesh.generators.engines.base import (
+from rollmesh.generators.engines.interface import (
     EngineError,
     EngineListener,
     GenerationRequest,
     GenerationResult,
     TokenEvent,
 )
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 
 @dataclass(slots=True)

@@ -30,9 +30,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from benchmarks.common import machine, summarize, table, write_json, yardstick
 from benchmarks.weights.ends import LearnerEnd, Push
 from benchmarks.weights.netns import FarHost, far_host
-from rollmesh.learner.weights.published import PublishedVersion
-from rollmesh.mesh.heap import TENSOR_BYTES, keep_freed_memory
-from rollmesh.mesh.service import AsyncBridge
+from rollmesh.learner.weights.published_version import PublishedVersion
+from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, keep_freed_memory
+from rollmesh.mesh.runtime.service import AsyncBridge
 from rollmesh.mesh.weights.delta import apply_bucket, encode_bucket, spans_of
 
 _WIRE = torch.bfloat16

@@ -20,17 +20,17 @@ from typing import Any, cast
 
 import torch
 
-from rollmesh.generators.engines.base import InferenceEngine, SwapTimings
-from rollmesh.generators.learner_link import LearnerLink
+from rollmesh.generators.engines.interface import InferenceEngine, SwapTimings
 from rollmesh.generators.weights import WeightReceiver
+from rollmesh.generators.weights.learner_connection import LearnerLink
 from rollmesh.learner.weights import WeightPublisher, WeightsService
-from rollmesh.learner.weights.published import PublishedVersion
+from rollmesh.learner.weights.published_version import PublishedVersion
 from rollmesh.mesh.config.models import EncodingName, SecuritySection
-from rollmesh.mesh.heap import TENSOR_BYTES, keep_freed_memory
 from rollmesh.mesh.membership import MembershipAgent
-from rollmesh.mesh.rpc import bind, new_server
-from rollmesh.mesh.service import AsyncBridge
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.rpc.rpc import bind, new_server
+from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, keep_freed_memory
+from rollmesh.mesh.runtime.service import AsyncBridge
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import membership_pb2, weights_pb2, weights_pb2_grpc
 
 RUN = "benchmark"

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import machine, summarize, table, write_json, yardstick
-from rollmesh.mesh.ranks import environment_of
+from rollmesh.mesh.runtime.ranks import environment_of
 
 _RANKS = (1, 2, 4)
 _WAYS = ("buckets", "parameters", "model")

@@ -21,19 +21,19 @@ from typing import Any
 
 import uvloop
 
-from rollmesh.generators.learner_link import LearnerConnection
+from rollmesh.generators.weights.learner_connection import LearnerConnection
 from rollmesh.generators.weights.relay import Relay
-from rollmesh.generators.weights.transfer import receive
 from rollmesh.generators.weights.transports import Fetch, Transport
 from rollmesh.generators.weights.transports.broadcast import Broadcast
 from rollmesh.generators.weights.transports.disk import Disk
-from rollmesh.generators.weights.transports.grpc import Grpc
+from rollmesh.generators.weights.transports.grpc_transport import Grpc
 from rollmesh.generators.weights.transports.shm import SharedMemory
+from rollmesh.generators.weights.verified_transfer import receive
 from rollmesh.mesh.config.models import NetworkSection, SecuritySection
-from rollmesh.mesh.heap import TENSOR_BYTES, keep_freed_memory
-from rollmesh.mesh.hosts import host_id
-from rollmesh.mesh.rpc import bind, new_server, open_channel
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.rpc.rpc import bind, new_server, open_channel
+from rollmesh.mesh.runtime.hosts import host_id
+from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, keep_freed_memory
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import Wanted
 from rollmesh.protos import weights_pb2, weights_pb2_grpc
 
@@ -76,7 +76,7 @@ async def learner(args: argparse.Namespace) -> None:
 
 
 def _offers(args: argparse.Namespace) -> list[Any]:
-    from rollmesh.learner.weights.offers import Broadcast, Disk, Rendezvous
+    from rollmesh.learner.weights.transports import Broadcast, Disk, Rendezvous
 
     if args.transport == "gloo":
         return [Broadcast("gloo", Rendezvous(NetworkSection(host=args.bind), SECURITY), timeout_s=60.0)]

@@ -30,7 +30,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.common import machine, table, write_json, yardstick
-from rollmesh.generators.engines.base import (
+from rollmesh.generators.engines.hf.decoder import Step
+from rollmesh.generators.engines.hf.engine import HfEngine
+from rollmesh.generators.engines.hf.model.loading import load_model
+from rollmesh.generators.engines.interface import (
     EngineError,
     EngineListener,
     EngineSettings,
@@ -41,17 +44,14 @@ from rollmesh.generators.engines.base import (
     SwapTimings,
     TokenEvent,
 )
-from rollmesh.generators.engines.hf.decoder import Step
-from rollmesh.generators.engines.hf.engine import HfEngine
-from rollmesh.generators.engines.hf.loading import load_model
-from rollmesh.generators.learner_link import LearnerLink
 from rollmesh.generators.weights import WeightReceiver
+from rollmesh.generators.weights.learner_connection import LearnerLink
 from rollmesh.learner.weights import WeightPublisher, WeightsService
-from rollmesh.learner.weights.bundle import read_model_bundle
+from rollmesh.learner.weights.model_bundle import read_model_bundle
 from rollmesh.mesh.config.models import SecuritySection
-from rollmesh.mesh.hosts import host_id
-from rollmesh.mesh.rpc import bind, new_server
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.rpc.rpc import bind, new_server
+from rollmesh.mesh.runtime.hosts import host_id
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import membership_pb2, weights_pb2, weights_pb2_grpc
 
 _SECURITY = SecuritySection()

@@ -30,15 +30,15 @@ import torch
 
 from benchmarks.common import Summary, machine, summarize, table, write_json, yardstick
 from benchmarks.weights.process import Host
-from rollmesh.generators.learner_link import LearnerConnection
-from rollmesh.generators.weights.transfer import receive
+from rollmesh.generators.weights.learner_connection import LearnerConnection
 from rollmesh.generators.weights.transports import Fetch
 from rollmesh.generators.weights.transports.shm import SharedMemory
+from rollmesh.generators.weights.verified_transfer import receive
 from rollmesh.learner.weights import WeightPublisher
 from rollmesh.mesh.config.models import SecuritySection
-from rollmesh.mesh.hosts import host_id
-from rollmesh.mesh.rpc import open_channel
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.rpc.rpc import open_channel
+from rollmesh.mesh.runtime.hosts import host_id
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import Wanted
 from rollmesh.mesh.weights.tensors import named_tensors
 

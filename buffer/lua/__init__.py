@@ -1,1 +1,1 @@
-"""The verbs, as Lua. See `buffer.scripts`."""
+"""The verbs, as Lua. See `buffer.redis_backend.scripts`."""

@@ -76,7 +76,7 @@ local function touch() changed = true end
 
 -- A group has come nearer to its end: the clock of a stall begins again. Only what cannot be undone and done again for
 -- ever counts: leases, releases and re-admissions do not. Sampled tokens count besides, where the learner looks on
--- (`learner/watchdog.py`).
+-- (`learner/liveness/stall_detector.py`).
 local function progressed() moved = true end
 
 -- Runs a command over many members of one key (or score, member pairs): far cheaper than a command for each.

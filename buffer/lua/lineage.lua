@@ -1,4 +1,4 @@
--- How old the tokens of a group are, and by when it must train: as buffer.policy.lineage has it.
+-- How old the tokens of a group are, and by when it must train: as buffer.policy.version_ranges has it.
 
 -- The version from which an incarnation continued; nil where that is not known.
 local function resumed_at(incarnation)

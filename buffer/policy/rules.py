@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from rollmesh.buffer.limits import group_bytes
+from rollmesh.buffer.protocol.limits import group_bytes
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import ConfigError
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from examples.chats import Example, Messages, calling_tokenizer, command_line
-from rollmesh.mesh.tools import load_tools
+from rollmesh.mesh.agent_tools import load_tools
 
 TOOL = f"{Path(__file__).with_name('tools.py')}:calculate"
 _ROWS, _HELD_OUT, _WARM_ROWS = 2000, 128, 3000

@@ -6,18 +6,18 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rollmesh.generators.agents.chat import Chat
+from rollmesh.generators.agents.chat_template import Chat
 from rollmesh.generators.agents.drivers import Driver, ToolDriver
 from rollmesh.generators.agents.environments import Environments, StepDriver, ToolEnvironmentDriver
 from rollmesh.generators.agents.episode import Limits
-from rollmesh.generators.agents.parsers import choose_parser
 from rollmesh.generators.agents.runner import AgentRunner
+from rollmesh.generators.agents.tool_call_parsers import choose_parser
 from rollmesh.generators.agents.toolbox import Toolbox
-from rollmesh.generators.agents.user_calls import UserCalls
-from rollmesh.generators.engines.base import GenerationResult, InferenceEngine
-from rollmesh.generators.responder import MemberRequest
-from rollmesh.generators.text import TextCodec
-from rollmesh.mesh.tools import agent_schemas, load_environment, load_tools
+from rollmesh.generators.agents.user_code_executor import UserCalls
+from rollmesh.generators.engines.interface import GenerationResult, InferenceEngine
+from rollmesh.generators.rollout.response_source import MemberRequest
+from rollmesh.generators.tokenizer import TextCodec
+from rollmesh.mesh.agent_tools import agent_schemas, load_environment, load_tools
 
 if TYPE_CHECKING:
     from rollmesh.mesh.config.models import Config

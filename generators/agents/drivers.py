@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rollmesh.generators.agents.calls import ParsedTurn, ToolCall
-from rollmesh.generators.agents.chat import Chat, Message
-from rollmesh.generators.agents.parsers import Parser
+from rollmesh.generators.agents.chat_template import Chat, Message
+from rollmesh.generators.agents.tool_call_parsers import Parser
+from rollmesh.generators.agents.tool_calls import ParsedTurn, ToolCall
 from rollmesh.generators.agents.toolbox import Observation, Toolbox
 
 # Calls of one turn that are run; further ones are answered with an error.

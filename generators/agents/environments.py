@@ -1,4 +1,4 @@
-"""Episodes driven by an environment, in either form (`mesh.tools`).
+"""Episodes driven by an environment, in either form (`mesh.agent_tools`).
 
 Invariant: whatever an environment raises, or does not answer in time, ends its episode as an error: `BrokenError`. Tool
 methods of TRL's form may raise: the model is told what.
@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from rollmesh.generators.agents.chat import Chat
+from rollmesh.generators.agents.chat_template import Chat
 from rollmesh.generators.agents.drivers import Answer, BrokenError, StatefulDriver, ToolTurns
-from rollmesh.generators.agents.parsers import Parser
+from rollmesh.generators.agents.tool_call_parsers import Parser
 from rollmesh.generators.agents.toolbox import Toolbox
-from rollmesh.generators.agents.user_calls import OverdueError, UserCalls
+from rollmesh.generators.agents.user_code_executor import OverdueError, UserCalls
 from rollmesh.generators.agents.values import as_number, as_text, told
-from rollmesh.mesh.tools import EnvironmentSource
+from rollmesh.mesh.agent_tools import EnvironmentSource
 from rollmesh.protos import trajectory_pb2
 
 log = logging.getLogger(__name__)

@@ -17,20 +17,20 @@ from typing import Any
 
 import numpy as np
 
-from rollmesh.generators.agents.chat import Chat, Message
+from rollmesh.generators.agents.chat_template import Chat, Message
 from rollmesh.generators.agents.drivers import BrokenError, Driver, StatefulDriver, StatelessDriver
 from rollmesh.generators.agents.transcript import Transcript, divide
-from rollmesh.generators.agents.turns import Turns
-from rollmesh.generators.engines.base import (
+from rollmesh.generators.agents.turn_requests import Turns
+from rollmesh.generators.engines.interface import (
     EngineError,
     FinishReason,
     GenerationRequest,
     GenerationResult,
     SampledTokens,
 )
-from rollmesh.generators.responder import EpisodeResult, MemberRequest
+from rollmesh.generators.rollout.response_source import EpisodeResult, MemberRequest
 from rollmesh.mesh.errors import PayloadError, RollmeshError
-from rollmesh.mesh.versions import VersionRuns
+from rollmesh.mesh.trajectory.versions import VersionRuns
 
 log = logging.getLogger(__name__)
 # Sets the draws of one turn apart from those of another.

@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 
-from rollmesh.generators.agents.chat import Chat
+from rollmesh.generators.agents.chat_template import Chat
 from rollmesh.generators.agents.drivers import Driver
 from rollmesh.generators.agents.episode import Episode, Limits
-from rollmesh.generators.agents.results import empty_result
-from rollmesh.generators.agents.turns import Turns
-from rollmesh.generators.agents.user_calls import UserCalls
-from rollmesh.generators.engines.base import EngineStatus, GenerationResult, InferenceEngine, PartialResponse
-from rollmesh.generators.responder import EpisodeResult, MemberRequest
+from rollmesh.generators.agents.episode_results import empty_result
+from rollmesh.generators.agents.turn_requests import Turns
+from rollmesh.generators.agents.user_code_executor import UserCalls
+from rollmesh.generators.engines.interface import EngineStatus, GenerationResult, InferenceEngine, PartialResponse
+from rollmesh.generators.rollout.response_source import EpisodeResult, MemberRequest
 
 log = logging.getLogger(__name__)
 _COUNTED = ("turns", "tool_calls", "tool_errors", "tool_timeouts", "tool_seconds")

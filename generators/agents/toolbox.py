@@ -15,11 +15,11 @@ from typing import Any, NotRequired, get_type_hints
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic takes no other below Python 3.12
 
-from rollmesh.generators.agents.calls import ToolCall, typed_arguments
-from rollmesh.generators.agents.user_calls import OverdueError, UserCalls
+from rollmesh.generators.agents.tool_calls import ToolCall, typed_arguments
+from rollmesh.generators.agents.user_code_executor import OverdueError, UserCalls
 from rollmesh.generators.agents.values import as_text, told
+from rollmesh.mesh.agent_tools import Tool
 from rollmesh.mesh.errors import ConfigError
-from rollmesh.mesh.tools import Tool
 
 # Characters of an error that the model is shown.
 _ERROR_LENGTH = 500

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rollmesh.generators.engines.base import GenerationResult, SampledTokens
-from rollmesh.mesh.versions import PolicyVersion, VersionRuns
+from rollmesh.generators.engines.interface import GenerationResult, SampledTokens
+from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 
 
 @dataclass(frozen=True, slots=True, eq=False)

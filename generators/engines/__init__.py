@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 
-from rollmesh.generators.engines.base import EngineListener, EngineSettings, InferenceEngine
+from rollmesh.generators.engines.interface import EngineListener, EngineSettings, InferenceEngine
 from rollmesh.mesh.errors import ConfigError
 
 _FACTORIES = {

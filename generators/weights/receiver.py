@@ -18,17 +18,17 @@ from pathlib import Path
 
 import grpc
 
-from rollmesh.generators.engines.base import InferenceEngine, SwapTimings
-from rollmesh.generators.learner_link import LearnerConnection, LearnerLink
-from rollmesh.generators.together import run_together
-from rollmesh.generators.weights.chosen import Chosen
-from rollmesh.generators.weights.obtaining import Obtainer, Request
+from rollmesh.generators.engines.interface import InferenceEngine, SwapTimings
+from rollmesh.generators.weights.fetcher import Obtainer, Request
+from rollmesh.generators.weights.learner_connection import LearnerConnection, LearnerLink
 from rollmesh.generators.weights.relay import Relay
-from rollmesh.generators.weights.reports import Reporter, failure, success
+from rollmesh.generators.weights.swap_reports import Reporter, failure, success
+from rollmesh.generators.weights.transport_choice import Chosen
 from rollmesh.generators.weights.transports import transports
 from rollmesh.mesh.config.models import EncodingName, SecuritySection, TransportName
 from rollmesh.mesh.errors import VersionGoneError, WeightsError
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.runtime.task_group import run_together
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import check_manifest
 from rollmesh.protos import weights_pb2
 
@@ -57,7 +57,7 @@ class WeightReceiver:
         engine: takes the tensors.
         member_id: of this generator, for reports.
         run: name of the run; weights of another are refused.
-        host_id: of this process (`mesh.hosts`).
+        host_id: of this process (`mesh.runtime.hosts`).
         transport: `weights.transport`.
         encoding: `weights.encoding`.
         folder: `weights.dir`.

@@ -19,10 +19,10 @@ from typing import Any
 import grpc
 
 from rollmesh.mesh.errors import PayloadError, WeightsError
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import Wanted
-from rollmesh.mesh.weights.chunks import frame, frames
-from rollmesh.mesh.weights.readers import Readers
+from rollmesh.mesh.weights.active_readers import Readers
+from rollmesh.mesh.weights.chunk_framing import frame, frames
 from rollmesh.protos import weights_pb2
 
 SERVICE_NAME = weights_pb2.DESCRIPTOR.services_by_name["Weights"].full_name

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from rollmesh.learner.algorithms.actor_critic import ActorCritic
-from rollmesh.learner.algorithms.policy_gradient import PolicyGradient
-from rollmesh.learner.algorithms.process_rewards import Prime
+from rollmesh.learner.algorithms.dataflows.actor_critic import ActorCritic
+from rollmesh.learner.algorithms.dataflows.policy_gradient import PolicyGradient
+from rollmesh.learner.algorithms.dataflows.process_rewards import Prime
 from rollmesh.learner.algorithms.registry import register_algorithm
 
 

@@ -36,7 +36,7 @@ class Best:
         incarnation, version: whose weights it holds.
         metric, direction: what was compared, and whether `max` or `min` is better.
         value: of the metric.
-        measured_by: values under another name cannot be compared (`learner.measured_by`).
+        measured_by: values under another name cannot be compared (`learner.evaluation.measurement_identity`).
     """
 
     checkpoint: str

@@ -13,8 +13,8 @@ from pathlib import Path
 import xxhash
 from pydantic import TypeAdapter
 
+from rollmesh.learner.checkpoint.collective_write import together
 from rollmesh.learner.checkpoint.names import STATE_NAME
-from rollmesh.learner.checkpoint.together import together
 from rollmesh.learner.engines.base import Engine
 
 _FILE = "digests.json"

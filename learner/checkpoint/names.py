@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 CHECKPOINTS_NAME = "checkpoints"
 """Folder of the checkpoints in a run's."""

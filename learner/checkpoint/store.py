@@ -16,13 +16,13 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
+from rollmesh.learner.checkpoint.collective_write import together
+from rollmesh.learner.checkpoint.compatibility import check_roles
 from rollmesh.learner.checkpoint.digests import check_digests, write_digests
-from rollmesh.learner.checkpoint.fits import check_roles
 from rollmesh.learner.checkpoint.names import listed, name_of
-from rollmesh.learner.checkpoint.together import together
 from rollmesh.learner.engines.base import Engine
 from rollmesh.mesh.errors import ConfigError, DataError, FencedError
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 ACTOR = "actor"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rollmesh.mesh.errors import DataError
-from rollmesh.mesh.images import MAX_IMAGE_BYTES
+from rollmesh.mesh.trajectory.images import MAX_IMAGE_BYTES
 
 MARK = "<image>"
 # A file, or what it holds.

@@ -22,9 +22,9 @@ import numpy as np
 
 from rollmesh.learner.data.images import MARK, load_images, parted
 from rollmesh.learner.data.rows import Row
+from rollmesh.mesh.agent_tools import agent_schemas
 from rollmesh.mesh.errors import DataError, PayloadError
-from rollmesh.mesh.images import ImageProcessor
-from rollmesh.mesh.tools import agent_schemas
+from rollmesh.mesh.trajectory.images import ImageProcessor
 from rollmesh.protos import trajectory_pb2
 
 if TYPE_CHECKING:

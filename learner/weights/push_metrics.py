@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rollmesh.learner.weights.pushes import STAGES, PushStatistics
+from rollmesh.learner.weights.push_statistics import STAGES, PushStatistics
 
 _STAGE_HELP = (
     "Seconds from the announcement of a version to its first byte, last verified byte, service (total) and report "

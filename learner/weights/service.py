@@ -12,13 +12,13 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
-from rollmesh.learner.weights.offers import Broadcast
+from rollmesh.learner.weights.announcement_stream import Watcher
 from rollmesh.learner.weights.publisher import WeightPublisher
-from rollmesh.learner.weights.tree import RelayTrees
-from rollmesh.learner.weights.watcher import Watcher
+from rollmesh.learner.weights.relay_tree import RelayTrees
+from rollmesh.learner.weights.transports import Broadcast
 from rollmesh.mesh.errors import PayloadError, WeightsError
-from rollmesh.mesh.versions import PolicyVersion
-from rollmesh.mesh.weights.chunks import CHUNK_BYTES, frames
+from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.mesh.weights.chunk_framing import CHUNK_BYTES, frames
 from rollmesh.protos import weights_pb2, weights_pb2_grpc
 
 log = logging.getLogger(__name__)

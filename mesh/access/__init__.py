@@ -3,9 +3,9 @@
 What others on the network could reach unprotected is refused, unless `security.allow_insecure` is set, where it would
 be opened:
 
-- services without a token: `mesh.rpc.check_exposure`
-- metrics and endpoints without a key: `mesh.http_server.http_key`
-- ranks that torchrun has started: `mesh.ranks.check_ranks`
-- broadcasts of weights: `learner.weights.offers.rendezvous`
-- SGLang's copies, and broadcasts to its server: `generators.engines.sglang.launch.check`
+- services without a token: `mesh.rpc.rpc.check_exposure`
+- metrics and endpoints without a key: `mesh.http.server.http_key`
+- ranks that torchrun has started: `mesh.runtime.ranks.check_ranks`
+- broadcasts of weights: `learner.weights.transports.rendezvous`
+- SGLang's copies, and broadcasts to its server: `generators.engines.sglang.server_args.check`
 """

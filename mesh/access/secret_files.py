@@ -12,7 +12,7 @@ from rollmesh.mesh.access.credentials import Identity
 from rollmesh.mesh.access.tls import channel_credentials, server_context
 from rollmesh.mesh.access.token_file import credentials_of
 from rollmesh.mesh.config.models import Config, SecuritySection
-from rollmesh.mesh.private import read_secret
+from rollmesh.mesh.private_files import read_secret
 
 
 def check_security(security: SecuritySection, identity: Identity | None, *, endpoint: bool) -> None:

@@ -13,7 +13,7 @@ import grpc
 
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import ConfigError
-from rollmesh.mesh.private import check_closed
+from rollmesh.mesh.private_files import check_closed
 
 # What gRPC says of a connection that has failed, and what is to be set so that it does not.
 _UNREACHED = "is the service running, and the address right?"

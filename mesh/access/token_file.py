@@ -16,7 +16,7 @@ from rollmesh.mesh.access.credentials import Credentials, Grant, Granted, Identi
 from rollmesh.mesh.access.secret import Secret, parse_secret
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import ConfigError, UnauthenticatedError
-from rollmesh.mesh.private import read_secret
+from rollmesh.mesh.private_files import read_secret
 
 log = logging.getLogger(__name__)
 # Seconds between two looks at a grant's file.

@@ -12,8 +12,8 @@ from typing import Any, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from rollmesh.mesh.config.base import section_of
 from rollmesh.mesh.config.models import Config
-from rollmesh.mesh.config.section import section_of
 from rollmesh.mesh.errors import ConfigError
 
 

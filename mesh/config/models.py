@@ -11,10 +11,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from rollmesh.mesh.config.no_secrets import refuse_secrets
-from rollmesh.mesh.config.redis_url import RedisOptions, parse_redis_url
-from rollmesh.mesh.config.rollout import RolloutSection
-from rollmesh.mesh.config.section import (
+from rollmesh.mesh.config.base import (
     DeviceName,
     DeviceNumbers,
     ModelPath,
@@ -23,6 +20,9 @@ from rollmesh.mesh.config.section import (
     Section,
     Temperature,
 )
+from rollmesh.mesh.config.no_secrets import refuse_secrets
+from rollmesh.mesh.config.redis_url import RedisOptions, parse_redis_url
+from rollmesh.mesh.config.rollout import RolloutSection
 from rollmesh.mesh.errors import ConfigError
 
 
@@ -229,7 +229,7 @@ class BufferSection(Section):
         description="Which ready groups train first. in_order: as admitted, waiting for stragglers rather than "
         "dropping them; fifo: as sealed; freshest: newest tokens first; priority: drawn in proportion to priorities; "
         "`module:function` / `file.py:function`: highest score first, by a function of your own "
-        "(rollmesh.buffer.policy.order.GroupFacts -> float).",
+        "(rollmesh.buffer.policy.batch_selection.GroupFacts -> float).",
     )
     max_reuse: PositiveInt = Field(
         1, description="Uses of a group at most (R), one per version; at most `max_staleness` + 1."

@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from rollmesh.mesh.errors import ConfigError
-from rollmesh.mesh.private import read_secret
+from rollmesh.mesh.private_files import read_secret
 
 _PORT = 6379
 _SCHEMES = ("redis", "rediss", "unix", "redis-cluster", "rediss-cluster")

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from rollmesh.mesh.config import engine_options
-from rollmesh.mesh.config.section import DeviceName, DeviceNumbers, PositiveFloat, PositiveInt, Section, Temperature
+from rollmesh.mesh.config.base import DeviceName, DeviceNumbers, PositiveFloat, PositiveInt, Section, Temperature
 
 EngineName = Literal["hf", "vllm", "sglang"]
 ParserName = Literal["auto", "hermes", "llama3_json", "mistral", "qwen3_coder", "deepseek", "pythonic"]

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from itertools import accumulate
 
 from rollmesh.mesh.errors import WeightsError
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights.digest import manifest_digest
 from rollmesh.mesh.weights.layout import ALIGNMENT, aligned, tensor_bytes
 from rollmesh.protos import weights_pb2

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from rollmesh.reward_service.call_times import Times
 from rollmesh.reward_service.outcomes import Failed, Outcome
-from rollmesh.reward_service.times import Times
 from rollmesh.reward_service.workers.messages import pack
 
 CLOSED = Failed("closed", "the reward workers are closed", retryable=True)

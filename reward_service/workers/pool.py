@@ -10,11 +10,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rollmesh.reward_service.call_times import Times
 from rollmesh.reward_service.outcomes import Failed, Outcome
-from rollmesh.reward_service.times import Times
 from rollmesh.reward_service.workers.calls import Call, Unit
-from rollmesh.reward_service.workers.lane import Lane
 from rollmesh.reward_service.workers.process import Kind, WorkerProcess
+from rollmesh.reward_service.workers.unit_queue import Lane
 
 
 @dataclass(frozen=True, slots=True)

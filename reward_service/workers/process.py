@@ -25,12 +25,12 @@ import msgpack
 import psutil
 
 from rollmesh.mesh.errors import RewardError
-from rollmesh.mesh.liveness.ends import descendants, survivors
-from rollmesh.mesh.supervised import wrapped
-from rollmesh.mesh.threads import thread_environment
+from rollmesh.mesh.liveness.process_ends import descendants, survivors
+from rollmesh.mesh.runtime.die_with_parent import wrapped
+from rollmesh.mesh.runtime.threads import thread_environment
 from rollmesh.reward_service.outcomes import Outcome
 from rollmesh.reward_service.workers.messages import DONE, MESSAGE_BYTES, READY, pack, stream, unpack_answer
-from rollmesh.reward_service.workers.page import Page
+from rollmesh.reward_service.workers.shared_page import Page
 
 # Unit, and its outcomes; None where it was not begun.
 Answer = tuple[int, list[Outcome] | None]

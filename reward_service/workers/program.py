@@ -24,14 +24,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rollmesh.mesh.errors import PayloadError, RewardError
-from rollmesh.mesh.telemetry import setup_logging
+from rollmesh.mesh.runtime.log_format import setup_logging
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.functions import RewardFunction
 from rollmesh.reward_service.loading import load_function
 from rollmesh.reward_service.outcomes import Failed, Outcome, RewardItem
 from rollmesh.reward_service.scorers import prepare
 from rollmesh.reward_service.workers.messages import DONE, READY, REFUSED, pack, pack_answer, stream
-from rollmesh.reward_service.workers.page import Page
+from rollmesh.reward_service.workers.shared_page import Page
 
 T = TypeVar("T")
 Unit = tuple[int, float, Sequence[bytes]]

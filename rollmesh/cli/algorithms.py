@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rollmesh.learner.algorithms.base import Algorithm
-from rollmesh.learner.algorithms.policy_gradient import PolicyGradient
-from rollmesh.learner.algorithms.reference import read_documentation
+from rollmesh.learner.algorithms.dataflows.policy_gradient import PolicyGradient
+from rollmesh.learner.algorithms.docs_reference import read_documentation
 from rollmesh.learner.algorithms.registry import ADVANTAGES, ALGORITHMS, POLICY_LOSSES, Registry, keyword_settings
 from rollmesh.learner.algorithms.settings import Component, Settings, merge
 from rollmesh.learner.algorithms.types import Role
-from rollmesh.learner.build import build_algorithm
+from rollmesh.learner.builders import build_algorithm
 from rollmesh.mesh.config.models import Config
 
 _REGISTRIES: dict[str, Registry[Any]] = {"advantage": ADVANTAGES, "loss": POLICY_LOSSES}

@@ -15,12 +15,12 @@ from typing import Annotated
 import typer
 
 from rollmesh.cli import config, inspect, ledger, replay, results, run, services, token, weights
+from rollmesh.launcher.console.output import Output
 from rollmesh.launcher.errors import ServiceExitError
-from rollmesh.launcher.output import Output
 from rollmesh.mesh.errors import PERMANENT, RollmeshError
-from rollmesh.mesh.heap import collect_seldom
-from rollmesh.mesh.private import keep_private
-from rollmesh.mesh.ranks import started_here
+from rollmesh.mesh.private_files import keep_private
+from rollmesh.mesh.runtime.memory_tuning import collect_seldom
+from rollmesh.mesh.runtime.ranks import started_here
 
 app = typer.Typer(
     name="rollmesh",

@@ -11,8 +11,8 @@ from rollmesh.launcher.services import interpreters_of
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.rollout import RolloutSection
 from rollmesh.mesh.errors import ConfigError
-from rollmesh.mesh.liveness.verdict import Bounds
-from rollmesh.mesh.threads import available_cores, plan_threads, reward_workers
+from rollmesh.mesh.liveness.freeze_detector import Bounds
+from rollmesh.mesh.runtime.threads import available_cores, plan_threads, reward_workers
 
 
 def explain(config: Config) -> Iterator[str]:
@@ -111,7 +111,7 @@ def _compute(config: Config) -> str:
 def _frozen(config: Config) -> str:
     """When silence is a failure."""
     from rollmesh.generators.engine_watch import bounds_of
-    from rollmesh.learner.hanging import AT_LEAST_S, FACTOR
+    from rollmesh.learner.liveness.hang_guard import AT_LEAST_S, FACTOR
 
     after_s, first_s = config.resources.frozen_after_s, config.buffer.stall_limit_s
     if not after_s:

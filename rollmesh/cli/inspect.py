@@ -42,8 +42,8 @@ def _status(
         return
     from rich.console import Console
 
-    from rollmesh.launcher.monitor import MeshView, Snapshot
-    from rollmesh.launcher.view import figures, members, pushes
+    from rollmesh.launcher.console.view import figures, members, pushes
+    from rollmesh.launcher.mesh_monitor import MeshView, Snapshot
     from rollmesh.report.metrics import run_records
     from rollmesh.report.pushes import choices, live_rows
 
@@ -84,7 +84,7 @@ def _show_ended(run: Path, *, as_json: bool) -> None:
 
 
 async def _everything(where: Target) -> dict[str, Any]:
-    from rollmesh.launcher.monitor import EVAL, TRAIN, MeshView
+    from rollmesh.launcher.mesh_monitor import EVAL, TRAIN, MeshView
     from rollmesh.report.table_lines import plain
 
     async with MeshView(where.address, where.security) as view:

@@ -19,7 +19,7 @@ from rollmesh.cli.options import Mesh, OptionalRunFolder, Target, TlsCa, TlsCert
 from rollmesh.mesh.errors import DataError
 
 if TYPE_CHECKING:
-    from rollmesh.launcher.monitor import MeshView
+    from rollmesh.launcher.mesh_monitor import MeshView
     from rollmesh.protos import buffer_pb2
 
 TABLES = ("train", "eval")
@@ -122,7 +122,7 @@ async def _redrive(where: Target, groups: Sequence[str]) -> dict[str, int]:
 
 
 def _open(where: Target) -> MeshView:
-    from rollmesh.launcher.monitor import MeshView
+    from rollmesh.launcher.mesh_monitor import MeshView
 
     return MeshView(where.address, where.security)
 

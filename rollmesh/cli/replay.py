@@ -11,10 +11,10 @@ import typer
 from rollmesh.cli.options import OVERRIDES, RunFolder
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.errors import ConfigError
-from rollmesh.mesh.ranks import become_ranks
+from rollmesh.mesh.runtime.ranks import become_ranks
 
 if TYPE_CHECKING:
-    from rollmesh.learner.comparison import ComparedStep
+    from rollmesh.learner.recording.compare import ComparedStep
 
 # Values shown per version where all are equal, and where they are not.
 _SHOWN = ("critic/score/mean", "actor/loss", "actor/grad_norm")
@@ -51,8 +51,8 @@ def _replay(
     config = load_config(before.model_dump(mode="json"), context.args)
     become_ranks(config.learner.ranks)
     out = out or run / "replay"
-    from rollmesh.learner.replay import replay
-    from rollmesh.mesh.telemetry import setup_logging
+    from rollmesh.learner.coordinator.replay import replay
+    from rollmesh.mesh.runtime.log_format import setup_logging
 
     setup_logging("replay", config.logging.level)
     done = replay(config, run, out, checkpoint=from_checkpoint, steps=steps)
@@ -65,7 +65,7 @@ def _replay(
 
 def _compare(run: Path, out: Path, tolerance: float) -> bool:
     """Prints both runs step by step; whether they agree."""
-    from rollmesh.learner.comparison import compare
+    from rollmesh.learner.recording.compare import compare
 
     equal = True
     for step in compare(run / "metrics.jsonl", out / "metrics.jsonl", tolerance=tolerance):

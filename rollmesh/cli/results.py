@@ -64,7 +64,7 @@ def _export(
     from rollmesh.run_files import read_config
 
     config = read_config(run)
-    from rollmesh.best import best_of
+    from rollmesh.checkpoint_choice import best_of
     from rollmesh.export import export_checkpoint, latest_checkpoint
 
     chosen = checkpoint or (best_of(run) if best else latest_checkpoint(run))

@@ -7,7 +7,7 @@ from typing import get_origin
 
 from pydantic.fields import FieldInfo
 
-from rollmesh.mesh.config.section import Section, section_of
+from rollmesh.mesh.config.base import Section, section_of
 
 
 def describe(model: type[Section], prefix: str = "") -> Iterator[str]:

@@ -27,9 +27,9 @@ from rollmesh.cli.options import (
     read_config,
     security_of,
 )
-from rollmesh.mesh.access.code import AllowCode, rule_of
-from rollmesh.mesh.ranks import become_ranks
-from rollmesh.mesh.threads import thread_environment
+from rollmesh.mesh.access.code_permissions import AllowCode, rule_of
+from rollmesh.mesh.runtime.ranks import become_ranks
+from rollmesh.mesh.runtime.threads import thread_environment
 
 Host = Annotated[str | None, typer.Option("--host", help="Address to bind; network.host if left out.")]
 Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to bind; 0 picks a free one.")]
@@ -64,7 +64,7 @@ def _buffer(
 ) -> None:
     """Serve the buffer: the mesh's one address."""
     config = read_config(config_path, context)
-    from rollmesh.buffer import service
+    from rollmesh.buffer.server import process as service
 
     _end(
         service.run(
@@ -156,7 +156,7 @@ def _generator(
         # Read by the numerical libraries when they are loaded, which happens below.
         os.environ.update(thread_environment(threads))
     from rollmesh.generators import service
-    from rollmesh.mesh.fronts import is_local
+    from rollmesh.mesh.rpc.failover_channel import is_local
 
     security = security_of(
         token_file=token_file,
@@ -200,7 +200,7 @@ def _learner(
     """Serve the learner, in as many processes as learner.ranks says; under torchrun, one rank of it."""
     config = read_config(config_path, context)
     become_ranks(config.learner.ranks)
-    from rollmesh.best import chosen_of
+    from rollmesh.checkpoint_choice import chosen_of
     from rollmesh.learner import service
 
     start = chosen_of(config.run.folder, from_checkpoint) if from_checkpoint is not None else None

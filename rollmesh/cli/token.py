@@ -14,7 +14,7 @@ from rollmesh.cli.options import OptionalRunFolder
 from rollmesh.mesh.access.credentials import Role
 from rollmesh.mesh.access.secret import new_token, parse_secret
 from rollmesh.mesh.errors import ConfigError
-from rollmesh.mesh.private import read_secret
+from rollmesh.mesh.private_files import read_secret
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SPAN = re.compile(r"([1-9][0-9]*)([mhd])")
@@ -54,7 +54,7 @@ def _grant(
 
     The mesh's token is the one of a run folder (RUN/token), or of --token-file.
     """
-    from rollmesh.launcher.own_secrets import TOKEN
+    from rollmesh.launcher.run_secrets import TOKEN
 
     if (run is None) == (token_file is None):
         raise ConfigError("give a run folder or --token-file, one of them")

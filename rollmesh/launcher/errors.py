@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rollmesh.mesh.errors import RollmeshError, StuckError
-from rollmesh.mesh.liveness.verdict import Frozen
+from rollmesh.mesh.liveness.freeze_detector import Frozen
 from rollmesh.report.restarts import Reason
 
 

@@ -9,8 +9,8 @@ import contextlib
 import time
 from pathlib import Path
 
-from rollmesh.launcher.process import log_file
-from rollmesh.launcher.view import View
+from rollmesh.launcher.console.view import View
+from rollmesh.launcher.service_process import log_file
 
 LOG = "launcher"
 

@@ -1,7 +1,7 @@
 """The run folder as the launcher uses it: one launcher at a time, the mesh address, the configuration of a launch.
 
-Layout: `config.yaml` and `inputs.json` (what the run is of, `learner.run_record`), `mesh.json` (while the run is
-going), `logs/`, `services/` (ready files, and the configuration of the last launch), `metrics.jsonl` and
+Layout: `config.yaml` and `inputs.json` (what the run is of, `learner.recovery.run_identity`), `mesh.json` (while the
+run is going), `logs/`, `services/` (ready files, and the configuration of the last launch), `metrics.jsonl` and
 `samples.jsonl` (the learner's), `mesh.jsonl` (what the launcher saw), `summary.json`, `report.html`, and what the
 services keep (checkpoints, Redis data).
 """
@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rollmesh.launcher.errors import RunBusyError
-from rollmesh.learner.run_record import CONFIG
+from rollmesh.learner.recovery.run_identity import CONFIG
 from rollmesh.mesh.config import save_config
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, DataError
-from rollmesh.mesh.private import open_to_others, private_folder
+from rollmesh.mesh.private_files import open_to_others, private_folder
 from rollmesh.run_files import LAUNCH, is_run
 
 MESH = "mesh.json"

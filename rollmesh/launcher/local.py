@@ -14,27 +14,27 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from rollmesh.best import chosen_of
+from rollmesh.checkpoint_choice import chosen_of
 from rollmesh.launcher import folder as folders
-from rollmesh.launcher.continuing import Continuation
+from rollmesh.launcher.console.output import stderr_into
+from rollmesh.launcher.console.quiet_notice import Quiet, no_step
+from rollmesh.launcher.console.slow_rewards_notice import SlowRewards, reward_wait_s, slow_rewards
+from rollmesh.launcher.console.view import View, open_view
 from rollmesh.launcher.devices import device_plan
 from rollmesh.launcher.events import LOG, Events
 from rollmesh.launcher.memory import MemoryWatch
-from rollmesh.launcher.meshlog import MeshLog
-from rollmesh.launcher.monitor import EVAL, TRAIN, MeshView, Snapshot
-from rollmesh.launcher.output import stderr_into
-from rollmesh.launcher.own_secrets import make_secrets, with_own_secrets
-from rollmesh.launcher.preflight import check_code, check_files
-from rollmesh.launcher.process import log_file
-from rollmesh.launcher.quiet import Quiet, no_step
+from rollmesh.launcher.mesh_log import MeshLog
+from rollmesh.launcher.mesh_monitor import EVAL, TRAIN, MeshView, Snapshot
+from rollmesh.launcher.preflight.checks import check_code, check_files
+from rollmesh.launcher.preflight.continuing import Continuation
+from rollmesh.launcher.run_secrets import make_secrets, with_own_secrets
+from rollmesh.launcher.service_process import log_file
 from rollmesh.launcher.services import ServiceCatalogue, drain_order, mesh_address, thread_plan
-from rollmesh.launcher.slow import SlowRewards, reward_wait_s, slow_rewards
 from rollmesh.launcher.supervisor import Observer, Supervisor
-from rollmesh.launcher.view import View, open_view
-from rollmesh.learner.run_record import RunRecord
+from rollmesh.learner.recovery.run_identity import RunRecord
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, RollmeshError
-from rollmesh.mesh.held_ports import HeldPorts
+from rollmesh.mesh.rpc.held_ports import HeldPorts
 from rollmesh.protos import buffer_pb2
 from rollmesh.report.html import write_report
 from rollmesh.report.metrics import MetricsTail, Record, is_training
@@ -79,8 +79,9 @@ class LocalRun:
         config: the run.
         view: shown events and metrics.
         fresh: start the run over; the folder that it has is kept under another name.
-        allow_changes: continue it with another model or other data (`learner.run_record`).
-        from_checkpoint: continue it from this checkpoint (`rollmesh.best.chosen_of`); None: from the last one.
+        allow_changes: continue it with another model or other data (`learner.recovery.run_identity`).
+        from_checkpoint: continue it from this checkpoint (`rollmesh.checkpoint_choice.chosen_of`); None: from the last
+            one.
         notices: what the user should know of the configuration, told at the start.
 
     Attributes:

@@ -8,10 +8,10 @@ from pathlib import Path
 from rollmesh.launcher.devices import DevicePlan
 from rollmesh.launcher.folder import takeover_stamp
 from rollmesh.launcher.interpreters import Interpreter, command_of, environment_of
-from rollmesh.launcher.process import ServiceSpec, ready_file
+from rollmesh.launcher.service_process import ServiceSpec, ready_file
 from rollmesh.mesh.config.models import Config
-from rollmesh.mesh.held_ports import ENVIRONMENT, HeldPorts
-from rollmesh.mesh.threads import ThreadPlan, available_cores, plan_threads, thread_environment
+from rollmesh.mesh.rpc.held_ports import ENVIRONMENT, HeldPorts
+from rollmesh.mesh.runtime.threads import ThreadPlan, available_cores, plan_threads, thread_environment
 
 BUFFER = "buffer"
 REWARD = "reward"

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from rollmesh.launcher.backoff import Restarts
 from rollmesh.launcher.errors import FrozenServiceError, ServiceExitError
-from rollmesh.launcher.process import ServiceProcess, ServiceSpec
+from rollmesh.launcher.service_process import ServiceProcess, ServiceSpec
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import PERMANENT, PortInUseError, RewardError, RollmeshError, TakeoverRefusedError
 from rollmesh.report.restarts import Reason, note_restart

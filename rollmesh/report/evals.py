@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rollmesh.learner.checkpoint.best import Best, best_checkpoint
-from rollmesh.learner.eval_log import EvalLog
+from rollmesh.learner.evaluation.result_log import EvalLog
 from rollmesh.mesh.errors import DataError
 
 # Of a run folder; named here because the store of checkpoints loads torch.

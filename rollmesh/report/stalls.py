@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from rollmesh.learner.stalls import FILE
+from rollmesh.learner.liveness.stall_reporter import FILE
 from rollmesh.report.metrics import read_metrics
 
 _NO_END = "not known: the learner ended, or it still lasts"

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from rollmesh.launcher.monitor import MeshView
+from rollmesh.launcher.mesh_monitor import MeshView
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import RollmeshError, UnreachableError, WeightsError
-from rollmesh.mesh.rpc import open_channel, to_rollmesh_error
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.rpc.rpc import open_channel, to_rollmesh_error
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import generator_pb2, generator_pb2_grpc, membership_pb2, weights_pb2
-from rollmesh.verification.reference import PublishedModel
+from rollmesh.verification.published_weights import PublishedModel
 from rollmesh.verification.verdict import Answer, Reference, Verdict, judge
 
 _PROBE_TIMEOUT_S = 30.0

@@ -13,7 +13,7 @@ from benchmarks.buffer.plan import Plan
 from benchmarks.buffer.reverb import Reverb
 from benchmarks.buffer.roles import trajectories
 from rollmesh.mesh.errors import ConfigError
-from rollmesh.mesh.trajectory import decode, encode
+from rollmesh.mesh.trajectory.payload_codec import decode, encode
 
 
 def test_a_cell_runs_the_whole_way_and_accounts_for_it(tmp_path: Path) -> None:

@@ -13,14 +13,14 @@ from benchmarks.engines.overhead import summary
 from benchmarks.engines.plan import Arrival, Plan, steady_rate
 from benchmarks.engines.stand_in import task_of
 from benchmarks.engines.watching import Watcher
-from rollmesh.generators.engines.base import (
+from rollmesh.generators.engines.interface import (
     GenerationRequest,
     GenerationResult,
     SampledTokens,
     SamplingParams,
     TokenEvent,
 )
-from rollmesh.mesh.versions import PolicyVersion, VersionRuns
+from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 
 PLAN = Plan(engine="vllm", model=Path("none"), prompts=((3, 4), (5, 6, 7)), groups=9, n=2, slots=4)
 V1, V2 = PolicyVersion(1, 1), PolicyVersion(1, 2)

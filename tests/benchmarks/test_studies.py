@@ -13,7 +13,7 @@ import pytest
 from benchmarks import learning, staleness, studies
 from benchmarks.mesh_run import MeshRun, RunFailedError
 from benchmarks.studies import Results, overlay
-from rollmesh.learner.build import build_algorithm
+from rollmesh.learner.builders import build_algorithm
 from rollmesh.mesh.config import load_config
 
 

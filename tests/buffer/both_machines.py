@@ -20,19 +20,19 @@ from hypothesis.stateful import (
     rule,
 )
 
-from rollmesh.buffer.drafts import draft_places
-from rollmesh.buffer.generator_verbs import packed
-from rollmesh.buffer.keys import Keys
-from rollmesh.buffer.orphans import Owner
 from rollmesh.buffer.policy import gate
-from rollmesh.buffer.policy.lineage import VersionRanges
-from rollmesh.buffer.policy.machine import TableMachine
 from rollmesh.buffer.policy.reuse import weight_of
 from rollmesh.buffer.policy.rules import Order, TableRules
-from rollmesh.buffer.policy.states import Fate, Group, State, Task
-from rollmesh.buffer.policy.table import LEARNER
-from rollmesh.buffer.redis_access import RedisAccess
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.buffer.policy.version_ranges import VersionRanges
+from rollmesh.buffer.redis_backend.client import RedisAccess
+from rollmesh.buffer.reference_model.group_states import Fate, Group, State, Task
+from rollmesh.buffer.reference_model.table_machine import TableMachine
+from rollmesh.buffer.reference_model.table_state import LEARNER
+from rollmesh.buffer.store.drafts import draft_places
+from rollmesh.buffer.store.generator_commands import packed
+from rollmesh.buffer.store.keys import Keys
+from rollmesh.buffer.store.orphan_sweep import Owner
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.buffer.comparison import MEMBERS
 from tests.buffer.fences import FencedMachines
 from tests.buffer.groups_as_stored import DIGEST, PIECES, place_of

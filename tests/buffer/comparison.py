@@ -14,13 +14,13 @@ from typing import Any
 import msgpack
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
-from rollmesh.buffer.keys import Keys
-from rollmesh.buffer.ledger import discrepancies
-from rollmesh.buffer.policy.machine import TableMachine
-from rollmesh.buffer.policy.states import Fate, State
-from rollmesh.buffer.policy.table import LEARNER
-from rollmesh.buffer.redis_access import RedisAccess
-from rollmesh.buffer.view import TableView
+from rollmesh.buffer.redis_backend.client import RedisAccess
+from rollmesh.buffer.reference_model.group_states import Fate, State
+from rollmesh.buffer.reference_model.table_machine import TableMachine
+from rollmesh.buffer.reference_model.table_state import LEARNER
+from rollmesh.buffer.server.ledger import discrepancies
+from rollmesh.buffer.store.keys import Keys
+from rollmesh.buffer.store.table_snapshot import TableView
 from tests.buffer.groups_as_stored import DIGEST, fields_of
 from tests.buffer.packed import record_of
 

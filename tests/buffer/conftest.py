@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rollmesh.buffer.redis_server import RedisServer
+from rollmesh.buffer.redis_backend.embedded import RedisServer
 from tests.buffer.mesh_fixture import Mesh
 from tests.buffer.redis_cluster import LocalCluster
 

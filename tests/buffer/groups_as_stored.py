@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollmesh.buffer.policy.states import Group
+from rollmesh.buffer.reference_model.group_states import Group
 
 # Members whose payloads are in so many pieces.
 PIECES = {1: 3}

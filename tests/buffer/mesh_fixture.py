@@ -11,19 +11,19 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from rollmesh.buffer.client import AdmitStream, Arrivals, BufferClient, Outgoing, SampleStream, Writer
-from rollmesh.buffer.keys import Keys
-from rollmesh.buffer.payloads import digest_of
-from rollmesh.buffer.redis_users import ADMIN
-from rollmesh.buffer.service import BufferService
-from rollmesh.buffer.writer import WriteResult
+from rollmesh.buffer.client.client import AdmitStream, Arrivals, BufferClient, Outgoing, SampleStream, Writer
+from rollmesh.buffer.client.write_stream import WriteResult
+from rollmesh.buffer.redis_backend.acl import ADMIN
+from rollmesh.buffer.server.process import BufferService
+from rollmesh.buffer.store.keys import Keys
+from rollmesh.buffer.store.payloads import digest_of
 from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.errors import LostStateError
-from rollmesh.mesh.fronts import open_mesh
 from rollmesh.mesh.membership import MembershipAgent
-from rollmesh.mesh.rpc import open_channel
-from rollmesh.mesh.trajectory import Trajectory, encode
-from rollmesh.mesh.versions import PolicyVersion, VersionRuns
+from rollmesh.mesh.rpc.failover_channel import open_mesh
+from rollmesh.mesh.rpc.rpc import open_channel
+from rollmesh.mesh.trajectory.payload_codec import Trajectory, encode
+from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import membership_pb2, membership_pb2_grpc
 from rollmesh.protos import trajectory_pb2 as trajectory

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgpack
 
-from rollmesh.buffer.keys import Keys
-from rollmesh.buffer.service import BufferService
+from rollmesh.buffer.server.process import BufferService
+from rollmesh.buffer.store.keys import Keys
 
 _RECORD = (
     "ordinal", "n", "pin", "reserve", "task", "parent", "refills",

@@ -18,9 +18,9 @@ import pytest
 import redis
 import redis.asyncio
 
-from rollmesh.buffer.cluster import SLOTS, slot_of
-from rollmesh.buffer.redis_server import find_redis_server
-from rollmesh.mesh.supervised import wrapped
+from rollmesh.buffer.redis_backend.cluster import SLOTS, slot_of
+from rollmesh.buffer.redis_backend.embedded import find_redis_server
+from rollmesh.mesh.runtime.die_with_parent import wrapped
 
 # A test of the mesh that must pass on one Redis and on a cluster.
 single_and_cluster = pytest.mark.parametrize("mesh", ["single", "cluster"], indirect=True)

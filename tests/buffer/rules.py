@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rollmesh.buffer.scripts import Script, load_scripts, sources
+from rollmesh.buffer.redis_backend.scripts import Script, load_scripts, sources
 
 
 @dataclass(frozen=True, slots=True)

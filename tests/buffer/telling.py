@@ -12,9 +12,9 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from rollmesh.buffer.policy.resumes import Outdated
 from rollmesh.buffer.policy.rules import TableRules
-from rollmesh.buffer.policy.table import Fenced
+from rollmesh.buffer.reference_model.resume_answers import Outdated
+from rollmesh.buffer.reference_model.table_state import Fenced
 from tests.buffer.comparison import MEMBERS, ComparedMachines
 
 index = st.integers(0, 30)

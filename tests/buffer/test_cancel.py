@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from rollmesh.buffer.client import AdmitStream
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.buffer.client.client import AdmitStream
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
 from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Mesh, make_config, make_task, refs
+from tests.buffer.protocol.test_leases import revived
 from tests.buffer.test_flow import balanced
-from tests.buffer.test_leases import revived
 
 V0 = PolicyVersion(1, 0)
 

@@ -17,12 +17,12 @@ import psutil
 import pytest
 from redis.asyncio import Redis
 
-from rollmesh.buffer.redis_server import RedisServer
-from rollmesh.buffer.service import BufferService
+from rollmesh.buffer.redis_backend.embedded import RedisServer
+from rollmesh.buffer.server.process import BufferService
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import ConfigError, PortInUseError, StoreError
-from rollmesh.mesh.liveness.ends import survivors
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.liveness.process_ends import survivors
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Learner, Mesh, make_config, make_write
 from tests.buffer.test_flow import balanced
 
@@ -184,7 +184,7 @@ async def test_a_stopped_child_of_a_dead_redis_keeps_no_folder(
     tmp_path: Path, killed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the one that writes the append-only file again, which inherits all that the server has open."""
-    monkeypatch.setattr("rollmesh.buffer.redis_server._STOP_S", 1.0)
+    monkeypatch.setattr("rollmesh.buffer.redis_backend.embedded._STOP_S", 1.0)
     server = RedisServer(tmp_path)
     await server.start()
     async with Redis.from_url(server.admin_url) as client:
@@ -212,7 +212,7 @@ async def test_a_stopped_child_of_a_dead_redis_keeps_no_folder(
 
 
 async def test_one_redis_owns_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollmesh.buffer.folder_lock._PATIENCE_S", 0.2)
+    monkeypatch.setattr("rollmesh.buffer.redis_backend.folder_lock._PATIENCE_S", 0.2)
     first, second = RedisServer(tmp_path), RedisServer(tmp_path)
     await first.start()
     try:
@@ -234,8 +234,8 @@ async def test_a_redis_that_says_nothing_is_a_typed_error(tmp_path: Path, monkey
         "listener.listen()\ntime.sleep(600)\n"
     )
     silent.chmod(0o700)
-    monkeypatch.setattr("rollmesh.buffer.redis_server.find_redis_server", lambda: str(silent))
-    monkeypatch.setattr("rollmesh.buffer.redis_server._START_S", 1.0)
+    monkeypatch.setattr("rollmesh.buffer.redis_backend.embedded.find_redis_server", lambda: str(silent))
+    monkeypatch.setattr("rollmesh.buffer.redis_backend.embedded._START_S", 1.0)
     server = RedisServer(tmp_path / "redis")
     try:
         with pytest.raises(StoreError, match=r"is not ready after 1 s: .*Timeout reading"):
@@ -267,8 +267,8 @@ async def test_a_full_disk_is_named_where_redis_ends_for_it(tmp_path: Path, monk
         broken = tmp_path / "redis-server"
         broken.write_text("#!/bin/sh\necho 20128:M Running mode=\nexit 1\n")
         broken.chmod(0o700)
-        monkeypatch.setattr("rollmesh.buffer.redis_server.find_redis_server", lambda: str(broken))
-        monkeypatch.setattr("rollmesh.buffer.service._RESTARTS", 1)
+        monkeypatch.setattr("rollmesh.buffer.redis_backend.embedded.find_redis_server", lambda: str(broken))
+        monkeypatch.setattr("rollmesh.buffer.server.process._RESTARTS", 1)
         room = shutil.disk_usage(tmp_path)
         monkeypatch.setattr("shutil.disk_usage", lambda _path: room._replace(free=12 << 10))
         os.kill(front.redis.pid, signal.SIGKILL)
@@ -284,7 +284,7 @@ async def test_a_full_disk_is_named_where_redis_ends_for_it(tmp_path: Path, monk
 PROGRAM = """
 import json, sys
 from pathlib import Path
-from rollmesh.buffer.service import run
+from rollmesh.buffer.server.process import run
 from rollmesh.mesh.config import Config
 config = Config.model_validate_json(Path(sys.argv[1]).read_text())
 sys.exit(run(config, host="127.0.0.1", port=int(sys.argv[2]), ready_file=Path(sys.argv[3])))

@@ -7,9 +7,9 @@ import json
 import sys
 from typing import Any
 
-from rollmesh.buffer.client import Outgoing
-from rollmesh.buffer.service import BufferService
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.buffer.client.client import Outgoing
+from rollmesh.buffer.server.process import BufferService
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import trajectory_pb2 as trajectory
 from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Learner, Mesh, head_of_write, make_config, prompts_of

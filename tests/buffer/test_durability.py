@@ -21,8 +21,8 @@ import msgpack
 import pytest
 from redis.asyncio import Redis
 
-from rollmesh.buffer.redis_server import Durability, RedisServer
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.buffer.redis_backend.embedded import Durability, RedisServer
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
 from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Learner, Mesh, make_config, make_write, refs
 from tests.buffer.packed import record_of

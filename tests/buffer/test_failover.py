@@ -12,8 +12,8 @@ import pytest
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.config.redis_url import parse_redis_url
 from rollmesh.mesh.errors import UnreachableError
-from rollmesh.mesh.rpc import open_channel
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.rpc.rpc import open_channel
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import buffer_pb2_grpc
 from tests.buffer.front_processes import Fronts, together

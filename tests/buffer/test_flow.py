@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from rollmesh.mesh.errors import ConfigError, FencedError, PayloadError
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
 from tests.buffer.mesh_fixture import (
     TIMEOUT_S,

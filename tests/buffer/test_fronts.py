@@ -9,17 +9,18 @@ from pathlib import Path
 import grpc
 import pytest
 
-from rollmesh.buffer import admission, sampling
-from rollmesh.buffer.client import BufferClient
-from rollmesh.buffer.keys import Keys
+from rollmesh.buffer.client.client import BufferClient
 from rollmesh.buffer.policy.rules import TABLES, rules_of
-from rollmesh.buffer.service import BufferService, without_secrets
+from rollmesh.buffer.server import admit_session as admission
+from rollmesh.buffer.server import sample_session
+from rollmesh.buffer.server.process import BufferService, without_secrets
+from rollmesh.buffer.store.keys import Keys
 from rollmesh.mesh.access.credentials import Identity, Role
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.errors import ConfigError
-from rollmesh.mesh.fronts import MeshChannel, open_mesh
 from rollmesh.mesh.membership import MembershipAgent
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.rpc.failover_channel import MeshChannel, open_mesh
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import membership_pb2, membership_pb2_grpc
 from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh, make_config, make_write
@@ -136,7 +137,7 @@ async def test_a_finished_run_is_announced(mesh: Mesh) -> None:
 
 
 async def test_a_write_at_one_front_wakes_the_sampler_at_another(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (sampling, admission):
+    for module in (sample_session, admission):
         monkeypatch.setattr(module, "_RECHECK_S", 1000.0)
     config = make_config(mesh.folder, mesh.redis_url)
     left, right = await mesh.front(config), await mesh.front(config)

@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 import pytest
 
-from rollmesh.buffer.client import AdmitStream
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.buffer.client.client import AdmitStream
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import buffer_pb2_grpc
 from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh
@@ -25,7 +25,7 @@ ROOMY: dict[str, Any] = {"learner": {"batch": {"groups": 64}}}
 
 @pytest.fixture(autouse=True)
 def _reasons_are_told_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollmesh.buffer.admission._RECHECK_S", 0.1)
+    monkeypatch.setattr("rollmesh.buffer.server.admit_session._RECHECK_S", 0.1)
 
 
 async def in_force(stream: AdmitStream, reason: str) -> None:
@@ -100,7 +100,7 @@ async def answered(stream: AdmitStream) -> None:
 _CLIENT = """
 import asyncio, sys
 from tests.buffer.mesh_fixture import Generator
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 async def main():
     generator = Generator(sys.argv[1], "victim")

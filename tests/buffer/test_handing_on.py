@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from rollmesh.buffer.service import BufferService
-from rollmesh.buffer.store import Store
+from rollmesh.buffer.server.process import BufferService
+from rollmesh.buffer.store.store import Store
 from rollmesh.mesh.errors import StoreError
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Learner, Mesh, make_config, make_write
 from tests.buffer.test_flow import balanced
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollmesh.buffer.keys import Keys
+from rollmesh.buffer.store.keys import Keys
 from rollmesh.mesh.errors import StoreError
 from tests.buffer.mesh_fixture import Mesh
 from tests.buffer.packed import set_figure

@@ -8,9 +8,9 @@ from typing import cast
 import grpc
 import pytest
 
-from rollmesh.buffer.keys import Keys
+from rollmesh.buffer.store.keys import Keys
 from rollmesh.mesh.errors import PayloadError, TakeoverRefusedError
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import membership_pb2
 from tests.buffer.mesh_fixture import TIMEOUT_S, Learner, Mesh, make_config, make_task, refs

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollmesh.buffer.client import Outgoing
-from rollmesh.buffer.limits import PIECE_BYTES
-from rollmesh.buffer.redis_server import RedisServer
-from rollmesh.buffer.service import BufferService
-from rollmesh.buffer.writer import WriteResult
-from rollmesh.mesh.trajectory import Trajectory, encode
-from rollmesh.mesh.versions import PolicyVersion, VersionRuns
+from rollmesh.buffer.client.client import Outgoing
+from rollmesh.buffer.client.write_stream import WriteResult
+from rollmesh.buffer.protocol.limits import PIECE_BYTES
+from rollmesh.buffer.redis_backend.embedded import RedisServer
+from rollmesh.buffer.server.process import BufferService
+from rollmesh.mesh.trajectory.payload_codec import Trajectory, encode
+from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import trajectory_pb2 as trajectory
 from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Learner, Mesh, head_of_write, make_failure, refs

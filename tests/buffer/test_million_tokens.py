@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollmesh.buffer.client import Outgoing
-from rollmesh.learner.groups import left_out, open_group
-from rollmesh.learner.payloads import FetchedPayloads
-from rollmesh.learner.plan import PlannedMember
-from rollmesh.learner.unsent_payloads import fetch_left_out
-from rollmesh.mesh.rpc import open_channel
-from rollmesh.mesh.trajectory import Codec, Trajectory, encode
-from rollmesh.mesh.versions import PolicyVersion, VersionRuns
+from rollmesh.buffer.client.client import Outgoing
+from rollmesh.learner.distributed.train_plan import PlannedMember
+from rollmesh.learner.distributed.trajectories import FetchedPayloads
+from rollmesh.learner.rollouts.group import left_out, open_group
+from rollmesh.learner.rollouts.unsent_payloads import fetch_left_out
+from rollmesh.mesh.rpc.rpc import open_channel
+from rollmesh.mesh.trajectory.payload_codec import Codec, Trajectory, encode
+from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import trajectory_pb2 as trajectory
 from tests.buffer.mesh_fixture import BufferClient, Mesh, head_of_write, make_config

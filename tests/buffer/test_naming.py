@@ -11,9 +11,9 @@ from typing import Any
 import grpc
 import pytest
 
-from rollmesh.buffer.client import AdmitStream, Arrived, Lease, SampleStream
+from rollmesh.buffer.client.client import AdmitStream, Arrived, Lease, SampleStream
 from rollmesh.mesh.errors import RollmeshError, UnreachableError
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import buffer_pb2_grpc
 from tests.buffer.mesh_fixture import TIMEOUT_S, Actor, Learner, Mesh, make_write, refs
@@ -190,7 +190,7 @@ async def leased(mesh: Mesh, count: int, **rules: Any) -> tuple[Learner, SampleS
 
 
 async def test_what_the_learner_has_forgotten_is_ready_again(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollmesh.buffer.store.PORTION", 2)
+    monkeypatch.setattr("rollmesh.buffer.store.store.PORTION", 2)
     learner, sampler, book, groups = await leased(mesh, 5)
     forgotten = [groups[1], groups[4]]
     book.leases.difference_update(group.lease for group in forgotten)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rollmesh.buffer.policy.reuse import WEIGHT_UNIT, draw_key, weight_of
 from rollmesh.mesh.errors import ConfigError, DataError, PayloadError
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
 from tests.buffer.mesh_fixture import Learner, Mesh, make_config, make_write, refs
 from tests.buffer.test_flow import balanced

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollmesh.buffer.policy.batch_selection import Candidate, choose_first, choose_in_order
 from rollmesh.buffer.policy.gate import live_limit, version_floor
-from rollmesh.buffer.policy.lineage import Lineage, VersionRanges
-from rollmesh.buffer.policy.order import Candidate, choose_first, choose_in_order
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.buffer.policy.version_ranges import Lineage, VersionRanges
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 small = st.integers(0, 6)
 

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from rollmesh.buffer.fleet import Fleet, fleet_of
-from rollmesh.buffer.keys import Keys
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.buffer.monitoring.generator_fleet import Fleet, fleet_of
+from rollmesh.buffer.store.keys import Keys
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import membership_pb2
 from tests.buffer.mesh_fixture import TIMEOUT_S, Learner, Mesh, make_write, refs

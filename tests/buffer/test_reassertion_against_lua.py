@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 
-from rollmesh.buffer.policy.machine import TableMachine
-from rollmesh.buffer.policy.reassertion import AssertedUse, Assertion
 from rollmesh.buffer.policy.rules import Order
-from rollmesh.buffer.policy.table import Fenced, Suspect
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.buffer.reference_model.state_recovery import AssertedUse, Assertion
+from rollmesh.buffer.reference_model.table_machine import TableMachine
+from rollmesh.buffer.reference_model.table_state import Fenced, Suspect
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.buffer.both_machines import BothMachines
 from tests.buffer.comparison import MEMBERS
 

@@ -21,13 +21,13 @@ import pytest
 import redis.asyncio
 import uvloop
 
-from rollmesh.buffer.redis_access import RedisAccess
-from rollmesh.buffer.redis_server import find_redis_server
-from rollmesh.buffer.scripts import commands_of, load_scripts
-from rollmesh.buffer.wire import Wire
+from rollmesh.buffer.redis_backend.client import RedisAccess
+from rollmesh.buffer.redis_backend.connection import Wire
+from rollmesh.buffer.redis_backend.embedded import find_redis_server
+from rollmesh.buffer.redis_backend.scripts import commands_of, load_scripts
 from rollmesh.mesh.config.redis_url import RedisOptions, parse_redis_url
 from rollmesh.mesh.errors import ConfigError, StoreError
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
 from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh, make_config, make_failure, refs
 from tests.buffer.redis_proxy import Proxy
@@ -414,7 +414,7 @@ async def test_a_silent_redis_is_a_typed_error_that_counts_the_bytes(redis_url: 
 async def test_many_bytes_have_more_time_and_so_has_what_waits_behind_them(
     redis_url: str, open_access: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollmesh.buffer.wire.SLOWEST_BYTES_PER_S", 1 << 20)
+    monkeypatch.setattr("rollmesh.buffer.redis_backend.connection.SLOWEST_BYTES_PER_S", 1 << 20)
     async with Proxy(redis_url) as proxy:
         access = open_access(proxy.url(), timeout_s=0.2)
         await access.load()

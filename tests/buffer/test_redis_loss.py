@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from rollmesh.buffer.redis_server import RedisServer
-from rollmesh.buffer.service import BufferService
+from rollmesh.buffer.redis_backend.embedded import RedisServer
+from rollmesh.buffer.server.process import BufferService
 from rollmesh.mesh.errors import FencedError, LostStateError
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
 from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Learner, Mesh, make_config, make_write, refs
 from tests.buffer.test_flow import balanced

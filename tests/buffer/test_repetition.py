@@ -9,12 +9,12 @@ from typing import Any
 import msgpack
 import pytest
 
-from rollmesh.buffer.keys import Keys
-from rollmesh.buffer.limits import MAX_ORDINAL
-from rollmesh.buffer.orphans import sweep_orphans
-from rollmesh.buffer.service import BufferService
+from rollmesh.buffer.protocol.limits import MAX_ORDINAL
+from rollmesh.buffer.server.process import BufferService
+from rollmesh.buffer.store.keys import Keys
+from rollmesh.buffer.store.orphan_sweep import sweep_orphans
 from rollmesh.mesh.errors import FencedError, PayloadError
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh, make_config, make_task, prompts_of, refs
 
 V0 = PolicyVersion(1, 0)

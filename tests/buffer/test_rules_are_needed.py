@@ -10,8 +10,8 @@ import hiredis
 import pytest
 import redis.exceptions as rex
 
-import rollmesh.buffer.redis_access
-from rollmesh.buffer.redis_access import LoadingError, RedisAccess, translated
+import rollmesh.buffer.redis_backend.client
+from rollmesh.buffer.redis_backend.client import LoadingError, RedisAccess, translated
 from rollmesh.mesh.errors import StoreError
 from tests.buffer.both_machines import BothMachines
 from tests.buffer.rules import COMPARED, NoSuchRuleError, Rule, documented, without
@@ -42,7 +42,7 @@ def see_it_missed(url: str, monkeypatch: pytest.MonkeyPatch, rule: Rule, walks: 
 
     # A script that Redis cannot compile would be noticed by any walk, whatever the rule.
     asyncio.run(compile_all())
-    monkeypatch.setattr(rollmesh.buffer.redis_access, "load_scripts", partial(without, rule))
+    monkeypatch.setattr(rollmesh.buffer.redis_backend.client, "load_scripts", partial(without, rule))
     BothMachines.url = url
     for seed in walks:
         try:

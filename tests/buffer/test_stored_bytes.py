@@ -9,16 +9,16 @@ from typing import Any
 import grpc
 import pytest
 
-from rollmesh.buffer.payloads import digest_of
-from rollmesh.buffer.service import BufferService
+from rollmesh.buffer.server.process import BufferService
+from rollmesh.buffer.store.payloads import digest_of
 from rollmesh.mesh.errors import StoreError
-from rollmesh.mesh.trajectory import decode
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.trajectory.payload_codec import decode
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
 from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Mesh, Outgoing, key_of, make_failure, make_write
-from tests.buffer.test_drafts import make_draft, values
+from tests.buffer.store.test_drafts import make_draft, values
+from tests.buffer.store.test_payloads import large_write, named, requests_of, upload
 from tests.buffer.test_flow import balanced
-from tests.buffer.test_payloads import large_write, named, requests_of, upload
 
 V0, V1 = PolicyVersion(1, 0), PolicyVersion(1, 1)
 Batch = Callable[..., Awaitable[Any]]

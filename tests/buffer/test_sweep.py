@@ -6,16 +6,16 @@ import asyncio
 
 import pytest
 
-from rollmesh.buffer import upkeep
-from rollmesh.buffer.drafts import DraftPlace
-from rollmesh.buffer.keys import Keys
-from rollmesh.buffer.orphans import Owner, sweep_orphans
-from rollmesh.buffer.payloads import Place, digest_of, name_of
-from rollmesh.buffer.service import BufferService
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.buffer.server import background_tasks
+from rollmesh.buffer.server.process import BufferService
+from rollmesh.buffer.store.drafts import DraftPlace
+from rollmesh.buffer.store.keys import Keys
+from rollmesh.buffer.store.orphan_sweep import Owner, sweep_orphans
+from rollmesh.buffer.store.payloads import Place, digest_of, name_of
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
 from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh, key_of, make_write
-from tests.buffer.test_drafts import make_draft, values
+from tests.buffer.store.test_drafts import make_draft, values
 from tests.buffer.test_flow import balanced
 
 V0 = PolicyVersion(1, 0)
@@ -130,7 +130,7 @@ async def test_what_comes_back_after_a_pass_has_marked_it_is_not_used(mesh: Mesh
 
 
 async def test_the_service_sweeps_by_itself(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upkeep, "_ORPHAN_AGE_S", 0.1)
+    monkeypatch.setattr(background_tasks, "_ORPHAN_AGE_S", 0.1)
     front = await mesh.front()
     learner = await mesh.learner(front)
     await front.access.client.set(Keys(front.run_name).payload("train", "train-99", 0, 1, ONE), b"value")

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from rollmesh.mesh.errors import DataError, FencedError, TakeoverRefusedError
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
 from tests.buffer.mesh_fixture import TIMEOUT_S, HasAddress, Learner, Mesh, make_write, refs
 from tests.buffer.redis_cluster import single_and_cluster

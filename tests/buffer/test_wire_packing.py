@@ -7,7 +7,7 @@ from typing import Any
 import hiredis
 import pytest
 
-from rollmesh.buffer.wire import _packed
+from rollmesh.buffer.redis_backend.connection import _packed
 
 
 @pytest.mark.parametrize("size", [0, 10, (8 << 10) - 1, 8 << 10, 100_000])

@@ -18,16 +18,16 @@ import pytest
 import typer
 import yaml
 
-from rollmesh.buffer.keys import Keys
-from rollmesh.buffer.redis_access import RedisAccess
-from rollmesh.buffer.redis_server import find_redis_server
+from rollmesh.buffer.redis_backend.client import RedisAccess
+from rollmesh.buffer.redis_backend.embedded import find_redis_server
+from rollmesh.buffer.store.keys import Keys
 from rollmesh.cli.app import PERMANENT_CODE_VARIABLE, app
 from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.config.redis_url import RedisOptions
 from rollmesh.mesh.config.rollout import EngineName
 from rollmesh.mesh.errors import StoreError
-from rollmesh.mesh.hosts import is_loopback
-from rollmesh.mesh.supervised import wrapped
+from rollmesh.mesh.runtime.die_with_parent import wrapped
+from rollmesh.mesh.runtime.hosts import is_loopback
 from tests.repository import REPOSITORY
 from tests.secrets_here import write_secret
 

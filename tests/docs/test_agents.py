@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from rollmesh.generators.agents.parsers import PARSERS
+from rollmesh.generators.agents.tool_call_parsers import PARSERS
+from rollmesh.mesh.agent_tools import load_environment, load_tools
 from rollmesh.mesh.config.rollout import AgentSection
-from rollmesh.mesh.tools import load_environment, load_tools
 
 PAGES = Path(__file__).resolve().parent.parent.parent / "docs"
 PAGE = (PAGES / "agents.md").read_text()

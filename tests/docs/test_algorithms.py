@@ -10,11 +10,11 @@ import pytest
 import torch
 import yaml
 
+from rollmesh.learner.algorithms.docs_reference import fill, read_documentation, sections
 from rollmesh.learner.algorithms.load import load_algorithm
-from rollmesh.learner.algorithms.reference import fill, read_documentation, sections
 from rollmesh.learner.algorithms.registry import ADVANTAGES, ALGORITHMS, POLICY_LOSSES
 from rollmesh.learner.algorithms.types import Rollouts, UpdatePlan
-from rollmesh.learner.reference import page
+from rollmesh.learner.docs_reference import page
 from tests.examples.batches import MemoryBatch, output, train_step
 from tests.repository import REPOSITORY
 

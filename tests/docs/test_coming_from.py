@@ -12,10 +12,10 @@ import pytest
 from rollmesh.cli.algorithms import expanded_settings, part_settings
 from rollmesh.learner.algorithms.registry import ADVANTAGES, ALGORITHMS, POLICY_LOSSES
 from rollmesh.learner.algorithms.settings import Component
-from rollmesh.learner.build import build_algorithm
+from rollmesh.learner.builders import build_algorithm
 from rollmesh.mesh.config import load_config
+from rollmesh.mesh.config.base import Section, section_of
 from rollmesh.mesh.config.models import Config
-from rollmesh.mesh.config.section import Section, section_of
 from rollmesh.mesh.errors import ConfigError
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "coming-from.md"

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rollmesh.mesh.access.reference import reference as reference_of_verbs
-from rollmesh.mesh.access.reference import with_reference
+from rollmesh.mesh.access.docs_reference import reference as reference_of_verbs
+from rollmesh.mesh.access.docs_reference import with_reference
 from rollmesh.mesh.config import load_config
-from rollmesh.mesh.config.reference import reference
+from rollmesh.mesh.config.docs_reference import reference
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -25,11 +25,11 @@ from typing import Any, TypeVar, cast
 import msgpack
 import redis
 
-from rollmesh.launcher.monitor import MeshView
-from rollmesh.learner.consumption import Use, read_log, surviving
+from rollmesh.launcher.mesh_monitor import MeshView
+from rollmesh.learner.recovery.consumption_log import Use, read_log, surviving
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import StoreError, UnreachableError
-from rollmesh.mesh.who_holds import reasons
+from rollmesh.mesh.lease_holders import reasons
 from rollmesh.protos import buffer_pb2
 from tests.faults.moments import STATES
 from tests.faults.observe import Step, Stored

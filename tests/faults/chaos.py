@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rollmesh.learner.consumption import read_log
+from rollmesh.learner.recovery.consumption_log import read_log
 from rollmesh.mesh.errors import ConfigError, DataError, FencedError, RollmeshError, StalledError, StarvedError
 from tests.faults.audit import Audit, Live, ask_ledger, audit, doubled, imbalances
 from tests.faults.inject import Injector

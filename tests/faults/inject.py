@@ -18,9 +18,9 @@ from pathlib import Path
 
 import psutil
 
-from rollmesh.buffer.keys import Keys
+from rollmesh.buffer.store.keys import Keys
 from rollmesh.mesh.errors import FencedError
-from rollmesh.mesh.liveness.ends import survivors
+from rollmesh.mesh.liveness.process_ends import survivors
 from tests.faults import rank_links
 from tests.faults.moments import Moments
 from tests.faults.observe import StepWatch

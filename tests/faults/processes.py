@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from rollmesh.mesh.supervised import wrapped
+from rollmesh.mesh.runtime.die_with_parent import wrapped
 from tests.faults.connections import owner_of
 
 # Pauses before a restart: the first, and the longest of a service that keeps on ending at once.

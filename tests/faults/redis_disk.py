@@ -4,7 +4,7 @@ A `Snapshot` is the append-only file as it is now: the file itself under a secon
 grows, and a rewrite puts another one in its place. Redis is killed later, and started on what the snapshot had: the
 commands of the time between are lost although they were acknowledged, as after a power cut with `everysec`, a failover,
 or a backup that was put back. Whole transactions are lost: of one whose end is torn, a
-plain redis-server does the first half at its second start (the embedded one does not: `buffer.redis_server`).
+plain redis-server does the first half at its second start (the embedded one does not: `buffer.redis_backend.embedded`).
 
 Invariant: everything that Redis acknowledged outside of the `losses` is in what it was started on.
 """

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rollmesh.learner.consumption import ConsumptionLog, Use, UsedGroup
+from rollmesh.learner.recovery.consumption_log import ConsumptionLog, Use, UsedGroup
 from tests.faults.audit import Audit, Live, audit
 from tests.faults.observe import Step, Stored
 from tests.faults.redis_disk import Loss

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from rollmesh.buffer.redis_server import find_redis_server
+from rollmesh.buffer.redis_backend.embedded import find_redis_server
 from tests.faults.redis_disk import Durability, RedisDisk
 from tests.faults.world import free_port
 

@@ -21,8 +21,8 @@ import redis
 import yaml
 
 from examples.demo.prepare import prepare
-from rollmesh.buffer.redis_server import find_redis_server
-from rollmesh.mesh.threads import thread_environment
+from rollmesh.buffer.redis_backend.embedded import find_redis_server
+from rollmesh.mesh.runtime.threads import thread_environment
 from tests.faults.processes import FaultError, Launch, Supervisor
 from tests.faults.proxy import Conditions, Link, ProxyLoop
 from tests.faults.redis_disk import Durability, RedisDisk

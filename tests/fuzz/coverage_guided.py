@@ -14,11 +14,11 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["mesh", "buffer"]):
-    from rollmesh.buffer.beside import cut, taking_apart
-    from rollmesh.buffer.validation import check_write
-    from rollmesh.mesh import trajectory
+    from rollmesh.buffer.protocol.payload_framing import cut, taking_apart
+    from rollmesh.buffer.server.member_validation import check_write
     from rollmesh.mesh.errors import PayloadError
-    from rollmesh.mesh.versions import PolicyVersion, VersionRuns
+    from rollmesh.mesh.trajectory import payload_codec
+    from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -32,23 +32,23 @@ PARSE = taking_apart(buffer_pb2.WriteRequest, "payloads")
 def examples() -> list[bytes]:
     """Payloads to begin with."""
     found = []
-    sizes: list[tuple[int, trajectory.Codec]] = [(1, "none"), (300, "none"), (300, "zstd")]
+    sizes: list[tuple[int, payload_codec.Codec]] = [(1, "none"), (300, "none"), (300, "zstd")]
     for count, codec in sizes:
         versions = VersionRuns.from_tokens([PolicyVersion(1, i // 100) for i in range(count)])
         mask = np.ones(count, np.uint8)
         mask[count // 2 : count // 2 + 3] = 0
-        response = trajectory.Trajectory(
+        response = payload_codec.Trajectory(
             np.arange(count, dtype=np.int32), np.full(count, -0.5, np.float32), mask, versions
         )
-        found.append(trajectory.encode(response, codec=codec))
+        found.append(payload_codec.encode(response, codec=codec))
     return found
 
 
 def read_payload(data: bytes) -> None:
     """Header and arrays."""
     try:
-        info = trajectory.inspect(data)
-        response = trajectory.decode(data)
+        info = payload_codec.inspect(data)
+        response = payload_codec.decode(data)
     except PayloadError:
         return
     count = info.response_tokens

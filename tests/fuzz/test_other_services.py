@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmesh.mesh.service import AsyncBridge
+from rollmesh.mesh.runtime.service import AsyncBridge
 from rollmesh.protos import (
     generator_pb2,
     learner_pb2,

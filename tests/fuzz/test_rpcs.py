@@ -19,9 +19,9 @@ from google.protobuf.message import Message
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from rollmesh.buffer.redis_server import RedisServer
-from rollmesh.mesh.service import AsyncBridge
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.buffer.redis_backend.embedded import RedisServer
+from rollmesh.mesh.runtime.service import AsyncBridge
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2, membership_pb2
 from tests.buffer.mesh_fixture import Mesh, make_task, make_write, nothing_within
 from tests.fuzz.calls import TYPED, Answer, call

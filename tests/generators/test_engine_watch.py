@@ -13,12 +13,12 @@ import pytest
 
 from rollmesh.generators import engine_watch
 from rollmesh.generators.engine_watch import FrozenEngineError, bounds_of, watch
-from rollmesh.generators.engines.base import EngineError
 from rollmesh.generators.engines.hf import engine as hf
 from rollmesh.generators.engines.hf.decoder import Decoder
+from rollmesh.generators.engines.interface import EngineError
 from rollmesh.mesh.errors import StuckError
-from rollmesh.mesh.liveness.verdict import Judge, Kind, Sight, State
-from tests.generators.engines.driven.driven_harness import ScriptedHarness
+from rollmesh.mesh.liveness.freeze_detector import Judge, Kind, Sight, State
+from tests.generators.engines.external.driven_harness import ScriptedHarness
 from tests.generators.engines.harness import V1, request
 from tests.generators.world import DEADLINE_S, mesh
 
@@ -75,7 +75,7 @@ async def test_an_engine_that_starts_has_a_deadline_of_its_own(monkeypatch: pyte
             self.backend.hooks["start"] = lambda: asyncio.get_running_loop().run_in_executor(None, started.wait)
             return super().build(listener)
 
-    monkeypatch.setattr("rollmesh.mesh.liveness.watch.ASK_EVERY_S", 0.01)
+    monkeypatch.setattr("rollmesh.mesh.liveness.watchdog.ASK_EVERY_S", 0.01)
     harness = Slow()
     try:
         watching = asyncio.create_task(watch(harness.engine, 0.1))

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollmesh.buffer.bounds import check_tasks
+from rollmesh.buffer.server.request_validation import check_tasks
 from rollmesh.learner.data import PromptEncoder, open_dataset
 from rollmesh.learner.data.prompts import TaskShape
 from rollmesh.mesh.errors import PayloadError
-from rollmesh.mesh.images import MAX_IMAGE_BYTES, ImageProcessor
-from rollmesh.mesh.trajectory import decode
+from rollmesh.mesh.trajectory.images import MAX_IMAGE_BYTES, ImageProcessor
+from rollmesh.mesh.trajectory.payload_codec import decode
 from rollmesh.protos import trajectory_pb2
 from tests.generators.engines.tiny_vlm import IMAGE, TinyVlm, picture
 from tests.generators.world import mesh

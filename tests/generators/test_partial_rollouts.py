@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rollmesh.mesh.trajectory import decode
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.trajectory.payload_codec import decode
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import generator_pb2
 from tests.generators.world import eventually, log_probs, mesh
 

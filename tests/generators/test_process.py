@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedModel
 
-from rollmesh.mesh.trajectory import Trajectory, decode
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.trajectory.payload_codec import Trajectory, decode
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2, generator_pb2, trajectory_pb2
 from tests.generators.world import DEADLINE_S, eventually, log_probs, mesh
 

@@ -11,18 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollmesh.buffer.service import BufferService
-from rollmesh.generators.engines.base import EngineError
+from rollmesh.buffer.server.process import BufferService
+from rollmesh.generators.engines.hf.decode_turn import Stepper
 from rollmesh.generators.engines.hf.decoder import Step
-from rollmesh.generators.engines.hf.stepper import Stepper
+from rollmesh.generators.engines.interface import EngineError
 from rollmesh.generators.service import serve
-from rollmesh.mesh.access.code import AllowCode, CodeRule
+from rollmesh.mesh.access.code_permissions import AllowCode, CodeRule
 from rollmesh.mesh.access.credentials import Identity, Role
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import ConfigError, UnreachableError
-from rollmesh.mesh.service import Shutdown
-from rollmesh.mesh.trajectory import Trajectory, decode
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.runtime.service import Shutdown
+from rollmesh.mesh.trajectory.payload_codec import Trajectory, decode
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2, generator_pb2, membership_pb2, trajectory_pb2
 from rollmesh.reward_service.service import serve as serve_rewards
 from tests.generators.world import ANY_CODE, DEADLINE_S, TOKENIZER, eventually, greedy_response, log_probs, mesh
@@ -326,7 +326,7 @@ async def test_pinned_groups_hold_the_weights_until_they_are_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # On a crowded machine the next of them take longer to come.
-    monkeypatch.setattr("rollmesh.generators.rollout.PINNED_QUIET_S", 5.0)
+    monkeypatch.setattr("rollmesh.generators.rollout.rollout_manager.PINNED_QUIET_S", 5.0)
     async with mesh(tmp_path, endless=True, rollout__slots=8) as world:
         learner = await world.learner()
         await learner.publish(0)

@@ -21,21 +21,21 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config
 
-from rollmesh.buffer.client import Arrivals, BufferClient, SampleStream
-from rollmesh.buffer.service import BufferService
+from rollmesh.buffer.client.client import Arrivals, BufferClient, SampleStream
+from rollmesh.buffer.server.process import BufferService
 from rollmesh.generators.service import serve
 from rollmesh.learner.weights import WeightPublisher, WeightsService, read_model_bundle
-from rollmesh.mesh.access.code import AllowCode, CodeRule
+from rollmesh.mesh.access.code_permissions import AllowCode, CodeRule
 from rollmesh.mesh.access.credentials import Identity, Role, new_identity
 from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import LostStateError
-from rollmesh.mesh.hosts import host_id
 from rollmesh.mesh.membership import MembershipAgent
-from rollmesh.mesh.rpc import bind, new_server, open_channel
-from rollmesh.mesh.service import Shutdown
-from rollmesh.mesh.trajectory import Trajectory, decode
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.rpc.rpc import bind, new_server, open_channel
+from rollmesh.mesh.runtime.hosts import host_id
+from rollmesh.mesh.runtime.service import Shutdown
+from rollmesh.mesh.trajectory.payload_codec import Trajectory, decode
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import (
     buffer_pb2,
     generator_pb2,

@@ -10,12 +10,12 @@ from pathlib import Path
 import grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from rollmesh.mesh import rpc
 from rollmesh.mesh.access.credentials import Role, new_identity
 from rollmesh.mesh.access.permissions import VERBS, contract_of
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.membership import PROTOCOL
-from rollmesh.mesh.private import read_secret
+from rollmesh.mesh.private_files import read_secret
+from rollmesh.mesh.rpc import rpc
 from rollmesh.protos import membership_pb2, membership_pb2_grpc
 from tests.mesh.access.verbs import attempts
 

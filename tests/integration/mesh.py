@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rollmesh.learner.consumption import read_log, surviving
+from rollmesh.learner.recovery.consumption_log import read_log, surviving
 
 DEADLINE_S = 90.0
 

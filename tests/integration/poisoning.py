@@ -10,8 +10,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from examples.demo.model import build_tokenizer
-from rollmesh.learner.consumption import read_log
 from rollmesh.learner.data.order import DataOrder
+from rollmesh.learner.recovery.consumption_log import read_log
 from tests.integration.mesh import MeshRun
 
 _FOLDER = Path(__file__).parent / "poison"

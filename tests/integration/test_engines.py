@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rollmesh.mesh.liveness.ends import survivors
+from rollmesh.mesh.liveness.process_ends import survivors
 from tests import engines_here
 from tests.integration.mesh import MeshRun, audit
 from tests.integration.poisoning import audit_poisoned, environment, interpreter

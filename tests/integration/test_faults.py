@@ -12,7 +12,7 @@ import signal
 import psutil
 import pytest
 
-from rollmesh.mesh.liveness.ends import survivors
+from rollmesh.mesh.liveness.process_ends import survivors
 from tests.integration.mesh import MeshRun, audit
 
 SERVICES = ("buffer", "reward", "generator-0", "learner")

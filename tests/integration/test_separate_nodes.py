@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rollmesh.buffer.redis_server import RedisServer
+from rollmesh.buffer.redis_backend.embedded import RedisServer
 from tests.command import Command
 from tests.repository import REPOSITORY
 from tests.secrets_here import told, write_secret

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from transformers import AutoTokenizer
 
-from rollmesh.learner.recording import Recording, open_groups
+from rollmesh.learner.recording.recording import Recording, open_groups
 from rollmesh.mesh.config import Config, load_config
-from rollmesh.mesh.trajectory import Trajectory
+from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.protos import buffer_pb2
 from tests.learner.live.test_runs import assert_nothing_twice, ledger, records
 from tests.learner.live.tiny import mesh_of, run_learner

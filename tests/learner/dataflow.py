@@ -33,16 +33,16 @@ from rollmesh.learner.algorithms.types import (
     UpdatePlan,
 )
 from rollmesh.learner.checkpoint.store import CheckpointStore
+from rollmesh.learner.distributed.train_plan import TrainPlan, plan_training
+from rollmesh.learner.distributed.trajectories import HeldPayloads
+from rollmesh.learner.distributed.worker import TrainResult, Worker
 from rollmesh.learner.engines.base import Engine
 from rollmesh.learner.engines.registry import create_engine
-from rollmesh.learner.groups import SampledGroup, open_group
-from rollmesh.learner.lineage import Lineage
-from rollmesh.learner.payloads import HeldPayloads
-from rollmesh.learner.plan import TrainPlan, plan_training
-from rollmesh.learner.worker import TrainResult, Worker
+from rollmesh.learner.rollouts.group import SampledGroup, open_group
 from rollmesh.mesh.config.models import OptimizerSection
-from rollmesh.mesh.trajectory import Trajectory, encode
-from rollmesh.mesh.versions import PolicyVersion, VersionRuns
+from rollmesh.mesh.trajectory.lineage import Lineage
+from rollmesh.mesh.trajectory.payload_codec import Trajectory, encode
+from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from rollmesh.protos import buffer_pb2, trajectory_pb2
 from tests.learner.engines.models import VOCABULARY, make_spec
 from tests.learner.failing_ranks import save_where_ranks_fail, train_without_what_rank_1_cannot_read

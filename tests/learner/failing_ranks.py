@@ -12,14 +12,14 @@ from typing import Any
 import torch.distributed as dist
 
 from rollmesh.learner.checkpoint.store import CheckpointStore
+from rollmesh.learner.distributed.rank_group import Link, Team, follow
+from rollmesh.learner.distributed.train_plan import TrainPlan
+from rollmesh.learner.distributed.trajectories import HeldPayloads
+from rollmesh.learner.distributed.worker import Worker
 from rollmesh.learner.engines.base import Engine
-from rollmesh.learner.groups import SampledGroup
-from rollmesh.learner.payloads import HeldPayloads
-from rollmesh.learner.plan import TrainPlan
-from rollmesh.learner.team import Link, Team, follow
-from rollmesh.learner.worker import Worker
+from rollmesh.learner.rollouts.group import SampledGroup
 from rollmesh.mesh.errors import RollmeshError
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.learner.engines.models import VOCABULARY
 
 

@@ -1,4 +1,4 @@
-"""Two ranks of a test program, as `mesh.ranks` starts them, but for one thing: what they import is imported once."""
+"""Two ranks of a test program, as `mesh.runtime.ranks` starts them, but for one thing: what they import is imported once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rollmesh.mesh.ranks import environment_of
+from rollmesh.mesh.runtime.ranks import environment_of
 from tests.repository import REPOSITORY
 
 _RANKS = 2

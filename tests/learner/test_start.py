@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from rollmesh.learner.build import device_of
-from rollmesh.learner.model_folder import resolve_model
+from rollmesh.learner.builders import device_of
+from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.learner.service import run
 from rollmesh.mesh.config.models import ModelSection
 from rollmesh.mesh.errors import ConfigError, DataError, UnreachableError

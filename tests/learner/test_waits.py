@@ -7,25 +7,25 @@ from typing import Any
 
 from pydantic import BaseModel
 
-import rollmesh.buffer.service
-import rollmesh.learner.checkpoints
-import rollmesh.learner.leader
-import rollmesh.learner.loop
-import rollmesh.learner.team
-from rollmesh.learner.monitor import Monitor
-from rollmesh.learner.state import LearnerState
+import rollmesh.buffer.server.process
+import rollmesh.learner.coordinator.checkpoint_scheduler
+import rollmesh.learner.coordinator.coordinator
+import rollmesh.learner.coordinator.training_loop
+import rollmesh.learner.distributed.rank_group
+from rollmesh.learner.coordinator.mesh_monitor import Monitor
+from rollmesh.learner.status import LearnerState
 from rollmesh.mesh.config import Config
 from tests.repository import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "operations.md").read_text(encoding="utf-8")
 # What is no setting, by the words of its row.
 CONSTANTS = {
-    "the claim's answer": rollmesh.learner.loop._CLAIM_S,
-    "the commit of a checkpoint": rollmesh.learner.checkpoints._COMMIT_S,
-    "at a publication": rollmesh.learner.leader._LEAVE_S,
-    "leaving the mesh": rollmesh.learner.leader._LEAVE_S,
-    "an order of rank 0": rollmesh.learner.loop.TURN_S,
-    "reads its data": rollmesh.buffer.service._LOADING_S,
+    "the claim's answer": rollmesh.learner.coordinator.training_loop._CLAIM_S,
+    "the commit of a checkpoint": rollmesh.learner.coordinator.checkpoint_scheduler._COMMIT_S,
+    "at a publication": rollmesh.learner.coordinator.coordinator._LEAVE_S,
+    "leaving the mesh": rollmesh.learner.coordinator.coordinator._LEAVE_S,
+    "an order of rank 0": rollmesh.learner.coordinator.training_loop.TURN_S,
+    "reads its data": rollmesh.buffer.server.process._LOADING_S,
 }
 
 
@@ -52,7 +52,7 @@ def test_every_deadline_is_a_setting_or_a_constant() -> None:
     for words, seconds in CONSTANTS.items():
         (row,) = [row for row in rows if words in row[0]]
         assert f"{seconds:g} s" in row[1]
-    assert f"{rollmesh.learner.team._LINK_TIMEOUT.seconds // 60} min" in str(rows)
+    assert f"{rollmesh.learner.distributed.rank_group._LINK_TIMEOUT.seconds // 60} min" in str(rows)
 
 
 def test_every_wait_has_a_deadline_and_an_end() -> None:

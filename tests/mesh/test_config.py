@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rollmesh.mesh.config import Config, load_config, parse_overrides
-from rollmesh.mesh.config.section import Section, section_of
+from rollmesh.mesh.config.base import Section, section_of
 from rollmesh.mesh.errors import ConfigError
 
 MINIMAL = {"model": {"path": "m"}, "data": {"train": "d.parquet"}}

@@ -11,7 +11,6 @@ from typing import Any
 import grpc
 import pytest
 
-from rollmesh.mesh import rpc
 from rollmesh.mesh.access.credentials import Credentials, Identity, MeshKey, Role
 from rollmesh.mesh.access.proof import proven
 from rollmesh.mesh.access.secret import parse_secret
@@ -19,6 +18,7 @@ from rollmesh.mesh.access.token_file import credentials_of
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import StoreError, UnauthenticatedError
 from rollmesh.mesh.membership import MembershipAgent
+from rollmesh.mesh.rpc import rpc
 from rollmesh.protos import membership_pb2 as pb
 from rollmesh.protos import membership_pb2_grpc
 from tests.secrets_here import TOKEN, write_secret

@@ -18,10 +18,10 @@ from cryptography.hazmat.primitives.serialization import (
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pydantic import ValidationError
 
-from rollmesh.mesh import rpc
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import ConfigError, UnreachableError
-from rollmesh.mesh.service import add_health_and_reflection
+from rollmesh.mesh.rpc import rpc
+from rollmesh.mesh.runtime.service import add_health_and_reflection
 from tests.certificates import Authority
 
 _DEADLINE_S = 30.0

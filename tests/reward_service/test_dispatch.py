@@ -5,7 +5,7 @@ from typing import Any
 
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.protos import reward_pb2
-from rollmesh.reward_service.circuit import Circuit
+from rollmesh.reward_service.circuit_breaker import Circuit
 from rollmesh.reward_service.client import RewardClient
 from rollmesh.reward_service.endpoint import Endpoint, connector
 

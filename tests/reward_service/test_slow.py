@@ -13,13 +13,13 @@ import pytest
 
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.protos import reward_pb2
+from rollmesh.reward_service.call_times import Times
 from rollmesh.reward_service.client import LocalScorer, RewardClient, RewardScorer
 from rollmesh.reward_service.endpoint import Endpoint, connector
 from rollmesh.reward_service.engine import combine
 from rollmesh.reward_service.outcomes import Failed, Scored, not_begun
 from rollmesh.reward_service.tickets import Ticket
-from rollmesh.reward_service.times import Times
-from rollmesh.reward_service.workers.effort import Effort
+from rollmesh.reward_service.workers.cpu_effort import Effort
 
 # One worker takes longer than a call may last, and than a response waits where no one answers.
 _ITEMS, _EACH_S = 36, 0.1

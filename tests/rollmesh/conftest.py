@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rollmesh.launcher.process import ServiceSpec, ready_file
+from rollmesh.launcher.service_process import ServiceSpec, ready_file
 from rollmesh.launcher.supervisor import Observer, Supervisor
 from rollmesh.mesh.config.models import SecuritySection
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rollmesh.launcher import local
-from rollmesh.launcher.process import ServiceSpec
+from rollmesh.launcher.service_process import ServiceSpec
 from rollmesh.launcher.services import BUFFER, LEARNER
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.errors import RollmeshError

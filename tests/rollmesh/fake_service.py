@@ -23,7 +23,7 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from rollmesh.mesh.supervised import wrapped
+from rollmesh.mesh.runtime.die_with_parent import wrapped
 
 
 def hold_and_compute(*_: object) -> None:

@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 
 from rollmesh.cli.app import PERMANENT_CODE_VARIABLE
 from rollmesh.launcher import folder
-from rollmesh.learner.run_record import RunRecord
+from rollmesh.learner.recovery.run_identity import RunRecord
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, UnreachableError

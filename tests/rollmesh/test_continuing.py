@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 
 from rollmesh.launcher import folder, local
-from rollmesh.launcher.changes import changed
-from rollmesh.launcher.continuing import Continuation
+from rollmesh.launcher.console.view import SilentView
 from rollmesh.launcher.devices import DevicePlan
 from rollmesh.launcher.errors import RunBusyError
-from rollmesh.launcher.own_secrets import with_own_secrets
+from rollmesh.launcher.preflight.changes import changed
+from rollmesh.launcher.preflight.continuing import Continuation
+from rollmesh.launcher.run_secrets import with_own_secrets
 from rollmesh.launcher.services import ServiceCatalogue
-from rollmesh.launcher.view import SilentView
-from rollmesh.learner.measured_by import measured_by
-from rollmesh.learner.run_record import RunRecord
+from rollmesh.learner.evaluation.measurement_identity import measured_by
+from rollmesh.learner.recovery.run_identity import RunRecord
 from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.errors import ConfigError, DataError, RollmeshError
-from rollmesh.mesh.held_ports import HeldPorts
-from rollmesh.mesh.threads import ThreadPlan
+from rollmesh.mesh.rpc.held_ports import HeldPorts
+from rollmesh.mesh.runtime.threads import ThreadPlan
 from rollmesh.report.summary import FinalState, write_summary
 from rollmesh.run_files import read_config, read_launch
 from tests.rollmesh.fake_run import Catalogue

@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 from rollmesh.cli.app import app
 from rollmesh.cli.options import target
 from rollmesh.launcher import folder
-from rollmesh.launcher.preflight import check_files
-from rollmesh.mesh import rpc
+from rollmesh.launcher.preflight.checks import check_files
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import ConfigError
-from rollmesh.mesh.service import AsyncBridge, add_health_and_reflection
+from rollmesh.mesh.rpc import rpc
+from rollmesh.mesh.runtime.service import AsyncBridge, add_health_and_reflection
 from tests.certificates import Authority
 from tests.secrets_here import write_secret
 

@@ -12,8 +12,8 @@ from rollmesh.launcher.devices import DevicePlan, Visible, assign, devices_per_g
 from rollmesh.launcher.services import ServiceCatalogue
 from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.errors import ConfigError
-from rollmesh.mesh.held_ports import HeldPorts
-from rollmesh.mesh.threads import ThreadPlan
+from rollmesh.mesh.rpc.held_ports import HeldPorts
+from rollmesh.mesh.runtime.threads import ThreadPlan
 
 
 def config(*overrides: str) -> Config:

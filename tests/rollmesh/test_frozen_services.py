@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from rollmesh.launcher.errors import ServiceExitError
-from rollmesh.launcher.process import ServiceSpec, ready_file
+from rollmesh.launcher.service_process import ServiceSpec, ready_file
 from rollmesh.launcher.supervisor import Supervisor
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.report.restarts import read_restarts
@@ -186,7 +186,7 @@ async def test_a_service_that_cannot_be_watched_ends_the_run(
     async def breaks(*_: object) -> None:
         raise ValueError("no such thing")
 
-    monkeypatch.setattr("rollmesh.launcher.process.ServiceProcess.until_frozen", breaks)
+    monkeypatch.setattr("rollmesh.launcher.service_process.ServiceProcess.until_frozen", breaks)
     running = await started(make_supervisor(), recorder, fake_spec(tmp_path, NAME))
     with pytest.raises(RollmeshError, match="reward cannot be supervised: ValueError"):
         await asyncio.wait_for(running, DEADLINE_S)

@@ -16,8 +16,8 @@ from rollmesh.launcher.services import ServiceCatalogue, interpreters_of
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError
-from rollmesh.mesh.held_ports import HeldPorts
-from rollmesh.mesh.threads import ThreadPlan
+from rollmesh.mesh.rpc.held_ports import HeldPorts
+from rollmesh.mesh.runtime.threads import ThreadPlan
 
 ENVIRONMENTS = {
     "buffer.python": "/envs/b/bin/python",

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from rollmesh.launcher.monitor import MeshView
-from rollmesh.mesh import rpc
+from rollmesh.launcher.mesh_monitor import MeshView
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import UnreachableError
+from rollmesh.mesh.rpc import rpc
 from rollmesh.protos import membership_pb2, membership_pb2_grpc
 
 OPEN = SecuritySection()

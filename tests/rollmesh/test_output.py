@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rollmesh.launcher.output import Output
+from rollmesh.launcher.console.output import Output
 
 DEADLINE_S = 30.0
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from rollmesh.buffer.redis_access import store_error
+from rollmesh.buffer.redis_backend.client import store_error
 from rollmesh.cli import main
 from rollmesh.launcher import folder as folders
-from rollmesh.mesh.private import keep_private
+from rollmesh.mesh.private_files import keep_private
 
 
 def mode(path: Path) -> int:

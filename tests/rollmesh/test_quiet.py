@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rollmesh.launcher.meshlog import FILE, MeshLog
-from rollmesh.launcher.monitor import Snapshot
-from rollmesh.launcher.quiet import Quiet, no_step
+from rollmesh.launcher.console.quiet_notice import Quiet, no_step
+from rollmesh.launcher.mesh_log import FILE, MeshLog
+from rollmesh.launcher.mesh_monitor import Snapshot
 from rollmesh.protos import buffer_pb2, membership_pb2
 
 

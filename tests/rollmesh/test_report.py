@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rollmesh.launcher.meshlog import MeshLog
-from rollmesh.launcher.monitor import Snapshot
-from rollmesh.launcher.view import PlainView, Speed, figures
-from rollmesh.learner.run_record import CONFIG
+from rollmesh.launcher.console.view import PlainView, Speed, figures
+from rollmesh.launcher.mesh_log import MeshLog
+from rollmesh.launcher.mesh_monitor import Snapshot
+from rollmesh.learner.recovery.run_identity import CONFIG
 from rollmesh.mesh.config import load_config, save_config
 from rollmesh.mesh.errors import DataError
 from rollmesh.protos import buffer_pb2, membership_pb2
@@ -349,7 +349,7 @@ def test_plain_lines_say_the_speed_and_what_is_without_a_reward_since_the_line_b
     lost = {"samples": 3, "unscored/reward_timeout": 1, "unscored_cause": "reward timeout: 8 s"}
     updates = [(0, 0, []), (50, 0, []), (51, 100, [lost]), (60, 1000, [{}]), (61, 1000, [{}]), (70, 1200, [{}])]
     clock = START
-    monkeypatch.setattr("rollmesh.launcher.view.time.monotonic", lambda: clock)
+    monkeypatch.setattr("rollmesh.launcher.console.view.time.monotonic", lambda: clock)
     for step, (seconds, tokens, records) in enumerate(updates, start=-1):
         clock = START + seconds
         found = [{**training(step, 0.5), **record} for record in records]

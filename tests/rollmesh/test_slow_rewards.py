@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rollmesh.launcher.monitor import Snapshot
-from rollmesh.launcher.slow import SlowRewards, reward_wait_s, slow_rewards
+from rollmesh.launcher.console.slow_rewards_notice import SlowRewards, reward_wait_s, slow_rewards
+from rollmesh.launcher.mesh_monitor import Snapshot
 from rollmesh.mesh.config.models import RewardSection
 from rollmesh.protos import buffer_pb2, membership_pb2
 

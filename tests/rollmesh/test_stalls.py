@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rollmesh.launcher.monitor import Snapshot
-from rollmesh.launcher.view import PlainView
+from rollmesh.launcher.console.view import PlainView
+from rollmesh.launcher.mesh_monitor import Snapshot
 from rollmesh.mesh.config import load_config
-from rollmesh.mesh.who_holds import reasons
+from rollmesh.mesh.lease_holders import reasons
 from rollmesh.protos import buffer_pb2, membership_pb2
 from rollmesh.report.html import write_report
 from rollmesh.report.stalls import Stall, read_stalls

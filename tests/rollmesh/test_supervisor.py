@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from rollmesh.launcher.errors import ServiceExitError
-from rollmesh.launcher.process import log_file
+from rollmesh.launcher.service_process import log_file
 from rollmesh.launcher.supervisor import Supervisor
 from rollmesh.mesh.errors import StuckError, UnreachableError
-from rollmesh.mesh.liveness.ends import survivors
+from rollmesh.mesh.liveness.process_ends import survivors
 from rollmesh.report.restarts import read_restarts
 from tests.repository import REPOSITORY
 from tests.rollmesh.conftest import Recorder, fake_spec

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rollmesh.launcher.trial import Trial
+from rollmesh.launcher.preflight.trial import Trial
 from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.errors import RewardError, RollmeshError
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from rollmesh.launcher.logs import tail
-from rollmesh.launcher.process import log_file, ready_file
+from rollmesh.launcher.service_process import log_file, ready_file
 from tests.repository import REPOSITORY
 
 FAKE_RUN = Path(__file__).with_name("fake_run.py")

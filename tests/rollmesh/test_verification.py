@@ -13,7 +13,7 @@ import torch
 from rollmesh.cli import main
 from rollmesh.generators.engines.hf import weights as engine_weights
 from rollmesh.mesh.errors import UnreachableError
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.verification.compare import Comparison, compare
 from rollmesh.verification.verdict import Answer, Reference, judge, tolerance_for
 from tests.generators.world import SECURITY, TOKENIZER, World, mesh

@@ -8,11 +8,11 @@ import pytest
 
 from rollmesh.learner.weights import WeightPublisher, WeightsService
 from rollmesh.mesh.config.models import SecuritySection
-from rollmesh.mesh.rpc import bind, new_server
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.rpc.rpc import bind, new_server
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import membership_pb2, weights_pb2_grpc
 from rollmesh.verification.compare import _announcements, _Following
-from rollmesh.verification.reference import PublishedModel
+from rollmesh.verification.published_weights import PublishedModel
 from rollmesh.verification.verdict import Answer
 from tests.generators.weights.transports.world import tensors
 

@@ -7,10 +7,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from rollmesh.generators.engines import orders
-from rollmesh.generators.engines.base import EngineError, GenerationRequest, PartialResponse
+from rollmesh.generators.engines import commands
+from rollmesh.generators.engines.commands import Pause, Probe, Resume, Sleep, Wake
 from rollmesh.generators.engines.hf.weights import Staged
-from rollmesh.generators.engines.orders import Pause, Probe, Resume, Sleep, Wake
+from rollmesh.generators.engines.interface import EngineError, GenerationRequest, PartialResponse
 from rollmesh.mesh.errors import PayloadError
 
 
@@ -43,7 +43,7 @@ class Progress:
     done: Future[list[PartialResponse]]
 
 
-Update = orders.Update[Staged]
+Update = commands.Update[Staged]
 Command = Submit | Widened | Abort | Progress | Probe | Update | Pause | Resume | Sleep | Wake
 
 

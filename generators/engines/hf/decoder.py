@@ -18,27 +18,27 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rollmesh.generators.engines.base import (
+from rollmesh.generators.engines.errors import EngineSettingsError
+from rollmesh.generators.engines.hf.kv_budget import COLUMNS, Budget, Shape, free_bytes, rounded
+from rollmesh.generators.engines.hf.kv_cache import SlotCache
+from rollmesh.generators.engines.hf.model.attention_masks import MaskBuilder
+from rollmesh.generators.engines.hf.model.loading import LoadedModel
+from rollmesh.generators.engines.hf.model.prefill import HARMLESS, Prefiller, Prefix, PrefixBatch
+from rollmesh.generators.engines.hf.model.traced_forward import DirectForward, ForwardPass, record
+from rollmesh.generators.engines.hf.model.vision import Vision
+from rollmesh.generators.engines.hf.proof import named, prove
+from rollmesh.generators.engines.hf.sampling import draw, next_uniform, state_after
+from rollmesh.generators.engines.hf.slot_table import Running, SlotTable
+from rollmesh.generators.engines.hf.waiting_queue import Prompt, Waiting, interrupted
+from rollmesh.generators.engines.interface import (
     FinishReason,
     GenerationRequest,
     GenerationResult,
     SampledTokens,
     TokenEvent,
 )
-from rollmesh.generators.engines.failures import EngineSettingsError
-from rollmesh.generators.engines.hf.budget import COLUMNS, Budget, Shape, free_bytes, rounded
-from rollmesh.generators.engines.hf.cache import SlotCache
-from rollmesh.generators.engines.hf.loading import LoadedModel
-from rollmesh.generators.engines.hf.masks import MaskBuilder
-from rollmesh.generators.engines.hf.prefill import HARMLESS, Prefiller, Prefix, PrefixBatch
-from rollmesh.generators.engines.hf.proof import named, prove
-from rollmesh.generators.engines.hf.recording import DirectForward, ForwardPass, record
-from rollmesh.generators.engines.hf.sampling import draw, next_uniform, state_after
-from rollmesh.generators.engines.hf.scheduling import Prompt, Waiting, interrupted
-from rollmesh.generators.engines.hf.table import Running, SlotTable
-from rollmesh.generators.engines.hf.vision import Vision
-from rollmesh.generators.engines.stopping import StopMatcher
-from rollmesh.mesh.versions import PolicyVersion, VersionRuns
+from rollmesh.generators.engines.stop_strings import StopMatcher
+from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 
 _NO_ROOM = Shape(1, 1)
 

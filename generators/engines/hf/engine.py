@@ -11,8 +11,16 @@ from pathlib import Path
 
 import torch
 
-from rollmesh.generators.engines import orders
-from rollmesh.generators.engines.base import (
+from rollmesh.generators.engines import commands
+from rollmesh.generators.engines.commands import Pause, Probe, Resume, Sleep, Wake
+from rollmesh.generators.engines.hf.command_queue import Inbox
+from rollmesh.generators.engines.hf.commands import Progress
+from rollmesh.generators.engines.hf.decode_loop import DecodeLoop
+from rollmesh.generators.engines.hf.decoder import Decoder
+from rollmesh.generators.engines.hf.image_reader import Reading
+from rollmesh.generators.engines.hf.model.loading import LoadedModel, load_model
+from rollmesh.generators.engines.hf.weights import ModelWeights
+from rollmesh.generators.engines.interface import (
     EngineListener,
     EngineSettings,
     EngineStatus,
@@ -23,19 +31,11 @@ from rollmesh.generators.engines.base import (
     SleepReport,
     SwapTimings,
 )
-from rollmesh.generators.engines.checks import check_request, check_tokens
-from rollmesh.generators.engines.hf.commands import Progress
-from rollmesh.generators.engines.hf.decoder import Decoder
-from rollmesh.generators.engines.hf.inbox import Inbox
-from rollmesh.generators.engines.hf.loading import LoadedModel, load_model
-from rollmesh.generators.engines.hf.loop import DecodeLoop
-from rollmesh.generators.engines.hf.reading import Reading
-from rollmesh.generators.engines.hf.weights import ModelWeights
-from rollmesh.generators.engines.orders import Pause, Probe, Resume, Sleep, Wake
+from rollmesh.generators.engines.request_validation import check_request, check_tokens
 from rollmesh.mesh.errors import WeightsError
-from rollmesh.mesh.liveness.sight import look_at_thread
-from rollmesh.mesh.liveness.verdict import Sight
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.liveness.freeze_detector import Sight
+from rollmesh.mesh.liveness.process_state import look_at_thread
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 log = logging.getLogger(__name__)
 # Seconds that the thread gets to end; it ends between two steps.
@@ -105,7 +105,7 @@ class HfEngine(InferenceEngine):
             done.set_exception(error)
             return done
         staged_at = time.perf_counter()
-        self._inbox.put(orders.Update(version, digest, staged, staged_at - asked, staged_at, done))
+        self._inbox.put(commands.Update(version, digest, staged, staged_at - asked, staged_at, done))
         return done
 
     def pause(self) -> Future[None]:

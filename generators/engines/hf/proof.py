@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from rollmesh.generators.engines.failures import EngineSettingsError
-from rollmesh.generators.engines.hf.budget import COLUMNS, Shape
-from rollmesh.generators.engines.hf.cache import SlotCache
-from rollmesh.generators.engines.hf.layers import ELSEWHERE
-from rollmesh.generators.engines.hf.loading import LoadedModel
-from rollmesh.generators.engines.hf.masks import MaskBuilder
-from rollmesh.generators.engines.hf.prefill import Prefiller
-from rollmesh.generators.engines.hf.recording import ForwardPass
+from rollmesh.generators.engines.errors import EngineSettingsError
+from rollmesh.generators.engines.hf.kv_budget import COLUMNS, Shape
+from rollmesh.generators.engines.hf.kv_cache import SlotCache
+from rollmesh.generators.engines.hf.model.attention_masks import MaskBuilder
+from rollmesh.generators.engines.hf.model.loading import LoadedModel
+from rollmesh.generators.engines.hf.model.prefill import Prefiller
+from rollmesh.generators.engines.hf.model.served_layers import ELSEWHERE
+from rollmesh.generators.engines.hf.model.traced_forward import ForwardPass
 
 # Tokens of the longest sequence, of which so many are decoded.
 _LONGEST, _STEPS = 15, 4

@@ -26,25 +26,25 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rollmesh.generators.engines.base import EngineError, EngineSettings, SleepReport
-from rollmesh.generators.engines.checkpoint import Checkpoint, read_config
-from rollmesh.generators.engines.checks import Limits
-from rollmesh.generators.engines.driven.backend import Backend, Chunk, Figures, Job
-from rollmesh.generators.engines.driven.folder import ModelFacts
-from rollmesh.generators.engines.driven.logs import last_error
-from rollmesh.generators.engines.sglang import launch, requests
-from rollmesh.generators.engines.sglang.capabilities import ask
-from rollmesh.generators.engines.sglang.monitor import Monitor
-from rollmesh.generators.engines.sglang.process import ServerProcess
-from rollmesh.generators.engines.sglang.runs import Runs
+from rollmesh.generators.engines.checkpoint_names import Checkpoint, read_config
+from rollmesh.generators.engines.external.backend import Backend, Chunk, Figures, Job
+from rollmesh.generators.engines.external.model_info import ModelFacts
+from rollmesh.generators.engines.external.process_log import last_error
+from rollmesh.generators.engines.interface import EngineError, EngineSettings, SleepReport
+from rollmesh.generators.engines.request_validation import Limits
+from rollmesh.generators.engines.sglang import request_bodies, server_args
+from rollmesh.generators.engines.sglang.load_monitor import Monitor
+from rollmesh.generators.engines.sglang.request_streams import Runs
 from rollmesh.generators.engines.sglang.server import Server
+from rollmesh.generators.engines.sglang.server_features import ask
+from rollmesh.generators.engines.sglang.server_process import ServerProcess
 from rollmesh.generators.engines.sglang.transfers import Staged, Transfer
 from rollmesh.generators.engines.sglang.transfers.disk import DiskTransfer
 from rollmesh.generators.engines.sglang.transfers.distributed import DistributedTransfer
 from rollmesh.generators.engines.sglang.transfers.tensor import TensorTransfer
 from rollmesh.mesh.config.rollout import SglangSection
 from rollmesh.mesh.errors import WeightsError
-from rollmesh.mesh.liveness.verdict import Sight
+from rollmesh.mesh.liveness.freeze_detector import Sight
 
 log = logging.getLogger(__name__)
 
@@ -72,10 +72,10 @@ class SglangBackend(Backend):
         self._facts = facts
         self._settings = settings
         self._section = settings.sglang or SglangSection()
-        launch.check(self._section, allow_insecure=settings.allow_insecure)
+        server_args.check(self._section, allow_insecure=settings.allow_insecure)
         # Asked for now: what cannot be is refused before anything starts.
         self._sends_from = (
-            launch.sending_device(settings, self._section) if self._section.transfer == "distributed" else None
+            server_args.sending_device(settings, self._section) if self._section.transfer == "distributed" else None
         )
         config = read_config(folder)
         self._experts = int(getattr(config.get_text_config(), "num_experts_per_tok", None) or 0)
@@ -168,7 +168,7 @@ class SglangBackend(Backend):
         """See Backend."""
         if self._runs.paused:
             raise EngineError("a paused SGLang server runs no tokens", hint="resume it first")
-        answer = await self._client.post("/generate", requests.log_probs(token_ids, uuid.uuid4().hex))
+        answer = await self._client.post("/generate", request_bodies.log_probs(token_ids, uuid.uuid4().hex))
         try:
             entries = answer["meta_info"]["input_token_logprobs"]
             found = [entry[1] for entry in entries], np.array([entry[0] for entry in entries[1:]], np.float32)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-from rollmesh.generators.engines.base import EngineSettings
-from rollmesh.generators.engines.driven.backend import Backend
-from rollmesh.generators.engines.driven.engine import DrivenEngine
-from rollmesh.generators.engines.driven.folder import ModelFacts
+from rollmesh.generators.engines.external.backend import Backend
+from rollmesh.generators.engines.external.engine import DrivenEngine
+from rollmesh.generators.engines.external.model_info import ModelFacts
+from rollmesh.generators.engines.interface import EngineSettings
 from rollmesh.generators.engines.sglang.backend import SglangBackend
 
 

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from rollmesh.generators.engines.base import EngineError, EngineSettings
-from rollmesh.generators.engines.driven.folder import ModelFacts
-from rollmesh.generators.engines.sglang import launch
-from rollmesh.generators.engines.sglang.client import Client
-from rollmesh.generators.engines.sglang.process import Progress, ServerProcess, free_port
+from rollmesh.generators.engines.external.model_info import ModelFacts
+from rollmesh.generators.engines.interface import EngineError, EngineSettings
+from rollmesh.generators.engines.sglang import server_args
+from rollmesh.generators.engines.sglang.http_client import Client
+from rollmesh.generators.engines.sglang.server_process import Progress, ServerProcess, free_port
 from rollmesh.mesh.config.rollout import SglangSection
 from rollmesh.mesh.errors import ConfigError
-from rollmesh.mesh.private import read_secret
+from rollmesh.mesh.private_files import read_secret
 
 log = logging.getLogger(__name__)
 
@@ -106,17 +106,19 @@ class Server:
         """Its URL, and the key that it asks for."""
         self.process = ServerProcess()
         port, key = free_port(), secrets.token_hex()
-        command = launch.command(
-            launch.model_folder(self._folder, self.process.scratch),
+        command = server_args.command(
+            server_args.model_folder(self._folder, self.process.scratch),
             self._settings,
             self._section,
             port=port,
             context=self._facts.limits.context,
             vocabulary=self._facts.limits.vocabulary,
         )
-        command += launch.with_key(key, self.process.scratch)
+        command += server_args.with_key(key, self.process.scratch)
         log.info("starting an SGLang server: %s", " ".join(command))
-        variables = launch.environment(self._settings) | launch.meeting(self._section, self.process.scratch, port)
+        variables = server_args.environment(self._settings) | server_args.meeting(
+            self._section, self.process.scratch, port
+        )
         await self.process.start(command, variables)
         self._watch = asyncio.create_task(self._watch_process(self.process))
         return f"http://127.0.0.1:{port}", key
@@ -143,7 +145,7 @@ class Server:
             if progress is not None:
                 progress.tell()
             await asyncio.sleep(_ASK_EVERY_S)
-        if launch.refuses_arguments(self.death):
+        if server_args.refuses_arguments(self.death):
             raise ConfigError(self.death, hint="rollout.sglang.options are its arguments, besides what the run sets")
         hint = "see the log above; rollout.sglang.options are passed to the server as they are"
         if "No module named" in self.death and "sglang" in self.death:

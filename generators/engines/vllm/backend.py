@@ -29,22 +29,22 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from rollmesh.generators.engines.base import EngineError, EngineSettings, SamplingParams, SleepReport
-from rollmesh.generators.engines.checkpoint import Checkpoint, read_config
-from rollmesh.generators.engines.checks import Limits
-from rollmesh.generators.engines.driven.backend import Backend, Chunk, Figures, Job
-from rollmesh.generators.engines.driven.folder import ModelFacts
-from rollmesh.generators.engines.vllm import environment, names, sampling
-from rollmesh.generators.engines.vllm.arguments import engine_arguments, on_cpu, section_of, transfer_of, workers
-from rollmesh.generators.engines.vllm.copies import Copies
-from rollmesh.generators.engines.vllm.decoding import Outputs, Stream
-from rollmesh.generators.engines.vllm.figures import LoadFigures
-from rollmesh.generators.engines.vllm.launching import Launch
-from rollmesh.generators.engines.vllm.senders import Sender, SharedSender
+from rollmesh.generators.engines.checkpoint_names import Checkpoint, read_config
+from rollmesh.generators.engines.external.backend import Backend, Chunk, Figures, Job
+from rollmesh.generators.engines.external.model_info import ModelFacts
+from rollmesh.generators.engines.interface import EngineError, EngineSettings, SamplingParams, SleepReport
+from rollmesh.generators.engines.request_validation import Limits
+from rollmesh.generators.engines.vllm import environment, private_names, sampling
+from rollmesh.generators.engines.vllm.engine_args import engine_arguments, on_cpu, section_of, transfer_of, workers
+from rollmesh.generators.engines.vllm.launcher import Launch
+from rollmesh.generators.engines.vllm.load_metrics import LoadFigures
+from rollmesh.generators.engines.vllm.output_stream import Outputs, Stream
+from rollmesh.generators.engines.vllm.replica_routing import Copies
+from rollmesh.generators.engines.vllm.weight_senders import Sender, SharedSender
 from rollmesh.generators.engines.vllm.worker import HELD_BYTES
 from rollmesh.mesh.errors import PayloadError, WeightsError
-from rollmesh.mesh.images import open_image
-from rollmesh.mesh.liveness.verdict import Sight
+from rollmesh.mesh.liveness.freeze_detector import Sight
+from rollmesh.mesh.trajectory.images import open_image
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -108,7 +108,7 @@ class VllmBackend(Backend):
             arguments.setdefault("hf_overrides", {"architectures": [self._checkpoint.architecture]})
         self._launch = Launch(arguments, self._load_figures, self._section.start_timeout_s)
         self._engine: AsyncLLM = await self._launch.start()
-        names.check_engine(self._engine)
+        private_names.check_engine(self._engine)
         self._outputs = Outputs(self._engine.output_processor, self._load_figures.preempted, self._died)
         self._engine.output_processor = self._outputs
         await self._alive(self._sender.connect(self._engine), _STEP_S)
@@ -149,7 +149,7 @@ class VllmBackend(Backend):
         if transfer == "shm":
             return SharedSender(workers(self._settings))
         # Never imported on a CPU.
-        from rollmesh.generators.engines.vllm.native import native_sender
+        from rollmesh.generators.engines.vllm.native_transfer import native_sender
 
         return native_sender(transfer, torch.device(self._settings.device), workers(self._settings))
 

@@ -6,12 +6,12 @@ import importlib.util
 from pathlib import Path
 from typing import ClassVar
 
-from rollmesh.generators.engines.base import EngineSettings
-from rollmesh.generators.engines.driven.backend import Backend
-from rollmesh.generators.engines.driven.engine import DrivenEngine
-from rollmesh.generators.engines.driven.folder import ModelFacts
+from rollmesh.generators.engines.external.backend import Backend
+from rollmesh.generators.engines.external.engine import DrivenEngine
+from rollmesh.generators.engines.external.model_info import ModelFacts
+from rollmesh.generators.engines.interface import EngineSettings
 from rollmesh.generators.engines.vllm import environment
-from rollmesh.generators.engines.vllm.arguments import transfer_of
+from rollmesh.generators.engines.vllm.engine_args import transfer_of
 
 if importlib.util.find_spec("vllm") is None:
     # Its import takes seconds and reads the environment: it comes when an engine is created.
@@ -27,11 +27,11 @@ class VllmEngine(DrivenEngine):
     def create_backend(cls, folder: Path, model: ModelFacts, settings: EngineSettings) -> Backend:
         transfer_of(settings)
         environment.prepare(settings)
-        from rollmesh.generators.engines.vllm import names
+        from rollmesh.generators.engines.vllm import private_names
 
-        names.check_package()
+        private_names.check_package()
         try:
             from rollmesh.generators.engines.vllm.backend import VllmBackend
         except ImportError as error:
-            raise names.unfit(str(error)) from error
+            raise private_names.unfit(str(error)) from error
         return VllmBackend(folder, model, settings)

@@ -9,7 +9,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from rollmesh.generators.engines.driven.logs import tail
+from rollmesh.generators.engines.external.process_log import tail
 
 _TAIL_BYTES = 4000
 # Warn at every swap of what is meant to be so: layers without weights of their own, blocks of running jobs.

@@ -12,8 +12,8 @@ import select
 import signal
 import threading
 
-from rollmesh.generators.engines.vllm.arguments import SHARED
-from rollmesh.mesh.ranks import on_loopback
+from rollmesh.generators.engines.vllm.engine_args import SHARED
+from rollmesh.mesh.runtime.ranks import on_loopback
 
 # Process id of the generator, in the environment of vLLM's processes.
 OWNER = "ROLLMESH_VLLM_OWNER"
@@ -25,7 +25,7 @@ def register() -> None:
 
     if SHARED not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(
-            SHARED, "rollmesh.generators.engines.vllm.receiving", "SharedMemoryTransfer"
+            SHARED, "rollmesh.generators.engines.vllm.worker_transfer", "SharedMemoryTransfer"
         )
     owner = int(os.environ.get(OWNER, "0"))
     if owner and owner != os.getpid():

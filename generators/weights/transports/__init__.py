@@ -8,7 +8,7 @@ from pathlib import Path
 from rollmesh.generators.weights.transports.base import Fetch, Received, Transport
 from rollmesh.generators.weights.transports.broadcast import Broadcast
 from rollmesh.generators.weights.transports.disk import Disk
-from rollmesh.generators.weights.transports.grpc import Grpc
+from rollmesh.generators.weights.transports.grpc_transport import Grpc
 from rollmesh.generators.weights.transports.shm import SharedMemory
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import WeightsError
@@ -23,7 +23,7 @@ def transports(
     """All transports, the cheapest first; the last one works everywhere.
 
     Args:
-        host_id: of this process (`mesh.hosts`).
+        host_id: of this process (`mesh.runtime.hosts`).
         folder: `weights.dir`.
         streams: `weights.streams`.
         security: token and TLS of the mesh.

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from rollmesh.generators.learner_link import closed_under_call
-from rollmesh.generators.weights.memory import fresh
+from rollmesh.generators.weights.host_memory import fresh
+from rollmesh.generators.weights.learner_connection import closed_under_call
 from rollmesh.generators.weights.transports.base import Fetch, Received, Transport
-from rollmesh.mesh.devices import has_cuda
 from rollmesh.mesh.errors import WeightsError
-from rollmesh.mesh.rpc import to_rollmesh_error
+from rollmesh.mesh.rpc.rpc import to_rollmesh_error
+from rollmesh.mesh.runtime.devices import has_cuda
 from rollmesh.mesh.weights import Wanted
 from rollmesh.protos import weights_pb2
 
@@ -158,7 +158,7 @@ class _Round:
         import torch
 
         from rollmesh.mesh.weights.broadcast import BroadcastGroup
-        from rollmesh.mesh.weights.meeting import connect_store, own_host
+        from rollmesh.mesh.weights.rendezvous import connect_store, own_host
 
         if self._group is not None and self._group.name == self._answer.group:
             return self._group

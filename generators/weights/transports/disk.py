@@ -14,11 +14,11 @@ from concurrent.futures import Future
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from rollmesh.generators.weights.memory import fresh
+from rollmesh.generators.weights.host_memory import fresh
 from rollmesh.generators.weights.transports.base import Fetch, Received, Transport
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.weights import Wanted
-from rollmesh.mesh.weights.files import LENGTH_BYTES, bucket_file, header_length, parse_header
+from rollmesh.mesh.weights.safetensors_format import LENGTH_BYTES, bucket_file, header_length, parse_header
 
 
 class Disk(Transport):

@@ -21,7 +21,7 @@ class SharedMemory(Transport):
     """Maps files of publishers on this host.
 
     Args:
-        host_id: of this process (`mesh.hosts`).
+        host_id: of this process (`mesh.runtime.hosts`).
     """
 
     name = "shm"

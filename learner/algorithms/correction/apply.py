@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rollmesh.learner.algorithms.correction.figures import diagnostics, kept_figures, rule_figures, weight_figures
+from rollmesh.learner.algorithms.correction.metrics import diagnostics, kept_figures, rule_figures, weight_figures
 from rollmesh.learner.algorithms.correction.ratios import drift, importance_weights, interpolated_proximal, level_drift
 from rollmesh.learner.algorithms.correction.rejection import age_rejections, all_keep, rejections
 from rollmesh.learner.algorithms.correction.settings import CorrectionSettings

@@ -32,7 +32,6 @@ from rollmesh.learner.engines.base import Engine, EngineSpec, StepResult
 from rollmesh.learner.engines.fsdp2.architecture import choose_packing
 from rollmesh.learner.engines.fsdp2.attention import ATTENTION
 from rollmesh.learner.engines.fsdp2.export import full_tensors
-from rollmesh.learner.engines.fsdp2.figures import step_figures
 from rollmesh.learner.engines.fsdp2.layout import build_layout
 from rollmesh.learner.engines.fsdp2.loading import load_model, load_tokenizer, quiet_transformers
 from rollmesh.learner.engines.fsdp2.probe import Reading, read, settle
@@ -40,6 +39,7 @@ from rollmesh.learner.engines.fsdp2.rows import build_rows
 from rollmesh.learner.engines.fsdp2.schedule import learning_rate
 from rollmesh.learner.engines.fsdp2.sharding import computing_in, plain_name, prepare, recover
 from rollmesh.learner.engines.fsdp2.state import load_state, save_state
+from rollmesh.learner.engines.fsdp2.step_metrics import step_figures
 from rollmesh.learner.engines.fsdp2.varlen import build_varlen_layout, has_varlen, without_kernel
 from rollmesh.learner.engines.fsdp2.world import World
 from rollmesh.learner.engines.tolerances import Evidence

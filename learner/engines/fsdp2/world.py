@@ -1,7 +1,8 @@
 """The process group of the learner's ranks, and the few collectives the engines need.
 
 One rank needs no group. Else it is gloo on CPU and nccl on CUDA; every collective has a deadline. Ranks of one machine
-(`mesh.ranks`) meet in a file and listen on its loopback interface alone; others meet as torchrun's environment says.
+(`mesh.runtime.ranks`) meet in a file and listen on its loopback interface alone; others meet as torchrun's environment
+says.
 The engines of a process share one group: the first that needs it forms it, the last that needed it ends it.
 """
 
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from rollmesh.mesh.ranks import MEETING, on_loopback
+from rollmesh.mesh.runtime.ranks import MEETING, on_loopback
 
 _TIMEOUT = timedelta(minutes=10)
 

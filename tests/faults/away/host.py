@@ -12,9 +12,9 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rollmesh.buffer.service import BufferService
+from rollmesh.buffer.server.process import BufferService
 from rollmesh.mesh.config import Config
-from rollmesh.mesh.service import AsyncBridge
+from rollmesh.mesh.runtime.service import AsyncBridge
 from tests.faults.away.generator import Generator
 from tests.faults.away.member import say
 

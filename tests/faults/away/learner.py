@@ -11,25 +11,25 @@ from typing import Any, cast
 from rollmesh.learner.algorithms.base import Algorithm
 from rollmesh.learner.algorithms.types import Needs
 from rollmesh.learner.batching.types import Packing
-from rollmesh.learner.claims import BatchClaimer
-from rollmesh.learner.consumption import LOG_NAME, ConsumptionLog
-from rollmesh.learner.controls import Controls
+from rollmesh.learner.control_requests import Controls
+from rollmesh.learner.coordinator.batch_claim import BatchClaimer
+from rollmesh.learner.coordinator.prompt_seeder import TaskFeeder
+from rollmesh.learner.coordinator.step_recorder import FinishedStep, Recorder
+from rollmesh.learner.coordinator.training_loop import TrainingLoop
 from rollmesh.learner.data.stream import PromptStream, Window
-from rollmesh.learner.lineage import Lineage
-from rollmesh.learner.loop import TrainingLoop
-from rollmesh.learner.metrics.figures import RunFigures
-from rollmesh.learner.payloads import HeldPayloads
-from rollmesh.learner.reassertion import Reasserter
-from rollmesh.learner.recorder import FinishedStep, Recorder
-from rollmesh.learner.seeding import TaskFeeder
-from rollmesh.learner.source import GroupSource
-from rollmesh.learner.state import LearnerState
-from rollmesh.learner.team import Team
-from rollmesh.learner.worker import TrainResult
+from rollmesh.learner.distributed.rank_group import Team
+from rollmesh.learner.distributed.trajectories import HeldPayloads
+from rollmesh.learner.distributed.worker import TrainResult
+from rollmesh.learner.metrics.run_totals import RunFigures
+from rollmesh.learner.recovery.consumption_log import LOG_NAME, ConsumptionLog
+from rollmesh.learner.recovery.redis_recovery import Reasserter
+from rollmesh.learner.rollouts.group_stream import GroupSource
+from rollmesh.learner.status import LearnerState
 from rollmesh.mesh.config.models import BatchSection
 from rollmesh.mesh.errors import RollmeshError
-from rollmesh.mesh.service import AsyncBridge
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.runtime.service import AsyncBridge
+from rollmesh.mesh.trajectory.lineage import Lineage
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import membership_pb2
 from tests.buffer.mesh_fixture import make_task
 from tests.faults.away.member import PATIENCE_S, Member, say

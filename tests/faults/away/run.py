@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rollmesh.buffer.client import BufferClient
-from rollmesh.mesh.supervised import wrapped
+from rollmesh.buffer.client.client import BufferClient
+from rollmesh.mesh.runtime.die_with_parent import wrapped
 from rollmesh.protos import buffer_pb2 as pb
 from tests.faults.away.cases import GROUPS, Case, Rules
 from tests.faults.proxy import Conditions, Link

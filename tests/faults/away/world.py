@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollmesh.buffer.client import BufferClient
-from rollmesh.buffer.redis_server import RedisServer
+from rollmesh.buffer.client.client import BufferClient
+from rollmesh.buffer.redis_backend.embedded import RedisServer
 from rollmesh.mesh.config.models import SecuritySection
-from rollmesh.mesh.rpc import open_channel
+from rollmesh.mesh.rpc.rpc import open_channel
 from tests.buffer.mesh_fixture import make_config
 from tests.faults.away.cases import GROUPS, STOPS, Case, Rules
 from tests.faults.away.run import BOUND_S, LEASE_S, MANY, Host, Run

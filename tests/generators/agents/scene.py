@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from rollmesh.generators.agents import build_runner
-from rollmesh.generators.agents.chat import Chat
+from rollmesh.generators.agents.chat_template import Chat
 from rollmesh.generators.agents.runner import AgentRunner
-from rollmesh.generators.engines.base import (
+from rollmesh.generators.engines.interface import (
     EngineStatus,
     FinishReason,
     GenerationRequest,
@@ -22,12 +22,12 @@ from rollmesh.generators.engines.base import (
     SampledTokens,
     SamplingParams,
 )
-from rollmesh.generators.responder import EpisodeResult, MemberRequest
+from rollmesh.generators.rollout.response_source import EpisodeResult, MemberRequest
 from rollmesh.learner.data import AgentPrompts, PromptEncoder, Row
 from rollmesh.learner.data.prompts import TaskShape
 from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.errors import PayloadError
-from rollmesh.mesh.versions import PolicyVersion, VersionRuns
+from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from rollmesh.protos import trajectory_pb2
 from tests.generators.engines.tiny import EOS, EOS_2, train_tokenizer
 

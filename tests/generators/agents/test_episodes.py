@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollmesh.generators.engines.base import GenerationResult, SampledTokens
+from rollmesh.generators.engines.interface import GenerationResult, SampledTokens
 from rollmesh.mesh.errors import ConfigError
-from rollmesh.mesh.versions import PolicyVersion, VersionRuns
+from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from tests.generators.agents import user_code
 from tests.generators.agents.scene import (
     HERE,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2
 from tests.generators import world as world_module
 from tests.generators.agents.scene import HERE

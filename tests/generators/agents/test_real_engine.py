@@ -14,16 +14,16 @@ import torch
 
 from rollmesh.generators.agents import build_runner
 from rollmesh.generators.agents.runner import AgentRunner
+from rollmesh.generators.components import ResultFeed
 from rollmesh.generators.engines import create_engine
-from rollmesh.generators.engines.base import EngineSettings, InferenceEngine, SamplingParams
-from rollmesh.generators.engines.driven.folder import ModelFacts
-from rollmesh.generators.parts import ResultFeed
-from rollmesh.generators.responder import EpisodeResult, MemberRequest
-from rollmesh.generators.text import TextCodec
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.generators.engines.external.model_info import ModelFacts
+from rollmesh.generators.engines.interface import EngineSettings, InferenceEngine, SamplingParams
+from rollmesh.generators.rollout.response_source import EpisodeResult, MemberRequest
+from rollmesh.generators.tokenizer import TextCodec
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.generators.agents.scene import HERE, TOKENIZER, runs_of, settings, task_of
-from tests.generators.engines.driven.driven_harness import LIMITS, ScriptedEngine
-from tests.generators.engines.driven.scripted import ScriptedBackend, TableModel
+from tests.generators.engines.external.driven_harness import LIMITS, ScriptedEngine
+from tests.generators.engines.external.scripted import ScriptedBackend, TableModel
 from tests.generators.engines.tiny import VOCABULARY, ContractModel
 
 V0, V1 = PolicyVersion(1, 0), PolicyVersion(1, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from rollmesh.generators.engines.base import EngineError, EngineListener, GenerationResult, TokenEvent
+from rollmesh.generators.engines.interface import EngineError, EngineListener, GenerationResult, TokenEvent
 
 DEADLINE_S = 30.0
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rollmesh.generators.engines.base import SampledTokens
+from rollmesh.generators.engines.interface import SampledTokens
 from tests.generators.engines.harness import (
     V1,
     V2,

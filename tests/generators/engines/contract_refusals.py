@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rollmesh.mesh.errors import PayloadError, WeightsError
-from rollmesh.mesh.versions import VersionRuns
+from rollmesh.mesh.trajectory.versions import VersionRuns
 from tests.generators.engines.harness import V1, V2, EngineHarness, behind, constant_prefix, request
 
 

@@ -6,8 +6,8 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from rollmesh.generators.engines.base import GenerationResult, SwapTimings
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.generators.engines.interface import GenerationResult, SwapTimings
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.generators.engines.harness import PROMPT, V1, V2, V3, EngineHarness, Weights, request
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rollmesh.generators.engines.base import (
+from rollmesh.generators.engines.interface import (
     EngineListener,
     GenerationRequest,
     GenerationResult,
@@ -32,7 +32,7 @@ from rollmesh.generators.engines.base import (
     SwapTimings,
     TokenEvent,
 )
-from rollmesh.mesh.versions import PolicyVersion, VersionRuns
+from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from tests.generators.engines import tiny
 from tests.generators.engines.collector import DEADLINE_S, Collector
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from rollmesh.generators.engines import create_engine
-from rollmesh.generators.engines.base import EngineSettings, GenerationRequest, KvPolicy, SamplingParams
-from rollmesh.generators.engines.hf.prefill import Prefiller
+from rollmesh.generators.engines.hf.model.prefill import Prefiller
+from rollmesh.generators.engines.interface import EngineSettings, GenerationRequest, KvPolicy, SamplingParams
 from rollmesh.mesh.errors import PayloadError
-from rollmesh.mesh.images import ImageProcessor
+from rollmesh.mesh.trajectory.images import ImageProcessor
 from tests.generators.engines import tiny_vlm
 from tests.generators.engines.collector import DEADLINE_S, Collector
 from tests.generators.engines.harness import V1, V2, prefix_of

@@ -30,16 +30,16 @@ from transformers import (
 )
 
 from rollmesh.generators.engines import create_engine
-from rollmesh.generators.engines.base import EngineSettings
-from rollmesh.generators.engines.failures import EngineSettingsError
-from rollmesh.generators.engines.hf.cache import SlotCache
-from rollmesh.generators.engines.hf.layers import layout_of, read_config
-from rollmesh.generators.engines.hf.loading import LoadedModel, load_model
-from rollmesh.generators.engines.hf.masks import AttentionMask
+from rollmesh.generators.engines.errors import EngineSettingsError
+from rollmesh.generators.engines.hf.kv_cache import SlotCache
+from rollmesh.generators.engines.hf.model.attention_masks import AttentionMask
+from rollmesh.generators.engines.hf.model.loading import LoadedModel, load_model
+from rollmesh.generators.engines.hf.model.served_layers import layout_of, read_config
+from rollmesh.generators.engines.hf.model.traced_forward import DirectForward
 from rollmesh.generators.engines.hf.proof import prove
-from rollmesh.generators.engines.hf.recording import DirectForward
+from rollmesh.generators.engines.interface import EngineSettings
 from rollmesh.mesh.errors import DataError
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.generators.engines import tiny
 from tests.generators.engines.collector import DEADLINE_S, Collector
 
@@ -159,7 +159,7 @@ def test_decode_steps_are_proven(tokenless: Callable[[PreTrainedConfig], LoadedM
 
 def test_an_engine_does_not_serve_what_it_computes_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here a class that has a window is taken for one without."""
-    monkeypatch.setattr("rollmesh.generators.engines.hf.layers._slides", lambda model: False)
+    monkeypatch.setattr("rollmesh.generators.engines.hf.model.served_layers._slides", lambda model: False)
     model, collector = tiny.build_model(tiny.configs()["mistral"]), Collector()
     engine = create_engine("hf", tiny.save_folder(tmp_path, model, None), EngineSettings(slots=2), collector)
     engine.start()

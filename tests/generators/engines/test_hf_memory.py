@@ -14,15 +14,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmesh.generators.engines.base import EngineError, GenerationRequest
-from rollmesh.generators.engines.hf import budget, prefill
-from rollmesh.generators.engines.hf.budget import COLUMNS, Budget, Shape, rounded
-from rollmesh.generators.engines.hf.cache import SlotCache
-from rollmesh.generators.engines.hf.caution import Caution, out_of_memory
+from rollmesh.generators.engines.hf import kv_budget as budget
 from rollmesh.generators.engines.hf.decoder import Decoder
-from rollmesh.generators.engines.hf.loading import load_model
-from rollmesh.generators.engines.hf.masks import MaskBuilder
-from rollmesh.generators.engines.hf.prefill import Prefiller
+from rollmesh.generators.engines.hf.failure_isolation import Caution, out_of_memory
+from rollmesh.generators.engines.hf.kv_budget import COLUMNS, Budget, Shape, rounded
+from rollmesh.generators.engines.hf.kv_cache import SlotCache
+from rollmesh.generators.engines.hf.model import prefill
+from rollmesh.generators.engines.hf.model.attention_masks import MaskBuilder
+from rollmesh.generators.engines.hf.model.loading import load_model
+from rollmesh.generators.engines.hf.model.prefill import Prefiller
+from rollmesh.generators.engines.interface import EngineError, GenerationRequest
 from tests.generators.engines import tiny
 from tests.generators.engines.harness import PROMPT, V1, V2, request
 from tests.generators.engines.hf_harness import HfHarness

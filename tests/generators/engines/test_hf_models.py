@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from rollmesh.generators.engines import create_engine
-from rollmesh.generators.engines.base import (
+from rollmesh.generators.engines.interface import (
     EngineSettings,
     GenerationRequest,
     GenerationResult,
@@ -22,7 +22,7 @@ from rollmesh.generators.engines.base import (
     SamplingParams,
 )
 from rollmesh.mesh.errors import ConfigError, DataError, PayloadError
-from rollmesh.mesh.versions import PolicyVersion, VersionRuns
+from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from tests.generators.engines import tiny
 from tests.generators.engines.collector import DEADLINE_S, Collector
 

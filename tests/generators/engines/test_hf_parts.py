@@ -8,12 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmesh.generators.engines.base import GenerationRequest, SamplingParams
-from rollmesh.generators.engines.hf.masks import MaskBuilder
+from rollmesh.generators.engines.hf.model.attention_masks import MaskBuilder
 from rollmesh.generators.engines.hf.sampling import RowSampling, draw, next_uniform
-from rollmesh.generators.engines.hf.scheduling import WaitingLine
-from rollmesh.generators.engines.hf.table import Running, SlotTable
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.generators.engines.hf.slot_table import Running, SlotTable
+from rollmesh.generators.engines.hf.waiting_queue import WaitingLine
+from rollmesh.generators.engines.interface import GenerationRequest, SamplingParams
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 V1, V2 = PolicyVersion(1, 1), PolicyVersion(1, 2)
 

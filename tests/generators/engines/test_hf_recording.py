@@ -10,8 +10,8 @@ import torch
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
 from rollmesh.generators.engines.hf.decoder import Decoder
-from rollmesh.generators.engines.hf.loading import load_model
-from rollmesh.generators.engines.hf.recording import DirectForward, ForwardPass, RecordedForward
+from rollmesh.generators.engines.hf.model.loading import load_model
+from rollmesh.generators.engines.hf.model.traced_forward import DirectForward, ForwardPass, RecordedForward
 from tests.generators.engines import tiny
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from rollmesh.generators.engines.base import REQUEST_ATTEMPTS, EngineError, GenerationResult
+from rollmesh.generators.engines.hf.decode_turn import Stepper
 from rollmesh.generators.engines.hf.decoder import Decoder
-from rollmesh.generators.engines.hf.loading import load_model
-from rollmesh.generators.engines.hf.scheduling import WaitingLine
-from rollmesh.generators.engines.hf.stepper import Stepper
+from rollmesh.generators.engines.hf.model.loading import load_model
+from rollmesh.generators.engines.hf.waiting_queue import WaitingLine
+from rollmesh.generators.engines.interface import REQUEST_ATTEMPTS, EngineError, GenerationResult
 from tests.generators.engines import tiny
 from tests.generators.engines.harness import V1, request
 

@@ -12,21 +12,21 @@ import numpy as np
 import pytest
 import torch
 
-from rollmesh.generators.engines.base import (
+from rollmesh.generators.engines.hf import weights as weights_module
+from rollmesh.generators.engines.hf.decoder import Decoder
+from rollmesh.generators.engines.hf.engine import HfEngine
+from rollmesh.generators.engines.hf.model.loading import load_model
+from rollmesh.generators.engines.hf.waiting_queue import Waiting, WaitingLine, interrupted
+from rollmesh.generators.engines.hf.weights import ModelWeights
+from rollmesh.generators.engines.interface import (
     EngineError,
     EngineSettings,
     GenerationRequest,
     SampledTokens,
     SamplingParams,
 )
-from rollmesh.generators.engines.hf import weights as weights_module
-from rollmesh.generators.engines.hf.decoder import Decoder
-from rollmesh.generators.engines.hf.engine import HfEngine
-from rollmesh.generators.engines.hf.loading import load_model
-from rollmesh.generators.engines.hf.scheduling import Waiting, WaitingLine, interrupted
-from rollmesh.generators.engines.hf.weights import ModelWeights
 from rollmesh.mesh.errors import WeightsError
-from rollmesh.mesh.versions import PolicyVersion, VersionRuns
+from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from tests.generators.engines import tiny
 from tests.generators.engines.collector import DEADLINE_S, Collector
 from tests.generators.engines.harness import PROMPT, V1, V2, V3, request

@@ -24,7 +24,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from rollmesh.generators.engines.base import GenerationResult
+from rollmesh.generators.engines.interface import GenerationResult
 from tests.generators.engines import tiny
 
 # Behind those of the tokenizer.

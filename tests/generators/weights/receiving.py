@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from rollmesh.generators.learner_link import LearnerLink
 from rollmesh.generators.weights import Relay, WeightReceiver
+from rollmesh.generators.weights.learner_connection import LearnerLink
 from rollmesh.generators.weights.relay import Holding
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.weights import Wanted

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from rollmesh.mesh.hosts import host_id
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.runtime.hosts import host_id
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import weights_pb2
 from tests.generators.weights.test_receiver import Engine, Learner, Mesh, mesh
 

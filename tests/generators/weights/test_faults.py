@@ -17,7 +17,7 @@ import pytest
 
 from rollmesh.mesh.config.models import EncodingName
 from rollmesh.mesh.errors import VersionGoneError
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import weights_pb2
 from tests.faults.proxy import Conditions, Link, ProxyLoop
 from tests.generators.weights.receiving import Halfway
@@ -242,7 +242,7 @@ async def test_a_link_slower_than_the_learner_brings_a_version_in_the_end(
         assert learner.publisher.pushes.summary().errors == 0
         # What was kept for it goes with the next version, some seconds later.
         assert learner.publisher.version(PolicyVersion(1, 0))
-        monkeypatch.setattr("rollmesh.mesh.weights.readers.GRACE_S", 0.0)
+        monkeypatch.setattr("rollmesh.mesh.weights.active_readers.GRACE_S", 0.0)
         learner.publisher.publish(PolicyVersion(1, newest + 1), weights(0).items(), "float32")
         assert (await learner.report()).error == ""
         with pytest.raises(VersionGoneError):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rollmesh.generators.weights.transfer import Verified
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.generators.weights.verified_transfer import Verified
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import Wanted
 from tests.generators.weights.test_receiver import mesh, same, weights
 

@@ -14,15 +14,15 @@ import grpc
 import pytest
 import torch
 
-from rollmesh.generators.engines.base import SwapTimings
-from rollmesh.generators.learner_link import LearnerLink
+from rollmesh.generators.engines.interface import SwapTimings
 from rollmesh.generators.weights import WeightReceiver
+from rollmesh.generators.weights.learner_connection import LearnerLink
 from rollmesh.learner.weights import WeightPublisher, WeightsService
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import WeightsError
-from rollmesh.mesh.hosts import host_id
-from rollmesh.mesh.rpc import bind, new_server
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.rpc.rpc import bind, new_server
+from rollmesh.mesh.runtime.hosts import host_id
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import membership_pb2, weights_pb2, weights_pb2_grpc
 
 SECURITY = SecuritySection()

@@ -13,19 +13,19 @@ import grpc
 import pytest
 import torch
 
-from rollmesh.generators.learner_link import LearnerConnection
 from rollmesh.generators.weights import Relay, relay
-from rollmesh.generators.weights.transfer import Verified, receive
+from rollmesh.generators.weights.learner_connection import LearnerConnection
 from rollmesh.generators.weights.transports import Fetch
-from rollmesh.generators.weights.transports.grpc import Grpc
+from rollmesh.generators.weights.transports.grpc_transport import Grpc
+from rollmesh.generators.weights.verified_transfer import Verified, receive
 from rollmesh.learner.weights import WeightPublisher, WeightsService
 from rollmesh.mesh.access.credentials import Identity, Role
 from rollmesh.mesh.config.models import EncodingName, SecuritySection
 from rollmesh.mesh.errors import WeightsError
-from rollmesh.mesh.rpc import bind, new_server, open_channel
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.rpc.rpc import bind, new_server, open_channel
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import Wanted
-from rollmesh.mesh.weights.chunks import CHUNK_BYTES, frame, parse
+from rollmesh.mesh.weights.chunk_framing import CHUNK_BYTES, frame, parse
 from rollmesh.protos import weights_pb2, weights_pb2_grpc
 from tests.secrets_here import write_secret
 
@@ -370,7 +370,7 @@ async def test_a_version_that_is_being_fetched_outlives_newer_ones(
         assert [held.wanted.policy.version for held in parent.relay._holdings] == [0, 2]
         release.set()
         assert (await fetching).source == parent.relay.address
-        monkeypatch.setattr("rollmesh.mesh.weights.readers.GRACE_S", 0.0)
+        monkeypatch.setattr("rollmesh.mesh.weights.active_readers.GRACE_S", 0.0)
         newer(3)
         assert [held.wanted.policy.version for held in parent.relay._holdings] == [3]
 

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rollmesh.learner.algorithms.dataflows.resampling import pf_ppo_weights
 from rollmesh.learner.algorithms.filters import FilterSettings, advantage_keep, filter_group
 from rollmesh.learner.algorithms.penalties import soft_overlong
 from rollmesh.learner.algorithms.ragged import last_tokens
-from rollmesh.learner.algorithms.resampling import pf_ppo_weights
 from rollmesh.learner.algorithms.shaping import RewardSettings, RunningMoments, shape_rewards
 from rollmesh.learner.algorithms.types import Group, Rollouts
 from tests.golden.adapters import adapter

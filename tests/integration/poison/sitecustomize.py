@@ -57,7 +57,7 @@ def _poison_sglang(module: ModuleType) -> None:
 
 
 _POISONED: dict[str, Callable[[ModuleType], None]] = {
-    "rollmesh.generators.engines.hf.prefill": _poison_hf,
+    "rollmesh.generators.engines.hf.model.prefill": _poison_hf,
     "vllm.v1.engine.core": _poison_vllm,
     "sglang.srt.managers.tokenizer_manager": _poison_sglang,
 }

@@ -192,7 +192,7 @@ def test_names_are_unique():
 
 def test_algorithms_import_torch_alone():
     heavy = ["grpc", "redis", "transformers", "pydantic"]
-    heavy += [f"rollmesh.{name}" for name in ("mesh", "learner.engines", "learner.batching")]
+    heavy += [f"rollmesh.{name}" for name in ("mesh", "rollmesh.learner.engines", "rollmesh.learner.batching")]
     code = f"import sys, rollmesh.learner.algorithms.load; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"

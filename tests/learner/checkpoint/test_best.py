@@ -7,13 +7,13 @@ from typing import Any, Literal
 
 import pytest
 
-from rollmesh.learner.best_keeper import BestKeeper
 from rollmesh.learner.checkpoint.best import FILE, Best, BestCheckpoint, best_checkpoint, protected
 from rollmesh.learner.checkpoint.retention import prune
 from rollmesh.learner.checkpoint.store import CheckpointStore
-from rollmesh.learner.evaluation import EvalResult
+from rollmesh.learner.coordinator.best_tracker import BestKeeper
+from rollmesh.learner.evaluation.evaluator import EvalResult
 from rollmesh.mesh.errors import DataError, FencedError
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.learner.checkpoint.test_store import Engine
 
 

@@ -10,7 +10,7 @@ import pytest
 from rollmesh.learner.checkpoint.retention import sweep
 from rollmesh.learner.checkpoint.store import CheckpointStore, DamagedCheckpointError, load_checkpoint
 from rollmesh.mesh.errors import ConfigError, DataError, FencedError
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 
 class Engine:

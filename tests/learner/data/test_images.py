@@ -14,14 +14,14 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import save_file
 
+from rollmesh.learner.coordinator.coordinator import _open_data
 from rollmesh.learner.data import PromptEncoder, Row, open_dataset
 from rollmesh.learner.data.prompts import Refused, TaskShape
-from rollmesh.learner.leader import _open_data
-from rollmesh.learner.model_folder import resolve_model
+from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.config.models import ModelSection
 from rollmesh.mesh.errors import DataError
-from rollmesh.mesh.images import MAX_IMAGE_BYTES, ImageProcessor
+from rollmesh.mesh.trajectory.images import MAX_IMAGE_BYTES, ImageProcessor
 from tests.generators.engines.tiny_vlm import IMAGE, WIDTH, TinyVlm, picture
 from tests.learner.data.conftest import record, write_jsonl
 

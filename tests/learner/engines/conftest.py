@@ -12,7 +12,7 @@ import torch
 from filelock import FileLock
 
 from rollmesh.learner.checkpoint.store import CheckpointStore
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.learner.engines.models import make_critic, make_engine, make_model
 from tests.learner.engines.training import critic_loss, train_step
 from tests.learner.ranks import run_two_ranks

@@ -18,7 +18,7 @@ from rollmesh.learner.checkpoint.store import CheckpointStore, load_checkpoint
 from rollmesh.learner.engines.fsdp2.state import load_state, save_state
 from rollmesh.mesh.config.models import ModelSection, OptimizerSection
 from rollmesh.mesh.errors import DataError
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.learner.engines.models import EXPORT_BUCKET_BYTES, make_engine, make_model, make_sequences
 from tests.learner.engines.test_gradients import assert_same
 from tests.learner.engines.training import log_probs, make_batches, policy_loss, train_step, weights

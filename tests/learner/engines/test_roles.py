@@ -12,7 +12,7 @@ from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.checkpoint.store import CheckpointStore, load_checkpoint
 from rollmesh.mesh.config.models import OptimizerSection
 from rollmesh.mesh.errors import ConfigError, DataError
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.learner.engines.models import make_critic, make_engine, make_frozen, make_sequences
 from tests.learner.engines.test_gradients import assert_same
 from tests.learner.engines.training import (

@@ -15,7 +15,7 @@ from rollmesh.learner.checkpoint.store import CheckpointStore
 from rollmesh.learner.engines.base import Engine
 from rollmesh.learner.engines.fsdp2.export import full_tensors
 from rollmesh.mesh.errors import DataError
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.learner.engines.models import EXPORT_BUCKET_BYTES, make_critic, make_engine, make_frozen
 from tests.learner.engines.training import critic_loss, gradients, train_step, weights
 

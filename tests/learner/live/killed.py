@@ -14,8 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-import rollmesh.learner.checkpoints
-from rollmesh.buffer.client import BufferClient
+import rollmesh.learner.coordinator.checkpoint_scheduler
+from rollmesh.buffer.client.client import BufferClient
 from rollmesh.learner.checkpoint import retention
 from rollmesh.learner.checkpoint.store import CheckpointStore
 from rollmesh.learner.engines.fsdp2.engine import Fsdp2Engine
@@ -73,7 +73,7 @@ def killed_before_the_commit() -> None:
 
 
 def killed_after_the_commit() -> None:
-    rollmesh.learner.checkpoints.prune = die
+    rollmesh.learner.coordinator.checkpoint_scheduler.prune = die
 
 
 def killed_while_it_removes() -> None:

@@ -10,12 +10,12 @@ import pytest
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from rollmesh.best import best_of
+from rollmesh.checkpoint_choice import best_of
 from rollmesh.cli.app import app
 from rollmesh.learner.checkpoint.best import best_checkpoint
 from rollmesh.learner.checkpoint.store import CheckpointStore
-from rollmesh.learner.consumption import read_log
-from rollmesh.learner.eval_log import EvalLog
+from rollmesh.learner.evaluation.result_log import EvalLog
+from rollmesh.learner.recovery.consumption_log import read_log
 from rollmesh.mesh.errors import DataError
 from tests.learner.live.test_runs import wait_for_line
 from tests.learner.live.tiny import make_config, meanwhile, mesh_of, run_learner

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollmesh.buffer.client import BufferClient, Outgoing
-from rollmesh.buffer.service import BufferService
-from rollmesh.learner.evaluation import EvalResult, Evaluator
+from rollmesh.buffer.client.client import BufferClient, Outgoing
+from rollmesh.buffer.server.process import BufferService
+from rollmesh.learner.evaluation.evaluator import EvalResult, Evaluator
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.membership import MembershipAgent
-from rollmesh.mesh.rpc import open_channel
-from rollmesh.mesh.trajectory import Trajectory, encode
-from rollmesh.mesh.versions import PolicyVersion, VersionRuns
+from rollmesh.mesh.rpc.rpc import open_channel
+from rollmesh.mesh.trajectory.payload_codec import Trajectory, encode
+from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from rollmesh.protos import buffer_pb2, membership_pb2, trajectory_pb2
 from tests.faults.proxy import Conditions, ProxyLoop
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rollmesh.learner.consumption import surviving
-from rollmesh.mesh.threads import thread_environment
+from rollmesh.learner.recovery.consumption_log import surviving
+from rollmesh.mesh.runtime.threads import thread_environment
 from tests.learner.live.killed import FAULTS
 from tests.learner.live.test_runs import assert_nothing_twice, ledger, records, summary, uses
 from tests.learner.live.tiny import make_config, mesh_of

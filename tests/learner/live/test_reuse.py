@@ -6,14 +6,14 @@ from collections import Counter
 from pathlib import Path
 
 from rollmesh.learner.algorithms.types import Group
-from rollmesh.learner.priorities import reward_std
+from rollmesh.learner.coordinator.priorities import reward_std
 from rollmesh.mesh.errors import ConfigError
 from tests.learner.live.test_runs import assert_nothing_twice, ledger, records, uses
 from tests.learner.live.tiny import make_config, mesh_of, run_learner
 
 ALGORITHM = """
 from rollmesh.learner.algorithms.base import Batch
-from rollmesh.learner.algorithms.policy_gradient import PolicyGradient
+from rollmesh.learner.algorithms.dataflows.policy_gradient import PolicyGradient
 
 
 class Watching(PolicyGradient):

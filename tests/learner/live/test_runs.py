@@ -18,19 +18,19 @@ import grpc
 import numpy as np
 import pytest
 
-from rollmesh.buffer.client import BufferClient, Outgoing
-from rollmesh.generators.held import HeldGroup
-from rollmesh.generators.packing import member_write
+from rollmesh.buffer.client.client import BufferClient, Outgoing
+from rollmesh.generators.rollout.active_group import HeldGroup
+from rollmesh.generators.rollout.encoding import member_write
 from rollmesh.learner.checkpoint.names import listed
-from rollmesh.learner.consumption import Use, read_log, surviving
+from rollmesh.learner.coordinator.coordinator import Leader
 from rollmesh.learner.engines.fsdp2.engine import Fsdp2Engine
-from rollmesh.learner.leader import Leader
-from rollmesh.learner.recording import FOLDER, Recording
+from rollmesh.learner.recording.recording import FOLDER, Recording
+from rollmesh.learner.recovery.consumption_log import Use, read_log, surviving
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import DivergedError, FencedError, StarvedError, TakeoverRefusedError, UnreachableError
-from rollmesh.mesh.rpc import open_channel
-from rollmesh.mesh.trajectory import decode, encode
+from rollmesh.mesh.rpc.rpc import open_channel
+from rollmesh.mesh.trajectory.payload_codec import decode, encode
 from rollmesh.protos import buffer_pb2, learner_pb2, learner_pb2_grpc
 from tests.learner.live.tiny import make_config, meanwhile, mesh_of, open_mesh, run_learner, start_learner
 
@@ -337,7 +337,7 @@ def test_two_ranks_train_the_same_run(tmp_path: Path, monkeypatch: pytest.Monkey
             payload = encode(replace(trajectory, response_ids=np.full_like(trajectory.response_ids, 1 << 20)))
         return member_write(group, meta, payload, **how)
 
-    monkeypatch.setattr("rollmesh.generators.delivery.member_write", unknown_tokens_at_first)
+    monkeypatch.setattr("rollmesh.generators.rollout.submission.member_write", unknown_tokens_at_first)
     changes = {
         "algorithm.name": "prime",
         "algorithm.filter": {"accuracy_low": None},

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rollmesh.buffer.service import BufferService
-from rollmesh.launcher.monitor import MeshView, Snapshot
-from rollmesh.launcher.view import figures
-from rollmesh.learner.controls import Controls
-from rollmesh.learner.stalls import StallReporter
-from rollmesh.learner.state import LearnerState
+from rollmesh.buffer.server.process import BufferService
+from rollmesh.launcher.console.view import figures
+from rollmesh.launcher.mesh_monitor import MeshView, Snapshot
+from rollmesh.learner.control_requests import Controls
+from rollmesh.learner.liveness.stall_reporter import StallReporter
+from rollmesh.learner.status import LearnerState
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import StalledError
-from rollmesh.mesh.service import AsyncBridge
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.runtime.service import AsyncBridge
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.report.stalls import read_stalls, stall_grid
 from tests.buffer.mesh_fixture import Generator, Learner, make_write, refs
 from tests.learner.live.test_runs import ledger, wait_for_line

@@ -21,13 +21,13 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 import rollmesh.generators.service
 import rollmesh.learner.service
-from rollmesh.buffer.service import BufferService
-from rollmesh.mesh.access.code import AllowCode, CodeRule
+from rollmesh.buffer.server.process import BufferService
+from rollmesh.mesh.access.code_permissions import AllowCode, CodeRule
 from rollmesh.mesh.access.credentials import Identity, Role
 from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.config.models import SecuritySection
-from rollmesh.mesh.service import AsyncBridge, Shutdown
-from rollmesh.mesh.threads import thread_environment
+from rollmesh.mesh.runtime.service import AsyncBridge, Shutdown
+from rollmesh.mesh.runtime.threads import thread_environment
 from tests.repository import REPOSITORY
 
 _LIFE_S = 60.0
@@ -152,7 +152,7 @@ def config_code(config: Config) -> str:
 
 def start_learner(config: Config, mesh: str, folder: Path, name: str = "learner", *, takeover: bool = False) -> Process:
     code = (
-        f"{config_code(config)}from pathlib import Path\nfrom rollmesh.mesh.ranks import become_ranks\n"
+        f"{config_code(config)}from pathlib import Path\nfrom rollmesh.mesh.runtime.ranks import become_ranks\n"
         "become_ranks(config.learner.ranks)\nfrom rollmesh.learner.service import run\n"
         f"raise SystemExit(run(config, {mesh!r}, takeover={takeover}, "
         f"ready_file=Path({str(folder / name)!r} + '.ready')))"

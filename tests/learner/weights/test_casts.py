@@ -9,7 +9,7 @@ import torch
 
 from rollmesh.learner.weights import WeightPublisher
 from rollmesh.mesh.errors import WeightsError
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import check_manifest
 from rollmesh.mesh.weights.tensors import dtype_name, named_tensors
 

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from rollmesh.learner.weights import WeightPublisher, read_model_bundle
-from rollmesh.learner.weights.offers import Offer
-from rollmesh.learner.weights.published import PublishedVersion
-from rollmesh.learner.weights.storage import VersionWriter, sweep
+from rollmesh.learner.weights.published_version import PublishedVersion
+from rollmesh.learner.weights.transports import Offer
+from rollmesh.learner.weights.version_storage import VersionWriter, sweep
 from rollmesh.mesh.errors import DataError, WeightsError
-from rollmesh.mesh.hosts import host_id
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.runtime.hosts import host_id
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import check_manifest, digest_of
 from rollmesh.protos import weights_pb2
 from tests.repository import REPOSITORY
@@ -143,7 +143,7 @@ _KILLED = """
 import sys, time, torch
 from pathlib import Path
 from rollmesh.learner.weights import WeightPublisher
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 publisher = WeightPublisher("run", {}, directory=Path(sys.argv[1]))
 publisher.publish(PolicyVersion(1, 0), [("w", torch.zeros(100))], "float32")
 sys.stdout.write("ready\\n"); sys.stdout.flush()

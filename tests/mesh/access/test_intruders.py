@@ -12,13 +12,13 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from rollmesh.mesh import rpc
 from rollmesh.mesh.access.credentials import Identity, Role, new_identity
 from rollmesh.mesh.access.permissions import VERBS, check_role, contract_of
 from rollmesh.mesh.access.secret import parse_secret
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import PermissionDeniedError
-from rollmesh.mesh.service import add_health_and_reflection
+from rollmesh.mesh.rpc import rpc
+from rollmesh.mesh.runtime.service import add_health_and_reflection
 from tests.mesh.access.verbs import Verb, all_verbs, attempts
 from tests.secrets_here import TOKEN, write_secret
 

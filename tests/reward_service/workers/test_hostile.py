@@ -13,13 +13,13 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from rollmesh.mesh.liveness.ends import survivors
+from rollmesh.mesh.liveness.process_ends import survivors
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.client import RewardClient
 from rollmesh.reward_service.engine import ScoringEngine
 from rollmesh.reward_service.outcomes import REASON_LENGTH
 from rollmesh.reward_service.server import RewardServer
-from rollmesh.reward_service.workers.lane import Lane
+from rollmesh.reward_service.workers.unit_queue import Lane
 
 pytestmark = pytest.mark.slow
 HOSTILE = Path(__file__).parent / "hostile.py"

@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from rollmesh.mesh.errors import RewardError
-from rollmesh.mesh.liveness.ends import survivors
+from rollmesh.mesh.liveness.process_ends import survivors
 from rollmesh.reward_service.outcomes import Failed, Scored, Unscorable
 from rollmesh.reward_service.workers.messages import ANSWER_BYTES, pack_answer, unpack_answer
-from rollmesh.reward_service.workers.page import Page
+from rollmesh.reward_service.workers.shared_page import Page
 from tests.repository import REPOSITORY
 
 OWNER = """

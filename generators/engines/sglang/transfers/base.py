@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rollmesh.generators.engines.sglang.client import RefusedError
+from rollmesh.generators.engines.sglang.http_client import RefusedError
 from rollmesh.mesh.errors import WeightsError
 
 if TYPE_CHECKING:
-    from rollmesh.generators.engines.sglang.client import Client
+    from rollmesh.generators.engines.sglang.http_client import Client
 
 # An update moves all bytes of a model; the server is watched meanwhile.
 UPDATE_S = 600.0

@@ -16,7 +16,7 @@ from rollmesh.mesh.errors import WeightsError
 if TYPE_CHECKING:
     import torch
 
-    from rollmesh.generators.engines.sglang.client import Client
+    from rollmesh.generators.engines.sglang.http_client import Client
 
 FILE_BYTES = 2 * 2**30
 

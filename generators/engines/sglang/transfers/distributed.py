@@ -24,16 +24,16 @@ from urllib.parse import urlsplit
 import torch
 from torch.distributed import PrefixStore, TCPStore
 
-from rollmesh.generators.engines.sglang.client import RefusedError
+from rollmesh.generators.engines.sglang.http_client import RefusedError
 from rollmesh.generators.engines.sglang.transfers.base import UPDATE_S, DtypeOf, Staged, Transfer, begin
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.weights.broadcast import BroadcastBackend, broadcast_options, connect_group, wait_through
-from rollmesh.mesh.weights.meeting import open_store, own_host
+from rollmesh.mesh.weights.rendezvous import open_store, own_host
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend
 
-    from rollmesh.generators.engines.sglang.client import Client
+    from rollmesh.generators.engines.sglang.http_client import Client
 
 log = logging.getLogger(__name__)
 

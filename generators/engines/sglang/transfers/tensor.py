@@ -12,7 +12,7 @@ from rollmesh.mesh.errors import WeightsError
 if TYPE_CHECKING:
     import torch
 
-    from rollmesh.generators.engines.sglang.client import Client
+    from rollmesh.generators.engines.sglang.http_client import Client
 
 BUCKET_BYTES = 512 * 2**20
 

@@ -12,8 +12,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollmesh.generators.engines.base import EngineError
-from rollmesh.generators.engines.sglang.capabilities import Capabilities
+from rollmesh.generators.engines.interface import EngineError
+from rollmesh.generators.engines.sglang.server_features import Capabilities
 
 CAN = Capabilities(
     version="scripted", context=1024, ranks=1, incremental=True, one_front=True, drains=True, session=True, load="",

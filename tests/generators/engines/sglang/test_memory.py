@@ -11,8 +11,8 @@ from aiohttp.test_utils import TestServer
 from pydantic import ValidationError
 
 from rollmesh.generators.engines import create_engine
-from rollmesh.generators.engines.base import EngineError, EngineSettings
-from rollmesh.generators.engines.sglang import cpu, launch
+from rollmesh.generators.engines.interface import EngineError, EngineSettings
+from rollmesh.generators.engines.sglang import cpu, server_args
 from rollmesh.mesh.config.rollout import SglangSection
 from rollmesh.mesh.errors import ConfigError
 from tests.generators.engines.collector import DEADLINE_S, Collector
@@ -69,7 +69,7 @@ def test_weights_that_come_while_asleep_have_their_memory_first(keeps: bool, con
 def test_a_server_can_give_all_of_its_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its graphs too, which it says by a variable; and segments that grow could not be."""
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,roundup_power2_divisions:[256:1,512:2]")
-    variables = launch.environment(EngineSettings(device="cuda"))
+    variables = server_args.environment(EngineSettings(device="cuda"))
     assert variables["SGLANG_MEMORY_SAVER_CUDA_GRAPH"] == "1"
     assert variables["PYTORCH_CUDA_ALLOC_CONF"] == "roundup_power2_divisions:[256:1,512:2]"
     assert "PYTORCH_ALLOC_CONF" not in variables
@@ -78,36 +78,36 @@ def test_a_server_can_give_all_of_its_memory_back(monkeypatch: pytest.MonkeyPatc
 def test_a_broadcast_to_another_machine_has_to_be_allowed() -> None:
     section = SglangSection(address="http://node:30000", transfer="distributed")
     with pytest.raises(ConfigError, match=r"broadcast weights to node: .*neither token nor TLS.*allow_insecure"):
-        launch.check(section, allow_insecure=False)
-    launch.check(section, allow_insecure=True)
-    launch.check(SglangSection(transfer="distributed"), allow_insecure=False)
+        server_args.check(section, allow_insecure=False)
+    server_args.check(section, allow_insecure=True)
+    server_args.check(SglangSection(transfer="distributed"), allow_insecure=False)
 
 
 def test_a_key_is_for_a_server_that_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"key_file.*address"):
-        launch.check(SglangSection(key_file=tmp_path), allow_insecure=False)
-    launch.check(SglangSection(key_file=tmp_path, address="http://there:30000"), allow_insecure=False)
+        server_args.check(SglangSection(key_file=tmp_path), allow_insecure=False)
+    server_args.check(SglangSection(key_file=tmp_path, address="http://there:30000"), allow_insecure=False)
 
 
 def test_copies_that_meet_on_all_addresses_have_to_be_allowed() -> None:
     section = SglangSection(data_parallel=2)
     with pytest.raises(ConfigError, match=r"data_parallel 2: .*all addresses.*neither token nor TLS.*allow_insecure"):
-        launch.check(section, allow_insecure=False)
-    launch.check(section, allow_insecure=True)
-    launch.check(SglangSection(data_parallel=2, address="http://there:30000"), allow_insecure=False)
+        server_args.check(section, allow_insecure=False)
+    server_args.check(section, allow_insecure=True)
+    server_args.check(SglangSection(data_parallel=2, address="http://there:30000"), allow_insecure=False)
 
 
 @pytest.mark.parametrize("copies", [1, 2])
 def test_the_processes_of_a_server_meet_in_a_file(copies: int, tmp_path: Path) -> None:
     """But for several copies of the model, for which SGLang has one variable."""
-    meeting = launch.meeting(SglangSection(data_parallel=copies), tmp_path, 21_000)
+    meeting = server_args.meeting(SglangSection(data_parallel=copies), tmp_path, 21_000)
     assert any(str(tmp_path) in value for value in meeting.values()) == (copies == 1)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_no_option_contradicts_what_a_server_is_started_with(device: str, tmp_path: Path) -> None:
     section = SglangSection(tensor_parallel=2, data_parallel=2, expert_parallel=2, mem_fraction=0.5, kv_cache_tokens=9)
-    line = launch.command(tmp_path, EngineSettings(device=device), section, port=1, context=8, vocabulary=9)
+    line = server_args.command(tmp_path, EngineSettings(device=device), section, port=1, context=8, vocabulary=9)
     set_here = {part.removeprefix("--") for part in line if part.startswith("--")}
     # What a server says of itself is asked for, whatever it was started with.
     free = set(cpu.arguments(1, 1)) - {"device", "max-total-tokens", "mem-fraction-static", "disable-overlap-schedule"}
@@ -136,12 +136,14 @@ def test_a_broadcast_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     settings = EngineSettings(device="cuda")
     for parallel, device in ((1, 1), (2, 2)):
-        assert launch.sending_device(settings, SglangSection(tensor_parallel=parallel)) == torch.device("cuda", device)
+        assert server_args.sending_device(settings, SglangSection(tensor_parallel=parallel)) == torch.device(
+            "cuda", device
+        )
     with pytest.raises(ConfigError, match="besides the 3 of SGLang"):
-        launch.sending_device(settings, SglangSection(tensor_parallel=3))
+        server_args.sending_device(settings, SglangSection(tensor_parallel=3))
     # Where a server of somebody else's runs is not known here.
-    assert launch.sending_device(settings, SglangSection(address="http://there:1")) == torch.device("cuda")
-    assert launch.sending_device(EngineSettings(), SglangSection()) == torch.device("cpu")
+    assert server_args.sending_device(settings, SglangSection(address="http://there:1")) == torch.device("cuda")
+    assert server_args.sending_device(EngineSettings(), SglangSection()) == torch.device("cpu")
 
 
 _TRACEBACK = """the SGLang server has died (exit code 1); the end of its log:
@@ -156,14 +158,14 @@ Traceback (most recent call last):
 def test_a_server_that_refuses_its_arguments_is_told_from_one_that_breaks() -> None:
     """A restart would end the same way."""
     usage = "usage: sglang serve [-h]\nsglang serve: error: argument --kv-cache-dtype: invalid choice: 'foo'"
-    assert launch.refuses_arguments(f"the SGLang server has died (exit code 2); the end of its log:\n{usage}")
+    assert server_args.refuses_arguments(f"the SGLang server has died (exit code 2); the end of its log:\n{usage}")
 
     def refused(file: str, function: str, error: str) -> bool:
-        return launch.refuses_arguments(_TRACEBACK.format(file=file, function=function, error=error))
+        return server_args.refuses_arguments(_TRACEBACK.format(file=file, function=function, error=error))
 
     assert refused("arg_groups/validation_hook.py", "check_server_args", "AssertionError")
     assert refused("server_args.py", "__post_init__", "ValueError")
     # The machine, not the arguments.
     assert not refused("server_args.py", "__post_init__", "OSError")
     assert not refused("managers/scheduler.py", "__init__", "ValueError")
-    assert not launch.refuses_arguments("the SGLang server has died (exit code -9); the end of its log:\n")
+    assert not server_args.refuses_arguments("the SGLang server has died (exit code -9); the end of its log:\n")

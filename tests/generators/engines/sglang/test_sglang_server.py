@@ -15,11 +15,11 @@ import pytest
 
 from rollmesh.generators.engine_watch import FrozenEngineError, watch
 from rollmesh.generators.engines import create_engine
-from rollmesh.generators.engines.base import EngineSettings
+from rollmesh.generators.engines.interface import EngineSettings
 from rollmesh.mesh.config.rollout import SglangSection
 from rollmesh.mesh.errors import ConfigError
-from rollmesh.mesh.liveness.ends import survivors
-from rollmesh.mesh.liveness.sight import look
+from rollmesh.mesh.liveness.process_ends import survivors
+from rollmesh.mesh.liveness.process_state import look
 from tests.generators.engines.collector import Collector
 from tests.generators.engines.harness import V1, V2, request
 from tests.generators.engines.sglang.server import START_S, SglangHarness, SharedServer

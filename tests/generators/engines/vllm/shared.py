@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rollmesh.generators.engines.base import EngineListener, EngineSettings, InferenceEngine, KvPolicy, SleepReport
-from rollmesh.generators.engines.checks import Limits
-from rollmesh.generators.engines.driven.backend import Backend, Chunk, Figures, Job
-from rollmesh.generators.engines.driven.folder import read_folder
+from rollmesh.generators.engines.external.backend import Backend, Chunk, Figures, Job
+from rollmesh.generators.engines.external.model_info import read_folder
+from rollmesh.generators.engines.interface import EngineListener, EngineSettings, InferenceEngine, KvPolicy, SleepReport
+from rollmesh.generators.engines.request_validation import Limits
 from rollmesh.generators.engines.vllm.engine import VllmEngine
 from rollmesh.mesh.config.rollout import VllmSection
-from rollmesh.mesh.liveness.verdict import Sight
+from rollmesh.mesh.liveness.freeze_detector import Sight
 from tests.generators.engines.harness import ModelHarness
 from tests.generators.engines.tiny import ContractModel
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rollmesh.generators.engines.base import KvPolicy
+from rollmesh.generators.engines.interface import KvPolicy
 from tests.generators.engines.contract import EngineContract
 from tests.generators.engines.harness import EngineHarness
 from tests.generators.engines.tiny import ContractModel

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmesh.generators.engines.vllm.copies import Copies
+from rollmesh.generators.engines.vllm.replica_routing import Copies
 
 
 @given(st.integers(1, 8), st.lists(st.integers(0, 12), max_size=60), st.randoms())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from rollmesh.generators.engines.base import KvPolicy
+from rollmesh.generators.engines.interface import KvPolicy
 from tests.generators.engines.contract import EngineContract
 from tests.generators.engines.harness import EngineHarness
 from tests.generators.engines.tiny import ContractModel
@@ -34,13 +34,13 @@ class TestVllmOnCuda(EngineContract):
     def started(
         self, request: pytest.FixtureRequest, contract_model: ContractModel
     ) -> Iterator[tuple[KvPolicy, SharedVllm]]:
-        from rollmesh.generators.engines.vllm import native
+        from rollmesh.generators.engines.vllm import native_transfer
         from tests.generators.engines.vllm.shared import SharedVllm, VllmHarness, settings
 
         kv, section = request.param
         with pytest.MonkeyPatch.context() as patched:
             # Most tensors of the tiny model are above it, and a set takes several buffers.
-            patched.setattr(native, "_PACK_BYTES", 4096)
+            patched.setattr(native_transfer, "_PACK_BYTES", 4096)
             shared = SharedVllm(contract_model.folder, settings(VllmHarness.slots, kv, "cuda", **section))
             yield kv, shared
             shared.close()

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from rollmesh.generators.engines import create_engine
-from rollmesh.generators.engines.base import EngineSettings, GenerationRequest, GenerationResult, SamplingParams
+from rollmesh.generators.engines.interface import EngineSettings, GenerationRequest, GenerationResult, SamplingParams
 from rollmesh.mesh.config.rollout import VllmSection
 from rollmesh.mesh.errors import PayloadError
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.generators.engines.collector import Collector
 from tests.generators.engines.harness import V1, V2, prefix_of
 from tests.generators.engines.tiny_vlm import CONTEXT, IMAGE, TinyVlm, picture

@@ -15,12 +15,12 @@ import torch
 from pydantic import ValidationError
 
 from rollmesh.generators.engines.allocator import without_growing_segments
-from rollmesh.generators.engines.base import EngineSettings
-from rollmesh.generators.engines.checkpoint import Checkpoint
-from rollmesh.generators.engines.driven.folder import read_folder
-from rollmesh.generators.engines.vllm.arguments import check_features, engine_arguments, transfer_of
+from rollmesh.generators.engines.checkpoint_names import Checkpoint
+from rollmesh.generators.engines.external.model_info import read_folder
+from rollmesh.generators.engines.interface import EngineSettings
+from rollmesh.generators.engines.vllm.engine_args import check_features, engine_arguments, transfer_of
 from rollmesh.generators.engines.vllm.environment import check_build
-from rollmesh.generators.engines.vllm.shared import SharedWeights, mapped
+from rollmesh.generators.engines.vllm.shared_weights import SharedWeights, mapped
 from rollmesh.mesh.config.load import load_config
 from rollmesh.mesh.config.rollout import RolloutSection, VllmSection
 from rollmesh.mesh.errors import ConfigError, WeightsError

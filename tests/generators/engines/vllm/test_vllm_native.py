@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 import torch
 
-from rollmesh.generators.engines.base import EngineError, EngineSettings
-from rollmesh.generators.engines.vllm.arguments import engine_arguments
+from rollmesh.generators.engines.interface import EngineError, EngineSettings
+from rollmesh.generators.engines.vllm.engine_args import engine_arguments
 from rollmesh.mesh.config.rollout import VllmSection
 from rollmesh.mesh.errors import ConfigError, WeightsError
 from tests.generators.engines.collector import DEADLINE_S
 from tests.generators.engines.tiny import ContractModel
 
 if TYPE_CHECKING:
-    from rollmesh.generators.engines.vllm.native import NativeSender
+    from rollmesh.generators.engines.vllm.native_transfer import NativeSender
 
 pytestmark = [pytest.mark.engine("vllm"), pytest.mark.timeout(300)]
 
@@ -114,11 +114,11 @@ class Torch:
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     from vllm.distributed.weight_transfer import packed_tensor
 
-    from rollmesh.generators.engines.vllm import native
+    from rollmesh.generators.engines.vllm import native_transfer
 
     device, stream = Device(), SimpleNamespace(synchronize=lambda: None)
     monkeypatch.setattr(packed_tensor, "torch", Torch(device.packed))
-    monkeypatch.setattr(native, "torch", Torch(device.reserved))
+    monkeypatch.setattr(native_transfer, "torch", Torch(device.reserved))
     monkeypatch.setattr(packed_tensor, "reduce_tensor", lambda _: (None, ("handle",)))
     monkeypatch.setattr(packed_tensor, "_get_streams", lambda _, count: (stream,) * count)
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda _: None)
@@ -166,7 +166,7 @@ async def connected(sender: NativeSender, engine: Any) -> AsyncIterator[NativeSe
 def ipc_sender(where: str = "cpu") -> NativeSender:
     from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 
-    from rollmesh.generators.engines.vllm.native import NativeSender
+    from rollmesh.generators.engines.vllm.native_transfer import NativeSender
 
     return NativeSender(torch.device(where), IPCTrainerInitInfo(rank=0, packed=True), in_flight=1)
 
@@ -183,7 +183,7 @@ def group(device: Device, monkeypatch: pytest.MonkeyPatch) -> FakeGroup:
 def nccl_sender() -> NativeSender:
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
-    from rollmesh.generators.engines.vllm.native import NativeSender
+    from rollmesh.generators.engines.vllm.native_transfer import NativeSender
 
     return NativeSender(torch.device("cpu"), NCCLTrainerInitInfo("127.0.0.1", 1, 2, rank=0), in_flight=3)
 
@@ -261,7 +261,7 @@ def test_a_device_without_room_keeps_the_former_weights(device: Device) -> None:
 
 
 def test_a_tensor_is_on_the_device_when_it_is_sent_and_no_longer() -> None:
-    from rollmesh.generators.engines.vllm.native import StagedSource
+    from rollmesh.generators.engines.vllm.native_transfer import StagedSource
 
     source = StagedSource(torch.device("meta"))
     source.tensors = WEIGHTS
@@ -327,7 +327,7 @@ def test_a_transfer_that_hangs_holds_up_nothing(device: Device, group: FakeGroup
 
 
 def test_what_a_transfer_needs_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rollmesh.generators.engines.vllm.native import native_sender
+    from rollmesh.generators.engines.vllm.native_transfer import native_sender
 
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 3)
     sender = native_sender("nccl", torch.device("cuda:1"), 1)
@@ -342,8 +342,8 @@ def test_experts_of_each_step_become_those_of_the_response() -> None:
     """As vLLM tells them: the prompt's with the first token, then one row per step; none of the last token."""
     from vllm.v1.engine import EngineCoreOutput, FinishReason
 
-    from rollmesh.generators.engines.driven.backend import Chunk
-    from rollmesh.generators.engines.vllm.decoding import Stream
+    from rollmesh.generators.engines.external.backend import Chunk
+    from rollmesh.generators.engines.vllm.output_stream import Stream
 
     experts = np.arange(5 * 2 * 2, dtype=np.int16).reshape(5, 2, 2)
     steps = [([7], experts[:3], None), ([8], experts[3:4], None), ([9], experts[4:], FinishReason.LENGTH)]
@@ -380,24 +380,24 @@ def test_another_vllm_is_refused_by_what_it_lacks(monkeypatch: pytest.MonkeyPatc
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.output_processor import OutputProcessor
 
-    from rollmesh.generators.engines.vllm import names
+    from rollmesh.generators.engines.vllm import private_names
 
-    names.check_package()
+    private_names.check_package()
     with monkeypatch.context() as other:
         other.delattr(AsyncLLM, "_run_output_handler")
         with pytest.raises(ConfigError, match=f"vLLM {vllm.__version__} .*AsyncLLM._run_output_handler"):
-            names.check_package()
+            private_names.check_package()
     with monkeypatch.context() as other:
         other.setattr(OutputProcessor, "process_outputs", lambda self, engine_core_outputs: None)
         with pytest.raises(ConfigError, match=r"process_outputs takes no weight_version"):
-            names.check_package()
+            private_names.check_package()
     with pytest.raises(ConfigError, match=r"no AsyncLLM.output_processor.stream_interval"):
-        names.check_engine(SimpleNamespace())
+        private_names.check_engine(SimpleNamespace())
 
 
 def test_a_start_has_a_deadline() -> None:
-    from rollmesh.generators.engines.vllm.figures import LoadFigures
-    from rollmesh.generators.engines.vllm.launching import Launch
+    from rollmesh.generators.engines.vllm.launcher import Launch
+    from rollmesh.generators.engines.vllm.load_metrics import LoadFigures
 
     launch, over = Launch({}, LoadFigures(), 0.01), threading.Event()
     launch._build = over.wait  # type: ignore[assignment,method-assign]
@@ -427,8 +427,8 @@ def test_arguments_that_vllm_refuses_are_a_wrong_configuration(
     options: dict[str, Any], said: str, contract_model: ContractModel
 ) -> None:
     """A restart would end the same way; told before any process is started."""
-    from rollmesh.generators.engines.vllm.figures import LoadFigures
-    from rollmesh.generators.engines.vllm.launching import Launch
+    from rollmesh.generators.engines.vllm.launcher import Launch
+    from rollmesh.generators.engines.vllm.load_metrics import LoadFigures
 
     settings = EngineSettings(vllm=VllmSection(options=options))
     launch = Launch(engine_arguments(contract_model.folder, settings, context=64, tokenizer=True), LoadFigures(), 60.0)

@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from rollmesh.generators.engine_watch import watch
-from rollmesh.generators.engines.base import EngineError, SamplingParams
-from rollmesh.generators.engines.driven.backend import Job
+from rollmesh.generators.engines.external.backend import Job
+from rollmesh.generators.engines.interface import EngineError, SamplingParams
 from rollmesh.mesh.errors import WeightsError
-from rollmesh.mesh.liveness.ends import survivors
-from rollmesh.mesh.liveness.verdict import State
+from rollmesh.mesh.liveness.freeze_detector import State
+from rollmesh.mesh.liveness.process_ends import survivors
 from tests.generators.engines.harness import V1, V2, request
 from tests.generators.engines.tiny import ContractModel
 

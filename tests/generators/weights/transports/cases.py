@@ -6,13 +6,13 @@ from pathlib import Path
 
 from rollmesh.generators.weights.transports.broadcast import Broadcast
 from rollmesh.generators.weights.transports.disk import Disk
-from rollmesh.generators.weights.transports.grpc import Grpc
+from rollmesh.generators.weights.transports.grpc_transport import Grpc
 from rollmesh.generators.weights.transports.shm import SharedMemory
 from rollmesh.learner.weights import WeightPublisher
-from rollmesh.learner.weights import offers as learner_offers
-from rollmesh.learner.weights.offers import Offer
+from rollmesh.learner.weights import transports as learner_offers
+from rollmesh.learner.weights.transports import Offer
 from rollmesh.mesh.config.models import NetworkSection
-from rollmesh.mesh.hosts import host_id
+from rollmesh.mesh.runtime.hosts import host_id
 from tests.generators.weights.transports.world import RUN, SECURITY, Case, default_publisher
 
 

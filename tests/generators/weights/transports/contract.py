@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rollmesh.generators.weights.transfer import receive
+from rollmesh.generators.weights.verified_transfer import receive
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.weights import Wanted
 from rollmesh.protos import weights_pb2

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from rollmesh.generators.weights.transfer import Verified, receive
 from rollmesh.generators.weights.transports import choose, transports
 from rollmesh.generators.weights.transports.broadcast import Broadcast
-from rollmesh.learner.weights.offers import Broadcast as Offered
-from rollmesh.learner.weights.offers.broadcast import _Stuck as Stuck
+from rollmesh.generators.weights.verified_transfer import Verified, receive
+from rollmesh.learner.weights.transports import Broadcast as Offered
+from rollmesh.learner.weights.transports.broadcast import _Stuck as Stuck
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.weights import Wanted
 from rollmesh.mesh.weights import broadcast as group_module
@@ -212,7 +212,7 @@ async def test_a_group_that_cannot_be_formed_is_told_to_all(tmp_path: Path, monk
         raise RuntimeError("no group")
 
     async with local_learner(CASE, tmp_path) as learner:
-        monkeypatch.setattr("rollmesh.learner.weights.offers.broadcast.BroadcastGroup", fails)
+        monkeypatch.setattr("rollmesh.learner.weights.transports.broadcast.BroadcastGroup", fails)
         fetch = learner.fetch(Wanted.full(learner.publish(0)), 10 * DEADLINE_S, "here-0")
         with pytest.raises(WeightsError, match="no group"):
             await asyncio.wait_for(receive(learner.receiver(), fetch), DEADLINE_S)

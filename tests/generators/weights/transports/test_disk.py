@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from rollmesh.generators.weights.transports.disk import Disk
-from rollmesh.learner.weights import offers
-from rollmesh.learner.weights.published import PublishedVersion
+from rollmesh.learner.weights import transports
+from rollmesh.learner.weights.published_version import PublishedVersion
 from rollmesh.mesh.errors import WeightsError
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import Wanted
 from rollmesh.protos import weights_pb2
 from tests.generators.weights.test_receiver import mesh, same, weights
@@ -124,7 +124,7 @@ def test_refusals_say_what_is_missing(tmp_path: Path) -> None:
     assert Disk(tmp_path).refusal(Wanted(PolicyVersion(1, 0), None, [])) == "the learner offers no files"
 
 
-class Harmed(offers.Disk):
+class Harmed(transports.Disk):
     """Writes versions whose last file loses its end, when told to."""
 
     harm = False

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import torch
 
-from rollmesh.generators.learner_link import LearnerConnection
+from rollmesh.generators.weights.learner_connection import LearnerConnection
 from rollmesh.generators.weights.transports import Fetch, Received, Transport
 from rollmesh.learner.weights import WeightPublisher, WeightsService
 from rollmesh.mesh.config.models import SecuritySection
-from rollmesh.mesh.rpc import bind, new_server, open_channel
-from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.rpc.rpc import bind, new_server, open_channel
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import Wanted
 from rollmesh.protos import weights_pb2, weights_pb2_grpc
 from tests.repository import REPOSITORY

@@ -19,10 +19,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from rollmesh.generators.engines.hf.weights import ModelWeights
 from rollmesh.learner.algorithms.base import Loss
+from rollmesh.learner.algorithms.dataflows.policy_gradient import PolicyGradient
+from rollmesh.learner.algorithms.dataflows.resampling import pf_ppo_weights, resample
 from rollmesh.learner.algorithms.load import load_algorithm
-from rollmesh.learner.algorithms.policy_gradient import PolicyGradient
 from rollmesh.learner.algorithms.ragged import segment_std
-from rollmesh.learner.algorithms.resampling import pf_ppo_weights, resample
 from rollmesh.learner.algorithms.types import UpdatePlan
 from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.batching.types import PackedBatch, TrainSequence

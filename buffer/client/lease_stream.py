@@ -1,0 +1,97 @@
+"""Standing streams over which leases come: the client's side of "a lease lives only while its holder names it".
+
+Invariants: what is named is what the stream's owner holds, and what came and was not taken yet; it is named with the
+first request of every connection, whenever the server asks, and as soon as a lease is offered again with which its
+owner has finished. So a lease that no one knows ends, whatever was lost on the way.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from rollmesh.buffer.client.reconnecting_stream import StandingStream
+from rollmesh.buffer.protocol.leases import Lease
+from rollmesh.protos import buffer_pb2 as pb
+
+_REMEMBERED = 8192
+
+
+class Seen:
+    """Remembers the latest leases, to recognize what is delivered twice."""
+
+    def __init__(self) -> None:
+        self._leases: OrderedDict[Lease, None] = OrderedDict()
+
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(self._leases)
+
+    def add(self, lease: Lease) -> bool:
+        """Whether the lease is new."""
+        if lease in self._leases:
+            return False
+        self._leases[lease] = None
+        if len(self._leases) > _REMEMBERED:
+            self._leases.popitem(last=False)
+        return True
+
+    def forget(self, lease: Lease) -> None:
+        """The next delivery of the lease is the first again."""
+        self._leases.pop(lease, None)
+
+
+class LeaseStream(StandingStream):
+    """A standing stream whose client says what it holds.
+
+    Attributes:
+        holdings: the leases that the owner holds of those it took from the stream. Until the owner sets this, it holds
+            all that came.
+    """
+
+    def __init__(self, what: str, retry_s: float) -> None:
+        self._seen = Seen()
+        self._again: set[Lease] = set()
+        self._received_here = 0
+        self.holdings: Callable[[], Iterable[Lease]] | None = None
+        super().__init__(what, retry_s)
+        # Every connection begins with a question, which says within what time the next one comes.
+        self._patience_s = retry_s
+
+    @abstractmethod
+    def _take_in(self, response: Any) -> None:
+        """Takes one response."""
+
+    @abstractmethod
+    def _untaken(self) -> Iterable[Lease]:
+        """What came and was not taken yet."""
+
+    @abstractmethod
+    def _say(self, inventory: pb.Inventory | None) -> None:
+        """Sends how much was received, and what is held where that is to be said."""
+
+    def _inventory(self) -> pb.Inventory:
+        return pb.Inventory(leases=[pb.LeaseRef(group_id=g, lease_id=lease) for g, lease in self._named()])
+
+    def _named(self) -> set[Lease]:
+        return {*(self._seen if self.holdings is None else self.holdings()), *self._untaken()}
+
+    def _asked(self, within_ms: int) -> None:
+        """The server wants to know what is held, and will again within a lease term."""
+        self._patience_s = within_ms / 1000
+        self._say(self._inventory())
+
+    def _is_new(self, lease: Lease) -> bool:
+        """Counts what came; False where it is said again, as it is when a connection begins."""
+        self._received_here += 1
+        is_new = self._seen.add(lease)
+        if not is_new:
+            self._again.add(lease)
+        return is_new
+
+    def _received(self, response: Any) -> None:
+        self._take_in(response)
+        again, self._again = self._again, set()
+        if again and not again <= self._named():
+            self._say(self._inventory())

@@ -1,0 +1,156 @@
+"""Standing streams on the client side: one background task per stream that opens it again when it breaks.
+
+Invariants: a stream that cannot be opened for `retry_s` in a row, or whose task fails, ends with a typed error, which
+every reader and writer of it then sees; what the server may not have received is sent again after a reconnect, and what
+it answers twice is recognized by its keys.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from abc import ABC, abstractmethod
+from typing import Any
+
+import grpc
+
+from rollmesh.mesh.errors import LostStateError, OldGenerationError, RollmeshError, UnreachableError, ended_by
+from rollmesh.mesh.rpc.retries import Retries
+from rollmesh.mesh.rpc.rpc import is_transient, to_rollmesh_error
+
+log = logging.getLogger(__name__)
+_BACKOFF_S = 0.05
+_MAX_BACKOFF_S = 1.0
+
+
+class StandingStream(ABC):
+    """A bidirectional stream that reconnects.
+
+    Args:
+        what: names it in errors and logs.
+        retry_s: seconds of failures in a row after which it gives up.
+    """
+
+    def __init__(self, what: str, retry_s: float) -> None:
+        self._what = what
+        self._retries = Retries(retry_s)
+        self._backoff_s = _BACKOFF_S
+        self._outbox: asyncio.Queue[Any] = asyncio.Queue()
+        self._error: RollmeshError | None = None
+        # How long the server may say nothing, where that is known: one that hangs answers pings all the same.
+        self._patience_s: float | None = None
+        self._patience: asyncio.Timeout | None = None
+        self._task = asyncio.create_task(self._run(), name=what)
+        self._task.add_done_callback(self._ended)
+
+    @abstractmethod
+    def _open(self) -> Any:
+        """Opens the call."""
+
+    @abstractmethod
+    def _greeting(self) -> list[Any]:
+        """Requests that bring a new connection to the present state; empties what they make superfluous."""
+
+    @abstractmethod
+    def _received(self, response: Any) -> None:
+        """Takes one response."""
+
+    @abstractmethod
+    def _failed(self, error: RollmeshError) -> None:
+        """Tells all who wait that the stream is over."""
+
+    async def _lost_state(self) -> None:
+        """Redis may have lost state. The learner's stream makes up for it; others wait until it has."""
+        log.info("%s: Redis was restarted; waits for the learner to say what it has used", self._what)
+
+    def _send(self, request: Any) -> None:
+        if self._error is not None:
+            raise self._error
+        self._outbox.put_nowait(request)
+
+    def _expect(self, within_s: float | None) -> None:
+        """The server's next word is due within this time; None: nothing is due."""
+        self._patience_s = within_s
+        if self._patience is not None and not self._patience.expired():
+            now = asyncio.get_running_loop().time()
+            self._patience.reschedule(None if within_s is None else now + within_s)
+
+    async def close(self) -> None:
+        """Ends the stream."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                how = await self._converse()
+                error: RollmeshError = UnreachableError(f"{self._what}: the server {how}")
+            except grpc.aio.AioRpcError as failure:
+                error = to_rollmesh_error(failure, self._what)
+                if not is_transient(failure) and not isinstance(error, OldGenerationError | LostStateError):
+                    self._give_up(error)
+                    return
+            if isinstance(error, LostStateError):
+                try:
+                    await self._lost_state()
+                except RollmeshError as failure:
+                    self._give_up(failure)
+                    return
+            if self._retries.failed():
+                self._give_up(error)
+                return
+            log.debug("%s: %s; opening it again", self._what, error)
+            await asyncio.sleep(self._backoff_s * (0.5 + random.random()))  # noqa: S311  jitter
+            self._backoff_s = min(_MAX_BACKOFF_S, self._backoff_s * 2)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A fault of ours, in a response or in what the owner does with it: all who wait must hear of it."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        log.error("%s failed", self._what, exc_info=error)
+        self._give_up(ended_by(error, self._what))
+
+    def _give_up(self, error: RollmeshError) -> None:
+        self._error = error
+        self._failed(error)
+
+    async def _converse(self) -> str:
+        """One connection, until it ends; returns how the server has ended it.
+
+        Raises:
+            AioRpcError: the call failed.
+        """
+        call = self._open()
+        self._outbox = asyncio.Queue()
+        for request in self._greeting():
+            self._outbox.put_nowait(request)
+        outbox = self._outbox
+
+        async def send() -> None:
+            try:
+                while True:
+                    await call.write(await outbox.get())
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                # The reading side sees why the call ended.
+                return
+
+        sender = asyncio.create_task(send())
+        patience = self._patience = asyncio.timeout(self._patience_s)
+        try:
+            async with patience:
+                async for response in call:
+                    self._retries.answered()
+                    self._backoff_s = _BACKOFF_S
+                    self._received(response)
+                    self._expect(self._patience_s)
+            return "closed the stream"
+        except TimeoutError:
+            if not patience.expired():
+                raise
+            return f"has said nothing for {self._patience_s:.1f} s"
+        finally:
+            self._patience = None
+            sender.cancel()
+            await asyncio.gather(sender, return_exceptions=True)
+            call.cancel()

@@ -1,0 +1,1 @@
+"""Redis without reinforcement learning: connections, cluster, scripts, the embedded server."""

@@ -1,0 +1,305 @@
+"""Access to Redis, one server or a cluster: verbs by digest, batches of plain commands, typed errors.
+
+Invariants: no command is repeated behind the caller's back (a lost answer must be visible: the streams repair it);
+everything Redis can refuse or suffer becomes a `StoreError` with a hint; rights are asked for before the first verb,
+since a script that is refused a command in its middle would leave half of its work behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import hiredis
+import redis.asyncio
+import redis.exceptions as rex
+from redis.asyncio.client import PubSub
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from rollmesh.buffer.redis_backend.cluster import GUARD, ClusterWire
+from rollmesh.buffer.redis_backend.connection import Argument, TlsError, Wire
+from rollmesh.buffer.redis_backend.scripts import command_at, commands_of, load_scripts
+from rollmesh.mesh.config.redis_url import RedisAddress, RedisOptions, parse_redis_url
+from rollmesh.mesh.errors import StoreError
+
+log = logging.getLogger(__name__)
+# Pauses between looks at a Redis that is loading.
+_FIRST_LOOK_S, _LONGEST_LOOK_S = 0.05, 1.0
+_RIGHTS = 'docs/operations.md, "Redis", has the rights that a front needs'
+# As Redis says it of a command, of a command inside a script (6.2), and of one there (7).
+_DENIED = ("NOPERM", "executing the script can't", "ACL failure in script")
+
+
+def store_error(error: Exception, command: str = "") -> StoreError:
+    """What a Redis failure means for the reader; `command` is the one that was refused, where it is known."""
+    text = str(error) or type(error).__name__
+    if any(words in text for words in _DENIED):
+        return StoreError(f"Redis does not let our user run {command or 'a command'}: {text}", hint=_RIGHTS)
+    if "cluster support disabled" in text:
+        return StoreError(f"Redis is no cluster: {text}", hint="buffer.redis wants redis:// or rediss://")
+    if text.startswith(("MOVED", "CROSSSLOT")):
+        return StoreError(
+            f"Redis is a cluster: {text}", hint="buffer.redis wants redis-cluster:// or rediss-cluster://"
+        )
+    if text.startswith("ASK ") or "non local key" in text:
+        return StoreError(f"the run's metadata is moving to another node: {text}", hint="clients repeat the call")
+    if "CLUSTERDOWN" in text or "cluster is down" in text:
+        return StoreError(f"the Redis cluster is down: {text}", hint="are all of its primaries running?")
+    if isinstance(error, TlsError):
+        return StoreError(
+            f"TLS with Redis fails: {text}", hint="see buffer.redis_tls_ca, redis_tls_cert and redis_tls_key"
+        )
+    if isinstance(error, TimeoutError):
+        return StoreError(
+            f"Redis is too slow: {text}", hint="a slow disk or link? network.rpc_timeout_s is its deadline"
+        )
+    if isinstance(error, rex.OutOfMemoryError) or "OOM command" in text:
+        return StoreError(f"Redis refuses writes: {text}", hint="raise its maxmemory, or lower buffer.max_bytes")
+    if isinstance(error, rex.ReadOnlyError) or "READONLY" in text:
+        return StoreError(f"Redis refuses writes: {text}", hint="buffer.redis points to a replica; give the primary")
+    if "MISCONF" in text:
+        return StoreError(f"Redis refuses writes: {text}", hint="it cannot persist; look at its disk and its log")
+    if isinstance(error, rex.AuthenticationError) or text.startswith(("NOAUTH", "WRONGPASS", "ERR AUTH")):
+        return StoreError(
+            f"Redis refuses us: {text}",
+            hint="the user goes into the URL buffer.redis, the password into buffer.redis_password_file",
+        )
+    if isinstance(error, rex.BusyLoadingError) or text.startswith("LOADING"):
+        return LoadingError(f"Redis is loading its data: {text}", hint="it answers once that is done")
+    if isinstance(error, PermissionError):
+        return StoreError(f"Redis is closed to us: {text}", hint="an embedded Redis serves its own user alone")
+    if isinstance(error, rex.ConnectionError | rex.TimeoutError | OSError):
+        return StoreError(f"Redis is unreachable: {text}", hint="is it running? clients repeat the call")
+    return StoreError(f"Redis failed: {text}", hint="see the log of Redis")
+
+
+class LoadingError(StoreError):
+    """Redis was started, and reads its data before it answers."""
+
+
+class translated:  # noqa: N801  reads like the statement that it is
+    """Turns failures of Redis into `StoreError`."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, (rex.RedisError, hiredis.HiredisError, OSError)):
+            raise store_error(error) from error
+        # uvloop's word for a connection that was reset a moment ago, which redis-py passes on.
+        if isinstance(error, RuntimeError) and "the handler is closed" in str(error):
+            raise store_error(ConnectionError("connection reset")) from error
+
+
+class RedisAccess:
+    """Redis as the store uses it.
+
+    Args:
+        url: as `mesh.config.redis_url` reads it.
+        run_key: the run's hash (KEYS[1] of every verb).
+        timeout_s: deadline of one batch of commands, apart from the time that its bytes take.
+        clock: Lua source that replaces Redis TIME (proofs by replay only).
+        options: what is told of Redis beside the URL.
+
+    Attributes:
+        client: a redis-py client for tools and tests; connects when it is used.
+
+    Raises:
+        ConfigError: the URL cannot be, or a file that belongs to it cannot be read.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        run_key: str,
+        *,
+        timeout_s: float = 10.0,
+        clock: str | None = None,
+        options: RedisOptions | None = None,
+    ) -> None:
+        address = parse_redis_url(url, options)
+        self._timeout_s = timeout_s
+        self._run_key = run_key
+        self._wire: Wire | ClusterWire
+        if address.cluster:
+            self._wire = ClusterWire(address, run_key, timeout_s)
+            self.client: Any = redis.asyncio.RedisCluster(**self._client_options(address))
+        else:
+            self._wire = Wire(address, timeout_s)
+            self.client = redis.asyncio.Redis(**self._client_options(address))
+        self._scripts = load_scripts(clock, GUARD if address.cluster else "")
+
+    def _client_options(self, address: RedisAddress) -> dict[str, Any]:
+        return {
+            **address.client_options(),
+            "socket_timeout": self._timeout_s,
+            "socket_connect_timeout": self._timeout_s,
+            "retry": Retry(NoBackoff(), 0),
+            "health_check_interval": 0,
+        }
+
+    async def batch(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
+        """Replies to commands sent together: one round trip, and one fsync of each Redis for all.
+
+        In a cluster, commands on different keys run in no order. Where the order matters: `batch_behind`.
+
+        Raises:
+            StoreError: the connection broke, or one of the commands failed.
+        """
+        return await self.batch_behind((), commands)
+
+    async def batch_behind(self, first: Sequence[Sequence[Argument]], then: Sequence[Sequence[Argument]]) -> list[Any]:
+        """Replies to two batches, of which the second runs after the first; on one server that is one round trip.
+
+        In a cluster the second is not sent where one of the first was refused.
+
+        Raises:
+            StoreError: the connection broke, or one of the commands failed.
+        """
+        if not first and not then:
+            return []
+        with translated():
+            replies = await (self._wire.send_behind(first, then) if first else self._wire.send(then))
+        self._check([*first, *then], replies)
+        return replies
+
+    def _check(self, commands: Sequence[Sequence[Argument]], replies: Sequence[Any]) -> None:
+        if hiredis.ReplyError not in map(type, replies):
+            return
+        for command, reply in zip(commands, replies, strict=True):
+            if isinstance(reply, hiredis.ReplyError):
+                raise store_error(reply, self._name(command, str(reply))) from reply
+
+    def _name(self, command: Sequence[Argument], text: str) -> str:
+        """The command that an error is about: inside a script, what stands in the line that failed."""
+        line = re.search(r"user_script:(\d+)", text)
+        if command[0] != "EVALSHA" or line is None:
+            return str(command[0])
+        script = next(script for script in self._scripts.values() if script.digest == command[1])
+        return f"{command_at(script, int(line[1])) or 'a command'} in {script.name}"
+
+    async def load(self) -> None:
+        """Loads every verb."""
+        await self.batch([("SCRIPT", "LOAD", script.source) for script in self._scripts.values()])
+
+    async def loaded(self, patience_s: float) -> None:
+        """Waits while Redis is loading its data, as after a restart.
+
+        Raises:
+            StoreError: it is still at it after `patience_s`, or cannot be reached at all.
+        """
+        until = time.monotonic() + patience_s
+        pause = _FIRST_LOOK_S
+        while True:
+            try:
+                await self.batch([("EXISTS", self._run_key)])
+            except LoadingError as error:
+                if time.monotonic() + pause > until:
+                    raise
+                log.info("waits for Redis: %s", error.message)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_LOOK_S)
+            else:
+                return
+
+    async def check_rights(self, payload_key: str) -> None:
+        """Makes sure that our user may run what verbs and payloads need.
+
+        Args:
+            payload_key: a payload's key that is not in use.
+
+        Raises:
+            StoreError: it may not; names the commands.
+        """
+        refused = await self.verb("rights", *commands_of(self._scripts))
+        if refused:
+            names = ", ".join(name.decode() for name in refused)
+            raise StoreError(f"Redis does not let our user run {names} in scripts", hint=_RIGHTS)
+        stored = [("SET", payload_key, "", "NX", "EX", 60)]
+        await self.batch_behind(stored, [("MGET", payload_key), ("UNLINK", payload_key)])
+
+    async def verb(self, name: str, *arguments: Argument) -> list[Any]:
+        """Runs a verb and returns its answer."""
+        return await self.after((), name, *arguments)
+
+    async def after(self, commands: Sequence[Sequence[Argument]], name: str, *arguments: Argument) -> list[Any]:
+        """Runs plain commands and behind them one verb; returns the verb's answer.
+
+        On one server they are sent together. In a cluster the verb is sent when all nodes have acknowledged the plain
+        commands. These must be repeatable: they are sent once more where Redis had forgotten the verb.
+        """
+        answer: list[Any] = (await self.after_all(commands, ((name, *arguments),)))[-1]
+        return answer
+
+    async def after_all(self, commands: Sequence[Sequence[Argument]], verbs: Sequence[Sequence[Argument]]) -> list[Any]:
+        """As `after` with several verbs (name and arguments), one behind the other; replies to all, in this order."""
+        calls = [("EVALSHA", self._scripts[str(verb[0])].digest, 1, self._run_key, *verb[1:]) for verb in verbs]
+        send = self._wire.send
+        with translated():
+            replies = await (self._wire.send_behind(commands, calls) if commands else send(calls))
+        first = replies[len(commands)]
+        if isinstance(first, hiredis.ReplyError) and str(first).startswith("NOSCRIPT"):
+            await self.load()
+            with translated():
+                replies = await (self._wire.send_behind(commands, calls) if commands else send(calls))
+        self._check([*commands, *calls], replies)
+        return replies
+
+    async def mget(self, keys: Sequence[str]) -> list[bytes | None]:
+        """Values of plain keys; None where one is missing."""
+        if not keys:
+            return []
+        (values,) = await self.batch([("MGET", *keys)])
+        found: list[bytes | None] = values
+        return found
+
+    async def scan(self, match: str, count: int = 1000) -> AsyncIterator[bytes]:
+        """Keys that match a pattern, on all primaries; some twice, and none that was there all the time left out.
+
+        A key whose slot moves to another node meanwhile may be left out: a later scan finds it.
+
+        Args:
+            match: pattern as of SCAN.
+            count: keys looked at per call; Redis answers nobody else meanwhile.
+        """
+        with translated():
+            primaries = await self._wire.primaries()
+        for wire in primaries:
+            cursor = b"0"
+            while True:
+                with translated():
+                    command = ("SCAN", cursor, "MATCH", match, "COUNT", count)
+                    (reply,) = await wire.send([command])
+                self._check([command], [reply])
+                cursor, keys = reply
+                for key in keys:
+                    yield key
+                if cursor == b"0":
+                    break
+
+    @asynccontextmanager
+    async def subscribed(self, channel: str) -> AsyncIterator[PubSub]:
+        """A subscription, on the server that holds the run's metadata.
+
+        Raises:
+            StoreError: it ended, or could not begin.
+        """
+        with translated():
+            address = await self._wire.home()
+            async with (
+                aclosing(redis.asyncio.Redis(**self._client_options(address))) as client,
+                aclosing(client.pubsub(ignore_subscribe_messages=True)) as subscription,
+            ):
+                await subscription.subscribe(channel)
+                yield subscription
+
+    async def close(self) -> None:
+        """Drops all connections."""
+        self._wire.close()
+        await self.client.aclose()

@@ -1,0 +1,65 @@
+"""The lock that a redis-server keeps on its folder for as long as it lives.
+
+Invariants: the server inherits the lock, so that it needs no owner; one whose owner is dead still has it. Its children
+inherit it as well (the append-only file is rewritten in one) and may outlive it, stopped or in the middle of a long
+write. What they do is of no use any more, so they are killed; a server that lives, and its children, never are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+from collections.abc import Iterator
+from io import BufferedWriter
+from pathlib import Path
+
+import psutil
+
+from rollmesh.mesh.errors import StoreError
+from rollmesh.mesh.liveness.process_ends import survivors
+
+log = logging.getLogger(__name__)
+_PATIENCE_S = 10.0
+
+
+async def owned(lock: BufferedWriter) -> None:
+    """Takes the lock once no other redis-server (a predecessor that is still shutting down) has it.
+
+    Raises:
+        StoreError: another one keeps it.
+    """
+    path = Path(lock.name)
+    deadline = asyncio.get_running_loop().time() + _PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if asyncio.get_running_loop().time() > deadline:
+                raise StoreError(
+                    f"another redis-server uses {path.parent}",
+                    hint="is this run active already? choose another run.name, or stop it",
+                ) from None
+        end_leftovers(path)
+        # Locks of files offer no event to wait for; this loop is bounded by the deadline above.
+        await asyncio.sleep(0.05)
+
+
+def end_leftovers(lock: Path) -> None:
+    """Kills what servers of the folder have started and left; a server leads the session of all that it starts."""
+    for process in _without_leader():
+        with contextlib.suppress(psutil.Error):
+            if any(file.path == str(lock.resolve()) for file in process.open_files()):
+                log.warning("killing process %d, which a dead redis-server has left", process.pid)
+                process.kill()
+
+
+def _without_leader() -> Iterator[psutil.Process]:
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError, psutil.Error):
+            session = os.getsid(pid)
+            if session not in (0, pid) and not survivors([session]):
+                yield psutil.Process(pid)

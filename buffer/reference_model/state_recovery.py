@@ -1,0 +1,134 @@
+"""What the contract makes of a learner that says again which groups it has used, after Redis lost acknowledged state.
+
+The log knows every use on the surviving lineage; what Redis has restored is an earlier state of the same history. So a
+group of the log is in one of three cases. Its end is known: then its use lies below the commit mark, and is passed
+over. It is live: then the use is added to those it has. Its admission is lost: then it is counted as admitted and
+consumed, and its prompt is taken from the pending ones, or will not be taken when it is seeded again.
+
+A group whose payload is lost is *hollow*: it cannot be offered again where its use is undone.
+
+Uses come in the order of their versions, so each lost takeover is made up for before the first use at or behind the
+version from which it went on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rollmesh.buffer.reference_model.group_states import Fate, Group, State, Task
+from rollmesh.mesh.trajectory.versions import PolicyVersion
+
+if TYPE_CHECKING:
+    from rollmesh.buffer.reference_model.table_machine import TableMachine
+
+
+@dataclass(frozen=True, slots=True)
+class AssertedUse:
+    """A use on the surviving lineage.
+
+    Attributes:
+        group_id: the group.
+        version: at which it trained.
+        ordinal: of its prompt task.
+    """
+
+    group_id: str
+    version: int
+    ordinal: int
+
+
+@dataclass(slots=True)
+class Assertion:
+    """One portion.
+
+    Attributes:
+        incarnation: of the learner.
+        version: in force.
+        takeovers: the version from which each known incarnation went on.
+        uses: in the order of their versions.
+    """
+
+    incarnation: int
+    version: int
+    takeovers: Mapping[int, int]
+    uses: Sequence[AssertedUse]
+
+    def is_believed(self, machine: TableMachine) -> bool:
+        """Whether this continues what the buffer knows."""
+        known = machine.lineage.resumed_at
+        agrees = all(known.get(incarnation, k) == k for incarnation, k in self.takeovers.items())
+        return agrees and self.incarnation >= machine.lineage.incarnation
+
+    def apply(self, machine: TableMachine) -> tuple[int, int]:
+        """Adds the uses; returns the groups corrected, and those that were unknown."""
+        corrected = unknown = 0
+        for use in self.uses:
+            self.catch_up(machine, use.version)
+            if use.version < machine.committed:
+                continue
+            machine.u = max(machine.u, use.version + 1)
+            group = machine.groups.get(use.group_id)
+            if group is None:
+                unknown += 1
+                group = _invent(machine, use, self.incarnation)
+            elif use.version in group.uses:
+                continue
+            else:
+                corrected += 1
+            machine.use_again(group, use.version)
+        return corrected, unknown
+
+    def catch_up(self, machine: TableMachine, version: int | None) -> None:
+        """Makes up for lost takeovers, as far as they lie before a use at `version` (all of them, without one)."""
+        while machine.lineage.incarnation < self.incarnation:
+            missing = range(machine.lineage.incarnation + 1, self.incarnation + 1)
+            points = [self.takeovers[i] for i in missing if i in self.takeovers]
+            if version is not None and version < min(points):
+                return
+            machine.go_on(points[0])
+
+
+def _pending(machine: TableMachine, ordinal: int) -> list[Task]:
+    return [task for task in machine.pending if task.ordinal == ordinal]
+
+
+def _release_prompt(machine: TableMachine, ordinal: int) -> None:
+    """Brings a prompt back to where the lost admission took it from.
+
+    The group whose eviction queued it again may still be alive here, or the failed group that was driven again may be
+    unaware of that.
+    """
+    if ordinal > machine.seeded:
+        return
+    for group in list(machine.groups.values()):
+        if group.task.ordinal == ordinal and group.state is not State.CONSUMED:
+            if not group.uses:
+                machine._finish(group, Fate.EVICTED_STALE, "lost_state", requeue=True)
+            return
+    for group_id, note in reversed(machine.dead.notes.items()):
+        if note.kept and note.task.ordinal == ordinal:
+            machine.redrive([group_id])
+            return
+
+
+def _invent(machine: TableMachine, use: AssertedUse, incarnation: int) -> Group:
+    if not _pending(machine, use.ordinal):
+        _release_prompt(machine, use.ordinal)
+    if entries := _pending(machine, use.ordinal):
+        task = min(entries, key=lambda entry: entry.parent)
+        machine.pending.remove(task)
+    else:
+        task = Task(use.ordinal, 0)
+        machine.counts["seeded_tasks"] += 1
+        if use.ordinal > machine.seeded:
+            machine.used_ahead.add(use.ordinal)
+    machine.counts["admitted"] += 1
+    number = int(use.group_id.rpartition("-")[2])
+    machine.leap(to=number)
+    group = Group(use.group_id, task, number, PolicyVersion(incarnation, 0), order=number, state=State.CONSUMED)
+    group.done = [False] * task.n
+    group.hollow = True
+    machine.groups[use.group_id] = group
+    return group

@@ -1,0 +1,298 @@
+"""The off-policy contract of one table as a pure state machine with an injected clock.
+
+This is the reference for the Lua verbs: hypothesis replays the same commands here and on a real Redis, and states,
+answers and ledger must agree after every step. It does no I/O and reads no clock of its own; `now` is in ms.
+
+Invariants: those of `buffer.reference_model.table_state`; and a group that is generating or ready trains by its
+deadline or is evicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from rollmesh.buffer.policy.batch_selection import freshest_key
+from rollmesh.buffer.policy.reuse import kept_uses, may_be_used_again
+from rollmesh.buffer.policy.rules import Order
+from rollmesh.buffer.policy.version_ranges import Lineage
+from rollmesh.buffer.reference_model.group_states import LEAP, Fate, Group, State, Task
+from rollmesh.buffer.reference_model.learner_commands import Claiming
+from rollmesh.buffer.reference_model.resume_answers import Given
+from rollmesh.buffer.reference_model.state_recovery import Assertion
+from rollmesh.buffer.reference_model.table_state import LEARNER, Fenced, Suspect
+
+# How the groups of a state are ranked.
+_SCORES: Mapping[State, Callable[[Group], float]] = {
+    State.GENERATING: lambda group: group.seq,
+    State.READY: lambda group: group.order,
+    State.LEASED: lambda group: group.for_version,
+    State.CONSUMED: lambda group: group.uses[-1],
+}
+
+
+class TableMachine(Claiming):
+    """One table.
+
+    Args:
+        name: prefix of group ids.
+        rules: the table's rules.
+    """
+
+    # ----------------------------------------------------------------------------------------------- seed
+
+    def seed(
+        self,
+        incarnation: int,
+        tasks: Sequence[Task],
+        *,
+        end_of_data: bool = False,
+        withdraw: bool = False,
+        call: int,
+    ) -> tuple[int, int]:
+        """Adds tasks; returns (added, withdrawn). `call` grows with every call of a learner."""
+        self._fence(incarnation)
+        news = (incarnation, call) > self.seed_call
+        self.seed_call = max(self.seed_call, (incarnation, call))
+        known = bool(tasks) and tasks[-1].ordinal <= self.seeded
+        withdrawn = self.withdraw() if withdraw and news and not known else 0
+        added = 0
+        for task in tasks:
+            if task.ordinal > self.seeded:
+                self.seeded = task.ordinal
+                if task.ordinal in self.used_ahead:
+                    self.used_ahead.remove(task.ordinal)
+                    continue
+                self.pending.append(task)
+                self.counts["seeded_tasks"] += 1
+                added += 1
+        if news and (end_of_data or added):
+            self.end_of_data = end_of_data
+        return added, withdrawn
+
+    def withdraw(self) -> int:
+        """Takes pending tasks back; without a bound also ends the unclaimed groups."""
+        withdrawn = len(self.pending)
+        self.pending.clear()
+        self.counts["withdrawn"] += withdrawn
+        if not self.rules.bounded:
+            self._end_all(State.GENERATING, State.READY, State.LEASED)
+        return withdrawn
+
+    def _end_all(self, *states: State) -> None:
+        for state in states:
+            groups = [g for g in self.groups.values() if g.state is state]
+            for group in sorted(groups, key=lambda g: (_SCORES[state](g), g.group_id)):
+                self._finish(group, Fate.FAILED, "withdrawn")
+
+    def redrive(self, group_ids: Sequence[str]) -> tuple[int, list[str]]:
+        """Queues prompts of failed groups again: (how many, groups whose prompt is not kept any more)."""
+        tasks, unknown = self.dead.redrive(group_ids)
+        self.pending += tasks
+        self.counts["seeded_tasks"] += len(tasks)
+        self.counts["redriven"] += len(tasks)
+        return len(tasks), unknown
+
+    # ------------------------------------------------------------------------------------------------ learner
+
+    def set_priorities(self, incarnation: int, call: int, priorities: Iterable[tuple[str, float, int]]) -> int:
+        """Changes (group id, priority, weight) of live groups; returns how many. `call` grows with every call."""
+        self._fence(incarnation)
+        changed = 0
+        for group_id, priority, weight in priorities:
+            group = self.groups.get(group_id)
+            if group is not None and group.prioritized < (incarnation, call):
+                group.priority, group.weight, group.prioritized = priority, weight, (incarnation, call)
+                if group.state is State.READY and self.rules.order is Order.PRIORITY:
+                    self._enter_race(group)
+                changed += 1
+        return changed
+
+    def lose(self, leases: Sequence[tuple[str, str]], reason: str) -> None:
+        """Prompt or payload of groups are gone: they fail, unless they have been used."""
+        for group_id, lease in leases:
+            group = self.groups.get(group_id)
+            if group is not None and group.lease == lease and group.state is not State.CONSUMED:
+                self._give_up(group, Fate.FAILED, reason)
+
+    def nack(self, incarnation: int, leases: Sequence[tuple[str, str]], disposition: str, reason: str) -> int:
+        """Back to ready (`release`), or filtered (`filter`), or failed (`fail`)."""
+        self._fence(incarnation)
+        changed = 0
+        for group_id, lease in leases:
+            group = self.groups.get(group_id)
+            if group is None or group.state is not State.LEASED or group.lease != lease:
+                continue
+            if disposition == "release":
+                self._make_ready(group)
+            else:
+                self._give_up(group, Fate.FILTERED if disposition == "filter" else Fate.FAILED, reason)
+            changed += 1
+        return changed
+
+    def commit(self, incarnation: int, version: int) -> int:
+        """Uses below `version` are durable."""
+        self._fence(incarnation)
+        if self.rules.bounded:
+            self.committed = max(self.committed, version)
+        used = [g for g in self.groups.values() if g.state is State.CONSUMED and g.uses[-1] < version]
+        for group in used:
+            self._finish(group, Fate.TRAINED, "committed")
+        return len(used)
+
+    def set_policy(self, incarnation: int, version: int) -> None:
+        """Weights of this version can be fetched."""
+        self._fence(incarnation)
+        if self.rules.bounded:
+            self.u = max(self.u, version)
+
+    def resume(self, member: str, call: int, k: int) -> Given:
+        """The next incarnation starts from version k. A copy of a call changes nothing.
+
+        Raises:
+            Outdated: the copy is of an earlier attempt of the member.
+        """
+        if (given := self.resumes.said_before(member, call, k)) is not None:
+            return given
+        if self.suspect:
+            raise Suspect
+        done = self.go_on(k) if self.rules.bounded else self.end_rounds(k)
+        return self.resumes.note(member, call, k, (self.lineage.incarnation, *done, self.seeded))
+
+    def go_on(self, k: int) -> tuple[int, int, int]:
+        """Makes the next incarnation, whatever is known of the one before."""
+        self._take_over(k)
+        self.u = k
+        self.progress += 1
+        self.streams.discard(LEARNER)
+        self.holders.pop(LEARNER, None)
+        trained = returned = evicted = 0
+        hopeless: list[tuple[int, str]] = []
+        for group in list(self.groups.values()):
+            kept, used = kept_uses(group.uses, k), group.uses[-1] if group.uses else 0
+            self.counts["uses"] -= len(group.uses) - len(kept)
+            group.uses = kept
+            if group.state is State.LEASED:
+                self._make_ready(group)
+            elif group.state is not State.CONSUMED:
+                self._recount(group)
+            elif group.hollow:
+                # Where uses are left it stays until the commit: further ones may be said of it.
+                if not kept:
+                    hopeless.append((used, group.group_id))
+            elif kept and (self._deadline(group) < k or len(kept) >= self.rules.max_reuse):
+                self._finish(group, Fate.TRAINED, "committed")
+                trained += 1
+            elif self._deadline(group) < k:
+                self._finish(group, Fate.EVICTED_STALE, "resumed", requeue=True)
+                evicted += 1
+            else:
+                self._make_ready(group)
+                returned += 1
+        for _, group_id in sorted(hopeless):
+            self.used_ahead.discard(self.groups[group_id].task.ordinal)
+            self._finish(self.groups[group_id], Fate.FAILED, "payload_lost")
+        return trained, returned, evicted
+
+    def end_rounds(self, k: int) -> tuple[int, int, int]:
+        """As `go_on`, for a table without a bound: what it has belongs to versions of the old learner, and ends."""
+        self._take_over(k)
+        self.withdraw()
+        self._end_all(State.CONSUMED)
+        return 0, 0, 0
+
+    def _take_over(self, k: int) -> None:
+        incarnation = self.lineage.incarnation + 1
+        self.lineage = Lineage(incarnation, {**self.lineage.resumed_at, incarnation: k})
+        self.committed = k
+
+    def _recount(self, group: Group) -> None:
+        """Tokens of versions that have just been discarded have grown older."""
+        group.deadline = self._deadline(group)
+        if group.state is State.READY and self.rules.order is Order.FRESHEST:
+            group.order = freshest_key(group.seal, group.deadline)
+
+    # ------------------------------------------------------------------------------------------- lost state
+
+    def begin_doubt(self, now: int) -> None:
+        """Acknowledged state may be lost. No two doubts have the same number."""
+        self.doubt = max(now, self.doubt + 1)
+
+    def reassert(self, assertion: Assertion, now: int, *, more: bool, doubt: int) -> tuple[int, int, int]:
+        """The learner says again what it has used: (groups corrected, groups that were unknown, the doubt in force).
+
+        Args:
+            assertion: what it says.
+            now: ms.
+            more: this is not the last portion.
+            doubt: that this is about; 0 asks which there is.
+
+        Raises:
+            Fenced: another learner has taken the run over.
+            Suspect: this is about another doubt.
+        """
+        if not assertion.is_believed(self):
+            raise Fenced
+        if assertion.incarnation > self.lineage.incarnation and not self.doubt:
+            self.begin_doubt(now)
+        if not doubt:
+            return 0, 0, self.doubt
+        if doubt != self.doubt:
+            raise Suspect
+        found = assertion.apply(self)
+        if not more:
+            assertion.catch_up(self, None)
+            self.doubt = 0
+            self.u = max(self.u, assertion.version)
+            self.leap(to=self._seq + LEAP)
+            self._leases = max(self._leases + LEAP, now)
+            self._losses += 1
+        return *found, doubt
+
+    def use_again(self, group: Group, version: int) -> None:
+        """Adds a use that is asserted; the group is used no further where its payload is incomplete."""
+        group.uses = sorted([*group.uses, version])
+        self.counts["uses"] += 1
+        if group.state is State.CONSUMED:
+            return
+        if group.state is State.GENERATING:
+            group.hollow = True
+            if not all(group.done):
+                self._cancel(group)
+        elif may_be_used_again(group.uses, group.deadline, self.rules.max_reuse):
+            self._make_ready(group)
+            return
+        group.state = State.CONSUMED
+        group.holder = group.lease = ""
+        group.orphan = False
+
+    def leap(self, *, to: int) -> None:
+        """Later groups are numbered behind this."""
+        self._seq = max(self._seq, to)
+
+    # ------------------------------------------------------------------------------------------------- upkeep
+
+    def evict(self) -> int:
+        """Ends what cannot train within the bound any more, ready or still being generated; prompts are refilled."""
+        hopeless = [
+            g for g in self.groups.values() if g.state in (State.GENERATING, State.READY) and g.deadline < self.u
+        ]
+        if self.suspect or not self.rules.bounded:
+            return 0
+        for group in hopeless:
+            if group.uses:
+                self._retire(group)
+                continue
+            reason = "over_bound" if group.state is State.READY else "hopeless"
+            self._finish(group, Fate.EVICTED_STALE, reason, requeue=True)
+        return sum(not group.uses for group in hopeless)
+
+    def expire(self, now: int) -> tuple[int, int]:
+        """Leases that ran out end: (generating, leased)."""
+        ended = returned = 0
+        for _, holder in sorted((until, h) for h, until in self.holders.items() if until <= now):
+            for group in self.held(holder):
+                returned += group.state is State.LEASED
+                ended += group.state is not State.LEASED
+                self._take_back(group, 1)
+            del self.holders[holder]
+        return ended, returned

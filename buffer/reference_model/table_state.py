@@ -1,0 +1,201 @@
+"""What one table of the off-policy contract consists of: its figures, and the transitions that its verbs share.
+
+Invariants (checked by `check`): every group is in exactly one state; admitted = fates + live; seeded tasks = pending
++ withdrawn + first admissions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import replace
+
+from rollmesh.buffer.policy.batch_selection import freshest_key
+from rollmesh.buffer.policy.reuse import draw_key, spent
+from rollmesh.buffer.policy.rules import NO_BOUND, Order, TableRules
+from rollmesh.buffer.policy.version_ranges import Lineage
+from rollmesh.buffer.reference_model.cancellations import Cancels
+from rollmesh.buffer.reference_model.dead_letters import DeadLetter
+from rollmesh.buffer.reference_model.drafts import Draft
+from rollmesh.buffer.reference_model.group_states import Fate, Group, State, Task
+from rollmesh.buffer.reference_model.length_classes import length_class
+from rollmesh.buffer.reference_model.resume_answers import Resumes
+
+LEARNER = "learner"
+
+
+class Fenced(Exception):  # noqa: N818  an answer, not a failure of the machine
+    """The caller acts under an incarnation that is over."""
+
+
+class Suspect(Exception):  # noqa: N818  an answer, not a failure of the machine
+    """Acknowledged state may be lost: the learner must say again what it has used."""
+
+
+class TableState:
+    """One table.
+
+    Args:
+        name: prefix of group ids.
+        rules: the table's rules.
+    """
+
+    def __init__(self, name: str, rules: TableRules) -> None:
+        self.name = name
+        self.rules = rules
+        self.lineage = Lineage(0, {})
+        self.committed = 0
+        self.u = 0
+        self.groups: dict[str, Group] = {}
+        self.pending: list[Task] = []
+        self.counts: Counter[str] = Counter()
+        self.reasons: Counter[str] = Counter()
+        self.holders: dict[str, int] = {}
+        self.streams: set[str] = set()
+        self.resumes = Resumes()
+        self.cancels = Cancels()
+        self.drafts: defaultdict[str, dict[int, Draft]] = defaultdict(dict)
+        self.handed: dict[str, list[int]] = {}
+        self.dead = DeadLetter(rules.failed_kept)
+        self.evicted_tokens: Counter[int] = Counter()
+        self.seeded = 0
+        self.seed_call = (0, 0)
+        self.doubt = 0
+        """Acknowledged state may be lost: the number of this doubt; 0 where there is none."""
+        self.used_ahead: set[int] = set()
+        self.end_of_data = False
+        self._seq = self._leases = self._seals = self._losses = 0
+        self._race = 0.0
+        self.progress = 0
+        """How often a group has come nearer to its end; what can be undone and done again for ever does not count."""
+
+    # -------------------------------------------------------------------------------------------- figures
+
+    @property
+    def suspect(self) -> bool:
+        return self.doubt > 0
+
+    def count(self, state: State) -> int:
+        return sum(group.state is state for group in self.groups.values())
+
+    @property
+    def live(self) -> int:
+        """Unclaimed live groups (L)."""
+        return sum(group.state is not State.CONSUMED for group in self.groups.values())
+
+    @property
+    def demand(self) -> int:
+        """Uses that the unclaimed groups demand: what the gate counts."""
+        per_group = self.rules.samples_per_insert
+        return sum(per_group - spent(g.uses, per_group) for g in self.groups.values() if g.state is not State.CONSUMED)
+
+    @property
+    def bytes(self) -> int:
+        return sum(group.bytes for group in self.groups.values())
+
+    @property
+    def checkpoint_wanted(self) -> bool:
+        """What waits for a commit holds more than half of the byte budget."""
+        consumed = sum(group.bytes for group in self.groups.values() if group.state is State.CONSUMED)
+        return consumed * 2 > self.rules.max_bytes
+
+    @property
+    def reserved(self) -> int:
+        return sum(g.task.reserve for g in self.groups.values() if g.state is State.GENERATING)
+
+    def check(self) -> None:
+        """The conservation laws.
+
+        Raises:
+            AssertionError: one is broken.
+        """
+        fates = sum(self.counts[fate] for fate in Fate)
+        assert self.counts["admitted"] == fates + len(self.groups)
+        tasks = len(self.pending) + self.counts["withdrawn"] + self.counts["admitted"]
+        assert self.counts["seeded_tasks"] == tasks
+
+    # ----------------------------------------------------------------------------------------- transitions
+
+    def _fence(self, incarnation: int) -> None:
+        if incarnation < self.lineage.incarnation:
+            raise Fenced
+        if self.suspect or incarnation > self.lineage.incarnation:
+            raise Suspect
+
+    def _deadline(self, group: Group) -> int:
+        if not self.rules.bounded:
+            return NO_BOUND
+        oldest = group.ranges.oldest(self.lineage)
+        if group.state is State.GENERATING or oldest is None:
+            granted = self.lineage.effective(group.grant)
+            oldest = granted if oldest is None else min(oldest, granted)
+        return oldest + self.rules.max_staleness
+
+    def _finish(self, group: Group, fate: Fate, reason: str, *, requeue: bool = False) -> None:
+        if group.state is State.GENERATING and not all(group.done):
+            self._cancel(group)
+        drafts = self.drafts.pop(group.group_id, {})
+        if fate is Fate.EVICTED_STALE:
+            self.evicted_tokens[length_class(group.tokens + sum(d.tokens for d in drafts.values()))] += 1
+        if fate is Fate.FAILED:
+            self.dead.bury(group, reason)
+        del self.groups[group.group_id]
+        self.counts[fate] += 1
+        self.progress += 1
+        self.reasons[f"{fate}/{reason}"] += 1
+        refills = group.task.refills + 1
+        if requeue and refills <= self.rules.max_attempts:
+            self.pending.append(replace(group.task, parent=group.group_id, refills=refills))
+            self.counts["seeded_tasks"] += 1
+
+    def _make_ready(self, group: Group) -> None:
+        group.state = State.READY
+        group.holder = group.lease = ""
+        group.orphan = False
+        group.deadline = self._deadline(group)
+        if self.rules.order is Order.FRESHEST:
+            group.order = freshest_key(group.seal, group.deadline)
+        elif self.rules.order is Order.PRIORITY:
+            self._enter_race(group)
+
+    def _enter_race(self, group: Group) -> None:
+        group.draws += 1
+        group.order = draw_key(group.group_id, group.draws, self.rules.seed, group.weight, self._race)
+
+    def _retire(self, group: Group) -> None:
+        """It has been used and may not be used again: consumed until its last use is committed."""
+        if group.uses[-1] < self.committed:
+            self._finish(group, Fate.TRAINED, "committed")
+            return
+        group.state = State.CONSUMED
+        group.holder = group.lease = ""
+
+    def _give_up(self, group: Group, fate: Fate, reason: str) -> None:
+        """Ends a group that nobody will train (again)."""
+        if group.uses and group.state is not State.CONSUMED:
+            self._retire(group)
+        else:
+            self._finish(group, fate, reason)
+
+    def _cancel(self, group: Group) -> None:
+        self.counts["cancelled"] += self.cancels.note(group)
+
+    def _orphan(self, group: Group, lost: int) -> None:
+        if group.lost + lost >= self.rules.max_attempts:
+            self._finish(group, Fate.FAILED, "attempts_exhausted")
+            return
+        group.lost += lost
+        if group.holder:
+            group.former = group.holder if lost else ""
+        group.holder = ""
+        group.orphan = True
+
+    def _take_back(self, group: Group, lost: int) -> None:
+        """Ends a lease that its holder has lost or forgotten."""
+        if group.state is State.LEASED:
+            self._make_ready(group)
+        else:
+            self._orphan(group, lost)
+
+    def held(self, holder: str) -> list[Group]:
+        """Groups whose lease this holder has."""
+        return [group for group in self.groups.values() if group.holder == holder]

@@ -1,0 +1,1 @@
+"""One stateless gRPC front: its process, its handlers, its standing streams."""

@@ -1,0 +1,312 @@
+"""One generator's standing Admit stream: credits come in, grants go out as soon as the gate allows.
+
+Invariants: each stream asks Redis for its share alone (`buffer.server.load_balancer`), so that the least loaded
+generator is served first, and no stream asks in vain because of another one; a generator gets nothing before it has
+answered on the stream, and nothing more while it does not answer for what it was granted; it soon loses its stream, and
+what it gave no sign of is re-admitted at once, as is what it does not name when it is asked what it holds
+(`buffer.server.lease_roll_call`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+
+from rollmesh.buffer.monitoring.wait_clocks import SAMPLES
+from rollmesh.buffer.policy import gate
+from rollmesh.buffer.policy.rules import TRAIN
+from rollmesh.buffer.protocol.framing import fields, opening
+from rollmesh.buffer.protocol.leases import Lease, leases_of
+from rollmesh.buffer.server.change_notifier import wait_for
+from rollmesh.buffer.server.lease_roll_call import RollCall
+from rollmesh.buffer.server.load_balancer import Wish, share_of
+from rollmesh.buffer.server.request_validation import check_id, check_policy
+from rollmesh.buffer.server.server_state import FrontContext, StreamHold, pump
+from rollmesh.buffer.store.records import Grant
+from rollmesh.buffer.store.table_snapshot import TableView
+from rollmesh.mesh.errors import UnreachableError
+from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.protos import buffer_pb2 as pb
+
+log = logging.getLogger(__name__)
+_GRANTS_PER_CALL = 64
+_GRANTS = pb.AdmitResponse.DESCRIPTOR.fields_by_name["grants"].number
+_TASK = pb.GroupGrant.DESCRIPTOR.fields_by_name["task"].number
+# Grants are sent once their prompts and drafts have so many bytes. Of a grant with more than that, drafts come before
+# it, in grants of the same lease that have no task.
+_RESPONSE_BYTES = 512 << 10
+# A waiter looks again after this many seconds even if nothing rang; a reason is told once it has lasted as long.
+_RECHECK_S = 1.0
+# A stream on which grants stay without an answer for the reconnect grace, and so many seconds at least, is ended.
+_LEAST_PATIENCE_S = 1.0
+# Fronts do not know one another's streams: where there are several, a full generator asks so many seconds later than
+# an idle one.
+_COURTESY_S = 0.005
+
+
+class AdmitSession:
+    """State of one stream.
+
+    Args:
+        front: what the front shares.
+        first: the stream's first request; table, member and generation hold for all.
+    """
+
+    def __init__(self, front: FrontContext, first: pb.AdmitRequest) -> None:
+        self._front = front
+        self._table = front.checked_table(first.table)
+        self._member_id = first.member_id
+        self._generation = first.generation
+        self._rules = front.rules[self._table]
+        self._wish = Wish(answers=False)
+        self._roll = RollCall(self._rules.lease_ms / 1000, max(_LEAST_PATIENCE_S, self._rules.grace_ms / 1000))
+        self._recheck_s = min(_RECHECK_S, self._roll.question_s)
+        self._refusal = ""
+        self._token = ""
+        # Cancellations: the count up to which they have been read, and what was sent since the last look.
+        self._cancels_read = -1
+        self._told: list[Lease] = []
+        check_id("member_id", self._member_id)
+        self._take(first)
+
+    def _take(self, request: pb.AdmitRequest) -> None:
+        check_policy("serving", request.serving)
+        self._roll.note_request(
+            request.received, leases_of(request.inventory) if request.HasField("inventory") else None
+        )
+        # What is on its way to the generator is not in its figures yet.
+        under_way = self._roll.under_way
+        wish = self._wish
+        wish.credits, wish.outstanding = max(0, request.credits - under_way), request.outstanding + under_way
+        wish.serving, wish.refused_at = PolicyVersion.from_proto(request.serving), -1
+
+    async def run(self, requests: AsyncIterator[pb.AdmitRequest]) -> AsyncIterator[pb.AdmitResponse | bytes]:
+        """Answers until the generator closes the stream; a break shortens its leases to the reconnect grace."""
+        store, who = self._front.store, self._member_id
+        async with StreamHold(self._front, self._table, who, self._ended) as hold:
+            self._token = hold.token
+            held = await store.attach(self._table, who, self._generation, hold.token)
+            self._front.wishes[self._table].append(self._wish)
+            async for response in self._responses(held):
+                yield response
+            with self._front.bell.listening(self._table) as event:
+                async with pump(requests, self._take, event) as reader:
+                    while not reader.done():
+                        event.clear()
+                        await self._check_answers()
+                        if within_ms := self._roll.ask_if_due():
+                            yield pb.AdmitResponse(inventory_within_ms=within_ms)
+                        if dead := await self._keep_named():
+                            yield _cancelling(dead)
+                        if cancelled := await self._cancelled():
+                            yield _cancelling(cancelled)
+                            continue
+                        grants, reason = await self._try()
+                        if grants:
+                            self._wish.credits = max(0, self._wish.credits - len(grants))
+                            self._wish.outstanding += len(grants)
+                            self._stop_clock()
+                            async for response in self._responses(grants):
+                                yield response
+                            continue
+                        self._run_clock(reason)
+                        if not await wait_for(event, self._recheck_s):
+                            await store.refresh(self._table)
+                            self._wish.refused_at = -1
+                            yield pb.AdmitResponse(waiting_reason=reason)
+
+    async def _cancelled(self) -> list[Lease]:
+        """What the generator need not continue with; forgotten in Redis only once it has been sent."""
+        store = self._front.store
+        count = store.views[self._table].cancelled
+        if count != self._cancels_read or self._told:
+            self._told = await store.cancelled(self._table, self._member_id, self._generation, self._told)
+            self._cancels_read = count
+        return self._told
+
+    async def _keep_named(self) -> list[Lease]:
+        """Where the generator has said what it holds: what it does not know of goes to others.
+
+        Returns:
+            What it has named and does not have, as where Redis has lost the grant: no one needs it.
+        """
+        named = self._roll.take_named()
+        if named is None:
+            return []
+        ended, dead = await self._front.store.keep_named(
+            self._table, self._member_id, self._generation, self._token, named
+        )
+        if ended:
+            log.warning("%s has forgotten %d groups: others get them", self._member_id, ended)
+        return dead
+
+    def _run_clock(self, reason: str) -> None:
+        if reason and self._table == TRAIN:
+            self._front.waits[self._table].begin(SAMPLES, self._member_id, reason)
+        else:
+            self._stop_clock()
+
+    def _ended(self) -> None:
+        self._stop_clock()
+        wishes = self._front.wishes[self._table]
+        if self._wish in wishes:
+            wishes.remove(self._wish)
+            # Its share is for others now.
+            self._front.bell.ring(self._table)
+
+    async def _check_answers(self) -> None:
+        """Ends the stream of a generator that hangs, or that nothing reaches although its connection stands.
+
+        What it gave no sign of goes to others at once: its next stream would renew that for as long as it beats.
+
+        Raises:
+            UnreachableError: it has not answered for too long.
+        """
+        try:
+            self._roll.check_alive()
+        except UnreachableError:
+            unheard = self._roll.unheard()
+            await self._front.store.release(self._table, self._member_id, self._generation, unheard, self._token)
+            raise
+
+    def _stop_clock(self) -> None:
+        self._front.waits[self._table].end(SAMPLES, self._member_id)
+
+    async def _try(self) -> tuple[list[Grant], str]:
+        """Grants, or why there are none; no reason where nothing is wanted."""
+        wish, rules = self._wish, self._rules
+        view = self._front.store.views[self._table]
+        if not wish.credits:
+            return [], ""
+        if view.incarnation == 0:
+            return [], "no learner has started the run yet"
+        if view.suspect:
+            return [], "Redis was restarted: waits for the learner to say what it has used"
+        if wish.refused_at == view.rev:
+            return [], self._refusal
+        before, wish.answers = wish.answers, self._roll.answers
+        if not wish.answers:
+            if before:
+                # Its share is for others now.
+                self._front.bell.ring(self._table)
+            return [], "the generator does not answer: neither for its grants nor what it holds"
+        if wish.serving.incarnation != view.incarnation:
+            return [], f"policy {view.incarnation}:{view.version} is in force, this generator serves {wish.serving}"
+        if len(self._front.fronts) > 1 and wish.load:
+            await asyncio.sleep(_COURTESY_S * wish.load)
+            view = self._front.store.views[self._table]
+        available = self._available(view, wish)
+        if not available:
+            return [], self._closed(view)
+        rivals = [rival for rival in self._front.wishes[self._table] if self._available(view, rival)]
+        wanted = min(share_of(wish, rivals, available, rev=view.rev), _GRANTS_PER_CALL)
+        if not wanted:
+            return [], "less loaded generators come first"
+        limit = gate.live_limit(view.u, wish.serving.version, rules.groups_per_step, rules.max_staleness)
+        status, grants, why = await self._front.store.admit(
+            self._table,
+            self._member_id,
+            self._generation,
+            wish.serving,
+            wanted,
+            view.u,
+            limit,
+            self._token,
+        )
+        if status == "moved":
+            # The answer brought newer figures; they ring the bell, so the next round proposes anew.
+            return [], "the policy moves on"
+        view = self._front.store.views[self._table]
+        reason = self._closed(view)
+        if why == "bytes":
+            reason = f"byte budget: {view.bytes} stored and {view.reserved} reserved of {rules.max_bytes}"
+        if len(grants) < wanted:
+            # What it does not get may be for others, as tasks pinned to another version are.
+            wish.refused_at, self._refusal = view.rev, reason
+            self._front.bell.ring(self._table)
+        return grants, reason
+
+    def _available(self, view: TableView, wish: Wish) -> int:
+        """Groups that a generator might be granted, were it alone."""
+        rules = self._rules
+        if wish.serving.incarnation != view.incarnation:
+            return 0
+        room = view.pending
+        if rules.bounded:
+            limit = gate.live_limit(view.u, wish.serving.version, rules.groups_per_step, rules.max_staleness)
+            room = min(room, max(0, limit - view.demand) // rules.samples_per_insert)
+        return room + view.orphaned
+
+    def _closed(self, view: TableView) -> str:
+        if not view.pending:
+            return "the data has ended" if view.end_of_data else "no prompt tasks are pending"
+        if not self._rules.bounded:
+            return f"pending tasks are pinned to another version than {self._wish.serving}"
+        rules = self._rules
+        ahead = view.demand + rules.samples_per_insert - 1
+        floor = gate.version_floor(view.u, ahead, rules.groups_per_step, rules.max_staleness)
+        return f"gate: {view.live} unclaimed groups, needs version {floor}, serves {self._wish.serving.version}"
+
+    async def _responses(self, grants: list[Grant]) -> AsyncIterator[bytes]:
+        """Grants with their prompts and drafts, serialized, in messages of bounded size."""
+        store, rules = self._front.store, self._rules
+        prompts = await store.prompts(self._table, [grant.prompt for grant in grants])
+        view = store.views[self._table]
+        floor = gate.version_floor(view.u, max(0, view.demand - 1), rules.groups_per_step, rules.max_staleness)
+        parts: list[bytes] = []
+        size = 0
+        lost = []
+        for grant in grants:
+            if (prompt := prompts.get(grant.prompt)) is None:
+                lost.append((grant.group_id, grant.lease_id))
+                continue
+            message = pb.GroupGrant(
+                group_id=grant.group_id,
+                lease_id=grant.lease_id,
+                attempt=grant.attempt,
+                lease_term_ms=rules.lease_ms,
+                members_done=[i for i, flag in enumerate(grant.done) if flag == "1"],
+                version_floor=max(0, floor) if rules.bounded else 0,
+                parent_group_id=grant.parent,
+            )
+            size += len(prompt)
+            for place in grant.drafts:
+                payload = await store.drafts.read(self._table, grant.group_id, place)
+                if payload is None:
+                    continue
+                if size >= _RESPONSE_BYTES:
+                    before = pb.GroupGrant(group_id=grant.group_id, lease_id=grant.lease_id, drafts=message.drafts)
+                    yield b"".join([*parts, *fields(_GRANTS, [before.SerializeToString()])])
+                    parts, size = [], 0
+                    del message.drafts[:]
+                message.drafts.add(member=place.member, payload=payload)
+                size += len(payload)
+            self._roll.note_sent((grant.group_id, grant.lease_id))
+            whole = (message.SerializeToString(), opening(_TASK, len(prompt)), prompt)
+            parts += (opening(_GRANTS, sum(map(len, whole))), *whole)
+            if size >= _RESPONSE_BYTES:
+                yield b"".join(parts)
+                parts, size = [], 0
+        if lost:
+            await store.lose(self._table, lost)
+            # The generator does not hear of these, so it still waits for as many.
+            self._wish.credits += len(lost)
+            self._wish.outstanding = max(0, self._wish.outstanding - len(lost))
+        if parts:
+            yield b"".join(parts)
+
+
+def _cancelling(leases: Sequence[Lease]) -> pb.AdmitResponse:
+    return pb.AdmitResponse(cancelled=[pb.LeaseRef(group_id=group_id, lease_id=lease) for group_id, lease in leases])
+
+
+async def admit_stream(
+    front: FrontContext, requests: AsyncIterator[pb.AdmitRequest]
+) -> AsyncIterator[pb.AdmitResponse | bytes]:
+    """The Admit handler."""
+    first = await anext(aiter(requests), None)
+    if first is None:
+        return
+    async for response in AdmitSession(front, first).run(requests):
+        yield response

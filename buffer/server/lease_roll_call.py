@@ -1,0 +1,114 @@
+"""What the holder at the other end of a stream may hold, as the stream's front knows it.
+
+Invariants: a front asks for an inventory at least every third of a lease term; what a holder may have is what it names
+and what was sent on this stream beyond what it had received when it named it, so a lease outside of both is known to
+no one; a holder that owes word of a lease, or an answer, for too long has lost its stream.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from rollmesh.buffer.protocol.leases import Lease
+from rollmesh.mesh.errors import UnreachableError
+
+_QUESTIONS_PER_TERM = 3
+# A lease whose receipt has been due for so many seconds keeps further ones back.
+_PROMPT_S = 0.5
+
+
+class RollCall:
+    """One stream's.
+
+    Args:
+        term_s: of a lease, in seconds: for so long may an answer be owed.
+        patience_s: for so long may word of a lease be owed.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, term_s: float, patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._term_s = term_s
+        self._patience_s = patience_s
+        self.question_s = term_s / _QUESTIONS_PER_TERM
+        """Seconds between two questions."""
+        self._clock = clock
+        self._under_way: deque[Lease] = deque()
+        self._received = 0
+        self._silent_since = 0.0
+        self._next_question = clock()
+        self._owed_since: float | None = None
+        self._has_answered = False
+        self._named: set[Lease] | None = None
+        self._confirmed: frozenset[Lease] = frozenset()
+
+    def note_sent(self, lease: Lease) -> None:
+        """A lease goes out on the stream."""
+        if not self._under_way:
+            self._silent_since = self._clock()
+        self._under_way.append(lease)
+        if self._named is not None:
+            self._named.add(lease)
+
+    def note_request(self, received: int, inventory: Iterable[Lease] | None) -> None:
+        """A request has come: how many leases had been received on this stream, and what was held, where it says so."""
+        news = min(received - self._received, len(self._under_way))
+        if news > 0:
+            for _ in range(news):
+                self._under_way.popleft()
+            self._received += news
+            self._silent_since = self._clock()
+        if inventory is not None:
+            self._confirmed = frozenset(inventory)
+            self._named = {*self._confirmed, *self._under_way}
+            # Before the first question there was none to answer: a holder that hears nothing says as much.
+            self._has_answered = self._has_answered or self._owed_since is not None
+            self._owed_since = None
+
+    @property
+    def under_way(self) -> int:
+        """Leases sent and not known to be received."""
+        return len(self._under_way)
+
+    def unheard(self) -> list[Lease]:
+        """Leases of which the holder has given no sign on this stream, neither by its count nor by name."""
+        return [lease for lease in self._under_way if lease not in self._confirmed]
+
+    @property
+    def answers(self) -> bool:
+        """Whether it has answered on this stream, and owes word of no lease for long: only then may it get more."""
+        return self._has_answered and self._silent_s <= _PROMPT_S
+
+    @property
+    def _silent_s(self) -> float:
+        """Seconds for which word of a lease has been due; 0 where none is."""
+        return self._clock() - self._silent_since if self._under_way else 0.0
+
+    def check_alive(self) -> None:
+        """
+        Raises:
+            UnreachableError: the holder hangs, or nothing reaches it although its connection stands.
+        """
+        hint = "its groups go to others; it opens its stream again when it can"
+        if self._silent_s > self._patience_s:
+            raise UnreachableError(
+                f"the holder has not received for {self._patience_s:.1f} s what it was sent", hint=hint
+            )
+        if self._owed_since is not None and self._clock() - self._owed_since > self._term_s:
+            raise UnreachableError(f"the holder has not said for {self._term_s:.1f} s what it holds", hint=hint)
+
+    def ask_if_due(self) -> int:
+        """Milliseconds within which an inventory is wanted, where it is time to ask for one; else 0."""
+        now = self._clock()
+        if now < self._next_question:
+            return 0
+        self._next_question = now + self.question_s
+        self._owed_since = now if self._owed_since is None else self._owed_since
+        return max(1, round(self._term_s * 1000))
+
+    def take_named(self) -> set[Lease] | None:
+        """What the holder may have, where it has said so since the last call; the same again counts, for Redis may have
+        gone back."""
+        named, self._named = self._named, None
+        return named

@@ -1,0 +1,291 @@
+"""The buffer service: embedded Redis (or any URL), the gRPC front, and its upkeep, as one process.
+
+Invariants: the front keeps no state, so it may be killed and started again, or run several times on one Redis; the
+embedded Redis is restarted with its data when it dies, and ends with this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from rollmesh.buffer.policy.rules import TABLES, Order, TableRules, rules_of
+from rollmesh.buffer.redis_backend.client import RedisAccess
+from rollmesh.buffer.redis_backend.embedded import RedisServer
+from rollmesh.buffer.server import background_tasks
+from rollmesh.buffer.server import metrics as figures
+from rollmesh.buffer.server.custom_score import load_score
+from rollmesh.buffer.server.membership import MembershipServicer
+from rollmesh.buffer.server.registration import Enrolment
+from rollmesh.buffer.server.server_state import FrontContext
+from rollmesh.buffer.server.servicer import DECODERS, BufferServicer
+from rollmesh.buffer.store.keys import Keys
+from rollmesh.buffer.store.side_files import SideStore
+from rollmesh.buffer.store.store import Store
+from rollmesh.mesh.access.credentials import Identity, Role, new_identity
+from rollmesh.mesh.access.secret_files import check_security
+from rollmesh.mesh.access.token_file import Expiry, credentials_of
+from rollmesh.mesh.config import Config
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.redis_url import without_login
+from rollmesh.mesh.errors import RollmeshError, StoreError, ended_by
+from rollmesh.mesh.http.metrics import metrics_server
+from rollmesh.mesh.rpc.rpc import bind, new_server
+from rollmesh.mesh.runtime.memory_tuning import keep_freed_memory, settle_heap
+from rollmesh.mesh.runtime.service import (
+    Shutdown,
+    add_health_and_reflection,
+    advertised_address,
+    end_task,
+    run_service,
+    set_serving,
+    write_ready_file,
+)
+from rollmesh.protos import buffer_pb2_grpc, membership_pb2_grpc
+
+log = logging.getLogger(__name__)
+SERVICES = ("rollmesh.v1.Buffer", "rollmesh.v1.Membership")
+# Redis memory beyond the payload budget: metadata, prompts, and the payloads of one step (writes to admitted groups
+# are never blocked by the budget).
+_HEADROOM_BYTES = 512 << 20
+_RESTARTS = 10
+_RESTARTS_WITHIN_S = 600.0
+_RESTART_WAIT_S = 0.5
+_STOP_GRACE_S = 0.5
+# How long a front waits at its start for a Redis that reads its data.
+_LOADING_S = 300.0
+
+
+class BufferService:
+    """One front with its Redis. `start` and `stop` are for tests and for embedding; `run` is the process.
+
+    Args:
+        config: the run's configuration.
+        host, port: address to bind; port 0 picks a free one.
+    """
+
+    def __init__(self, config: Config, *, host: str, port: int) -> None:
+        self._config = config
+        self._host = host
+        self._port = port
+        self._exit = AsyncExitStack()
+        self._access: RedisAccess | None = None
+        self.redis: RedisServer | None = None
+        self.address = ""
+        self.readings: figures.Readings | None = None
+        self._front_id = new_identity(Role.BUFFER).member_id
+        self._failure: asyncio.Future[RollmeshError] | None = None
+
+    @property
+    def run_name(self) -> str:
+        return self._config.run.name
+
+    @property
+    def access(self) -> RedisAccess:
+        """Redis, once started."""
+        assert self._access is not None, "the service has not been started"
+        return self._access
+
+    async def start(self) -> None:
+        """Starts everything; `address` holds afterwards.
+
+        Raises:
+            ConfigError: a file with a secret cannot be used; said before anything is started.
+            StoreError: Redis cannot be started or refuses writes.
+            PortInUseError: the address is taken.
+        """
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> None:
+        config = self._config
+        check_security(config.security, Identity(Role.BUFFER), endpoint=False)
+        self._failure = asyncio.get_running_loop().create_future()
+        url = config.buffer.redis or await self._embedded()
+        front, access = await self._front(url)
+        identity = Identity(Role.BUFFER)
+        credentials = credentials_of(config.security, identity)
+        server = new_server(config.security, identity, max_message_mb=config.network.max_message_mb, decoders=DECODERS)
+        buffer_pb2_grpc.add_BufferServicer_to_server(BufferServicer(front, access), server)
+        membership_pb2_grpc.add_MembershipServicer_to_server(MembershipServicer(front, access, credentials), server)
+        health = add_health_and_reflection(server, SERVICES)
+        port = bind(server, self._host, self._port, config.security)
+        await server.start()
+        self._exit.push_async_callback(front.settle, _STOP_GRACE_S)
+        self._exit.push_async_callback(server.stop, _STOP_GRACE_S)
+        readings = self.readings = figures.Readings(front, access)
+        registry = figures.registry_of(readings)
+        network = config.network
+        metrics = metrics_server(
+            registry, network.metrics_host, config.security, port=network.metrics_port, enabled=network.metrics
+        )
+        await self._exit.enter_async_context(metrics)
+        for job in (
+            background_tasks.sweep(front, access),
+            background_tasks.listen(front, access),
+            background_tasks.collect(front),
+            background_tasks.sweep_values(front, access),
+            background_tasks.sweep_side(front),
+            figures.report(readings),
+            *(background_tasks.evict(front, table) for table in TABLES if front.rules[table].bounded),
+        ):
+            self._background(job)
+        await set_serving(health, SERVICES)
+        self.address = advertised_address(self._host, port, config.network.advertise)
+        await self._enrol(front, access, Expiry(credentials))
+        log.info("buffer serves run %s at %s", config.run.name, self.address)
+
+    async def _enrol(self, front: FrontContext, access: RedisAccess, expiry: Expiry) -> None:
+        """Lists this front, now that it answers, and takes it off before it stops answering."""
+
+        async def bootstrap() -> None:
+            await self._bootstrap(front.store, front.rules, sole=False)
+
+        enrolment = Enrolment(
+            front, access, front_id=self._front_id, address=self.address, bootstrap=bootstrap, expiry=expiry
+        )
+        await enrolment.enter()
+        self._exit.push_async_callback(enrolment.leave)
+
+        async def stay() -> None:
+            self._fail(await enrolment.stay())
+
+        self._background(stay())
+
+    async def _embedded(self) -> str:
+        config = self._config
+        self.redis = RedisServer(
+            config.run.folder / "redis",
+            durability=config.buffer.durability,
+            max_memory=config.buffer.max_bytes + config.buffer.max_bytes // 4 + _HEADROOM_BYTES,
+        )
+        self._exit.push_async_callback(self.redis.stop)
+        await self.redis.start()
+        self._background(self._keep_alive(self.redis))
+        return self.redis.url
+
+    async def _keep_alive(self, server: RedisServer) -> None:
+        """Restarts Redis with its data when it dies; gives up where it dies again and again."""
+        clock = asyncio.get_running_loop().time
+        died: list[float] = []
+        while len(died) < _RESTARTS:
+            code = await server.watch(self._config.resources.frozen_after_s)
+            died = [*(at for at in died if clock() - at < _RESTARTS_WITHIN_S), clock()]
+            why = server.ended(code)
+            log.error("%s; restart %d of %d", why, len(died), _RESTARTS)
+            try:
+                await server.start()
+            except StoreError as error:
+                why = error
+                log.error("%s", error)
+                await asyncio.sleep(_RESTART_WAIT_S)
+        self._fail(
+            StoreError(
+                f"redis-server died {_RESTARTS} times in {_RESTARTS_WITHIN_S:.0f} s, at last: {why.message}",
+                hint=why.hint,
+            )
+        )
+
+    def _fail(self, error: RollmeshError) -> None:
+        if self._failure is not None and not self._failure.done():
+            self._failure.set_result(error)
+
+    async def failed(self) -> RollmeshError:
+        """Waits until the service cannot go on, and says why."""
+        assert self._failure is not None, "the service has not been started"
+        return await asyncio.shield(self._failure)
+
+    async def _front(self, url: str) -> tuple[FrontContext, RedisAccess]:
+        config = self._config
+        rules = {table: rules_of(config, table) for table in TABLES}
+        run_key = Keys(config.run.name).run
+        access = self._access = RedisAccess(
+            url, run_key, timeout_s=config.network.rpc_timeout_s, options=config.buffer.redis_options
+        )
+        self._exit.push_async_callback(access.close)
+        side_folder = config.buffer.side_dir or config.run.folder / "side"
+        store = Store(access, config.run.name, SideStore(side_folder, config.buffer.side_max_bytes))
+        await access.loaded(_LOADING_S)
+        await access.check_rights(store.keys.payload("train", "none", 0, 0))
+        # Whoever owns Redis has just started it.
+        config_json = await self._bootstrap(store, rules, sole=self.redis is not None)
+        front = FrontContext(
+            store=store,
+            rules=rules,
+            run_name=config.run.name,
+            config_json=config_json,
+            member_ttl_ms=rules["train"].lease_ms,
+            max_message_bytes=config.network.max_message_mb << 20,
+            score=load_score(config.buffer.order) if rules["train"].order is Order.SCORE else None,
+            priority_exponent=config.buffer.priority_exponent,
+        )
+        store.on_change(front.bell.ring)
+        return front, access
+
+    async def _bootstrap(self, store: Store, rules: dict[str, TableRules], *, sole: bool) -> str:
+        return await store.bootstrap(
+            rules,
+            without_secrets(self._config).model_dump_json(),
+            front_id=self._front_id,
+            member_ttl_ms=rules["train"].lease_ms,
+            sole=sole,
+        )
+
+    def _background(self, job: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(job, name=getattr(job, "__name__", "upkeep"))
+        task.add_done_callback(self._ended)
+        self._exit.push_async_callback(end_task, task)
+
+    def _ended(self, job: asyncio.Task[None]) -> None:
+        """A front without its upkeep would let others wait for ever: it ends, and says why."""
+        error = None if job.cancelled() else job.exception()
+        if error is None:
+            return
+        log.error("%s failed", job.get_name(), exc_info=error)
+        self._fail(ended_by(error, f"the front's background job {job.get_name()}"))
+
+    async def stop(self) -> None:
+        """Drains the front and ends Redis, in this order."""
+        await self._exit.aclose()
+
+
+def without_secrets(config: Config) -> Config:
+    """The configuration as members are told it: without the login of Redis, and without this host's security."""
+    url = None if config.buffer.redis is None else without_login(config.buffer.redis)
+    buffer = config.buffer.model_copy(update={"redis": url})
+    return config.model_copy(update={"buffer": buffer, "security": SecuritySection()})
+
+
+def run(config: Config, *, host: str, port: int, ready_file: Path | None) -> int:
+    """Runs the buffer service until it is asked to end; returns the process exit code."""
+
+    async def main(shutdown: Shutdown) -> int:
+        keep_freed_memory()
+        service = BufferService(config, host=host, port=port)
+        await service.start()
+        settle_heap()
+        write_ready_file(ready_file, service.address)
+        try:
+            return await _until_over(service, shutdown)
+        finally:
+            await service.stop()
+
+    return run_service("buffer", main, level=config.logging.level)
+
+
+async def _until_over(service: BufferService, shutdown: Shutdown) -> int:
+    wish = asyncio.create_task(shutdown.requested.wait())
+    failure = asyncio.create_task(service.failed())
+    await asyncio.wait({wish, failure}, return_when=asyncio.FIRST_COMPLETED)
+    wish.cancel()
+    if failure.done():
+        raise failure.result()
+    failure.cancel()
+    return 0

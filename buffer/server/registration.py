@@ -1,0 +1,101 @@
+"""A front among the members: it enters the run, lives by heartbeats, and leaves.
+
+Invariants: all fronts that are alive go by the same rules (the first one's; a front that would bring others is
+refused, and says which); a front that the others took for dead asks to enter again before it is listed again, and
+ends where the run has been taken up under other rules meanwhile, or where its grant is over: no member would believe
+it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable
+
+from rollmesh.buffer.redis_backend.client import RedisAccess
+from rollmesh.buffer.server.server_state import FrontContext
+from rollmesh.mesh.access.token_file import Expiry
+from rollmesh.mesh.errors import RollmeshError, StoreError
+from rollmesh.mesh.runtime.hosts import host_id
+from rollmesh.protos import membership_pb2 as pb
+
+log = logging.getLogger(__name__)
+# Heartbeats per time to live.
+_BEATS_PER_TERM = 5
+
+
+class Enrolment:
+    """One front's membership, kept straight in Redis.
+
+    Args:
+        front: what the front shares.
+        access: Redis.
+        front_id: the front's member id.
+        address: where clients reach it.
+        bootstrap: enters the run's rules; raises where another front goes by different ones.
+        expiry: of the grant that the front proves itself with.
+    """
+
+    def __init__(
+        self,
+        front: FrontContext,
+        access: RedisAccess,
+        *,
+        front_id: str,
+        address: str,
+        bootstrap: Callable[[], Awaitable[None]],
+        expiry: Expiry,
+    ) -> None:
+        self._front = front
+        self._access = access
+        self._bootstrap = bootstrap
+        self._expiry = expiry
+        self._member = pb.Member(
+            member_id=front_id,
+            role=pb.ROLE_BUFFER,
+            address=address,
+            host_id=host_id(),
+            pid=os.getpid(),
+            joined_unix_ms=int(time.time() * 1000),
+        )
+        self._generation = 0
+
+    async def enter(self) -> None:
+        """Lists the front as a member."""
+        member = self._member
+        answer = await self._access.verb("join", "", member.member_id, 0, member.SerializeToString(), 0)
+        self._generation = int(answer[1])
+
+    async def stay(self) -> RollmeshError:
+        """Heartbeats until the run is served by other rules or the grant is over; returns the error that says so."""
+        trouble = self._front.trouble
+        while True:
+            await asyncio.sleep(self._front.member_ttl_ms / 1000 / _BEATS_PER_TERM)
+            try:
+                if not await self._beat():
+                    await self._bootstrap()
+                    await self.enter()
+                trouble.passed("heartbeat of this front")
+            except StoreError as error:
+                trouble.failed("heartbeat of this front", error)
+            except RollmeshError as error:
+                return error
+
+    async def _beat(self) -> bool:
+        """One heartbeat; whether the run still knows this front."""
+        beat = pb.HeartbeatRequest(
+            member_id=self._member.member_id, generation=self._generation, gauges=self._expiry.gauges()
+        )
+        answer = await self._access.verb(
+            "heartbeat", "", beat.member_id, beat.generation, beat.SerializeToString(), 0, self._front.member_ttl_ms
+        )
+        return bool(answer[1])
+
+    async def leave(self) -> None:
+        """Takes the front off the list, so that no new call comes."""
+        try:
+            await self._access.verb("leave", "", self._member.member_id, self._generation, 0)
+        except StoreError as error:
+            log.warning("leaving the run: %s", error)

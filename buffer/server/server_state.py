@@ -1,0 +1,133 @@
+"""What the handlers of one front share, and what every standing stream needs."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, TypeVar
+
+from rollmesh.buffer.monitoring.generator_fleet import Fleet
+from rollmesh.buffer.monitoring.queue_latency import QueueAges
+from rollmesh.buffer.monitoring.redis_outage import Trouble
+from rollmesh.buffer.monitoring.wait_clocks import Waits
+from rollmesh.buffer.policy.rules import TABLES, TableRules
+from rollmesh.buffer.server.change_notifier import Bell
+from rollmesh.buffer.server.custom_score import Score
+from rollmesh.buffer.server.load_balancer import Wish
+from rollmesh.buffer.store.store import Store
+from rollmesh.mesh.errors import PayloadError, RollmeshError
+
+Request = TypeVar("Request")
+
+
+@dataclass(slots=True)
+class FrontContext:
+    """One front process.
+
+    Attributes:
+        store: the verbs.
+        rules: by table.
+        run_name, config_json: as Join hands them out.
+        member_ttl_ms: silence after which a member counts as lost.
+        max_message_bytes: of a message that clients take.
+        score: the user's, where it ranks the ready groups.
+        priority_exponent: weight of a draw = priority to this power.
+        fleet: the generators as of the last sweep.
+        ages: how long groups took and waited that this front has leased.
+        fronts: addresses of the fronts that are alive, as of the last sweep.
+        wishes: by table, those of the generators whose streams are open here, in the order in which they came.
+        trouble: what is told of Redis' failures.
+    """
+
+    store: Store
+    rules: dict[str, TableRules]
+    run_name: str
+    config_json: str
+    member_ttl_ms: int
+    max_message_bytes: int
+    score: Score | None = None
+    priority_exponent: float = 1.0
+    bell: Bell = field(default_factory=Bell)
+    waits: dict[str, Waits] = field(default_factory=lambda: {table: Waits() for table in TABLES})
+    fleet: Fleet = field(default_factory=Fleet)
+    ages: QueueAges = field(default_factory=QueueAges)
+    fronts: list[str] = field(default_factory=list)
+    wishes: dict[str, list[Wish]] = field(default_factory=lambda: {table: [] for table in TABLES})
+    trouble: Trouble = field(default_factory=Trouble)
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+
+    def checked_table(self, table: str) -> str:
+        """The table's name.
+
+        Raises:
+            PayloadError: there is no such table.
+        """
+        if table not in self.rules:
+            raise PayloadError("table", f"expected one of {sorted(self.rules)}, got {table!r}")
+        return table
+
+    async def settle(self, timeout_s: float) -> None:
+        """Waits for what was spawned, before the store is closed."""
+        if self.tasks:
+            await asyncio.wait(self.tasks, timeout=timeout_s)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any], what: str) -> None:
+        """Runs something alongside the handlers; its expected failures are logged."""
+
+        async def guarded() -> None:
+            try:
+                await coroutine
+            except RollmeshError as error:
+                self.trouble.told(what, error)
+
+        task = asyncio.create_task(guarded(), name=what)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+
+class StreamHold:
+    """Marks a holder's stream as open; when it ends, however it ends, the holder's leases are shortened.
+
+    The token makes this safe with several fronts: an old stream's end does not touch what a newer stream holds.
+    """
+
+    def __init__(self, front: FrontContext, table: str, holder: str, on_end: Callable[[], None]) -> None:
+        self.token = uuid.uuid4().hex
+        self._front, self._table, self._holder, self._on_end = front, table, holder, on_end
+
+    async def __aenter__(self) -> StreamHold:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._on_end()
+        # The handler is being cancelled as a rule, so this runs beside it.
+        self._front.spawn(self._front.store.detach(self._table, self._holder, self.token), "detaching a stream")
+
+
+@asynccontextmanager
+async def pump(
+    requests: AsyncIterator[Request], take: Callable[[Request], None], event: asyncio.Event
+) -> AsyncIterator[asyncio.Task[None]]:
+    """Reads a stream's requests beside its handler; each is taken and rings the event. Done when the client is."""
+
+    async def read() -> None:
+        try:
+            async for request in requests:
+                take(request)
+                event.set()
+        finally:
+            event.set()
+
+    reader = asyncio.create_task(read())
+    try:
+        yield reader
+        await reader
+    finally:
+        reader.cancel()
+        await asyncio.gather(reader, return_exceptions=True)

@@ -1,0 +1,314 @@
+"""The buffer's gRPC front: translates messages into verbs. Keeps no state of its own; may run several times."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from rollmesh.buffer.monitoring.bounded_answers import in_time
+from rollmesh.buffer.monitoring.dead_letters import redrive
+from rollmesh.buffer.policy.reuse import weight_of
+from rollmesh.buffer.protocol.limits import group_bytes
+from rollmesh.buffer.protocol.payload_framing import Apart, cut, taking_apart
+from rollmesh.buffer.redis_backend.client import RedisAccess
+from rollmesh.buffer.server.admit_session import admit_stream
+from rollmesh.buffer.server.fetch_handler import fetch_stream
+from rollmesh.buffer.server.lease_holders import holders
+from rollmesh.buffer.server.ledger import describe, ledger
+from rollmesh.buffer.server.member_validation import check_message, check_write
+from rollmesh.buffer.server.request_validation import (
+    check_group_id,
+    check_id,
+    check_reassertion,
+    check_tasks,
+    checked_number,
+)
+from rollmesh.buffer.server.sample_session import sample_stream
+from rollmesh.buffer.server.server_state import FrontContext
+from rollmesh.buffer.server.upload_handler import Uploads
+from rollmesh.buffer.store.errors import lost_state
+from rollmesh.buffer.store.records import NO_SUCH_MEMBER, Write
+from rollmesh.mesh.errors import DataError, FencedError, PayloadError, TakeoverRefusedError
+from rollmesh.mesh.rpc.ordered_pipeline import in_turn
+from rollmesh.mesh.text import REASON_CHARACTERS, bounded
+from rollmesh.mesh.trajectory.versions import checked_version
+from rollmesh.protos import buffer_pb2 as pb
+from rollmesh.protos import buffer_pb2_grpc
+
+log = logging.getLogger(__name__)
+# Messages of one Write stream under way: the next is checked while Redis stores the one before. More would only fill
+# the caches with payloads: with three, those of 131 KB took a fifth more CPU.
+_STORED_AT_ONCE = 2
+_STATUS = {
+    1: pb.WRITE_STATUS_STORED,
+    2: pb.WRITE_STATUS_DUPLICATE,
+    3: pb.WRITE_STATUS_SUPERSEDED,
+    NO_SUCH_MEMBER: pb.WRITE_STATUS_REJECTED,
+}
+_DISPOSITIONS = {
+    pb.NACK_DISPOSITION_RELEASE: "release",
+    pb.NACK_DISPOSITION_FILTER: "filter",
+    pb.NACK_DISPOSITION_FAIL: "fail",
+}
+
+
+# Requests that are not parsed as generated code would.
+DECODERS = {"/rollmesh.v1.Buffer/Write": taking_apart(pb.WriteRequest, "payloads")}
+
+
+def _stored(request: pb.WriteRequest, response: pb.WriteResponse) -> dict[str, object]:
+    """What the debug log keeps of a message: `[group, member, attempt, scored]` per member it stored."""
+    stored = [
+        [write.group_id, write.meta.member, write.attempt, write.payload_bytes > 0]
+        for write, status in zip(request.writes, response.statuses, strict=True)
+        if status == pb.WRITE_STATUS_STORED and not write.draft
+    ]
+    return {"table": request.table, "member_id": request.member_id, "stored": stored}
+
+
+def _pairs(leases: Sequence[pb.LeaseRef]) -> list[tuple[str, str]]:
+    pairs = [(lease.group_id, lease.lease_id) for lease in leases]
+    for index, (group_id, _) in enumerate(pairs):
+        check_group_id(f"leases[{index}].group_id", group_id)
+    return pairs
+
+
+class BufferServicer(buffer_pb2_grpc.BufferServicer):
+    """The gRPC side of the verbs.
+
+    Args:
+        front: what the front shares.
+        access: Redis.
+    """
+
+    def __init__(self, front: FrontContext, access: RedisAccess) -> None:
+        self._front = front
+        self._access = access
+        self._uploads = Uploads(front)
+
+    async def Seed(self, request: pb.SeedRequest, _context: Any) -> pb.SeedResponse:
+        """See buffer.proto."""
+        table = self._front.checked_table(request.table)
+        reserves = [group_bytes(task.n, task.sampling.max_tokens) for task in request.tasks]
+        check_tasks(request.tasks, reserves, self._front.rules[table].max_bytes)
+        added, seeded, pending, withdrawn = await self._front.store.seed(
+            table,
+            request.incarnation,
+            request.tasks,
+            end_of_data=request.end_of_data,
+            withdraw=request.withdraw_pending,
+            call=checked_number("call", request.call, least=1),
+            reserves=reserves,
+        )
+        return pb.SeedResponse(added=added, seeded=seeded, pending=pending, withdrawn=withdrawn)
+
+    async def Admit(
+        self, request_iterator: AsyncIterator[pb.AdmitRequest], _context: Any
+    ) -> AsyncIterator[pb.AdmitResponse | bytes]:
+        """See buffer.proto."""
+        async for response in admit_stream(self._front, request_iterator):
+            yield response
+
+    async def Write(
+        self, request_iterator: AsyncIterator[Apart[pb.WriteRequest]], _context: Any
+    ) -> AsyncIterator[pb.WriteResponse]:
+        """See buffer.proto."""
+        async for response in in_turn(request_iterator, self._write, _STORED_AT_ONCE):
+            yield response
+
+    async def _write(self, parts: Apart[pb.WriteRequest]) -> pb.WriteResponse:
+        """One message is one round trip to Redis, however many members it carries."""
+        request = parts.message
+        table = self._front.checked_table(request.table)
+        check_message(len(request.writes), len(parts.payloads))
+        response = pb.WriteResponse(sequence=request.sequence)
+        statuses = [pb.WRITE_STATUS_REJECTED] * len(request.writes)
+        good: list[Write] = []
+        positions: list[int] = []
+        # Where lengths do not add up, nobody knows whose bytes these are: the stream ends, and nothing is stored.
+        payloads = cut(parts.payloads, [write.payload_bytes for write in request.writes])
+        for position, (write, payload) in enumerate(zip(request.writes, payloads, strict=True)):
+            try:
+                checked = check_write(write, bytes(payload))
+                if checked.pieces or checked.side:
+                    await self._uploads.check(table, checked)
+                good.append(checked)
+                positions.append(position)
+            except PayloadError as error:
+                response.results.add(position=position, field=error.field, message=error.message)
+        if good:
+            for position, written in zip(positions, await self._front.store.write(table, good), strict=True):
+                statuses[position] = _STATUS[written.status]
+                if written.sealed:
+                    response.results.add(position=position, sealed=True)
+                elif written.status == NO_SUCH_MEMBER:
+                    response.results.add(
+                        position=position, field="meta.member", message="the group has not so many members"
+                    )
+        response.statuses.extend(statuses)
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("members stored", extra=_stored(request, response))
+        return response
+
+    async def Upload(self, request_iterator: AsyncIterator[pb.UploadRequest], _context: Any) -> pb.UploadResponse:
+        """See buffer.proto."""
+        return await self._uploads.take(request_iterator)
+
+    async def Sample(
+        self, request_iterator: AsyncIterator[pb.SampleRequest], _context: Any
+    ) -> AsyncIterator[pb.SampleResponse | bytes]:
+        """See buffer.proto."""
+        async for response in sample_stream(self._front, request_iterator):
+            yield response
+
+    async def Fetch(self, request: pb.FetchRequest, _context: Any) -> AsyncIterator[pb.FetchResponse]:
+        """See buffer.proto."""
+        async for response in fetch_stream(self._front, request):
+            yield response
+
+    async def Claim(self, request: pb.ClaimRequest, _context: Any) -> pb.ClaimResponse:
+        """See buffer.proto."""
+        if not request.leases:
+            raise PayloadError("leases", "a claim names one group at least")
+        claimed, refused, wanted = await self._front.store.claim(
+            self._front.checked_table(request.table), request.incarnation,
+            checked_version("train_version", request.train_version), _pairs(request.leases),
+        )  # fmt: skip
+        refusals = [pb.Refusal(group_id=group_id, reason=why, lease_id=lease) for group_id, why, lease in refused]
+        return pb.ClaimResponse(claimed=claimed, refused=refusals, checkpoint_wanted=wanted)
+
+    async def Commit(self, request: pb.CommitRequest, _context: Any) -> pb.CommitResponse:
+        """See buffer.proto."""
+        trained = await self._front.store.commit(
+            self._front.checked_table(request.table), request.incarnation,
+            checked_version("version", request.version), request.checkpoint,
+        )  # fmt: skip
+        return pb.CommitResponse(trained=trained)
+
+    async def Resume(self, request: pb.ResumeRequest, _context: Any) -> pb.ResumeResponse:
+        """See buffer.proto."""
+        table = self._front.checked_table(request.table)
+        check_id("member_id", request.member_id)
+        answer = await self._front.store.resume(
+            table,
+            request.member_id,
+            checked_version("resume_version", request.resume_version),
+            takeover=request.takeover,
+            force=request.force,
+            lease_ms=self._front.member_ttl_ms,
+            call=checked_number("call", request.call, least=1),
+        )
+        if answer[0] == b"suspect":
+            raise lost_state()
+        if answer[0] == b"outdated":
+            raise TakeoverRefusedError(
+                f"learner {request.member_id} has made a later attempt to take the run over",
+                hint="this one came late; nothing was changed",
+            )
+        if answer[0] == b"held":
+            raise TakeoverRefusedError(
+                f"learner {answer[2].decode()} holds the run for {answer[3] / 1000:.1f} s more",
+                hint="stop it first, or take over with --takeover",
+            )
+        if answer[0] == b"below_commit":
+            # As damaged as a checkpoint that is missing: no restart mends it.
+            raise DataError(
+                f"version {request.resume_version} is below the last commit, {answer[2]}",
+                hint="restore the checkpoint of that version; or name an older one with --from-checkpoint: the steps "
+                "since are undone, and their groups stay trained",
+            )
+        await self._front.store.refresh("eval")
+        incarnation, trained, returned, evicted, seeded = answer[2:7]
+        return pb.ResumeResponse(
+            incarnation=incarnation, trained=trained, returned=returned, evicted_stale=evicted, seeded=seeded
+        )
+
+    async def Reassert(self, request: pb.ReassertRequest, _context: Any) -> pb.ReassertResponse:
+        """See buffer.proto."""
+        table, store = self._front.checked_table(request.table), self._front.store
+        check_id("member_id", request.member_id)
+        check_reassertion(request)
+        takeovers = {takeover.incarnation: takeover.resumed_at for takeover in request.takeovers}
+        if request.incarnation not in takeovers:
+            raise PayloadError("takeovers", f"incarnation {request.incarnation}, the caller's own, is missing")
+        corrected, unknown, doubt = await store.reassert(
+            table,
+            request.incarnation,
+            request.member_id,
+            request.version,
+            lease_ms=self._front.member_ttl_ms,
+            more=request.more,
+            takeovers=sorted(takeovers.items()),
+            uses=[(use.group_id, use.train_version, use.ordinal) for use in request.uses],
+            doubt=request.doubt,
+        )
+        if request.doubt and not request.more:
+            await store.commit(table, request.incarnation, request.committed, request.checkpoint)
+            await store.refresh("eval")
+        return pb.ReassertResponse(corrected=corrected, unknown=unknown, doubt=doubt)
+
+    async def Nack(self, request: pb.NackRequest, _context: Any) -> pb.NackResponse:
+        """See buffer.proto."""
+        if request.disposition not in _DISPOSITIONS:
+            raise PayloadError("disposition", "expected release, filter or fail")
+        changed = await self._front.store.nack(
+            self._front.checked_table(request.table), request.incarnation, _pairs(request.leases),
+            _DISPOSITIONS[request.disposition], bounded(request.reason, REASON_CHARACTERS) or "unspecified",
+        )  # fmt: skip
+        return pb.NackResponse(changed=changed)
+
+    async def Release(self, request: pb.ReleaseRequest, _context: Any) -> pb.ReleaseResponse:
+        """See buffer.proto."""
+        released = await self._front.store.release(
+            self._front.checked_table(request.table), request.member_id, request.generation, _pairs(request.leases)
+        )
+        return pb.ReleaseResponse(released=released)
+
+    async def SetPriorities(self, request: pb.SetPrioritiesRequest, _context: Any) -> pb.SetPrioritiesResponse:
+        """See buffer.proto."""
+        front = self._front
+        for index, item in enumerate(request.priorities):
+            check_group_id(f"priorities[{index}].group_id", item.group_id)
+            if not (math.isfinite(item.priority) and item.priority > 0):
+                raise PayloadError(f"priorities[{index}].priority", f"must be positive and finite, got {item.priority}")
+        weighted = [
+            (item.group_id, item.priority, weight_of(item.priority, front.priority_exponent))
+            for item in request.priorities
+        ]
+        table, call = front.checked_table(request.table), checked_number("call", request.call, least=1)
+        return pb.SetPrioritiesResponse(
+            changed=await front.store.set_priorities(table, request.incarnation, call, weighted) if weighted else 0
+        )
+
+    async def SetPolicyVersion(self, request: pb.SetPolicyVersionRequest, _context: Any) -> pb.SetPolicyVersionResponse:
+        """See buffer.proto."""
+        if request.incarnation == 0:
+            raise FencedError("incarnation 0 names no learner", hint="call Resume first")
+        checked_version("version", request.version)
+        version = await self._front.store.set_policy(request.incarnation, request.version)
+        return pb.SetPolicyVersionResponse(version=version)
+
+    async def Redrive(self, request: pb.RedriveRequest, _context: Any) -> pb.RedriveResponse:
+        """See buffer.proto."""
+        table = self._front.checked_table(request.table)
+        for index, group_id in enumerate(request.group_ids):
+            check_group_id(f"group_ids[{index}]", group_id)
+        return await redrive(self._front.store, self._access, table, request.group_ids)
+
+    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:
+        """See buffer.proto."""
+        table = self._front.checked_table(request.table)
+        return await in_time(describe(self._front, self._access, table, now_s=time.time()), context)
+
+    async def Holders(self, request: pb.HoldersRequest, context: Any) -> pb.HoldersResponse:
+        """See buffer.proto."""
+        table = self._front.checked_table(request.table)
+        return await in_time(holders(self._front, self._access, table, request.limit), context)
+
+    async def Ledger(self, request: pb.LedgerRequest, context: Any) -> pb.LedgerResponse:
+        """See buffer.proto."""
+        table = self._front.checked_table(request.table)
+        return await in_time(ledger(self._front, table, request.failed_limit), context)

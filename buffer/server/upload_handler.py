@@ -1,0 +1,156 @@
+"""The front's side of Upload: pieces of large payloads go to Redis, side data to files, both as they come.
+
+Invariants
+  * Only who may still write the member may upload for it; others are told so by their write, not here.
+  * A front holds at most `_IN_FLIGHT` pieces for Redis, however many uploads run; each stream holds one more.
+  * A write that names pieces or side data counts only if they are all there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from rollmesh.buffer.protocol.limits import MAX_PIECES, PIECE_BYTES
+from rollmesh.buffer.protocol.side_data import check_digest, check_name
+from rollmesh.buffer.server.request_validation import check_group_id
+from rollmesh.buffer.server.server_state import FrontContext
+from rollmesh.buffer.store.payloads import Place, name_of
+from rollmesh.buffer.store.records import Write
+from rollmesh.mesh.errors import PayloadError
+from rollmesh.protos import buffer_pb2 as pb
+
+_IN_FLIGHT = 4
+_OPEN = 1
+_NO_SUCH_MEMBER = 4
+
+
+class Uploads:
+    """All uploads of one front.
+
+    Args:
+        front: what the front shares.
+    """
+
+    def __init__(self, front: FrontContext) -> None:
+        self._front = front
+        self._room = asyncio.Semaphore(_IN_FLIGHT)
+
+    async def take(self, requests: AsyncIterator[pb.UploadRequest]) -> pb.UploadResponse:
+        """The Upload handler.
+
+        Raises:
+            PayloadError: a malformed request.
+            StoreError: Redis or the disk does not take it.
+        """
+        first = await anext(aiter(requests), None)
+        if first is None:
+            return pb.UploadResponse()
+        table = self._front.checked_table(first.table)
+        check_group_id("group_id", first.group_id)
+        status = await self._state(table, first)
+        if status == _NO_SUCH_MEMBER:
+            raise PayloadError("member", "the group has not so many members")
+        if status != _OPEN:
+            return pb.UploadResponse()
+        counted = _Counted(first, requests)
+        if first.side:
+            await self._front.store.side.receive(
+                table, first.group_id, first.member, check_name(first.side), counted.in_order()
+            )
+        else:
+            await self._pieces(table, first, counted)
+        return pb.UploadResponse(pieces=counted.pieces, bytes=counted.bytes)
+
+    async def _state(self, table: str, write: pb.UploadRequest | Write) -> int:
+        return await self._front.store.member_state(table, write.group_id, write.lease_id, write.attempt, write.member)
+
+    async def _pieces(self, table: str, first: pb.UploadRequest, counted: _Counted) -> None:
+        """Stores each piece while the next one arrives."""
+        place = Place(name_of(first.member, first.attempt, check_digest("digest", first.digest)))
+
+        async def put(piece: int, data: bytes) -> None:
+            payloads = self._front.store.payloads
+            async with self._room:
+                if not await payloads.put_piece(table, first.group_id, place, piece, data):
+                    raise PayloadError("digest", f"piece {piece} of that digest is there with other bytes")
+
+        storing: asyncio.Task[None] | None = None
+        try:
+            async for piece, data in counted:
+                if storing is not None:
+                    await storing
+                storing = asyncio.create_task(put(piece, data))
+            if storing is not None:
+                await storing
+        finally:
+            if storing is not None:
+                storing.cancel()
+                await asyncio.gather(storing, return_exceptions=True)
+
+    async def check(self, table: str, write: Write) -> None:
+        """Sees that everything is there which a member says it has uploaded.
+
+        Raises:
+            PayloadError: naming the field that is wrong. Not where the member may not be written any more: then the
+                uploads may be gone, and the verb says what became of it.
+        """
+        wrong = await self._wrong(table, write)
+        if wrong is None:
+            return
+        if await self._state(table, write) == _OPEN:
+            raise wrong
+
+    async def _wrong(self, table: str, write: Write) -> PayloadError | None:
+        store = self._front.store
+        if write.pieces:
+            keys = store.payloads.keys_of(table, write.group_id, write.place)
+            sizes = await store.payloads.sizes(keys)
+            if not all(sizes):
+                return PayloadError("pieces", f"piece {sizes.index(0)} of {write.pieces} was not uploaded")
+            if sum(sizes) != write.size:
+                return PayloadError("uploaded_bytes", f"{write.size}, but the pieces have {sum(sizes)}")
+            if not await store.payloads.begins_with(keys[0], write.payload):
+                return PayloadError("payload", "is not what the uploaded pieces begin with")
+        if write.side:
+            missing = await store.side.has(table, write.group_id, write.member, write.side)
+            if missing:
+                return PayloadError(f"meta.side.{missing}", f"no such file: {store.side.hint}")
+        return None
+
+
+class _Counted:
+    """The pieces of one stream, checked and counted."""
+
+    def __init__(self, first: pb.UploadRequest, rest: AsyncIterator[pb.UploadRequest]) -> None:
+        self._first = first
+        self._rest = rest
+        self.pieces = 0
+        self.bytes = 0
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, bytes]]:
+        yield self._checked(self._first)
+        async for request in self._rest:
+            yield self._checked(request)
+
+    async def in_order(self) -> AsyncIterator[bytes]:
+        """The bytes of pieces that come from the first to the last."""
+        expected = 0
+        async for piece, data in self:
+            if piece != expected:
+                raise PayloadError("piece", f"expected {expected}, got {piece}: side data is sent in order")
+            expected += 1
+            yield data
+
+    def _checked(self, request: pb.UploadRequest) -> tuple[int, bytes]:
+        first = self._first
+        for name in ("table", "group_id", "lease_id", "attempt", "member", "side", "digest"):
+            if getattr(request, name) != getattr(first, name):
+                raise PayloadError(name, "one upload is for one member and one name")
+        if not first.side and request.piece >= MAX_PIECES:
+            raise PayloadError("piece", f"{request.piece} is over the {MAX_PIECES - 1} that a payload may have")
+        if not 0 < len(request.data) <= PIECE_BYTES:
+            raise PayloadError("data", f"a piece has 1 to {PIECE_BYTES} bytes, got {len(request.data)}")
+        self.pieces += 1
+        self.bytes += len(request.data)
+        return request.piece, request.data

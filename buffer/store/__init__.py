@@ -1,0 +1,1 @@
+"""Typed commands over Redis: the only code that knows keys, payloads and scripts of a table."""

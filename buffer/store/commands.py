@@ -1,0 +1,118 @@
+"""Runs the verbs over Redis, and keeps what their answers carry: the figures of the tables. Also remembers prompts.
+
+Decides nothing: `buffer.policy` proposes, Lua disposes.
+
+Payloads and prompts are plain keys that never pass through Lua. A small payload is SET together with the verb that
+makes it count (`buffer.store.payloads` says the rest); the end of its group names it in the `trash`, from which any
+front removes it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rollmesh.buffer.policy.rules import TABLES
+from rollmesh.buffer.redis_backend.client import RedisAccess
+from rollmesh.buffer.store.drafts import Drafts
+from rollmesh.buffer.store.errors import checked, lost_state
+from rollmesh.buffer.store.keys import Keys
+from rollmesh.buffer.store.payloads import Payloads
+from rollmesh.buffer.store.side_files import SideStore
+from rollmesh.buffer.store.table_snapshot import TableView
+
+log = logging.getLogger(__name__)
+# Verbs whose answer must not be used where it comes from a state that has gone back.
+_GIVING = frozenset({"attach", "sample", "claim", "nack", "commit", "reassert"})
+_PROMPTS_CACHED = 4096
+# Larger ones, with images, are read from Redis each time.
+_CACHED_PROMPT_BYTES = 64 << 10
+# Groups that one call of a verb, or of a look around, works on at most.
+PORTION = 256
+
+
+class Verbs:
+    """Runs verbs of one run.
+
+    Args:
+        access: Redis.
+        run_name: names the keys.
+        side: where large data of members lies.
+
+    Attributes:
+        views: the figures of each table, as last seen.
+    """
+
+    def __init__(self, access: RedisAccess, run_name: str, side: SideStore) -> None:
+        self._redis = access
+        self.keys = Keys(run_name)
+        self.payloads = Payloads(access, self.keys)
+        self.side = side
+        self.drafts = Drafts(access, self.keys)
+        self.views: dict[str, TableView] = {table: TableView() for table in TABLES}
+        self._listeners: list[Callable[[str], None]] = []
+        # By table and name; a name has the digest, so none can be wrong, whatever Redis loses.
+        self._prompts: OrderedDict[tuple[str, str], bytes] = OrderedDict()
+
+    def on_change(self, listener: Callable[[str], None]) -> None:
+        """Calls `listener(table)` whenever newer figures of a table are known."""
+        self._listeners.append(listener)
+
+    def _see(self, table: str, values: Sequence[int], *, trust: bool = False) -> TableView:
+        view = TableView.from_reply(values)
+        if view.rev > self.views[table].rev or (trust and view != self.views[table]):
+            self.views[table] = view
+            for listener in self._listeners:
+                listener(table)
+        return view
+
+    async def _table_verb(self, name: str, table: str, *arguments: str | bytes | int) -> list[Any]:
+        before = self.views[table].rev
+        answer = await self._redis.verb(name, table, *arguments)
+        view = self._see(table, answer[1])
+        if view.rev < before:
+            await self._doubt(table, before)
+            if name in _GIVING:
+                raise lost_state()
+        return checked(answer)
+
+    async def _doubt(self, table: str, before: int) -> None:
+        """The figures went back: Redis has lost what it had acknowledged, and everybody must know."""
+        self.payloads.at_hand.clear()
+        answer = await self._redis.verb("doubt", table, before)
+        after = self._see(table, answer[1], trust=True).rev
+        log.error("Redis went back from revision %d to %d", before, after, extra={"table": table})
+
+    async def refresh(self, table: str) -> TableView:
+        """Reads the figures anew; believes them even if their `rev` went back, and makes that known."""
+        before = self.views[table].rev
+        answer = await self._redis.verb("look", table)
+        if self._see(table, answer[1], trust=True).rev < before:
+            await self._doubt(table, before)
+        return self.views[table]
+
+    async def prompts(self, table: str, names: Sequence[str]) -> dict[str, bytes]:
+        """Serialized PromptTasks by name; missing ones are left out."""
+        found = {name: self._prompts[table, name] for name in names if (table, name) in self._prompts}
+        missing = list(set(names) - found.keys())
+        if missing:
+            blobs = await self._redis.mget([self.keys.prompt(table, name) for name in missing])
+            for name, blob in zip(missing, blobs, strict=True):
+                if blob is not None:
+                    found[name] = blob
+                    self._remember(table, name, blob)
+        return found
+
+    def _remember(self, table: str, name: str, blob: bytes) -> None:
+        if len(blob) > _CACHED_PROMPT_BYTES:
+            return
+        self._prompts[table, name] = blob
+        if len(self._prompts) > _PROMPTS_CACHED:
+            self._prompts.popitem(last=False)
+
+
+def flat(leases: Sequence[tuple[str, str]]) -> list[str]:
+    """Pairs one behind the other, as verbs take them."""
+    return [part for pair in leases for part in pair]

@@ -1,0 +1,62 @@
+"""Drafts: the payload so far of members that are not finished, so that a lost generator loses little.
+
+Invariants
+  * A draft is a plain key next to the payloads, named by its attempt, its length and the digest of its bytes: what is
+    noted of a draft (its length, its versions) is true of them.
+  * The verb decides which draft counts: the longest of the latest attempt. What it replaces, refuses or drops is
+    removed; what nobody names is swept.
+  * A draft never counts in the ledger, in the bytes or in a deadline, until it is handed to a new holder: from then on
+    the versions of its tokens are the group's.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rollmesh.buffer.redis_backend.client import RedisAccess
+from rollmesh.buffer.store.keys import Keys
+
+
+class DraftPlace(NamedTuple):
+    """Names a draft: the member, the attempt that wrote it, its response tokens, and the digest of its payload."""
+
+    member: int
+    attempt: int
+    tokens: int
+    digest: str
+
+
+def draft_places(text: bytes | str) -> tuple[DraftPlace, ...]:
+    """Parses what the verbs note of drafts: `member:attempt:tokens:digest,...`."""
+    plain = text.decode() if isinstance(text, bytes) else text
+    return tuple([_place(*part.split(":")) for part in plain.split(",")]) if plain else ()
+
+
+def _place(member: str, attempt: str, tokens: str, digest: str) -> DraftPlace:
+    return DraftPlace(int(member), int(attempt), int(tokens), digest)
+
+
+class Drafts:
+    """Reads and writes draft values of one run.
+
+    Args:
+        access: Redis.
+        keys: names.
+    """
+
+    def __init__(self, access: RedisAccess, keys: Keys) -> None:
+        self._redis = access
+        self._keys = keys
+
+    def key(self, table: str, group_id: str, place: DraftPlace) -> str:
+        """The key of one draft."""
+        return self._keys.payload(table, group_id, place.member, f"d{place.attempt}-{place.tokens}-{place.digest}")
+
+    def keys_of(self, table: str, group_id: str, text: bytes | str) -> list[str]:
+        """Keys of what the verbs noted of a group's drafts."""
+        return [self.key(table, group_id, place) for place in draft_places(text)]
+
+    async def read(self, table: str, group_id: str, place: DraftPlace) -> bytes | None:
+        """The payload of a draft; None where it is gone."""
+        (payload,) = await self._redis.mget([self.key(table, group_id, place)])
+        return payload

@@ -1,0 +1,191 @@
+"""The store, as generators use it: grants come out, outcomes and drafts of members go in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
+
+import msgpack
+
+from rollmesh.buffer.redis_backend.client import RedisAccess
+from rollmesh.buffer.redis_backend.connection import Argument
+from rollmesh.buffer.store.commands import PORTION, Verbs, flat
+from rollmesh.buffer.store.drafts import DraftPlace
+from rollmesh.buffer.store.errors import checked
+from rollmesh.buffer.store.payloads import SetValue, set_value
+from rollmesh.buffer.store.records import Awaited, Grant, Handed, Sealed, Write, Written, grant_of, leased_of
+from rollmesh.buffer.store.side_files import SideStore
+from rollmesh.mesh.trajectory.versions import PolicyVersion
+
+# What writes of one lease share.
+_LEASE = attrgetter("group_id", "lease_id", "attempt", "ranges")
+# By the character with which the verb answers.
+_WRITTEN = {
+    ord("0"): Written(1, sealed=True),
+    **{ord(str(status)): Written(status, sealed=False) for status in (1, 2, 3, 4)},
+}
+
+
+class GeneratorVerbs(Verbs):
+    """The verbs of generators.
+
+    Attributes:
+        writing: writes under way.
+        sealed: by table, what the last write of this front has sealed.
+        awaited: by table, the stream that waits for groups. A lone write leases to it at once what it seals, which
+            saves a round trip where it is most of what a group waits for.
+        handing: tables in which a write that does so is under way: what it leases is not known yet.
+        handed: by table, what was leased in that way and is to be sent, oldest first.
+    """
+
+    def __init__(self, access: RedisAccess, run_name: str, side: SideStore) -> None:
+        super().__init__(access, run_name, side)
+        self.writing = 0
+        self.sealed: dict[str, Sealed] = {}
+        self.awaited: dict[str, Awaited] = {}
+        self.handing: set[str] = set()
+        self.handed: dict[str, list[Handed]] = {}
+
+    async def admit(
+        self,
+        table: str,
+        member_id: str,
+        generation: int,
+        serving: PolicyVersion,
+        wanted: int,
+        u: int,
+        live_limit: int,
+        token: str,
+    ) -> tuple[str, list[Grant], str]:
+        """Up to `wanted` grants: (status, grants, why not more). Status `moved`: u is not what the proposal says."""
+        answer = await self._redis.verb(
+            "admit", table, member_id, generation, serving.incarnation, serving.version, wanted, u, live_limit, token
+        )
+        self._see(table, answer[1])
+        status = answer[0].decode()
+        if status in ("suspect", "moved", "other_incarnation"):
+            return status, [], status
+        checked(answer)
+        return status, [grant_of(item) for item in answer[2]], answer[3].decode()
+
+    async def attach(self, table: str, member_id: str, generation: int, token: str) -> list[Grant]:
+        """A generator's stream is open (again): what it holds."""
+        answer = await self._table_verb("attach", table, member_id, generation, token)
+        return [grant_of(item) for item in answer[2]]
+
+    async def detach(self, table: str, holder: str, token: str) -> None:
+        """A stream broke: its holder's leases are shortened, unless a newer stream is open."""
+        await self._table_verb("detach", table, holder, token)
+
+    async def release(
+        self, table: str, member_id: str, generation: int, leases: Sequence[tuple[str, str]], token: str = ""
+    ) -> int:
+        """Gives up groups for a generator; with the token of a stream only while that is its present one."""
+        answer = await self._table_verb("release", table, member_id, generation, token, *flat(leases))
+        return int(answer[2])
+
+    async def cancelled(
+        self, table: str, member_id: str, generation: int, told: Sequence[tuple[str, str]]
+    ) -> list[tuple[str, str]]:
+        """Leases that a member works on and nobody needs; those in `told` are forgotten."""
+        entries = (f"{group_id} {lease_id}" for group_id, lease_id in told)
+        answer = await self._table_verb("cancelled", table, member_id, generation, PORTION, *entries)
+        pairs = (entry.decode().partition(" ") for entry in answer[2])
+        return [(group_id, lease_id) for group_id, _, lease_id in pairs]
+
+    async def write(self, table: str, writes: Sequence[Write]) -> list[Written]:
+        """Stores outcomes: one round trip, and a second one where something stored is not needed (any more)."""
+        values: list[SetValue] = []
+        drafts: list[SetValue] = []
+        arguments: list[bytes] = []
+        # What is equal is said once: of the members of one lease nearly all.
+        for (group_id, lease_id, attempt, ranges), members in groupby(writes, _LEASE):
+            outcomes: list[str | bytes | int] = [group_id, lease_id, str(attempt), ranges]
+            prefix = self.keys.payloads(table, group_id)
+            for w in members:
+                member = str(w.member)
+                if w.draft:
+                    place = DraftPlace(w.member, attempt, w.tokens, w.digest)
+                    drafts.append(set_value(self.drafts.key(table, group_id, place), w.payload))
+                    outcomes += (member, f"-{w.digest}", w.size, w.tokens, w.meta)
+                elif w.pieces:
+                    outcomes += (member, f"{w.digest}:{w.pieces}", w.size, w.tokens, w.meta)
+                elif w.scored:
+                    values.append(set_value(f"{prefix}{member}:{attempt}:{w.digest}", w.payload))
+                    outcomes += (member, w.digest, w.size, w.tokens, w.meta)
+                else:
+                    outcomes += (member, "", 0, w.reason, w.meta)
+            arguments.append(packed(outcomes))
+        verbs: list[Sequence[Argument]] = [("write", table, *arguments)]
+        stream = self._alone_with(table, writes)
+        if stream is not None:
+            groups = dict.fromkeys(w.group_id for w in writes)
+            verbs.append(("sample", table, stream.incarnation, stream.version, stream.token, *groups))
+            self.handing.add(table)
+        before = self.views[table].rev
+        self.writing += 1
+        try:
+            replies = await self._redis.after_all([*values, *drafts], verbs)
+        except BaseException:
+            if stream is not None:
+                self._hand(table, Handed(stream, None))
+            raise
+        finally:
+            self.writing -= 1
+            if stream is not None:
+                self.handing.discard(table)
+        sampled = replies.pop() if stream is not None else None
+        answer = replies.pop()
+        self._see(table, answer[1])
+        results = [_WRITTEN[status] for status in answer[2]]
+        sealed = tuple([w.group_id for w, result in zip(writes, results, strict=True) if result.sealed])
+        self.sealed[table] = Sealed(answer[1][0], sealed)
+        if stream is not None and sampled is not None:
+            self._see(table, sampled[1])
+            if sampled[1][0] < before:
+                # From a state that has gone back: nobody may train on it. The stream begins anew, and finds out.
+                self._hand(table, Handed(stream, None))
+            elif sampled[0] == b"ok" and sampled[2]:
+                self._hand(table, Handed(stream, [leased_of(item) for item in sampled[2]]))
+        # Behind the handing over, which a failure must not keep back; what it sends is sent before anybody reads.
+        whole = [result.stored for w, result in zip(writes, results, strict=True) if w.scored and not w.pieces]
+        self.payloads.at_hand.keep([value[1:3] for value, stored in zip(values, whole, strict=True) if stored])
+        await self._remove(table, writes, answer[3])
+        return results
+
+    def _alone_with(self, table: str, writes: Sequence[Write]) -> Awaited | None:
+        """The stream that waits for what these writes may seal, if nothing else is being written; it is theirs then."""
+        stream = self.awaited.get(table)
+        if stream is None or self.writing or len({w.group_id for w in writes}) > stream.credits:
+            return None
+        return self.awaited.pop(table)
+
+    def _hand(self, table: str, handed: Handed) -> None:
+        self.handed.setdefault(table, []).append(handed)
+        for listener in self._listeners:
+            listener(table)
+
+    async def _remove(self, table: str, writes: Sequence[Write], useless: Sequence[Any]) -> None:
+        """Removes what the verb names: (index of the write, name of a draft or nothing), ..."""
+        keys = []
+        for index, name in zip(useless[::2], useless[1::2], strict=True):
+            w = writes[index]
+            keys += (self.drafts.keys_of if name else self.payloads.keys_of)(table, w.group_id, name or w.place)
+        await self._redis.batch([("UNLINK", key) for key in keys])
+
+    async def member_state(self, table: str, group_id: str, lease_id: str, attempt: int, member: int) -> int:
+        """Whether a holder may write a member: 1 it may, 2 it is stored, 3 its right is gone, 4 no such member."""
+        answer = await self._table_verb("member", table, group_id, lease_id, attempt, member)
+        return int(answer[2])
+
+
+def packed(values: list[str | bytes | int]) -> bytes:
+    """Values one behind the other, as a script unpacks them: a packed list without its head.
+
+    All strings are raw ones, since scripts do not know those of bytes.
+    """
+    head = 1 if len(values) < 16 else 3 if len(values) < 1 << 16 else 5
+    whole: bytes = msgpack.packb(values, use_bin_type=False)
+    return whole[head:]

@@ -1,0 +1,146 @@
+"""The store, as the learner uses it: prompt tasks go in, groups come out and are claimed and committed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+
+from rollmesh.buffer.policy.batch_selection import Candidate, GroupFacts
+from rollmesh.buffer.protocol.limits import MAX_REASONS
+from rollmesh.buffer.reference_model.table_state import LEARNER
+from rollmesh.buffer.store.commands import PORTION, Verbs, flat
+from rollmesh.buffer.store.errors import checked, fenced
+from rollmesh.buffer.store.payloads import digest_of
+from rollmesh.buffer.store.records import Leased, Outlook, facts_of, leased_of
+from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.protos import trajectory_pb2 as trajectory
+
+
+class LearnerVerbs(Verbs):
+    """The verbs of the learner."""
+
+    async def seed(
+        self,
+        table: str,
+        incarnation: int,
+        tasks: Sequence[trajectory.PromptTask],
+        *,
+        end_of_data: bool,
+        withdraw: bool,
+        call: int,
+        reserves: Sequence[int],
+    ) -> tuple[int, int, int, int]:
+        """Adds tasks; returns (added, seeded, pending, withdrawn). `reserves`: the bytes that their groups may need.
+
+        A prompt is stored before its task counts, under a name that holds the digest of its bytes: what is stored for
+        a task that is refused takes no other prompt's place, and is swept.
+        """
+        present = await self._table_verb("look", table)
+        if self.views[table].incarnation > incarnation:
+            raise fenced()
+        commands: list[tuple[str | bytes, ...]] = []
+        arguments: list[str | bytes | int] = []
+        for task, reserve in zip(tasks, reserves, strict=True):
+            blob = task.SerializeToString()
+            digest = digest_of(blob)
+            if task.ordinal > present[2]:
+                name = f"{task.ordinal}:{digest}"
+                self._remember(table, name, blob)
+                commands.append(("SET", self.keys.prompt(table, name), blob))
+            pin = str(PolicyVersion.from_proto(task.pinned)) if task.HasField("pinned") else ""
+            entry = msgpack.packb([task.ordinal, task.n, pin, reserve, task.task_id, "", 0])
+            arguments += [task.ordinal, entry, pin, digest]
+        answer = await self._redis.after(
+            commands, "seed", table, incarnation, int(end_of_data), int(withdraw), call, *arguments
+        )
+        self._see(table, answer[1])
+        added, seeded, pending, withdrawn = checked(answer)[2:6]
+        return added, seeded, pending, withdrawn
+
+    async def attach_learner(self, table: str, incarnation: int, token: str) -> list[Leased]:
+        """The learner's stream is open (again): what is leased to it."""
+        answer = await self._table_verb("attach", table, LEARNER, incarnation, token)
+        return [leased_of(item) for item in answer[2]]
+
+    async def peek(self, table: str, version: int, count: int) -> Outlook:
+        answer = await self._table_verb("peek", table, version, count)
+        candidates = tuple(Candidate(gid.decode(), deadline, float(order)) for gid, deadline, order in answer[2])
+        return Outlook(candidates, tuple(answer[3]), int(answer[4]), int(answer[5]))
+
+    async def sample(
+        self, table: str, incarnation: int, version: int, group_ids: Sequence[str], token: str
+    ) -> list[Leased]:
+        answer = await self._table_verb("sample", table, incarnation, version, token, *group_ids)
+        return [leased_of(item) for item in answer[2]]
+
+    async def facts(self, table: str, group_ids: Sequence[str]) -> list[GroupFacts]:
+        """What a score is asked about; groups that have ended are left out."""
+        answer = await self._table_verb("facts", table, *group_ids)
+        return [facts_of(item) for item in answer[2]]
+
+    async def set_priorities(
+        self, table: str, incarnation: int, call: int, priorities: Sequence[tuple[str, float, int]]
+    ) -> int:
+        """Changes (group id, priority, weight); returns the number of groups changed."""
+        flat = [part for gid, priority, weight in priorities for part in (gid, repr(priority), weight)]
+        answer = await self._table_verb("set_priorities", table, incarnation, call, *flat)
+        return int(answer[2])
+
+    async def claim(
+        self, table: str, incarnation: int, train_version: int, leases: Sequence[tuple[str, str]]
+    ) -> tuple[bool, list[tuple[str, str, str]], bool]:
+        """(claimed, refusals as (group id, reason, lease id), whether a checkpoint is wanted)."""
+        answer = await self._table_verb("claim", table, incarnation, train_version, *flat(leases))
+        refused = [(gid.decode(), reason.decode(), lease.decode()) for gid, reason, lease in answer[3]]
+        return bool(answer[2]), refused, bool(answer[2] and answer[4])
+
+    async def commit(self, table: str, incarnation: int, version: int, checkpoint: str) -> int:
+        """Uses below `version` are durable; returns the groups that became trained."""
+        trained, left = 0, 1
+        while left:
+            answer = await self._table_verb("commit", table, incarnation, version, checkpoint, PORTION)
+            trained, left = trained + answer[2], answer[3]
+        return trained
+
+    async def resume(
+        self, table: str, member_id: str, version: int, *, takeover: bool, force: bool, lease_ms: int, call: int
+    ) -> list[Any]:
+        """The verb's raw answer: its refusals need words that only the caller knows."""
+        answer = await self._redis.verb("resume", table, member_id, version, int(takeover), int(force), lease_ms, call)
+        self._see(table, answer[1])
+        return answer
+
+    async def reassert(
+        self,
+        table: str,
+        incarnation: int,
+        member_id: str,
+        version: int,
+        *,
+        lease_ms: int,
+        more: bool,
+        takeovers: Sequence[tuple[int, int]],
+        uses: Sequence[tuple[str, int, int]],
+        doubt: int,
+    ) -> tuple[int, int, int]:
+        """Uses as (group id, train version, ordinal), oldest first; returns (corrected, unknown, doubt in force)."""
+        answer = await self._table_verb(
+            "reassert", table, incarnation, member_id, version, lease_ms, int(more), doubt, len(takeovers),
+            *(part for pair in takeovers for part in pair), *(part for use in uses for part in use),
+        )  # fmt: skip
+        return int(answer[2]), int(answer[3]), int(answer[4])
+
+    async def nack(
+        self, table: str, incarnation: int, leases: Sequence[tuple[str, str]], disposition: str, reason: str
+    ) -> int:
+        answer = await self._table_verb("nack", table, incarnation, disposition, reason, MAX_REASONS, *flat(leases))
+        return int(answer[2])
+
+    async def set_policy(self, incarnation: int, version: int) -> int:
+        answer = await self._redis.verb("set_policy", "", incarnation, version)
+        checked(answer)
+        self._see("train", answer[1])
+        await self.refresh("eval")
+        return int(answer[2])

@@ -1,0 +1,181 @@
+"""What goes into the verbs and comes out of them, typed: grants, writes, leases, and what the policy looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rollmesh.buffer.policy.batch_selection import Candidate, GroupFacts
+from rollmesh.buffer.store.drafts import DraftPlace, draft_places
+from rollmesh.buffer.store.payloads import Place, name_of, places
+from rollmesh.protos import trajectory_pb2 as trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A generator's right to a group. `done` has one character per member, `1` where an outcome is stored.
+
+    `prompt` names its prompt; `drafts` are what earlier holders had sampled of members that are not done.
+    """
+
+    group_id: str
+    lease_id: str
+    attempt: int
+    prompt: str
+    done: str
+    parent: str
+    drafts: tuple[DraftPlace, ...]
+
+
+@dataclass(slots=True)  # not frozen: that doubles the time of making one
+class Write:
+    """A member's outcome, checked.
+
+    `meta` is the serialized MemberMeta; `ranges` the versions of its tokens; `size` the payload's bytes. A payload in
+    `pieces` was uploaded before, and `payload` is empty. `tokens` are those of the response, where there is a payload;
+    else `reason` says why not. `side` names large data beside it. A `draft` is the payload so far of a member that is
+    not finished. `digest` is that of the payload, where there is one.
+    """
+
+    group_id: str
+    lease_id: str
+    attempt: int
+    member: int
+    scored: bool
+    payload: bytes
+    ranges: str
+    meta: bytes
+    size: int
+    pieces: int = 0
+    tokens: int = 0
+    reason: str = ""
+    draft: bool = False
+    digest: str = ""
+    side: Sequence[trajectory.SideData] = ()
+
+    @property
+    def place(self) -> Place:
+        return Place(name_of(self.member, self.attempt, self.digest), self.pieces)
+
+
+# Status of a write to a member that its group does not have.
+NO_SUCH_MEMBER = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What became of a write: status 1 stored, 2 duplicate, 3 superseded, or `NO_SUCH_MEMBER`."""
+
+    status: int
+    sealed: bool
+
+    @property
+    def stored(self) -> bool:
+        return self.status == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """A group leased to the learner."""
+
+    group_id: str
+    lease_id: str
+    for_version: int
+    prompt: str
+    attempt: int
+    generating_ms: int
+    queued_ms: int
+    places: tuple[Place, ...]
+    metas: tuple[bytes, ...]
+    size: int
+    use: int
+    priority: float
+    probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """What a write of this front has just sealed, so that handing it on need not look for it.
+
+    Attributes:
+        rev: of the figures that the write left behind; any later change makes this stale.
+        group_ids: in the order of sealing.
+    """
+
+    rev: int
+    group_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """What a learner's stream of this front waits for while nothing is ready.
+
+    Attributes:
+        incarnation: of the learner.
+        version: at which groups are to train.
+        credits: groups that it takes at most.
+        token: of the stream.
+    """
+
+    incarnation: int
+    version: int
+    credits: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """What the write that sealed it has leased to a waiting stream.
+
+    Attributes:
+        to: the stream.
+        leased: the groups; None where the answer was lost: nobody knows what is leased.
+    """
+
+    to: Awaited
+    leased: list[Leased] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What the policy needs to choose a batch."""
+
+    candidates: tuple[Candidate, ...]
+    live_by_deadline: tuple[int, ...]
+    taken: int
+    earlier: int
+
+
+def grant_of(item: Sequence[Any]) -> Grant:
+    """As `admit` and `attach` answer it."""
+    gid, lease, attempt, prompt, done, parent, drafts = item
+    return Grant(
+        gid.decode(),
+        lease.decode(),
+        int(attempt),
+        prompt.decode(),
+        done.decode(),
+        parent.decode(),
+        draft_places(drafts),
+    )
+
+
+def leased_of(item: Sequence[Any]) -> Leased:
+    """As `sample` and `attach` answer it."""
+    gid, lease, version, prompt, attempt, generating, queued, payloads, metas, use, priority, chance, size = item
+    return Leased(
+        gid.decode(), lease.decode(), version, prompt.decode(), attempt, generating, queued,
+        places(payloads), tuple(metas), size, use, float(priority), float(chance),
+    )  # fmt: skip
+
+
+def facts_of(item: Sequence[Any]) -> GroupFacts:
+    """As `facts` answers it."""
+    gid, ordinal, deadline, uses, priority, metas = item
+    members = [trajectory.MemberMeta.FromString(meta) for meta in metas if meta]
+    scored = [member for member in members if member.outcome == trajectory.OUTCOME_SCORED]
+    return GroupFacts(
+        gid.decode(), ordinal, deadline, uses, float(priority),
+        tuple(member.reward for member in scored), tuple(member.response_tokens for member in scored),
+    )  # fmt: skip

@@ -1,0 +1,150 @@
+"""The buffer's store: all verbs over Redis with typed answers, and what a front does besides to keep a run going."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from rollmesh.buffer.policy.rules import TABLES, TableRules
+from rollmesh.buffer.protocol.leases import Lease
+from rollmesh.buffer.reference_model.table_state import LEARNER
+from rollmesh.buffer.store.commands import PORTION, flat
+from rollmesh.buffer.store.errors import other_rules
+from rollmesh.buffer.store.generator_commands import GeneratorVerbs
+from rollmesh.buffer.store.learner_commands import LearnerVerbs
+from rollmesh.buffer.store.payloads import Place, places
+
+
+class Store(GeneratorVerbs, LearnerVerbs):
+    """The verbs of one run."""
+
+    async def bootstrap(
+        self, rules: dict[str, TableRules], config_json: str, *, front_id: str, member_ttl_ms: int, sole: bool
+    ) -> str:
+        """Loads the verbs and writes rules and configuration; repeated at every start of a front.
+
+        Args:
+            front_id: the front's member id.
+            member_ttl_ms: silence after which another front counts as dead.
+            sole: no other front can be alive, whatever the list of fronts says.
+
+        Returns:
+            The configuration that members are told: that of the front which began, where others are alive.
+
+        Raises:
+            ConfigError: another front is alive and goes by other rules.
+        """
+        await self._redis.load()
+        fields = json.dumps({table: table_rules.to_fields() for table, table_rules in rules.items()})
+        answer = await self._redis.verb("bootstrap", "", front_id, member_ttl_ms, int(sole), config_json, fields)
+        if answer[0] == b"differs":
+            raise other_rules(answer[1].decode(), answer[2])
+        for table in TABLES:
+            await self.refresh(table)
+        in_force: bytes = answer[1]
+        return in_force.decode()
+
+    async def metas(self, table: str, members: Sequence[tuple[str, int]]) -> list[bytes | None]:
+        """Serialized MemberMetas; None where the group has ended or the member is not stored."""
+        return await self._redis.batch(
+            [("HGET", self.keys.table(table, f"g:{group_id}"), member) for group_id, member in members]
+        )
+
+    async def alive(self, table: str, group_ids: Sequence[str]) -> list[bool]:
+        """Which groups have not ended."""
+        commands = [("EXISTS", self.keys.table(table, f"g:{group_id}")) for group_id in group_ids]
+        return [bool(found) for found in await self._redis.batch(commands)]
+
+    async def places(self, table: str, group_ids: Sequence[str]) -> dict[str, tuple[Place, ...]]:
+        """Where the payloads of live groups are; nothing for those that are not live."""
+        answer = await self._table_verb("payloads", table, *group_ids)
+        return {group_id: places(text) for group_id, text in zip(group_ids, answer[2], strict=True)}
+
+    async def evict(self, table: str) -> int:
+        """Ends all groups that cannot train within the bound any more; returns how many."""
+        evicted, left = 0, 1
+        while left:
+            answer = await self._table_verb("evict", table, PORTION)
+            evicted, left = evicted + answer[2], answer[3]
+        return evicted
+
+    async def expire(self, table: str, member_ttl_ms: int) -> tuple[int, int, bool]:
+        """Ends leases that ran out: (generating, leased, whether Redis had restarted)."""
+        answer = await self._table_verb("expire", table, PORTION, member_ttl_ms)
+        return int(answer[2]), int(answer[3]), bool(answer[4])
+
+    async def keep_named(
+        self, table: str, holder: str, fence: int, token: str, named: Iterable[Lease]
+    ) -> tuple[int, list[Lease]]:
+        """A holder has said what it has: ends its other leases, in portions.
+
+        Args:
+            fence: the generator's connection generation, or the learner's incarnation.
+            token: of the holder's stream.
+            named: the leases that it may have, and no others.
+
+        Returns:
+            How many leases were ended, and those named that are dead.
+
+        Raises:
+            RollmeshError: the holder, or its stream, is not the present one.
+        """
+        (held,) = await self._redis.batch([("ZRANGE", self.keys.held(table, holder), 0, -1)])
+        leases: defaultdict[str, list[str]] = defaultdict(list)
+        for group_id, lease_id in named:
+            leases[group_id].append(lease_id)
+        groups = [(group_id, leases.pop(group_id, [""])) for group_id in map(bytes.decode, held)]
+        if holder != LEARNER:
+            # It may have lost them for a while, and no one else has got them yet.
+            groups += leases.items()
+            leases.clear()
+        dead = [(group_id, lease_id) for group_id, ids in leases.items() for lease_id in ids]
+        ended = 0
+        for start in range(0, len(groups), PORTION):
+            pairs = [(group_id, lease) for group_id, ids in groups[start : start + PORTION] for lease in ids]
+            answer = await self._table_verb("keep_named", table, holder, fence, token, *flat(pairs))
+            ended += answer[2]
+            dead += [(group_id.decode(), lease_id.decode()) for group_id, lease_id in answer[3]]
+        return ended, dead
+
+    async def collect_trash(self, table: str) -> int:
+        """Removes payloads and prompts of ended groups; returns the number of groups."""
+        trash = self.keys.table(table, "trash")
+        collected = 0
+        while True:
+            (entries,) = await self._redis.batch([("SRANDMEMBER", trash, PORTION)])
+            if not entries:
+                return collected
+            keys = []
+            for entry in entries:
+                group_id, prompt, payloads, drafts = entry.decode().split("|")
+                keys += self.payloads.keys_of_groups(table, [(group_id, payloads)])
+                keys += self.drafts.keys_of(table, group_id, drafts)
+                if prompt:
+                    keys.append(self.keys.prompt(table, prompt))
+            groups = (entry.decode().partition("|")[0] for entry in entries)
+            await self.side.remove(table, groups, partial(self.alive, table))
+            # In this order, so that no payload outlives the entry that names it.
+            await self._redis.batch_behind([("UNLINK", *keys)] if keys else [], [("SREM", trash, *entries)])
+            collected += len(entries)
+
+    async def lose(self, table: str, leases: Sequence[tuple[str, str]], reason: str = "payload_lost") -> None:
+        """Ends groups that can be given to no one: as a rule, their prompt or payload is gone."""
+        await self._table_verb("lose", table, reason, *flat(leases))
+
+    async def redrive(self, table: str, group_ids: Sequence[str]) -> tuple[int, list[str]]:
+        """Queues prompts of failed groups again: (how many, those whose prompt is not kept any more)."""
+        answer = await self._table_verb("redrive", table, *group_ids)
+        return int(answer[2]), [gid.decode() for gid in answer[3]]
+
+    async def holders(self, table: str) -> tuple[list[list[Any]], str]:
+        """Who holds groups, as the verb returns them, and the learner's member id (empty where there is none)."""
+        answer = await self._table_verb("holders", table)
+        return answer[2], answer[3].decode()
+
+    async def ledger(self, table: str, failed_limit: int) -> list[Any]:
+        """Counters, recount, reasons and failed groups, as the verb returns them."""
+        return await self._table_verb("ledger", table, failed_limit)

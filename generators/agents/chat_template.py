@@ -1,0 +1,244 @@
+"""What stands between two turns of a conversation, as tokens.
+
+Invariants: what the model has sampled is never tokenised again. The tokens between two turns are rendered by the chat
+template with a fixed conversation in front (a mark in the place of what the model said) and cut off behind the mark, so
+they are those of any conversation. One end token ends a turn: the sampled one, or, where the turn was cut, the
+template's. A text from outside cannot end a turn: special tokens in it are broken up.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any
+
+from rollmesh.mesh.agent_tools import Schema
+from rollmesh.mesh.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Message = Mapping[str, Any]
+_MARK = "rollmeshturn"
+_CUT = " ... [cut]"
+# Tokens that a template may put between what was said and its end token, and behind it before the next message.
+_BEFORE_END = 2
+_CACHED = 1024
+# Characters of messages up to which renderings are kept: long ones hardly come again.
+_CACHED_CHARACTERS = 4096
+# Of a text from outside, so many characters are looked at at first for each token that may be kept.
+_TOKEN_CHARACTERS = 8
+
+
+def template_errors() -> tuple[type[Exception], ...]:
+    """What rendering a chat template raises: errors of the template language, and of what is computed in it."""
+    import jinja2
+
+    computed = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
+    return (jinja2.TemplateError, *computed)
+
+
+class Chat:
+    """Renders for one model.
+
+    Args:
+        tokenizer: with a chat template.
+        end_ids: tokens that end a turn.
+        tools: schemas, as they are shown in prompts.
+        template_kwargs: extra arguments of the template.
+        observation_tokens: of one observation; what is over is cut.
+
+    Raises:
+        ConfigError: the tokenizer has no chat template, or one in which a turn cannot be gone on from.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        end_ids: frozenset[int],
+        tools: Sequence[Schema] = (),
+        template_kwargs: Mapping[str, Any] | None = None,
+        observation_tokens: int = 512,
+    ) -> None:
+        if tokenizer.chat_template is None:
+            raise ConfigError(
+                "agents need a chat template, and the tokenizer has none", hint="use an instruction-tuned model"
+            )
+        self._tokenizer = tokenizer
+        self._end_ids = end_ids
+        self._tools = list(tools) or None
+        self._template_kwargs = dict(template_kwargs or {})
+        self._limit = observation_tokens
+        self._special = _special_texts(tokenizer)
+        self._rest = lru_cache(_CACHED)(self._render_rest)
+        role = "tool" if tools else "user"
+        if not self.after_turn([], [{"role": role, "content": "1", "name": "f", "tool_call_id": "000000000"}]):
+            raise ConfigError("the chat template puts nothing between two turns", hint="use another chat template")
+
+    @cached_property
+    def _longest_token(self) -> int:
+        return longest_token(self._tokenizer)
+
+    @property
+    def template(self) -> str:
+        """The chat template's text."""
+        template = self._tokenizer.chat_template
+        # A dictionary of templates by use is as good: traces are looked for.
+        return template if isinstance(template, str) else str(template)
+
+    @property
+    def shows_tools(self) -> bool:
+        """Whether the model is told of its tools; true where there are none."""
+        asked = [{"role": "user", "content": _MARK}]
+        return self._tools is None or self._apply(asked) != self._apply(asked, tools=False)
+
+    def opening(self, observation: str) -> list[int]:
+        """What follows a prompt that ends within its last user message: an observation, and up to the first turn."""
+        text = self._apply([{"role": "user", "content": _MARK}])
+        return self._encode(observation + text.rpartition(_MARK)[2])
+
+    def after_turn(self, turn: Sequence[int], messages: Sequence[Message]) -> list[int]:
+        """What follows a turn: its end where none was sampled, the messages, and up to the next turn.
+
+        Args:
+            turn: sampled tokens.
+            messages: what is answered; roles, contents, and for tools `name` and `tool_call_id`.
+        """
+        return self.after_end(turn, self._encode(self.text_after_turn(messages)))
+
+    def text_after_turn(self, messages: Sequence[Message]) -> str:
+        """What follows a turn of which no end was sampled, as text.
+
+        Args:
+            messages: see `after_turn`.
+        """
+        frozen = tuple(tuple(sorted(message.items())) for message in messages)
+        short = sum(len(value) for message in messages for value in message.values()) <= _CACHED_CHARACTERS
+        return self._rest(frozen) if short else self._render_rest(frozen)
+
+    def after_end(self, turn: Sequence[int], ids: Sequence[int]) -> list[int]:
+        """The tokens of `text_after_turn` without the end that the turn has sampled itself."""
+        return list(ids[self._ended_by(turn, ids) :])
+
+    def contents(self, turn: Sequence[int], between: Sequence[int], messages: Sequence[Message]) -> list[str]:
+        """The contents of messages that were rendered behind a turn: `after_turn` backwards, as far as text allows."""
+        marked = [{**message, "content": f"{_MARK}{index}{_MARK}"} for index, message in enumerate(messages)]
+        rest = self.text_after_turn(marked)
+        ids = self._encode(rest)
+        text = self._decode(ids[: self._ended_by(turn, ids)]) + self._decode(between)
+        pieces = re.split(rf"{_MARK}\d+{_MARK}", rest)
+        match = re.fullmatch("(.*?)".join(map(re.escape, pieces)), text, re.DOTALL)
+        return list(match.groups()) if match else [text] * len(messages)
+
+    def said(self, turn: Sequence[int]) -> str:
+        """The text of a turn, special tokens included, without the token that ended it."""
+        return self._decode(turn[:-1] if self.ended(turn) else turn)
+
+    def plain(self, turn: Sequence[int]) -> str:
+        """The text of a turn without special tokens."""
+        return str(self._tokenizer.decode(list(turn), skip_special_tokens=True))
+
+    def ended(self, turn: Sequence[int]) -> bool:
+        """Whether an end token was sampled."""
+        return bool(turn) and turn[-1] in self._end_ids
+
+    def observed(self, text: str) -> str:
+        """A text from outside as the model may see it: special tokens broken up, cut to the limit."""
+        # A huge text is not tokenised whole to keep a little of it: what is beyond here has no room anyway.
+        text = text[: (self._limit + 1) * self._longest_token]
+        shown = self._limit * _TOKEN_CHARACTERS
+        while True:
+            part = self.harmless(text[:shown])
+            ids = self._encode(part)
+            if len(ids) > self._limit:
+                room = max(0, self._limit - len(self._encode(_CUT)))
+                return self._decode(ids[:room]).rstrip("\ufffd") + _CUT
+            if shown >= len(text):
+                return part
+            shown *= 2
+
+    def harmless(self, text: str) -> str:
+        """A text from outside of which no token is special; what is no Unicode (halves of surrogate pairs) is `?`."""
+        text = as_unicode(text)
+        for special in self._special:
+            text = text.replace(special, special[0] + " " + special[1:])
+        return text
+
+    def _ended_by(self, turn: Sequence[int], ids: Sequence[int]) -> int:
+        """Tokens of a rest that the turn has sampled itself."""
+        if self.ended(turn):
+            for index, token in enumerate(ids[: _BEFORE_END + 1]):
+                if token in self._end_ids:
+                    return index + 1
+        return 0
+
+    def _render_rest(self, frozen: tuple[tuple[tuple[str, Any], ...], ...]) -> str:
+        messages = [dict(items) for items in frozen]
+        asked: Message = {"role": "user", "content": "?"}
+        text = self._try([asked, {"role": "assistant", "content": _MARK}, *messages])
+        if text is not None and _MARK in text:
+            return text.partition(_MARK)[2]
+        # Some templates take answers of tools only behind a call.
+        call = {"name": "f", "arguments": {}}
+        said: Message = {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "000000000", "type": "function", "function": call}],
+        }
+        before = self._apply([asked, said], generation_prompt=False)
+        whole = self._apply([asked, said, *messages])
+        if not whole.startswith(before):
+            raise ConfigError(
+                "the chat template renders a turn otherwise once it is answered", hint="use another chat template"
+            )
+        ids = self._encode(before)
+        last = max((index for index, token in enumerate(ids) if token in self._end_ids), default=len(ids))
+        end = self._decode(ids[last:]) if len(ids) - last <= _BEFORE_END + 1 else ""
+        return end + whole[len(before) :]
+
+    def _try(self, messages: Sequence[Message]) -> str | None:
+        try:
+            return self._apply(messages)
+        except ConfigError:
+            return None
+
+    def _apply(self, messages: Sequence[Message], *, generation_prompt: bool = True, tools: bool = True) -> str:
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    [dict(message) for message in messages],
+                    tools=self._tools if tools else None,  # type: ignore[arg-type]  # the stub wants its own alias of dict[str, Any]
+                    tokenize=False,
+                    add_generation_prompt=generation_prompt,
+                    **self._template_kwargs,
+                )
+            )
+        except template_errors() as error:
+            roles = " ".join(str(message["role"]) for message in messages)
+            raise ConfigError(
+                f"the chat template refuses a conversation of {roles}: {error}", hint="see data.chat_template_kwargs"
+            ) from error
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(as_unicode(text), add_special_tokens=False))
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def as_unicode(text: str) -> str:
+    """A text that tokenizers take: halves of surrogate pairs, which JSON can bring, become `?`."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def longest_token(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Characters that one token stands for at most."""
+    return max(map(len, tokenizer.get_vocab()), default=1)
+
+
+def _special_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Special tokens as text, the longest first."""
+    added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    return sorted({text for text in [*tokenizer.all_special_tokens, *added] if len(text) > 1}, key=len, reverse=True)

@@ -1,0 +1,197 @@
+"""Runs the code of users, tools and environments, beside the event loop.
+
+Invariants: nothing of theirs runs in the generator's event loop: plain functions run in threads, coroutines on a loop
+of their own. Every call ends in its result, in what it raised, or in `OverdueError` when its time is up; a thread that
+does not come back is given up (it cannot be ended from outside) and replaced, up to `_MAX_LOST` at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import queue
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from rollmesh.mesh.runtime.service import AsyncBridge
+
+log = logging.getLogger(__name__)
+_MAX_LOST = 64
+# What a live loop gets to report its own time-outs before it counts as blocked, in seconds.
+_GRACE_S = 0.5
+
+
+class OverdueError(Exception):
+    """A call did not end in time."""
+
+
+class _Call:
+    """One call of a plain function."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+        self._loop = asyncio.get_running_loop()
+        self.done: asyncio.Future[Any] = self._loop.create_future()
+        self.done.add_done_callback(_look)
+
+    def run(self, returned: Callable[[], None]) -> None:
+        """In a thread."""
+        try:
+            result, error = self._function(), None
+        except BaseException as raised:  # noqa: BLE001 - a user's code may raise anything, SystemExit included
+            result, error = None, raised
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            self._loop.call_soon_threadsafe(self._finish, result, error, returned)
+
+    def _finish(self, result: Any, error: BaseException | None, returned: Callable[[], None]) -> None:
+        returned()
+        if self.done.done():
+            return
+        if error is None:
+            self.done.set_result(result)
+        else:
+            self.done.set_exception(_as_exception(error))
+
+
+class UserCalls:
+    """Calls into user code; all methods belong to the event loop's thread.
+
+    Args:
+        workers: plain functions that run at once.
+
+    Attributes:
+        lost: threads given up that have not come back.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._free = asyncio.Semaphore(workers)
+        self._jobs: queue.SimpleQueue[tuple[_Call, Callable[[], None]] | None] = queue.SimpleQueue()
+        self._idle = 0
+        self._threads = 0
+        self._bridge: AsyncBridge | None = None
+        self.lost = 0
+
+    async def call(self, function: Callable[[], Any], *, timeout_s: float) -> Any:
+        """Calls a plain or async function, arguments bound (`functools.partial`); its time counts from its start.
+
+        Raises:
+            OverdueError: it did not end in time.
+            Exception: what it raised.
+        """
+        if inspect.iscoroutinefunction(function):
+            return await self._on_loop(function(), timeout_s)
+        result = await self._in_thread(function, timeout_s)
+        return await self._on_loop(result, timeout_s) if inspect.iscoroutine(result) else result
+
+    def close(self) -> None:
+        """Ends threads and loop; calls that hang are left to the end of the process (the threads are daemons)."""
+        for _ in range(self._threads):
+            self._jobs.put(None)
+        if self._bridge is not None:
+            threading.Thread(target=self._bridge.close, name="agent-loop-close", daemon=True).start()
+            self._bridge = None
+
+    async def _in_thread(self, function: Callable[[], Any], timeout_s: float) -> Any:
+        await self._free.acquire()
+        state = {"permit": True, "lost": False}
+
+        def returned() -> None:
+            self._idle += 1
+            if state["lost"]:
+                self.lost -= 1
+            if state["permit"]:
+                self._free.release()
+                state["permit"] = False
+
+        call = _Call(function)
+        if self._idle:
+            self._idle -= 1
+        else:
+            self._threads += 1
+            threading.Thread(target=self._work, name="agent", daemon=True).start()
+        self._jobs.put((call, returned))
+        try:
+            done, _ = await asyncio.wait((call.done,), timeout=timeout_s)
+        except asyncio.CancelledError:
+            if not call.done.done():
+                self._give_up(state)
+            raise
+        if not done:
+            self._give_up(state)
+            call.done.cancel()
+            raise OverdueError(f"no answer within {timeout_s:g} s")
+        return call.done.result()
+
+    def _give_up(self, state: dict[str, bool]) -> None:
+        """Its thread counts no more, unless too many do not."""
+        state["lost"] = True
+        self.lost += 1
+        if self.lost <= _MAX_LOST:
+            self._free.release()
+            state["permit"] = False
+        else:
+            log.warning("%d calls of tools or environments hang in this process", self.lost)
+
+    async def _on_loop(self, coroutine: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
+        if self._bridge is None:
+            self._bridge = AsyncBridge("agent-loop")
+        bridge = self._bridge
+        future = asyncio.wrap_future(bridge.submit(_within(coroutine, timeout_s)))
+        future.add_done_callback(_look)
+        try:
+            done, _ = await asyncio.wait((future,), timeout=timeout_s + _GRACE_S)
+        except asyncio.CancelledError:
+            future.cancel()
+            raise
+        if not done:
+            future.cancel()
+            log.warning("an async tool or environment blocks its event loop; the loop is given up")
+            if self._bridge is bridge:
+                self._bridge = None
+            raise OverdueError(f"no answer within {timeout_s:g} s")
+        return future.result()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            call, returned = job
+            call.run(returned)
+
+
+async def _within(coroutine: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
+    task = asyncio.ensure_future(_guarded(coroutine))
+    try:
+        done, _ = await asyncio.wait((task,), timeout=timeout_s)
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    if not done:
+        task.cancel()
+        raise OverdueError(f"no answer within {timeout_s:g} s")
+    return task.result()
+
+
+async def _guarded(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """What ends a task or a loop (SystemExit, CancelledError) is an error like any where a user's code raises it."""
+    try:
+        return await coroutine
+    except BaseException as error:
+        task = asyncio.current_task()
+        if isinstance(error, Exception) or (task is not None and task.cancelling()):
+            raise
+        raise _as_exception(error) from error
+
+
+def _as_exception(error: BaseException) -> Exception:
+    """What may be raised in an event loop's task without meaning anything else there."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def _look(future: asyncio.Future[Any]) -> None:
+    """Nobody may be left to ask what it raised."""
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,199 @@
+"""Control of one generator over gRPC: status, drain, and a prompt by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from rollmesh.generators.engines.interface import EngineStatus, GenerationRequest, GenerationResult, InferenceEngine
+from rollmesh.generators.rollout.active_group import sampling_of
+from rollmesh.generators.tokenizer import TextCodec
+from rollmesh.mesh.errors import PayloadError, UnreachableError
+from rollmesh.mesh.runtime.service import Shutdown
+from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.protos import generator_pb2, generator_pb2_grpc, trajectory_pb2, weights_pb2
+
+SERVICE_NAME = generator_pb2.DESCRIPTOR.services_by_name["GeneratorControl"].full_name
+_PREFIX = "manual-"
+# Names of differing tensors that an answer holds.
+_DIFFERING = 8
+_FINISH = {
+    "stop": trajectory_pb2.FINISH_REASON_STOP,
+    "length": trajectory_pb2.FINISH_REASON_LENGTH,
+    "aborted": trajectory_pb2.FINISH_REASON_ABORTED,
+}
+
+
+class ManualRequests:
+    """Prompts outside any group, answered to whoever waits."""
+
+    def __init__(self, engine: InferenceEngine, text: TextCodec) -> None:
+        self._engine = engine
+        self._waiting: dict[str, asyncio.Future[GenerationResult]] = {}
+        self._ids = itertools.count()
+        self.text = text
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: trajectory_pb2.SamplingParams) -> GenerationResult:
+        """One response; aborted where the caller goes away.
+
+        Raises:
+            PayloadError: the engine refuses the prompt.
+        """
+        request_id = f"{_PREFIX}{next(self._ids)}"
+        answer: asyncio.Future[GenerationResult] = asyncio.get_running_loop().create_future()
+        self._waiting[request_id] = answer
+        try:
+            self._engine.submit([GenerationRequest(request_id, prompt_ids, sampling_of(sampling), outside=True)])
+            return await answer
+        finally:
+            if self._waiting.pop(request_id, None) is not None and not answer.done():
+                self._engine.abort([request_id])
+
+    def take(self, results: Sequence[GenerationResult]) -> list[GenerationResult]:
+        """Answers those who wait and returns the results that are not theirs."""
+        if not self._waiting:
+            return list(results)
+        others = []
+        for result in results:
+            answer = self._waiting.pop(result.request_id, None)
+            if answer is None:
+                others.append(result)
+            elif not answer.done():
+                answer.set_result(result)
+        return others
+
+
+class Probes:
+    """Looks at what the engine serves.
+
+    Args:
+        engine: is asked.
+        manifest: what was announced of a version in service.
+    """
+
+    def __init__(
+        self, engine: InferenceEngine, manifest: Callable[[PolicyVersion], weights_pb2.Manifest | None]
+    ) -> None:
+        self._engine = engine
+        self._manifest = manifest
+
+    async def look(self, token_ids: Sequence[int]) -> generator_pb2.ProbeResponse:
+        """Log-probs of the tokens, and the digest of the tensors that gave them.
+
+        Raises:
+            PayloadError: the engine refuses the tokens.
+        """
+        # Imported late: torch takes a second.
+        from rollmesh.generators.weights.served_digest import inspect
+
+        found = await asyncio.wrap_future(self._engine.probe(token_ids))
+        response = generator_pb2.ProbeResponse(
+            serving=found.version.to_proto(), announced_digest=found.digest, log_probs=found.log_probs.tolist()
+        )
+        manifest = self._manifest(found.version)
+        if manifest is None:
+            response.not_comparable = "the version changed during the probe"
+            return response
+        seen = await asyncio.to_thread(inspect, manifest, found.tensors)
+        response.found_digest, response.not_comparable = seen.digest, seen.not_comparable
+        response.differing.extend(seen.differing[:_DIFFERING])
+        return response
+
+
+class Subject(Protocol):
+    """What the control service needs to know of the generator."""
+
+    @property
+    def engine_name(self) -> str:
+        """Name of the inference engine."""
+        ...
+
+    @property
+    def context(self) -> int:
+        """Tokens that prompt and response may have together."""
+        ...
+
+    @property
+    def weights_transport(self) -> str:
+        """Which transport brings the weights, and why no cheaper one."""
+        ...
+
+    @property
+    def manual(self) -> ManualRequests | None:
+        """Answers prompts by hand; None before there are weights."""
+        ...
+
+    @property
+    def probes(self) -> Probes | None:
+        """Looks at what is served; None before there are weights."""
+        ...
+
+    def snapshot(self) -> tuple[EngineStatus | None, int, str]:
+        """The engine's status (None before there is one), groups held, and why it waits."""
+        ...
+
+    def drain_within(self, timeout_s: float) -> None:
+        """Bounds the time that running sequences get at the end."""
+        ...
+
+
+class GeneratorControl(generator_pb2_grpc.GeneratorControlServicer):
+    """Serves the GeneratorControl contract."""
+
+    def __init__(self, subject: Subject, shutdown: Shutdown) -> None:
+        self._subject = subject
+        self._shutdown = shutdown
+
+    async def Status(
+        self, _request: generator_pb2.GeneratorStatusRequest, _context: Any
+    ) -> generator_pb2.GeneratorStatusResponse:
+        """A snapshot."""
+        status, held, reason = self._subject.snapshot()
+        response = generator_pb2.GeneratorStatusResponse(
+            groups_held=held,
+            waiting_reason=reason,
+            engine=self._subject.engine_name,
+            weights_transport=self._subject.weights_transport,
+            context=self._subject.context,
+        )
+        if status is not None:
+            response.active_sequences = status.active
+            response.queued_sequences = status.queued
+            response.tokens_generated = status.tokens_generated
+            response.swaps = status.swaps
+            response.weights_digest = status.digest
+            if status.serving is not None:
+                response.serving.CopyFrom(status.serving.to_proto())
+        return response
+
+    async def Drain(self, request: generator_pb2.DrainRequest, _context: Any) -> generator_pb2.DrainResponse:
+        """Asks for a graceful end and answers at once."""
+        self._subject.drain_within(request.timeout_ms / 1000)
+        self._shutdown.request("Drain")
+        return generator_pb2.DrainResponse()
+
+    async def Generate(self, request: generator_pb2.GenerateRequest, _context: Any) -> generator_pb2.GenerateResponse:
+        """One response to one prompt, with its log-probs and versions."""
+        manual = self._subject.manual
+        if manual is None:
+            raise UnreachableError("this generator has no weights yet", hint="is a learner running?")
+        prompt_ids = list(request.prompt_ids) or manual.text.encode(request.prompt)
+        if not prompt_ids:
+            raise PayloadError("prompt_ids", "no prompt was given")
+        result = await manual.generate(prompt_ids, request.sampling)
+        return generator_pb2.GenerateResponse(
+            response_ids=result.response_ids.tolist(),
+            log_probs=result.log_probs.tolist(),
+            versions=[version.to_proto() for version in result.versions],
+            finish_reason=_FINISH[result.finish_reason],
+            text=manual.text.decode([result.response_ids])[0],
+        )
+
+    async def Probe(self, request: generator_pb2.ProbeRequest, _context: Any) -> generator_pb2.ProbeResponse:
+        """Log-probs of given tokens, and what the weights that gave them are."""
+        probes = self._subject.probes
+        if probes is None:
+            raise UnreachableError("this generator has no weights yet", hint="is a learner running?")
+        return await probes.look(list(request.token_ids))

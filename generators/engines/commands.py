@@ -1,0 +1,82 @@
+"""What other threads ask of any engine as a whole; each has a future."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from rollmesh.generators.engines.interface import ProbeResult, SleepReport, SwapTimings
+from rollmesh.mesh.trajectory.versions import PolicyVersion
+
+StagedT = TypeVar("StagedT")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Probe:
+    """See `InferenceEngine.probe`."""
+
+    token_ids: Sequence[int]
+    done: Future[ProbeResult]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pause:
+    """See `InferenceEngine.pause`."""
+
+    done: Future[None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Resume:
+    """See `InferenceEngine.resume`."""
+
+    done: Future[None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sleep:
+    """See `InferenceEngine.sleep`."""
+
+    keep_weights: bool
+    done: Future[SleepReport]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Wake:
+    """See `InferenceEngine.wake`."""
+
+    done: Future[None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Update(Generic[StagedT]):
+    """Weights to be swapped in.
+
+    Attributes:
+        version, digest: as given to `update_weights`.
+        staged: what the engine made of the tensors.
+        staging_s: it took.
+        staged_at: performance counter at its end.
+        done: of the swap.
+    """
+
+    version: PolicyVersion
+    digest: str
+    staged: StagedT
+    staging_s: float
+    staged_at: float
+    done: Future[SwapTimings]
+
+    def timings(self, begin: float, end: float, in_flight: int, recompute_s: float = 0.0) -> SwapTimings:
+        """Of a swap between two performance counters, with so many sequences running."""
+        return SwapTimings(
+            version=self.version,
+            digest=self.digest,
+            stage_us=self.staging_s * 1e6,
+            wait_us=(begin - self.staged_at) * 1e6,
+            pause_us=(end - begin) * 1e6,
+            recompute_us=recompute_s * 1e6,
+            in_flight=in_flight,
+        )

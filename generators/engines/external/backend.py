@@ -1,0 +1,196 @@
+"""What a foreign engine has to offer so that `DrivenEngine` can make an `InferenceEngine` of it.
+
+A backend is a thin adapter: it translates and keeps no books. Pinned requests, prefixes, waiting for the first weights,
+the order of swaps, looks at what is running and the one result per request are `DrivenEngine`'s, the same for all.
+
+All coroutines run in the engine's own event loop, in its own thread. Each ends within a bounded time or raises
+`EngineError`; a server that has died fails every call that waits for it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollmesh.generators.engines.interface import SamplingParams, SleepReport
+from rollmesh.generators.engines.request_validation import Limits
+from rollmesh.mesh.liveness.freeze_detector import Sight
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One stretch of decoding.
+
+    Attributes:
+        job_id: unique among the jobs of a backend, ever.
+        token_ids: everything that stands before the first token to be sampled; shorter than the context.
+        sampling: `max_tokens` counts the tokens of this job alone; `stop` is looked for in them alone, by the backend.
+        images: see `GenerationRequest`.
+        prompt_tokens: how many of the tokens are the request's prompt, which the other members of its group share.
+    """
+
+    job_id: str
+    token_ids: Sequence[int]
+    sampling: SamplingParams
+    images: tuple[bytes, ...] = ()
+    prompt_tokens: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Chunk:
+    """Tokens of one job.
+
+    Attributes:
+        token_ids: new ones, in order; the end token and the tokens of a stop string included.
+        log_probs: nats, one per token, as in `GenerationResult`.
+        versions: runs over the tokens, (length, label given to `load`), as the engine itself stamped them.
+        finish: why the job ended, with its last chunk; None before.
+        routed_experts: with the last chunk, where asked for.
+    """
+
+    token_ids: Sequence[int]
+    log_probs: Sequence[float]
+    versions: Sequence[tuple[int, str]]
+    finish: Literal["stop", "length", "aborted"] | None = None
+    routed_experts: NDArray[np.generic] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The engine's own view of its load.
+
+    Attributes:
+        running, waiting: jobs in its batch and in its line.
+        kv_usage: share of its KV cache in use; None where it does not say.
+        preemptions: since the start.
+    """
+
+    running: int
+    waiting: int
+    kv_usage: float | None
+    preemptions: int
+
+
+class Backend(ABC):
+    """A foreign engine."""
+
+    @abstractmethod
+    async def start(self, on_death: Callable[[str], None]) -> Limits:
+        """Loads the model without weights; takes seconds to minutes, with progress in the log.
+
+        Args:
+            on_death: to be called once, in the event loop, if the engine dies by itself; with the cause.
+
+        Raises:
+            EngineError: it did not come up; with the end of its log.
+        """
+
+    @abstractmethod
+    async def generate(self, job: Job, take: Callable[[Chunk], None]) -> None:
+        """Runs a job to its end; `take` gets every chunk in the event loop, the last one with `finish`.
+
+        Cancelling it aborts the job.
+
+        Raises:
+            PayloadError: the engine does not take this job, though its lengths and ids are within the limits (an image
+                that cannot be read); others go on.
+            RequestError: the engine failed at this job alone; others go on. Its chunks so far count, and it is given
+                again as another job, `REQUEST_ATTEMPTS` times in all.
+            EngineError: the engine cannot go on.
+        """
+
+    @abstractmethod
+    async def abort(self, job_ids: Iterable[str]) -> None:
+        """Ends jobs early, also while paused: their `generate` ends with `aborted`, soon. Unknown ids: passed over."""
+
+    @abstractmethod
+    async def pause(self) -> None:
+        """Stops decoding between two steps; jobs stay. When it returns, `take` has had every token that was sampled."""
+
+    @abstractmethod
+    async def resume(self) -> None:
+        """Goes on decoding."""
+
+    @abstractmethod
+    def stage(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Any:
+        """Checks tensors and puts them where the engine's processes find them, beside decoding.
+
+        Called in a caller's thread, once `start` is done; that may be the event loop's own, so it must not wait for it.
+
+        Returns:
+            what `load` takes; `discard` gives it back.
+
+        Raises:
+            WeightsError: a tensor is missing, unknown or of another shape, or there is no memory for it.
+        """
+
+    @abstractmethod
+    async def load(self, staged: Any, label: str, *, recompute: bool) -> None:
+        """Swaps the weights while paused; every token sampled afterwards bears `label`.
+
+        The prefix cache of former weights is never used again. While asleep it takes back the memory of the weights
+        alone (`wake` then takes the rest).
+
+        Args:
+            staged: from `stage`; this call gives it back, whatever becomes of it.
+            label: of the version: letters, digits and dots.
+            recompute: the KV caches of running jobs are made anew too; else they are kept.
+
+        Raises:
+            WeightsError: the former weights are in service, whole.
+            EngineError: the engine cannot go on.
+        """
+
+    @abstractmethod
+    def discard(self, staged: Any) -> None:
+        """Gives back what was staged and will not be loaded; any thread."""
+
+    @abstractmethod
+    async def log_probs(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """Float32 [tokens - 1], nats, of each next token at temperature 1.
+
+        Called while nothing is being swapped and the engine is not paused.
+
+        Raises:
+            EngineError: these tokens cannot be run; others go on.
+        """
+
+    @abstractmethod
+    async def sleep(self, *, keep_weights: bool) -> SleepReport:
+        """Called while paused and with no job running: gives memory back."""
+
+    @abstractmethod
+    async def wake(self) -> None:
+        """Takes it again; stays paused."""
+
+    @abstractmethod
+    async def ping(self) -> None:
+        """Returns when every process that decodes has answered; may be called at any time once `start` is done.
+
+        Raises:
+            EngineError: no answer came in its own time; that says nothing yet.
+        """
+
+    @abstractmethod
+    def sight(self) -> Sight | None:
+        """What its processes do now; any thread, once `start` is done. None: they are not on this machine."""
+
+    @abstractmethod
+    def last_error(self) -> str:
+        """What one of its processes has raised last; empty where that is not known. Quick."""
+
+    @abstractmethod
+    def figures(self) -> Figures:
+        """The last ones known; any thread, never blocks."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """Ends it with all its processes. May be called twice, after it has died, amid `start` and without one."""

@@ -1,0 +1,252 @@
+"""One request in flight: the tokens that it brought, and those that its jobs have sampled since.
+
+A response may take several jobs: each goes on behind the tokens that there are. Work per chunk is a few list
+operations; arrays are made when somebody asks for them.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from rollmesh.generators.engines.external.backend import Chunk, Job
+from rollmesh.generators.engines.external.boundary_stops import Straddle, straddle
+from rollmesh.generators.engines.external.model_info import ModelFacts
+from rollmesh.generators.engines.external.version_labels import Labels
+from rollmesh.generators.engines.interface import (
+    EngineError,
+    FinishReason,
+    GenerationRequest,
+    GenerationResult,
+    PartialResponse,
+    SampledTokens,
+    TokenEvent,
+)
+from rollmesh.generators.engines.request_validation import SEEDS
+from rollmesh.generators.engines.stop_strings import StopMatcher
+from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
+
+
+class Response:
+    """The book of one request.
+
+    Args:
+        request: as submitted, checked.
+        model: that answers it.
+
+    Attributes:
+        request: as submitted.
+        prompt_tokens: of its prompt as the model sees it; who reads its images corrects it.
+        ids: tokens of the response so far.
+        started: monotonic time of its first job; None before.
+        job_id: of the job that is sampling it; None while it waits.
+        finish: why it ended; None while it has not.
+        refusal: what the engine finds wrong with the request; empty where nothing.
+        failures: jobs of it at which the engine failed.
+    """
+
+    __slots__ = (
+        "_brought",
+        "_label",
+        "_lengths",
+        "_log_probs",
+        "_model",
+        "_order",
+        "_routed_experts",
+        "_straddle",
+        "_told",
+        "_versions",
+        "failures",
+        "finish",
+        "ids",
+        "job_id",
+        "prompt_tokens",
+        "refusal",
+        "request",
+        "started",
+    )
+
+    def __init__(self, request: GenerationRequest, model: ModelFacts) -> None:
+        prefix = request.prefix
+        self.request = request
+        self.prompt_tokens = len(request.prompt_ids)
+        self.ids: list[int] = [] if prefix is None else prefix.response_ids.tolist()
+        self.started: float | None = None
+        self.job_id: str | None = None
+        self.finish: FinishReason | None = None
+        self.refusal = ""
+        self.failures = 0
+        self._model = model
+        self._log_probs: list[float] = [] if prefix is None else prefix.log_probs.tolist()
+        self._lengths = [] if prefix is None else [length for length, _ in prefix.versions.runs]
+        self._versions = [] if prefix is None else [version for _, version in prefix.versions.runs]
+        self._brought = self._told = len(self.ids)
+        self._label = ""
+        self._order = 0
+        self._straddle: Straddle | None = None
+        self._routed_experts: NDArray[np.generic] | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether a token was sampled here."""
+        return len(self.ids) > self._brought
+
+    @property
+    def limit(self) -> int:
+        """Most tokens of the whole response."""
+        return min(self.request.sampling.max_tokens, self._model.limits.context - self.prompt_tokens)
+
+    def complete(self) -> FinishReason | None:
+        """Why nothing is left to be sampled behind the tokens so far; None where something is.
+
+        Stop strings are looked for in what was brought alone: in the rest the engine has looked.
+        """
+        if not self.ids:
+            return None
+        turn, stop, tokenizer = self._turn(), self.request.sampling.stop, self._model.tokenizer
+        if turn and turn[-1] in self._model.limits.eos:
+            return "stop"
+        if turn and stop and not self.begun and tokenizer is not None and StopMatcher(tokenizer, stop).push(turn):
+            return "stop"
+        return "length" if len(self.ids) >= self.limit else None
+
+    def next_job(self, job_id: str) -> Job:
+        """The job that goes on behind the tokens so far, which leave something to be sampled."""
+        request, sampling, done = self.request, self.request.sampling, len(self.ids)
+        self.job_id = job_id
+        if self.started is None:
+            self.started = time.monotonic()
+        room = self.limit - done
+        if room != sampling.max_tokens:
+            sampling = replace(sampling, max_tokens=room)
+        tokens: Sequence[int] = request.prompt_ids
+        if done:
+            tokens = [*tokens, *self.ids]
+            if sampling.seed:
+                # With the seed of the first job the second would repeat its draws.
+                sampling = replace(sampling, seed=_seed_behind(sampling.seed, done))
+            if sampling.stop and self._model.tokenizer is not None:
+                self._straddle = straddle(self._model.tokenizer, sampling.stop, self._turn())
+        return Job(job_id, tokens, sampling, request.images, len(request.prompt_ids))
+
+    def add(self, chunk: Chunk, labels: Labels) -> int:
+        """Takes a chunk of its job.
+
+        Returns:
+            Tokens taken: all, but where one of the first completes a stop string that began before the job; then
+            `finish` is set and what came behind that token is left out.
+
+        Raises:
+            EngineError: the chunk contradicts itself, or its versions what was loaded.
+        """
+        ids, log_probs, versions = chunk.token_ids, chunk.log_probs, chunk.versions
+        if self._straddle is not None and (match := self._straddle.first_match(ids)) is not None:
+            self.finish = "stop"
+            ids, log_probs, versions = ids[: match + 1], log_probs[: match + 1], _first(versions, match + 1)
+        self.ids += ids
+        self._log_probs += log_probs
+        taken, covered = len(ids), 0
+        for length, label in versions:
+            covered += length
+            if label == self._label:
+                self._lengths[-1] += length
+            elif length:
+                self._turn_over(length, label, labels)
+        if covered != taken or len(log_probs) != taken:
+            raise EngineError(
+                f"{len(chunk.token_ids)} tokens came with {len(chunk.log_probs)} log-probs, versions {chunk.versions}"
+            )
+        if self._straddle is not None and self._straddle.over:
+            self._straddle = None
+        self._routed_experts = chunk.routed_experts
+        return taken
+
+    def result(self) -> GenerationResult:
+        """What is delivered; `finish` is set."""
+        assert self.finish is not None
+        sampled, side = self._sampled(), {}
+        if self._routed_experts is not None:
+            side["routed_experts"] = self._routed_experts[: self.prompt_tokens + len(self.ids) - 1]
+        return GenerationResult(
+            request_id=self.request.request_id,
+            response_ids=sampled.response_ids,
+            log_probs=sampled.log_probs,
+            versions=sampled.versions,
+            finish_reason=self.finish,
+            mask=sampled.mask,
+            side=side,
+            refusal=self.refusal,
+        )
+
+    def partial(self, now: float) -> PartialResponse:
+        """A copy of what there is; it has been started."""
+        assert self.started is not None
+        return PartialResponse(self.request.request_id, self._sampled(), now - self.started)
+
+    def event(self) -> TokenEvent | None:
+        """Its tokens since the last event; None where there are none."""
+        begin, end = self._told, len(self.ids)
+        if begin == end:
+            return None
+        self._told = end
+        runs: list[tuple[int, PolicyVersion]] = []
+        missing = end - begin
+        for length, version in zip(reversed(self._lengths), reversed(self._versions), strict=True):
+            runs.append((min(length, missing), version))
+            missing -= runs[-1][0]
+            if not missing:
+                break
+        sampled = SampledTokens(
+            np.array(self.ids[begin:], np.int32),
+            np.array(self._log_probs[begin:], np.float32),
+            VersionRuns(tuple(reversed(runs))),
+        )
+        return TokenEvent(self.request.request_id, sampled)
+
+    def _turn_over(self, length: int, label: str, labels: Labels) -> None:
+        """Tokens of another version than those before them."""
+        order, version = labels[label]
+        if order < self._order:
+            raise EngineError(f"a response went back from version {self._label!r} to {label!r}")
+        if self.request.pinned and self._label:
+            raise EngineError(f"a pinned response went from version {self._label!r} to {label!r}")
+        self._label, self._order = label, order
+        if self._versions and self._versions[-1] == version:
+            self._lengths[-1] += length
+        else:
+            self._lengths.append(length)
+            self._versions.append(version)
+
+    def _sampled(self) -> SampledTokens:
+        prefix = self.request.prefix
+        return SampledTokens(
+            np.array(self.ids, np.int32),
+            np.array(self._log_probs, np.float32),
+            VersionRuns(tuple(zip(self._lengths, self._versions, strict=True))),
+            None if prefix is None else prefix.mask_over(len(self.ids)),
+        )
+
+    def _turn(self) -> list[int]:
+        """The tokens in which an end token or stop string counts: those behind the last that was not sampled."""
+        prefix = self.request.prefix
+        return self.ids if prefix is None else self.ids[len(prefix) - len(prefix.last_turn) :]
+
+
+def _first(runs: Sequence[tuple[int, str]], tokens: int) -> list[tuple[int, str]]:
+    """Runs over the first tokens alone."""
+    kept = []
+    for length, label in runs:
+        kept.append((min(length, tokens), label))
+        tokens -= kept[-1][0]
+    return kept
+
+
+def _seed_behind(seed: int, tokens: int) -> int:
+    """Seed of a job after so many tokens; never 0, and below `SEEDS`."""
+    return xxhash.xxh3_64_intdigest(struct.pack("<QQ", seed, tokens)) % SEEDS or 1

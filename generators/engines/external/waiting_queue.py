@@ -1,0 +1,54 @@
+"""The responses that wait for a job.
+
+Invariants: they start in the order of their arrival, except that while a swap of weights waits for pinned ones only
+such start; what was interrupted stands before what never started.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from rollmesh.generators.engines.external.request_state import Response
+
+
+class WaitingLine:
+    """The queue of an engine."""
+
+    def __init__(self) -> None:
+        self._line: deque[Response] = deque()
+        self._pinned = 0
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def add(self, responses: Iterable[Response]) -> None:
+        """Appends new ones."""
+        for response in responses:
+            self._line.append(response)
+            self._pinned += response.request.pinned
+
+    def put_back(self, interrupted: Sequence[Response]) -> None:
+        """Puts responses that had jobs at the head, in this order."""
+        self._line.extendleft(reversed(interrupted))
+        self._pinned += sum(response.request.pinned for response in interrupted)
+
+    def next(self, *, pinned_only: bool) -> Response | None:
+        """Removes and returns the next that may start; None where none may."""
+        if not self._line or (pinned_only and not self._pinned):
+            return None
+        if not pinned_only:
+            response = self._line.popleft()
+        else:
+            response = next(waiting for waiting in self._line if waiting.request.pinned)
+            self._line.remove(response)
+        self._pinned -= response.request.pinned
+        return response
+
+    def withdraw(self, responses: Sequence[Response]) -> None:
+        """Removes those of them that wait."""
+        gone = {id(response) for response in responses}
+        kept = deque(waiting for waiting in self._line if id(waiting) not in gone)
+        if len(kept) != len(self._line):
+            self._line = kept
+            self._pinned = sum(waiting.request.pinned for waiting in kept)

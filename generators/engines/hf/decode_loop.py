@@ -1,0 +1,298 @@
+"""The `hf` engine's thread: what other threads ask for is taken up between two decode steps.
+
+Invariants: only this thread touches the model and the running sequences. It sleeps only where nothing can be done
+before another command arrives. A command leaves its line when it is done, so that whatever ends the engine amid one
+refuses it with the rest. While paused nothing is decoded; while asleep nothing runs: what ran stands at the head of the
+line, with its tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+
+from rollmesh.generators.engines import commands
+from rollmesh.generators.engines.commands import Pause, Probe, Resume, Sleep, Wake
+from rollmesh.generators.engines.errors import ending_of
+from rollmesh.generators.engines.hf.command_queue import Inbox
+from rollmesh.generators.engines.hf.commands import Abort, Command, Progress, Submit, Update, Widened, answer, refuse
+from rollmesh.generators.engines.hf.decode_turn import Stepper
+from rollmesh.generators.engines.hf.decoder import Decoder
+from rollmesh.generators.engines.hf.image_reader import Reading
+from rollmesh.generators.engines.hf.waiting_queue import WaitingLine, unsampled
+from rollmesh.generators.engines.hf.weight_swap import Swapper
+from rollmesh.generators.engines.hf.weights import ModelWeights
+from rollmesh.generators.engines.interface import (
+    EngineError,
+    EngineListener,
+    EngineState,
+    GenerationRequest,
+    GenerationResult,
+    KvPolicy,
+    ProbeResult,
+    SleepReport,
+)
+from rollmesh.mesh.errors import PayloadError, WeightsError
+
+
+class DecodeLoop:
+    """What the thread runs.
+
+    Args:
+        decoder: over the model.
+        weights: of the model.
+        reading: of images.
+        inbox: where commands come from.
+        listener: see `EngineListener`.
+        kv: what becomes of running sequences at a swap.
+
+    Attributes:
+        state: running, paused or asleep.
+        swaps: weight updates done.
+        digest: of the weights in service; empty where there are none.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        weights: ModelWeights,
+        reading: Reading,
+        inbox: Inbox,
+        listener: EngineListener,
+        kv: KvPolicy,
+    ) -> None:
+        self._decoder = decoder
+        self._weights = weights
+        self._reading = reading
+        self._inbox = inbox
+        self._listener = listener
+        self._line = WaitingLine()
+        self._stepper = Stepper(decoder, self._line)
+        self._swapper = Swapper(weights, decoder, self._line, kv)
+        self._taken: deque[Command] = deque()
+        self._updates: deque[Update] = deque()
+        self._prepared = False
+        self.state: EngineState = "running"
+        self.swaps = 0
+        self.digest = ""
+
+    @property
+    def preemptions(self) -> int:
+        """Sequences that lost their keys and values for want of room."""
+        return self._stepper.preemptions
+
+    def run(self) -> None:
+        """Until the engine is stopped, or fails."""
+        self._swapper.start()
+        try:
+            with torch.inference_mode():
+                while not self._inbox.stopping:
+                    self._turn()
+                self._abandon()
+        except Exception as error:  # noqa: BLE001 - whatever the model's code or a callback raises must be reported
+            self._fail(error)
+        finally:
+            self._reading.stop()
+            self._swapper.stop()
+
+    def _turn(self) -> None:
+        if self._inbox or not self._has_work():
+            self._take_commands()
+            if self._inbox.stopping:
+                return
+        if self._can_swap():
+            self._swap(self._updates[0])
+            self._updates.popleft()
+            return
+        if not self._can_decode():
+            return
+        step = self._stepper.turn(pinned_only=bool(self._updates))
+        if step.events:
+            self._listener.on_tokens(step.events)
+        self._deliver(step.results)
+
+    def _has_work(self) -> bool:
+        return self._can_swap() or (self._can_decode() and bool(self._line or self._decoder.table.active))
+
+    def _can_swap(self) -> bool:
+        if not self._updates:
+            return False
+        return self._decoder.serving is None or not (self._decoder.pinned + self._line.pinned or self._reading.pinned)
+
+    def _can_decode(self) -> bool:
+        return self.state == "running" and self._decoder.serving is not None
+
+    def _take_commands(self) -> None:
+        self._taken = self._inbox.take(self._has_work)
+        while self._taken:
+            match command := self._taken[0]:
+                case Submit():
+                    self._submit(command.requests)
+                case Widened():
+                    self._widened(command)
+                case Abort():
+                    self._deliver(self._withdraw(command.request_ids))
+                case Progress():
+                    waiting = self._line.progress(command.at_least)
+                    answer(command.done, waiting + self._decoder.table.progress(command.at_least))
+                case Probe():
+                    self._probe(command)
+                case commands.Update():
+                    self._updates.append(command)
+                case Pause():
+                    self.state = "paused" if self.state == "running" else self.state
+                    answer(command.done, None)
+                case Resume():
+                    self._resume(command)
+                case Sleep():
+                    self._sleep(command)
+                case Wake():
+                    self._wake(command)
+            self._taken.popleft()
+
+    # --- requests ---
+
+    def _submit(self, requests: Sequence[GenerationRequest]) -> None:
+        pictured = [request for request in requests if request.images]
+        if pictured:
+            self._reading.begin(pictured)
+            requests = [request for request in requests if not request.images]
+        self._queue(requests)
+
+    def _widened(self, command: Widened) -> None:
+        found = self._reading.end(command)
+        refused = [
+            unsampled(request, "aborted", str(seen)) for request, seen in found if isinstance(seen, PayloadError)
+        ]
+        self._queue([seen for _, seen in found if not isinstance(seen, PayloadError)])
+        self._deliver(refused)
+
+    def _queue(self, requests: Sequence[GenerationRequest]) -> None:
+        """Puts requests in the line; those whose prefix leaves nothing to be sampled end here."""
+        complete = [(request, self._decoder.completed(request)) for request in requests if request.prefix is not None]
+        results = [unsampled(request, reason) for request, reason in complete if reason is not None]
+        ended = {result.request_id for result in results}
+        self._line.add([request for request in requests if request.request_id not in ended] if ended else requests)
+        self._deliver(results)
+
+    def _withdraw(self, request_ids: set[str]) -> list[GenerationResult]:
+        waiting = [unsampled(request, "aborted") for request in self._reading.withdraw(request_ids)]
+        waiting += [unsampled(item.request, "aborted") for item in self._line.withdraw(request_ids)]
+        return waiting + self._decoder.abort(request_ids)
+
+    def _deliver(self, results: list[GenerationResult]) -> None:
+        if results:
+            ended = [result.request_id for result in results]
+            self._stepper.gone(ended)
+            self._listener.on_results(results)
+            self._inbox.ended(ended)
+
+    # --- weights ---
+
+    def _swap(self, update: Update) -> None:
+        if not update.done.set_running_or_notify_cancel():
+            return
+        begin = time.perf_counter()
+        in_flight = self._decoder.table.active
+        try:
+            recompute_s = self._swapper.swap(update.staged)
+        except WeightsError as error:
+            update.done.set_exception(error)
+            return
+        self._decoder.served(update.version)
+        end = time.perf_counter()
+        self._prepare()
+        self.swaps += 1
+        self.digest = update.digest
+        update.done.set_result(update.timings(begin, end, in_flight, recompute_s))
+
+    def _prepare(self) -> None:
+        """Settles once how decode steps run, as soon as the model can."""
+        if not self._prepared and self.state != "asleep":
+            self._prepared = True
+            self._decoder.prepare()
+
+    def _probe(self, probe: Probe) -> None:
+        if not probe.done.set_running_or_notify_cancel():
+            return
+        serving = self._decoder.serving
+        if serving is None:
+            probe.done.set_exception(WeightsError("the engine has no weights"))
+            return
+        if self.state == "asleep":
+            probe.done.set_exception(EngineError("the engine is asleep", hint="wake it"))
+            return
+        try:
+            log_probs = self._decoder.log_probs(probe.token_ids)
+        except (RuntimeError, MemoryError) as error:
+            # Long ones need memory that decoding does not: no reason to end what is running.
+            probe.done.set_exception(EngineError(f"the probe failed: {error}", hint="probe with fewer tokens"))
+            return
+        probe.done.set_result(ProbeResult(serving, self.digest, log_probs, self._weights.tensors()))
+
+    # --- pauses ---
+
+    def _resume(self, command: Resume) -> None:
+        if self.state == "asleep":
+            refuse(command.done, EngineError("the engine is asleep", hint="wake it"))
+            return
+        self.state = "running"
+        answer(command.done, None)
+
+    def _sleep(self, command: Sleep) -> None:
+        if not command.done.set_running_or_notify_cancel():
+            return
+        begin = time.perf_counter()
+        self.state = "asleep"
+        self._line.put_back(self._decoder.interrupt())
+        self._line.drop_prefixes()
+        freed = self._decoder.release()
+        if command.keep_weights:
+            freed += self._weights.to_host() if self._decoder.serving is not None else 0
+        elif self._decoder.serving is not None:
+            self._deliver(self._withdraw(self._line.pinned_ids() | self._reading.pinned))
+            self._decoder.serving = None
+            self.digest = ""
+            freed += self._weights.drop()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+        command.done.set_result(SleepReport(freed, time.perf_counter() - begin))
+
+    def _wake(self, command: Wake) -> None:
+        if not command.done.set_running_or_notify_cancel():
+            return
+        if self.state == "asleep":
+            try:
+                self._weights.to_device()
+            except (RuntimeError, MemoryError) as error:
+                no_room = EngineError(f"no memory to wake up: {error}", hint="free some, then wake it again")
+                command.done.set_exception(no_room)
+                return
+            self.state = "running"
+            if self._decoder.serving is not None:
+                self._prepare()
+        command.done.set_result(None)
+
+    # --- the end ---
+
+    def _abandon(self) -> None:
+        """Ends everything in flight, for `stop`."""
+        self._take_commands()
+        self._deliver(self._withdraw(self._inbox.in_flight))
+        self._refuse_all(EngineError("the engine was stopped before the swap"))
+
+    def _fail(self, error: Exception) -> None:
+        failure = ending_of(error)
+        self._taken += self._inbox.fail(failure)
+        self._refuse_all(failure)
+        self._listener.on_failure(failure)
+
+    def _refuse_all(self, error: EngineError) -> None:
+        for command in (*self._updates, *self._taken):
+            if not isinstance(command, Submit | Widened | Abort):
+                refuse(command.done, error)
+        self._updates.clear()
+        self._taken.clear()

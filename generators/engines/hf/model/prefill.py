@@ -1,0 +1,143 @@
+"""The forward pass over whole prompts (or, at a swap with recomputation, over whole running sequences).
+
+Sequences are right-padded: under a causal mask padding changes nothing for what stands before it. A long one takes
+several passes, each over the keys and values of those before it, so that memory grows with its length alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from transformers import PreTrainedModel
+
+from rollmesh.generators.engines.hf.kv_cache import PrefixCache
+from rollmesh.generators.engines.hf.model.attention_masks import MaskBuilder
+from rollmesh.generators.engines.hf.model.vision import Vision
+
+# Padded tokens of one forward pass, and those of one sequence in it; they bound its memory.
+_MAX_TOKENS = 8192
+CHUNK_TOKENS = 2048
+# Tokens that every model takes.
+HARMLESS = (1, 2, 3)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrefixBatch:
+    """The outcome of one forward pass.
+
+    Attributes:
+        cache: keys and values of all its sequences, right-padded.
+        logits: [sequences, vocabulary], of each sequence's last token.
+    """
+
+    cache: PrefixCache
+    logits: torch.Tensor
+
+
+class Prefix(NamedTuple):
+    """One sequence of a `PrefixBatch`."""
+
+    batch: PrefixBatch
+    member: int
+
+
+class Prefiller:
+    """Runs sequences through the model from their start.
+
+    Args:
+        model: in evaluation mode.
+        layers: of the model.
+        masks: of the model.
+        vision: of a model that takes images.
+    """
+
+    def __init__(self, model: PreTrainedModel, layers: int, masks: MaskBuilder, vision: Vision | None = None) -> None:
+        self._model = model
+        self._vision = vision
+        self._layers = layers
+        self._masks = masks
+        self._device = model.device
+
+    def run(
+        self, sequences: Sequence[Sequence[int]], images: Sequence[tuple[bytes, ...]] | None = None
+    ) -> list[Prefix]:
+        """Prefixes of the given token sequences, in their order; `images` are those of each, None: they have none."""
+        prefixes: dict[int, Prefix] = {}
+        for members, batch in self.batches(sequences, images):
+            prefixes.update((member, Prefix(batch, index)) for index, member in enumerate(members))
+        return [prefixes[member] for member in range(len(sequences))]
+
+    def batches(
+        self, sequences: Sequence[Sequence[int]], images: Sequence[tuple[bytes, ...]] | None = None
+    ) -> Iterator[tuple[list[int], PrefixBatch]]:
+        """As `run`, but each forward pass as it comes: which sequences are in it, and what it gave."""
+        for members in _batches([len(ids) for ids in sequences]):
+            given = None if images is None else [images[member] for member in members]
+            yield members, self._forward([sequences[member] for member in members], given)
+
+    def log_probs(self, ids: Sequence[int]) -> torch.Tensor:
+        """Float32 [len(ids) - 1], nats: of each next token."""
+        row = torch.tensor([ids], device=self._device)
+        found = []
+        for begin, end, logits in self._passes({"input_ids": row}, len(ids), keep=0):
+            following = row[0, begin + 1 : end + 1, None]
+            every = torch.log_softmax(logits[0, : len(following)].float(), -1)
+            found.append(every.gather(1, following)[:, 0])
+        return torch.cat(found)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Of keys and values, all layers together; runs a few tokens."""
+        [prefix] = self.run([HARMLESS])
+        return prefix.batch.cache.nbytes // len(HARMLESS)
+
+    def _forward(self, sequences: Sequence[Sequence[int]], images: Sequence[tuple[bytes, ...]] | None) -> PrefixBatch:
+        columns = max(len(ids) for ids in sequences)
+        input_ids = torch.tensor([[*ids, *([0] * (columns - len(ids)))] for ids in sequences], device=self._device)
+        inputs = {"input_ids": input_ids}
+        if self._vision is not None and images is not None and any(images):
+            inputs = {"inputs_embeds": self._vision.embedded(input_ids, images)}
+        cache = PrefixCache(self._layers, columns)
+        last = torch.tensor([[len(ids) - 1] for ids in sequences], device=self._device)
+        # Of several sequences there is one pass; of a single one the last pass has its last token.
+        keep: int | torch.Tensor = last if len(sequences) > 1 else 1
+        *_, (_, _, logits) = self._passes(inputs, columns, keep=keep, cache=cache)
+        return PrefixBatch(cache, logits[:, 0])
+
+    def _passes(
+        self,
+        inputs: Mapping[str, torch.Tensor],
+        columns: int,
+        *,
+        keep: int | torch.Tensor,
+        cache: PrefixCache | None = None,
+    ) -> Iterator[tuple[int, int, torch.Tensor]]:
+        """(first token, end, logits of the tokens in `keep`) of each pass; `inputs` are [sequences, columns, ...]."""
+        cache = cache if cache is not None else PrefixCache(self._layers, columns)
+        for begin in range(0, columns, CHUNK_TOKENS):
+            end = min(begin + CHUNK_TOKENS, columns)
+            output = self._model(
+                **{name: tensor[:, begin:end] for name, tensor in inputs.items()},
+                attention_mask=self._masks.prefill(begin, end),
+                position_ids=torch.arange(begin, end, device=self._device)[None],
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=keep,
+            )
+            yield begin, end, output.logits
+
+
+def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Indices in batches of similar length, each of at most `_MAX_TOKENS` padded tokens and in one pass (or of one)."""
+    order = sorted(range(len(lengths)), key=lambda index: lengths[index])
+    batch: list[int] = []
+    for index in order:
+        if batch and ((len(batch) + 1) * lengths[index] > _MAX_TOKENS or lengths[index] > CHUNK_TOKENS):
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch

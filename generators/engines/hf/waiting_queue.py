@@ -1,0 +1,198 @@
+"""Which request gets the next free slot, and which prompts are prefilled with it.
+
+Invariants: requests start in the order of their arrival, except that while a swap of weights waits for pinned
+requests only pinned ones start; what was interrupted stands before what never started. A bounded number of tokens is
+prefilled per step, fewer where interrupted ones come back, so that what runs continues. Requests of one submission with
+equal prompts (and images) share a `Prompt`, whose prefix is computed once and dropped with its last use, or at a swap:
+a prefix never meets other weights than those that made it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rollmesh.generators.engines.hf.model.prefill import Prefix
+from rollmesh.generators.engines.interface import FinishReason, GenerationRequest, GenerationResult, PartialResponse
+from rollmesh.mesh.trajectory.versions import VersionRuns
+
+# Prompts prefilled beyond those that are needed at once, so that later refills cost no forward pass of their own.
+_AHEAD_PROMPTS = 16
+_AHEAD_TOKENS = 512
+# Tokens that are prefilled in one step, if not by a single sequence: of new ones, and where one was interrupted.
+_STARTED_TOKENS = 8192
+_RESUMED_TOKENS = 1024
+
+
+@dataclass(slots=True, eq=False)
+class Prompt:
+    """A prompt shared by requests.
+
+    Attributes:
+        ids: token ids; of a request with a prefix, these behind its prompt's.
+        images: encoded, of the prompt; their tokens in `ids` are widened.
+        prefix: its keys, values and last logits under the present weights; None until prefilled.
+    """
+
+    ids: tuple[int, ...]
+    images: tuple[bytes, ...] = ()
+    prefix: Prefix | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A request without a slot.
+
+    Attributes:
+        request: as submitted; of an interrupted one, with all its tokens as prefix.
+        prompt: what is to be prefilled.
+        started: monotonic time at which it first had a slot; None for one that never had.
+    """
+
+    request: GenerationRequest
+    prompt: Prompt
+    started: float | None = None
+
+
+class WaitingLine:
+    """The queue of an engine."""
+
+    def __init__(self) -> None:
+        self._line: deque[Waiting] = deque()
+        self.pinned = 0
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def __iter__(self) -> Iterator[Waiting]:
+        return iter(self._line)
+
+    def add(self, requests: Sequence[GenerationRequest]) -> None:
+        """Appends one submission."""
+        prompts: dict[tuple[tuple[int, ...], tuple[bytes, ...]], Prompt] = {}
+        for request in requests:
+            ids = _ids(request)
+            prompt = prompts.setdefault((ids, request.images), Prompt(ids, request.images))
+            self._line.append(Waiting(request, prompt))
+            self.pinned += request.pinned
+
+    def put_back(self, interrupted: Sequence[Waiting]) -> None:
+        """Puts requests that were running at the head, in this order."""
+        self._line.extendleft(reversed(interrupted))
+        self.pinned += sum(waiting.request.pinned for waiting in interrupted)
+
+    def take(self, count: int, *, pinned_only: bool, fits: Callable[[int, int], bool]) -> list[Waiting]:
+        """Removes and returns the next requests that may start.
+
+        Args:
+            count: most of them.
+            pinned_only: pass over all others.
+            fits: whether there is room for so many, the longest of which has so many tokens.
+        """
+        taken: list[Waiting] = []
+        prompts: set[int] = set()
+        tokens = longest = 0
+        for waiting in self._line:
+            if len(taken) == count:
+                break
+            if pinned_only and not waiting.request.pinned:
+                continue
+            prompt = waiting.prompt
+            longest = max(longest, len(prompt.ids))
+            if prompt.prefix is None and id(prompt) not in prompts:
+                prompts.add(id(prompt))
+                tokens += len(prompt.ids)
+            limit = _STARTED_TOKENS if waiting.started is None else _RESUMED_TOKENS
+            if (taken and tokens > limit) or not fits(len(taken) + 1, longest):
+                break
+            taken.append(waiting)
+        if pinned_only:
+            self._remove(taken)
+        else:
+            for _ in taken:
+                self._line.popleft()
+        self.pinned -= sum(waiting.request.pinned for waiting in taken)
+        return taken
+
+    def withdraw(self, request_ids: set[str]) -> list[Waiting]:
+        """Removes and returns the requests with these ids."""
+        found = [waiting for waiting in self._line if waiting.request.request_id in request_ids]
+        self._remove(found)
+        self.pinned -= sum(waiting.request.pinned for waiting in found)
+        return found
+
+    def progress(self, at_least: Mapping[str, int]) -> list[PartialResponse]:
+        """What there is of interrupted responses that have as many tokens as `at_least` says of their request."""
+        now = time.monotonic()
+        found = []
+        for waiting in self._line:
+            prefix, wanted = waiting.request.prefix, at_least.get(waiting.request.request_id)
+            if waiting.started is None or prefix is None or wanted is None or len(prefix) < wanted:
+                continue
+            found.append(PartialResponse(waiting.request.request_id, prefix, now - waiting.started))
+        return found
+
+    def pinned_ids(self) -> set[str]:
+        """Of the pinned requests."""
+        return {waiting.request.request_id for waiting in self._line if waiting.request.pinned}
+
+    def sharing(self, prompt: Prompt) -> set[str]:
+        """Ids of the requests with this very prompt."""
+        return {waiting.request.request_id for waiting in self._line if waiting.prompt is prompt}
+
+    def to_prefill(self, starting: Iterable[Waiting], *, ahead: bool) -> list[Prompt]:
+        """Prompts to prefill so that `starting` can start: theirs, and `ahead` some of the next if any are needed."""
+        needed: dict[int, Prompt] = {
+            id(waiting.prompt): waiting.prompt for waiting in starting if waiting.prompt.prefix is None
+        }
+        if not needed or not ahead:
+            return list(needed.values())
+        tokens = sum(len(prompt.ids) for prompt in needed.values())
+        limit = len(needed) + _AHEAD_PROMPTS
+        for waiting in self._line:
+            prompt = waiting.prompt
+            if prompt.prefix is not None or id(prompt) in needed:
+                continue
+            tokens += len(prompt.ids)
+            if tokens > _AHEAD_TOKENS or len(needed) == limit:
+                break
+            needed[id(prompt)] = prompt
+        return list(needed.values())
+
+    def drop_prefixes(self) -> None:
+        """Forgets all prefixes: the weights that made them are gone."""
+        for waiting in self._line:
+            waiting.prompt.prefix = None
+
+    def _remove(self, gone: Sequence[Waiting]) -> None:
+        if gone:
+            ids = {id(waiting) for waiting in gone}
+            self._line = deque(waiting for waiting in self._line if id(waiting) not in ids)
+
+
+def interrupted(request: GenerationRequest, started: float) -> Waiting:
+    """A request that was running since `started`; its tokens so far are its prefix."""
+    return Waiting(request, Prompt(_ids(request), request.images), started)
+
+
+def unsampled(request: GenerationRequest, reason: FinishReason, refusal: str = "") -> GenerationResult:
+    """The result of a request for which nothing was sampled here: what it brought with it."""
+    prefix = request.prefix
+    return GenerationResult(
+        request_id=request.request_id,
+        response_ids=prefix.response_ids if prefix else np.zeros(0, np.int32),
+        log_probs=prefix.log_probs if prefix else np.zeros(0, np.float32),
+        versions=prefix.versions if prefix else VersionRuns(()),
+        finish_reason=reason,
+        mask=prefix.mask if prefix else None,
+        refusal=refusal,
+    )
+
+
+def _ids(request: GenerationRequest) -> tuple[int, ...]:
+    ids = tuple(request.prompt_ids)
+    return ids if request.prefix is None else ids + tuple(request.prefix.response_ids.tolist())

@@ -1,0 +1,75 @@
+"""What is asked of the server for one stretch of decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rollmesh.generators.engines.interface import SamplingParams
+
+# SGLang reports the kept set of two tokens at least; one is greedy.
+_ONE = 1
+
+
+def is_filtered(sampling: SamplingParams) -> bool:
+    """Whether tokens are drawn from less than the whole distribution, so that log-probs are of what was kept."""
+    return sampling.temperature > 0 and (sampling.top_p < 1 or sampling.top_k > 0)
+
+
+def generate(
+    rid: str,
+    token_ids: Sequence[int],
+    sampling: SamplingParams,
+    *,
+    max_tokens: int,
+    eos: Sequence[int],
+    cache_key: str,
+    mask_tokens: int,
+    routed_experts: bool,
+) -> dict[str, Any]:
+    """Body of a streamed /generate.
+
+    Args:
+        rid: name of the request; no other request's name begins with it.
+        token_ids: all that stands before the first token to be sampled.
+        sampling: `stop` is not the server's business: it has no tokenizer.
+        max_tokens: to be sampled.
+        eos: token ids that end it.
+        cache_key: only requests with the same one share KV caches.
+        mask_tokens: most tokens of a kept set that the server reports. A larger one is cut to them.
+        routed_experts: they are wanted.
+    """
+    parameters: dict[str, Any] = {
+        "max_new_tokens": max_tokens,
+        "temperature": sampling.temperature,
+        "stop_token_ids": list(eos),
+    }
+    body = {
+        "rid": rid,
+        "input_ids": list(token_ids),
+        "sampling_params": parameters,
+        "stream": True,
+        "return_logprob": True,
+        "logprob_start_len": -1,
+        "extra_key": cache_key,
+    }
+    if routed_experts:
+        body["return_routed_experts"] = True
+    if is_filtered(sampling):
+        kept = sampling.top_k or mask_tokens
+        parameters["top_p"] = sampling.top_p
+        parameters["top_k"] = kept if kept <= _ONE else min(kept, mask_tokens)
+        body["return_sampling_mask"] = True
+        body["sampling_logprobs_mode"] = "selected"
+    return body
+
+
+def log_probs(token_ids: Sequence[int], cache_key: str) -> dict[str, Any]:
+    """Body of a /generate that samples nothing and gives the log-probs of its input, at temperature 1."""
+    return {
+        "input_ids": list(token_ids),
+        "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
+        "return_logprob": True,
+        "logprob_start_len": 0,
+        "extra_key": cache_key,
+    }

@@ -1,0 +1,155 @@
+"""A server that the generator starts and owns: its processes, its log, its end.
+
+Invariants: it ends with this object, and with this process whatever ends that (see `keeper`); whoever waits for it
+is told of its death with the end of its log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rollmesh.generators.engines.external.process_log import tail
+from rollmesh.generators.engines.interface import EngineError
+from rollmesh.mesh.liveness.freeze_detector import Sight
+from rollmesh.mesh.liveness.process_state import look_at_families
+from rollmesh.mesh.runtime.child_processes import Child, start_process
+
+log = logging.getLogger(__name__)
+
+_KEEPER = Path(__file__).with_name("keeper.py")
+_TAIL_BYTES = 4000
+_STOP_S = 60.0
+# Below those that Linux gives out (net.ipv4.ip_local_port_range).
+_PORTS = range(20_000, 32_000)
+
+
+class ServerProcess:
+    """One server; in one event loop.
+
+    Attributes:
+        scratch: folder for its temporary files; goes with it.
+        log_file: what it and its children print.
+    """
+
+    def __init__(self) -> None:
+        self.scratch = Path(tempfile.mkdtemp(prefix="rollmesh-sglang-"))
+        self.log_file = self.scratch / "server.log"
+        self._keeper: Child | None = None
+        self._watch: asyncio.Task[str] | None = None
+        self._stopping = False
+
+    async def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Starts it; it is not ready yet.
+
+        Args:
+            command: interpreter first.
+            environment: variables beside those of this process.
+
+        Raises:
+            EngineError: there is no such interpreter.
+        """
+        # Its sockets and temporary files go where they are removed with it.
+        temporary = self.scratch / "tmp"
+        temporary.mkdir()
+        with self.log_file.open("wb") as output:
+            try:
+                self._keeper = await start_process(
+                    [command[0], str(_KEEPER), str(self.scratch), *command],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=output,
+                    start_new_session=True,
+                    env={**os.environ, **environment, "TMPDIR": str(temporary)},
+                )
+            except OSError as error:
+                raise EngineError(
+                    f"the interpreter of the SGLang server, {command[0]}, cannot be started: {error}",
+                    hint="rollout.sglang.python names the interpreter of an environment with sglang (make sglang)",
+                ) from error
+        self._watch = asyncio.create_task(self._until_dead())
+
+    async def until_dead(self) -> str:
+        """Waits for its end; gives the cause, with the end of its log."""
+        assert self._watch is not None, "start() comes first"
+        return await asyncio.shield(self._watch)
+
+    def sight(self) -> Sight | None:
+        """What its processes do now; None before there are any."""
+        return look_at_families([self._keeper.pid]) if self._keeper is not None else None
+
+    def tail(self) -> str:
+        """The end of its log, without the colours."""
+        return tail(self.log_file, _TAIL_BYTES)
+
+    async def stop(self) -> None:
+        """Kills it with all its children. May be called twice."""
+        self._stopping = True
+        if self._keeper is not None:
+            if self._keeper.stdin is not None:
+                self._keeper.stdin.close()
+            try:
+                await asyncio.wait_for(self._keeper.wait(), _STOP_S)
+            except TimeoutError:
+                log.warning("the SGLang server does not end; killing its keeper")
+                self._keeper.kill()
+                await self._keeper.wait()
+        if self._watch is not None:
+            await asyncio.wait({self._watch})
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+    async def _until_dead(self) -> str:
+        assert self._keeper is not None
+        assert self._keeper.stdout is not None
+        said = (await self._keeper.stdout.readline()).decode().strip()
+        if self._stopping:
+            return "the SGLang server was stopped"
+        if said:
+            how = f"exit code {said.removeprefix('exit ')}"
+        else:
+            # Nobody but its end closes its output.
+            how = f"its keeper has ended, with {await self._keeper.wait()}"
+        return f"the SGLang server has died ({how}); the end of its log:\n{self.tail()}"
+
+
+class Progress:
+    """Tells of a start that takes long, every few seconds, with the last line of the server's log."""
+
+    _EVERY_S = 15.0
+
+    def __init__(self, process: ServerProcess) -> None:
+        self._process = process
+        self._begin = self._told = time.monotonic()
+
+    def tell(self) -> None:
+        """Call it as often as you like."""
+        now = time.monotonic()
+        if now - self._told >= self._EVERY_S:
+            self._told = now
+            last = self._process.tail().strip().rpartition("\n")[2][:200]
+            log.info("the SGLang server has been starting for %.0f s: %s", now - self._begin, last)
+
+
+def free_port() -> int:
+    """A port of the loopback interface that is free now, and that the kernel gives to nobody who asks for any port.
+
+    The server binds it many seconds later.
+
+    Raises:
+        EngineError: none is.
+    """
+    for port in random.sample(_PORTS, len(_PORTS)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise EngineError(f"no port of {_PORTS.start} to {_PORTS.stop - 1} is free")

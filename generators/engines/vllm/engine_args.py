@@ -1,0 +1,148 @@
+"""What vLLM is started with: the run's settings in the names of its engine arguments. Knows nothing of vLLM itself."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+from rollmesh.generators.engines.interface import EngineSettings
+from rollmesh.mesh.config.rollout import VllmSection
+from rollmesh.mesh.errors import ConfigError
+
+# Name under which our back end of vLLM's weight transfer is registered (`plugin.register`).
+SHARED = "rollmesh"
+# What its workers learn of us.
+WORKER = "rollmesh.generators.engines.vllm.worker.WorkerExtension"
+Transfer = Literal["shm", "nccl", "ipc"]
+_BACKENDS: dict[Transfer, str] = {"shm": SHARED, "nccl": "nccl", "ipc": "ipc"}
+_GIB = 2**30
+
+
+def section_of(settings: EngineSettings) -> VllmSection:
+    """The settings of vLLM; the defaults where there are none."""
+    return settings.vllm if settings.vllm is not None else VllmSection()
+
+
+def on_cpu(settings: EngineSettings) -> bool:
+    """Whether vLLM computes on a CPU."""
+    return settings.device == "cpu"
+
+
+def eager(settings: EngineSettings) -> bool:
+    """Whether vLLM neither compiles nor records graphs."""
+    chosen = section_of(settings).enforce_eager
+    return on_cpu(settings) if chosen is None else chosen
+
+
+def workers(settings: EngineSettings) -> int:
+    """Worker processes: TP x DP."""
+    section = section_of(settings)
+    return section.tensor_parallel * section.data_parallel
+
+
+def transfer_of(settings: EngineSettings) -> Transfer:
+    """How weights go from this process into vLLM's workers.
+
+    Raises:
+        ConfigError: the chosen way needs what is not here.
+    """
+    chosen, cuda = section_of(settings).transfer, not on_cpu(settings)
+    if chosen == "auto":
+        return "ipc" if cuda and workers(settings) == 1 else "shm"
+    if chosen != "shm" and not cuda:
+        raise ConfigError(
+            f"rollout.vllm.transfer: {chosen} needs CUDA, and this generator runs on a CPU", hint="use auto or shm"
+        )
+    if chosen == "ipc" and workers(settings) > 1:
+        raise ConfigError(
+            f"rollout.vllm.transfer: ipc shares the memory of one device, and vLLM uses {workers(settings)} here",
+            hint="use shm or nccl",
+        )
+    return chosen
+
+
+def check_features(settings: EngineSettings, *, experts: bool) -> None:
+    """Refuses what vLLM takes and then fails of.
+
+    Args:
+        settings: see there.
+        experts: the model is a mixture of experts.
+
+    Raises:
+        ConfigError: names the key.
+    """
+    section = section_of(settings)
+    if section.routed_experts and not section.prefix_caching:
+        raise ConfigError(
+            "rollout.vllm.routed_experts: vLLM tells the experts only with its prefix cache",
+            hint="set rollout.vllm.prefix_caching: true",
+        )
+    if not on_cpu(settings):
+        return
+    if section.routed_experts:
+        raise ConfigError(
+            "rollout.vllm.routed_experts: vLLM tells the experts on CUDA alone", hint="leave it out on a CPU"
+        )
+    # Its kernels would read experts that another worker has, from memory that is not theirs.
+    if experts and section.expert_parallel and workers(settings) > 1:
+        raise ConfigError(
+            "rollout.vllm.expert_parallel: vLLM does not divide experts over the workers of a CPU",
+            hint="leave it out: tensor_parallel divides each expert",
+        )
+    if experts and section.data_parallel > 1:
+        raise ConfigError(
+            "rollout.vllm.data_parallel: vLLM has no copies of a mixture of experts on a CPU",
+            hint="start more generators",
+        )
+
+
+def engine_arguments(
+    folder: Path, settings: EngineSettings, *, context: int | None, tokenizer: bool, experts: bool = False
+) -> dict[str, Any]:
+    """Arguments by the names of vLLM's AsyncEngineArgs, `weight_transfer_config` as the name of the back end alone.
+
+    Args:
+        folder: configuration and tokenizer files.
+        settings: see there.
+        context: longest sequence in tokens; None: what the model can.
+        tokenizer: the folder has one.
+        experts: the model is a mixture of experts.
+
+    Raises:
+        ConfigError: see `transfer_of` and `check_features`.
+    """
+    check_features(settings, experts=experts)
+    section = section_of(settings)
+    arguments: dict[str, Any] = {
+        "model": str(folder),
+        "load_format": "dummy",
+        "runner": "generate",
+        "dtype": settings.dtype,
+        "max_model_len": context,
+        # vLLM counts the sequences of one copy of the model.
+        "max_num_seqs": math.ceil(settings.slots / section.data_parallel),
+        "tensor_parallel_size": section.tensor_parallel,
+        "data_parallel_size": section.data_parallel,
+        "enable_expert_parallel": section.expert_parallel,
+        "enable_prefix_caching": section.prefix_caching,
+        "enforce_eager": eager(settings),
+        # numpy is seeded with it.
+        "seed": settings.seed % 2**31,
+        "logprobs_mode": "processed_logprobs",
+        "weight_transfer_config": _BACKENDS[transfer_of(settings)],
+        "enable_return_routed_experts": section.routed_experts,
+        "skip_tokenizer_init": not tokenizer,
+        # Sampling is what each request says, never what the folder proposes.
+        "generation_config": "vllm",
+        # What was made of an image by former weights must not be found again.
+        "mm_processor_cache_gb": 0,
+        "disable_log_stats": True,
+        "worker_extension_cls": WORKER,
+    }
+    if on_cpu(settings):
+        arguments["kv_cache_memory_bytes"] = int(section.kv_cache_gib * _GIB)
+    else:
+        arguments["gpu_memory_utilization"] = section.gpu_memory_utilization
+        arguments["enable_sleep_mode"] = True
+    return arguments | section.options

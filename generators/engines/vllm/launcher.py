@@ -1,0 +1,152 @@
+"""Bringing vLLM up in a thread, with progress in the log, and down again, with all its processes.
+
+Invariant: whatever becomes of the start (an error, a cancellation, a stop amid it), `stop` leaves no process behind, in
+bounded time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import time
+from typing import Any
+
+from vllm import AsyncEngineArgs
+from vllm.config import WeightTransferConfig
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from rollmesh.generators.engines.external.process_log import last_error
+from rollmesh.generators.engines.interface import EngineError
+from rollmesh.generators.engines.vllm import logs
+from rollmesh.generators.engines.vllm.load_metrics import LoadFigures
+from rollmesh.generators.engines.vllm.process_tree import Family
+from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.liveness.freeze_detector import Sight
+
+log = logging.getLogger(__name__)
+_PROGRESS_S = 10.0
+# For vLLM's own end; what is left then is killed.
+_END_S = 2.0
+_WORKERS_S = 0.3
+# Of the processes that vLLM starts here: engine cores, and what coordinates several of them.
+_NAMES = ("EngineCore", "VLLM_DP_Coordinator")
+
+
+class Launch:
+    """One vLLM, from its start to its end.
+
+    Args:
+        arguments: see `arguments.engine_arguments`.
+        figures: get its load.
+        timeout_s: that it gets to come up.
+    """
+
+    def __init__(self, arguments: dict[str, Any], figures: LoadFigures, timeout_s: float) -> None:
+        self._arguments = arguments
+        self._figures = figures
+        self._timeout_s = timeout_s
+        self._log = logs.EngineLog()
+        self._others = {process.pid for process in multiprocessing.active_children()}
+        self._building: asyncio.Future[AsyncLLM] | None = None
+        self._family = Family([])
+
+    async def start(self) -> AsyncLLM:
+        """The engine, with dummy weights.
+
+        Raises:
+            ConfigError: an argument that vLLM does not know, or not with this value.
+            EngineError: it did not come up; with the end of its log.
+        """
+        begin = time.monotonic()
+        self._building = asyncio.ensure_future(asyncio.to_thread(self._build))
+        while not (await asyncio.wait({self._building}, timeout=min(_PROGRESS_S, self._timeout_s)))[0]:
+            if time.monotonic() - begin >= self._timeout_s:
+                raise EngineError(
+                    f"vLLM is not up after {self._timeout_s:g} s; the end of its log:\n{self._log.tail()}",
+                    hint="rollout.vllm.start_timeout_s sets how long it may take",
+                )
+            log.info("vLLM is starting: %.0f s so far", time.monotonic() - begin)
+        try:
+            engine = self._building.result()
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise EngineError(
+                f"vLLM did not come up: {error}; the end of its log:\n{self._log.tail()}",
+                hint="rollout.vllm holds what it was started with",
+            ) from error
+        self._family = Family(self._cores())
+        log.info("vLLM is up after %.0f s, processes %s", time.monotonic() - begin, self._family.pids)
+        return engine
+
+    def cause(self) -> str:
+        """Why it has died, as far as can be told."""
+        codes = [process.exitcode for process in self._processes() if process.exitcode is not None]
+        ends = f"exit code {', '.join(map(str, codes))}" if codes else "no exit code"
+        tail = self._log.tail()
+        return f"vLLM's engine core has ended ({ends})" + (f"; the end of its log:\n{tail}" if tail else "")
+
+    def last_error(self) -> str:
+        """What one of its processes has raised last; empty where none has."""
+        return last_error(self._log.file)
+
+    def sight(self) -> Sight | None:
+        """What its processes do now."""
+        return self._family.sight()
+
+    async def stop(self) -> None:
+        """Ends it; may be called twice, and amid the start."""
+        building, self._building = self._building, None
+        if building is None:
+            return
+        family = self._family
+        if not building.done():
+            # The start fails when its engine core is gone.
+            family = Family(self._cores())
+            family.kill()
+            await asyncio.wait({building}, timeout=_END_S)
+        if building.done() and not building.cancelled() and building.exception() is None:
+            logs.silence()
+            ending = asyncio.ensure_future(asyncio.to_thread(building.result().shutdown, _END_S))
+            await asyncio.to_thread(family.end_workers, _WORKERS_S)
+            await asyncio.wait({ending}, timeout=_END_S + 1)
+        await asyncio.to_thread(family.kill)
+        self._log.close()
+
+    def _build(self) -> AsyncLLM:
+        self._log.install()
+        arguments = dict(self._arguments)
+        try:
+            chosen = AsyncEngineArgs(
+                **arguments | {"weight_transfer_config": WeightTransferConfig(arguments["weight_transfer_config"])}
+            )
+            logs.adopt()
+            config = chosen.create_engine_config(UsageContext.ENGINE_CONTEXT)
+        # No process has been started yet: it depends on nothing but the arguments.
+        except (TypeError, ValueError, AssertionError, NotImplementedError) as error:
+            raise ConfigError(
+                f"vLLM refuses its arguments: {error}",
+                hint="rollout.vllm.options are those of its AsyncEngineArgs; the others are what the run sets",
+            ) from error
+        engine = AsyncLLM.from_vllm_config(
+            config, stat_loggers=[self._figures.create], disable_log_stats=chosen.disable_log_stats
+        )
+        logs.adopt()
+        return engine
+
+    def _processes(self) -> list[Any]:
+        building = self._building
+        if building is None or not building.done() or building.cancelled() or building.exception() is not None:
+            return []
+        manager = building.result().engine_core.resources.engine_manager
+        return list(getattr(manager, "processes", []))
+
+    def _cores(self) -> list[int]:
+        """Process ids of what was started in this process since the start, and is vLLM's."""
+        return [
+            process.pid
+            for process in multiprocessing.active_children()
+            if process.pid is not None and process.pid not in self._others and process.name.startswith(_NAMES)
+        ]

@@ -1,0 +1,170 @@
+"""From what vLLM's engine core sends after each step to the chunks of our jobs.
+
+vLLM's own way makes three objects per token and wakes a task per request and step. Here the core's outputs of our jobs
+become chunks at once, in the task that receives them; other requests (probes) go vLLM's own way.
+
+Invariant: a token's version is the one that the engine core put on the step that sampled it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreRequest, FinishReason
+from vllm.v1.engine.detokenizer import IncrementalDetokenizer
+from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput
+from vllm.v1.metrics.stats import IterationStats
+
+from rollmesh.generators.engines.external.backend import Chunk
+from rollmesh.generators.engines.interface import EngineError, RequestError
+from rollmesh.mesh.errors import RollmeshError
+
+_FINISH: dict[FinishReason, Literal["stop", "length", "aborted"]] = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.ABORT: "aborted",
+}
+
+
+class Stream:
+    """One job in the engine core.
+
+    Args:
+        take: gets its chunks.
+
+    Attributes:
+        request_id: under which the core knows it; anew where it is submitted again.
+        started: it has tokens.
+        done: resolved when it has ended; fails as `Backend.generate` does.
+    """
+
+    def __init__(self, take: Callable[[Chunk], None]) -> None:
+        self.request_id = ""
+        self.started = False
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._take = take
+        self._text: IncrementalDetokenizer | None = None
+        self._experts: list[NDArray[np.generic]] = []
+
+    def submitted(self, request: EngineCoreRequest, text: IncrementalDetokenizer | None) -> None:
+        """It is on its way to the core; `text` looks for its stop strings."""
+        self.request_id, self._text = request.request_id, text
+
+    def push(self, output: EngineCoreOutput, version: str) -> bool:
+        """Hands on what a step brought; True where a stop string ended it before the core knows."""
+        tokens, reason = output.new_token_ids, output.finish_reason
+        if output.routed_experts is not None:
+            self._experts.append(output.routed_experts)
+        if reason is FinishReason.ERROR:
+            # Of this request alone: the core's own death is told by `Outputs.propagate_error`.
+            self.fail(RequestError("vLLM failed at this request"))
+            return False
+        matched = False
+        if self._text is not None and tokens:
+            before = self._text.num_output_tokens()
+            matched = bool(self._text.update(tokens, reason is FinishReason.STOP))
+            if matched:
+                # A step may have made more than one token, of which the last are behind the match.
+                tokens = tokens[: self._text.num_output_tokens() - before]
+        finish = "stop" if matched else None if reason is None else _FINISH.get(reason, "length")
+        count = len(tokens)
+        self.started = self.started or count > 0
+        rows = output.new_logprobs
+        log_probs = [] if rows is None else rows.logprobs[:count, 0].tolist()
+        chunk = Chunk(tokens, log_probs, ((count, version),) if count else ())
+        if finish is not None:
+            chunk.finish, chunk.routed_experts = finish, self._routed(count - len(output.new_token_ids))
+        if count or finish is not None:
+            self._take(chunk)
+        if finish is not None:
+            self.end()
+        return matched and reason is None
+
+    def aborted(self) -> None:
+        """Its last chunk."""
+        if not self.done.done():
+            self._take(Chunk((), (), (), "aborted", self._routed(0)))
+            self.end()
+
+    def end(self) -> None:
+        """It has had its last chunk."""
+        if not self.done.done():
+            self.done.set_result(None)
+
+    def fail(self, error: RollmeshError) -> None:
+        """It gets no more."""
+        if not self.done.done():
+            self.done.set_exception(error)
+
+    def _routed(self, surplus: int) -> NDArray[np.generic] | None:
+        if not self._experts:
+            return None
+        experts = np.concatenate(self._experts, axis=0)
+        return experts[:surplus] if surplus < 0 else experts
+
+
+class Outputs(OutputProcessor):
+    """In the place of vLLM's output processor.
+
+    Args:
+        vllms: the one it replaces.
+        on_preempted: told how many of our jobs have lost their KV cache.
+        on_death: told when the engine core is gone.
+    """
+
+    def __init__(
+        self, vllms: OutputProcessor, on_preempted: Callable[[int], None], on_death: Callable[[], None]
+    ) -> None:
+        super().__init__(vllms.tokenizer, log_stats=vllms.log_stats, stream_interval=vllms.stream_interval)
+        self._streams: dict[str, Stream] = {}
+        self._on_preempted = on_preempted
+        self._on_death = on_death
+
+    def add(self, stream: Stream) -> None:
+        """From here on what comes under its id is its own."""
+        self._streams[stream.request_id] = stream
+
+    def forget(self, stream: Stream) -> bool:
+        """What comes under its id is dropped; whether it was known."""
+        return self._streams.pop(stream.request_id, None) is not None
+
+    @property
+    def streams(self) -> Iterable[Stream]:
+        """All that have not ended."""
+        return tuple(self._streams.values())
+
+    def process_outputs(
+        self,
+        engine_core_outputs: list[EngineCoreOutput],
+        engine_core_timestamp: float | None = None,
+        iteration_stats: IterationStats | None = None,
+        weight_version: str | None = None,
+    ) -> OutputProcessorOutput:
+        others: list[EngineCoreOutput] = []
+        stopped: list[str] = []
+        for output in engine_core_outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is None:
+                others.append(output)
+                continue
+            if output.events:
+                self._on_preempted(sum(event.type is EngineCoreEventType.PREEMPTED for event in output.events))
+            if stream.push(output, weight_version or ""):
+                stopped.append(output.request_id)
+            if stream.done.done():
+                del self._streams[output.request_id]
+        if others:
+            rest = super().process_outputs(others, engine_core_timestamp, iteration_stats, weight_version)
+            stopped.extend(rest.reqs_to_abort)
+        return OutputProcessorOutput(request_outputs=[], reqs_to_abort=stopped)
+
+    def propagate_error(self, e: Exception) -> None:
+        super().propagate_error(e)
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.fail(EngineError(f"vLLM's engine has died: {e}"))
+        self._on_death()

@@ -1,0 +1,132 @@
+"""Ways of the weights from this process into vLLM's workers, all through vLLM's weight-transfer interface.
+
+A sender stages a set of tensors beside decoding, in any thread, and sends it while the engine stands still. `shared`
+is ours; the others (`native`) drive vLLM's own trainers, with this process in the trainer's place.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
+
+from rollmesh.generators.engines.vllm.shared_weights import SharedWeights
+from rollmesh.generators.engines.vllm.worker_transfer import REFUSED
+from rollmesh.mesh.errors import WeightsError
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+log = logging.getLogger(__name__)
+
+
+class Sender(ABC):
+    """One way."""
+
+    @abstractmethod
+    async def connect(self, engine: AsyncLLM) -> None:
+        """Agrees with the workers; once, after the engine has come up."""
+
+    @abstractmethod
+    def stage(self, tensors: Mapping[str, torch.Tensor]) -> Any:
+        """Puts a complete set, by checkpoint names, where it can be sent from.
+
+        Raises:
+            WeightsError: there is no memory for it.
+        """
+
+    @abstractmethod
+    async def send(self, staged: Any, label: str) -> None:
+        """From there into the workers; the engine stamps what it samples from here on with `label`.
+
+        Raises:
+            WeightsError: the former weights are in service, whole.
+            Exception: whatever vLLM raises: the workers' weights are of no use.
+        """
+
+    def forget(self) -> None:  # noqa: B027 # most rely on nothing
+        """The workers have dropped their weights: the next set must not rely on them."""
+
+    @abstractmethod
+    def discard(self, staged: Any) -> None:
+        """Gives back what was staged; any thread, may be called twice."""
+
+    def close(self) -> None:  # noqa: B027 # most keep nothing
+        """Gives back what is kept between updates."""
+
+
+class SharedSender(Sender):
+    """Memory that the workers map.
+
+    The set in service is kept until the next one has been loaded, one copy in host memory: a load that fails halfway is
+    taken back with it. Where there is no memory for two sets it is given up for the new one. Several workers take
+    nothing back: after an error of one of them vLLM takes the answers of the others for those of later calls.
+
+    Args:
+        workers: of vLLM.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._takes_back = workers == 1
+        self._engine: AsyncLLM | None = None
+        self._served: tuple[SharedWeights, str] | None = None
+        self._changes = threading.Lock()
+
+    async def connect(self, engine: AsyncLLM) -> None:
+        self._engine = engine
+        await engine.init_weight_transfer_engine(WeightTransferInitRequest({}))
+
+    def stage(self, tensors: Mapping[str, torch.Tensor]) -> SharedWeights:
+        try:
+            return SharedWeights(tensors)
+        except WeightsError:
+            if self._served is None:
+                raise
+        log.warning("no memory for the weights in service beside new ones: a load that fails will end this engine")
+        self.forget()
+        return SharedWeights(tensors)
+
+    async def send(self, staged: SharedWeights, label: str) -> None:
+        try:
+            await self._load(staged, label)
+        except Exception as error:
+            if not self._takes_back:
+                raise
+            # vLLM passes errors of its workers on as bare text.
+            if REFUSED not in str(error):
+                if self._served is None:
+                    raise
+                log.warning("weights could not be loaded, the former ones are put back: %s", error)
+                await self._load(*self._served)
+            raise WeightsError(
+                f"vLLM could not load weights: {error}", hint="the former ones are in service"
+            ) from error
+        self.forget()
+        if self._takes_back:
+            self._served = staged, label
+
+    def discard(self, staged: SharedWeights) -> None:
+        served = self._served
+        if served is None or served[0] is not staged:
+            staged.close()
+
+    def forget(self) -> None:
+        with self._changes:
+            served, self._served = self._served, None
+        if served is not None:
+            served[0].close()
+
+    def close(self) -> None:
+        self.forget()
+
+    async def _load(self, weights: SharedWeights, label: str) -> None:
+        assert self._engine is not None, "connected at the start"
+        await self._engine.start_weight_update()
+        await self._engine.update_weights(WeightTransferUpdateRequest(asdict(weights.layout)))
+        await self._engine.finish_weight_update(label)

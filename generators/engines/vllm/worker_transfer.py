@@ -1,0 +1,106 @@
+"""Runs in vLLM's workers: takes weights out of memory that the generator has filled.
+
+Invariant: everything that can be wrong with the memory is found before anything of the model changes; the whole set is
+loaded in one call, inside vLLM's layerwise reload, because the linear layers of a CPU repack their weights.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+from rollmesh.generators.engines.vllm.shared_weights import Layout, mapped
+from rollmesh.mesh.errors import WeightsError
+
+# Errors travel as text: what begins so has changed nothing.
+REFUSED = "rollmesh refuses these weights"
+
+
+@dataclass
+class SharedInit(WeightTransferInitInfo):
+    """Nothing has to be agreed on."""
+
+
+@dataclass
+class SharedUpdate(WeightTransferUpdateInfo):
+    """The fields of a `Layout`."""
+
+    path: str
+    nbytes: int
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[int]]
+    offsets: list[int]
+
+
+class SharedMemoryTransfer(WeightTransferEngine[SharedInit, SharedUpdate]):
+    """Our back end of vLLM's weight transfer, `rollmesh` by name."""
+
+    init_info_cls = SharedInit
+    update_info_cls = SharedUpdate
+    # The set is that of the model alone.
+    supports_draft_weight_update = False
+
+    def init_transfer_engine(self, init_info: SharedInit) -> None:
+        """Nothing: each update says where it lies."""
+
+    def start_weight_update(self) -> None:
+        """Nothing: the reload begins when the memory has been found in order."""
+
+    def receive_weights(self, update_info: SharedUpdate) -> None:
+        """Loads a complete set.
+
+        Raises:
+            RuntimeError: beginning with `REFUSED` where nothing has changed; after any other error the model is a
+                mixture, ready for another set.
+        """
+        try:
+            tensors = mapped(Layout(**vars(update_info)))
+        except (WeightsError, ValueError) as error:
+            raise RuntimeError(f"{REFUSED}: {error}") from error
+        # Tied ones once, by their first name.
+        expected = {name for name, _ in self.model.named_parameters()}
+        with self._packing():
+            initialize_layerwise_reload(self.model)
+            try:
+                with disable_mtp_completeness_check():
+                    loaded = self.model.load_weights(tensors)
+            except BaseException:
+                self._give_up()
+                raise
+            finalize_layerwise_reload(self.model, self.model_config)
+        # Layers for which nothing came keep what they had, without a word. Quantized ones have parameters of their own.
+        if loaded is not None and self.model_config.quantization is None and (missing := expected - loaded):
+            raise RuntimeError(f"{len(missing)} parameters were not loaded, the first is {min(missing)!r}")
+
+    def _packing(self) -> AbstractContextManager[None]:
+        """What vLLM's reload leaves undone on a CPU."""
+        if self.device.type != "cpu":
+            return nullcontext()
+        from rollmesh.generators.engines.vllm import cpu
+
+        return cpu.packing(self.model)
+
+    def _give_up(self) -> None:
+        """Ends a reload amid it: layers that were not complete get back what they had."""
+        for layer in self.model.modules():
+            info = get_layerwise_info(layer)
+            if info.can_load():
+                info.load_numel = 0
+                info.loaded_weights.clear()
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    def finish_weight_update(self) -> None:
+        """Nothing: the set was complete."""
+
+    def shutdown(self) -> None:
+        """Nothing is kept between updates."""

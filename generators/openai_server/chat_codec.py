@@ -1,0 +1,113 @@
+"""What the endpoint needs of a model's tokenizer, chat template and way of writing tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rollmesh.generators.openai_server.messages import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a model said.
+
+    Attributes:
+        content: its text, without tool calls.
+        calls: tool calls: name and arguments, the latter as JSON gave them.
+    """
+
+    content: str
+    calls: tuple[tuple[str, Any], ...] = ()
+
+
+class TooLongError(Exception):
+    """A text has more tokens than are wanted of it; it was not tokenised to its end.
+
+    Args:
+        tokens: that it has at least.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(f"{tokens} tokens or more")
+        self.tokens = tokens
+
+
+class Language(Protocol):
+    """Between messages, text and tokens; may be called in several threads at once."""
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Any], most: int) -> list[int]:
+        """A conversation up to where the model speaks.
+
+        Args:
+            messages: in normal form.
+            tools: offered to the model.
+            most: tokens that are wanted at most.
+
+        Raises:
+            ApiError: 400: the chat template cannot take it.
+            TooLongError: it has more tokens.
+        """
+        ...
+
+    def goes_on(
+        self, answer: Sequence[int], new: Sequence[Message], tools: Sequence[Any], most: int
+    ) -> list[int] | None:
+        """What stands between the model's last token and its next.
+
+        Args:
+            answer: sampled tokens.
+            new: messages that follow.
+            tools: offered to the model.
+            most: tokens that are wanted at most.
+
+        Returns:
+            token ids; None: the template has no way to go on with such messages.
+
+        Raises:
+            TooLongError: it has more tokens.
+        """
+        ...
+
+    def check_tools(self, tools: Sequence[Any]) -> None:
+        """Refuses tools whose calls could not be read.
+
+        Raises:
+            ApiError: 400.
+        """
+        ...
+
+    def encode(self, text: str, most: int) -> list[int]:
+        """Token ids of a text completion's prompt, with the tokenizer's own special tokens.
+
+        Raises:
+            TooLongError: there are more than `most`.
+        """
+        ...
+
+    def encode_more(self, text: str, most: int) -> list[int]:
+        """Token ids of text that follows other tokens.
+
+        Raises:
+            TooLongError: there are more than `most`.
+        """
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text, special tokens left out."""
+        ...
+
+    def token(self, token_id: int) -> str:
+        """One token as text, a special one by its name."""
+        ...
+
+    def answer(self, ids: Sequence[int], text: str, tools: Sequence[Any]) -> Answer:
+        """What an answer says.
+
+        Args:
+            ids: all its tokens.
+            text: what they say, up to a stop string.
+            tools: those offered; none: there are no calls in it.
+        """
+        ...

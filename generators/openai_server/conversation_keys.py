@@ -1,0 +1,74 @@
+"""What a client tells of a conversation, in a form in which one call's is found again in a later call's.
+
+A *story* is a sequence: the tools offered and then the messages, or a mark and then the characters of a text. Messages
+are the same that say the same: white space around what the model said does not count, nor the order of an object's
+keys, nor whether a whole number is written as 1 or 1.0.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from rollmesh.generators.openai_server.messages import Message
+from rollmesh.generators.openai_server.prefix_index import Totals, totals
+
+_TEXT = xxhash.xxh3_64_intdigest(b"a text")
+
+
+class Story(NamedTuple):
+    """A story by its parts' number and total (`prefix_index`)."""
+
+    length: int
+    total: int
+
+
+def of_messages(messages: Sequence[Message], tools: Sequence[Any]) -> Totals:
+    """Totals of the story of a chat, whose first part is its tools.
+
+    Args:
+        messages: in normal form.
+        tools: offered.
+    """
+    return totals([_digest(list(tools)), *map(message_symbol, messages)])
+
+
+def of_text(text: str) -> Totals:
+    """Totals of the story of a text, whose first part is no character."""
+    return totals(np.concatenate([np.array([_TEXT], np.uint64), text_symbols(text)]))
+
+
+def extended(told: Totals, symbols: npt.ArrayLike) -> Story:
+    """The story with more parts at its end."""
+    length = len(told) - 1
+    found = totals(symbols, length, int(told[-1]))
+    return Story(length + len(found) - 1, int(found[-1]))
+
+
+def message_symbol(message: Message) -> int:
+    """One message as a part of a story."""
+    if message["role"] == "assistant":
+        message = {**message, "content": message["content"].strip()}
+    return _digest(message)
+
+
+def text_symbols(text: str) -> npt.NDArray[np.uint64]:
+    """A text's characters as parts of a story."""
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.uint64)
+
+
+def _digest(value: Any) -> int:
+    return xxhash.xxh3_64_intdigest(json.dumps(_plain(value), sort_keys=True).encode())
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return list(map(_plain, value))
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,0 +1,93 @@
+"""The endpoint of one generator, put together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry
+
+from rollmesh.generators.engines.interface import GenerationResult, InferenceEngine, TokenEvent
+from rollmesh.generators.openai_server.completions import Completions
+from rollmesh.generators.openai_server.engine_client import EngineCalls
+from rollmesh.generators.openai_server.http_server import EndpointServer
+from rollmesh.generators.openai_server.metrics import EndpointFigures
+from rollmesh.generators.openai_server.sessions import Sessions
+from rollmesh.generators.openai_server.template_codec import TokenizerLanguage
+from rollmesh.generators.tokenizer import TextCodec
+from rollmesh.mesh.config.models import Config, SecuritySection
+
+# In slots of the engine: answers that are sampled at once for clients outside of training, and agents that run at once.
+_AHEAD = 4
+
+
+class Endpoint:
+    """See the package.
+
+    Args:
+        config: of the run.
+        engine: samples.
+        text: the model's tokenizer.
+        security: of the mesh.
+        registry: for its figures.
+
+    Attributes:
+        model: name under which the model is served: the run's.
+        engine: samples.
+        most: answers that are sampled at once for clients outside of training, and agents that run at once.
+        completions, sessions: for agents.
+        server: over HTTP.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        engine: InferenceEngine,
+        text: TextCodec,
+        *,
+        security: SecuritySection,
+        registry: CollectorRegistry,
+    ) -> None:
+        rollout = config.rollout
+        self._section = rollout.endpoint
+        self.engine = engine
+        self.most = _AHEAD * rollout.slots
+        self._calls = EngineCalls(engine)
+        self.model = config.run.name
+        self.sessions = Sessions(rollout.endpoint, time.monotonic)
+        language = TokenizerLanguage(
+            text.tokenizer,
+            end_ids=text.end_ids,
+            parser=rollout.agent.parser,
+            template_kwargs=config.data.chat_template_kwargs,
+        )
+        self.completions = Completions(engine, self._calls, language, context=rollout.context_tokens, most=self.most)
+        self.server = EndpointServer(
+            self.completions,
+            self.sessions,
+            EndpointFigures(registry),
+            model=self.model,
+            security=security,
+            created=int(time.time()),
+        )
+
+    async def start(self, host: str, advertise: str | None) -> None:
+        """Listens.
+
+        Raises:
+            ConfigError, PortInUseError: see `EndpointServer.start`.
+        """
+        section = self._section
+        await self.server.start(host=host, port=section.port, advertise=advertise, public=section.enabled)
+
+    async def close(self) -> None:
+        """Stops listening."""
+        await self.server.close()
+
+    def take(self, results: Sequence[GenerationResult]) -> list[GenerationResult]:
+        """Takes its results, and returns those of others."""
+        return self._calls.take(results)
+
+    def take_tokens(self, events: Sequence[TokenEvent]) -> None:
+        """Takes its events; nobody else streams."""
+        self._calls.take_tokens(events)

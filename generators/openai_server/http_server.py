@@ -1,0 +1,397 @@
+"""The endpoint over HTTP.
+
+Invariants: every refusal has OpenAI's form and the status that its client library acts on; what is bound to more than
+this machine needs the mesh's token or TLS, as every service, and where no token is asked for no foreign web page is
+answered; the way for agents of this generator is bound to loopback, speaks plain HTTP whatever the mesh does, and
+serves sessions of training alone, each by its own key. Connections and bodies are bounded, in number, size and time,
+and what is large is read and written in threads: whatever clients send, the generator keeps its leases and answers
+others. A chat template alone is not bounded: it is the model's, and the model is the operator's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+from aiohttp import web
+
+from rollmesh.generators.openai_server.completion_stream import Answering, Finished, Piece
+from rollmesh.generators.openai_server.completions import Completions
+from rollmesh.generators.openai_server.errors import INVALID, ApiError, session_over
+from rollmesh.generators.openai_server.metrics import EndpointFigures
+from rollmesh.generators.openai_server.origins import check_caller
+from rollmesh.generators.openai_server.request_bodies import Bodies
+from rollmesh.generators.openai_server.requests import ChatRequest, Form, TextRequest, parse
+from rollmesh.generators.openai_server.response_format import END_OF_STREAM, Wording, event
+from rollmesh.generators.openai_server.sessions import Session, Sessions
+from rollmesh.generators.openai_server.worker_threads import Workers
+from rollmesh.mesh.access.tls import server_context
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import PortInUseError, RollmeshError
+from rollmesh.mesh.http.connections import Connections
+from rollmesh.mesh.http.server import http_key, is_bearer
+from rollmesh.mesh.http.server import log as http_log
+from rollmesh.mesh.runtime.open_files import connections_here
+from rollmesh.mesh.runtime.service import advertised_address
+
+log = logging.getLogger(__name__)
+_LOOPBACK = "127.0.0.1"
+_CLIENT_LEFT = 499
+# Pieces of work at once on what is large: of this generator's agents, and of all others.
+_AGENT_THREADS, _OTHER_THREADS = 2, 1
+# Seconds that a connection stays without a request, or with the head of one that is not whole. Clients' libraries give
+# theirs up sooner, and so send nothing into one that is just being closed.
+_IDLE_S = 20.0
+# Seconds that a client has to take a part of its answer.
+_WRITE_S = 60.0
+# Under which a request keeps its session of training.
+_TRAINING = "rollmesh.training"
+# Seconds that connections get at the end.
+_CLOSE_S = 1.0
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class _Way(NamedTuple):
+    """What one way to the endpoint has of its own: no one outside takes it from the generator's agents."""
+
+    workers: Workers
+    bodies: Bodies
+    connections: Connections
+
+
+_WAY = web.AppKey("way", _Way)
+
+
+def _way(threads: int, name: str, context: int, connections: int) -> _Way:
+    return _Way(Workers(threads, name), Bodies(context), Connections(connections))
+
+
+class EndpointServer:
+    """Serves completions.
+
+    Args:
+        completions: answers.
+        sessions: of all clients.
+        figures: counts.
+        model: name of the model that is served.
+        security: of the mesh.
+        created: Unix time in seconds of the model.
+
+    Attributes:
+        url: where clients find it; empty: nowhere but on this machine.
+        agents_url: where the generator's own agents find it; empty before `start`.
+    """
+
+    def __init__(
+        self,
+        completions: Completions,
+        sessions: Sessions,
+        figures: EndpointFigures,
+        *,
+        model: str,
+        security: SecuritySection,
+        created: int,
+    ) -> None:
+        self._completions = completions
+        self._sessions = sessions
+        self._figures = figures
+        figures.sessions.set_function(lambda: len(sessions))
+        self._model = model
+        self._security = security
+        self._created = created
+        self._agents_way = _way(_AGENT_THREADS, "endpoint-agents", completions.context, connections_here().agents)
+        self._public_way = _way(_OTHER_THREADS, "endpoint", completions.context, connections_here().requests)
+        self._names: frozenset[str] = frozenset()
+        self._runners: list[web.AppRunner] = []
+        self.url = ""
+        self.agents_url = ""
+
+    async def start(self, *, host: str, port: int, advertise: str | None, public: bool) -> None:
+        """Listens: for the generator's own agents, and at `host:port` where it is to be `public`.
+
+        Raises:
+            ConfigError: a non-loopback address without a key; an unreadable key or certificate.
+            PortInUseError: the port is taken.
+        """
+        bound = await self._listen(self._app(None, self._agents_way), _LOOPBACK, 0, None)
+        self.agents_url = f"http://{_LOOPBACK}:{bound}"
+        if not public:
+            return
+        key = http_key(self._security, "endpoint_key_file", host, "the endpoint")
+        tls = server_context(self._security)
+        bound = await self._listen(self._app(key, self._public_way), host, port, tls)
+        name = advertised_address(host, bound, _host_of(advertise))
+        self._names = frozenset({name.rpartition(":")[0].lower(), socket.gethostname().lower()})
+        self.url = f"{'https' if tls else 'http'}://{name}"
+        log.info("OpenAI-compatible endpoint at %s/v1, model %s", self.url, self._model)
+
+    async def close(self) -> None:
+        """Stops listening and ends what is being answered."""
+        for way in (self._agents_way, self._public_way):
+            await way.connections.close()
+        for runner in self._runners:
+            await runner.cleanup()
+        self._runners.clear()
+        for way in (self._agents_way, self._public_way):
+            way.workers.close()
+
+    async def _listen(self, app: web.Application, host: str, port: int, tls: ssl.SSLContext | None) -> int:
+        runner = web.AppRunner(
+            app,
+            handler_cancellation=True,
+            logger=http_log,
+            access_log=None,
+            shutdown_timeout=_CLOSE_S,
+            keepalive_timeout=_IDLE_S,
+            auto_decompress=False,
+        )
+        await runner.setup()
+        self._runners.append(runner)
+        assert runner.server is not None, "it is set up"
+        try:
+            return await app[_WAY].connections.listen(runner.server, host, port, tls)
+        except OSError as error:
+            raise PortInUseError(
+                f"cannot bind {host}:{port}: {error.strerror}", hint="set rollout.endpoint.port, 0 for any free one"
+            ) from error
+
+    def _app(self, key: str | None, way: _Way) -> web.Application:
+        app = web.Application(middlewares=[self._guard(key, way)])
+        app[_WAY] = way
+        for prefix in ("/v1", "/sessions/{session}/v1"):
+            app.router.add_post(f"{prefix}/chat/completions", self._chat)
+            app.router.add_post(f"{prefix}/completions", self._text)
+            app.router.add_get(f"{prefix}/models", self._models)
+            app.router.add_get(f"{prefix}/models/{{model}}", self._one_model)
+        app.router.add_get("/sessions/{session}", self._show)
+        app.router.add_delete("/sessions/{session}", self._delete)
+        return app
+
+    # --------------------------------------------------------------------------------------------------- the gate
+
+    def _guard(self, key: str | None, way: _Way) -> Any:
+        @web.middleware
+        async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+            try:
+                self._admit(request, key, agents=way is self._agents_way)
+                with way.connections.answering(request):
+                    return await _sent(request, await handler(request))
+            except web.HTTPException as error:
+                return _refusal(ApiError(error.status, f"{request.method} {request.path}: {error.reason}"))
+            except ApiError as error:
+                return _refusal(error)
+            except RollmeshError as error:
+                log.warning("call to %s failed: %s", request.path, error)
+                return _refusal(ApiError(500, str(error), reason=error.code, kind="server_error"))
+            except ConnectionError as error:
+                log.info("a client of %s left before the end of its answer: %s", request.path, error)
+                if request.transport is not None:
+                    request.transport.abort()
+                # It goes nowhere: aiohttp takes the error itself for one of this server.
+                return web.Response(status=_CLIENT_LEFT)
+            except Exception as error:
+                log.exception("call to %s failed", request.path)
+                return _refusal(ApiError(500, f"{type(error).__name__}: {error}", kind="server_error"))
+
+        return guard
+
+    def _admit(self, request: web.Request, key: str | None, *, agents: bool) -> None:
+        name = request.match_info.get("session", "")
+        session = self._sessions.known(name) if name else None
+        if agents and (session is None or session.rules is None):
+            # The name is known to the session's agent alone: it is late, not wrong.
+            raise session_over(name) if name else ApiError(404, "only sessions of agents are served here")
+        if session is not None and session.rules is not None:
+            # However long its body takes: no call goes to another session that comes to bear the name.
+            request[_TRAINING] = session
+        expected = session.key if session is not None and session.key else key
+        if not expected:
+            check_caller(request.headers.get("Host", ""), request.headers.get("Origin"), self._names)
+        if expected and not is_bearer(request.headers.get("Authorization", ""), expected):
+            raise ApiError(401, "missing or wrong API key (security.endpoint_key_file)", reason="invalid_api_key")
+
+    # ------------------------------------------------------------------------------------------------ completions
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._counted("chat", request)
+
+    async def _text(self, request: web.Request) -> web.StreamResponse:
+        return await self._counted("text", request)
+
+    async def _counted(self, form: Form, request: web.Request) -> web.StreamResponse:
+        status = _CLIENT_LEFT
+        try:
+            response = await self._answer(form, request)
+            status = response.status
+        except ApiError as error:
+            status = error.status
+            raise
+        except (ConnectionError, asyncio.CancelledError):
+            raise
+        except Exception:
+            status = 500
+            raise
+        finally:
+            self._figures.requests.labels(form, str(status)).inc()
+        return response
+
+    async def _answer(self, form: Form, request: web.Request) -> web.StreamResponse:
+        way, session = request.app[_WAY], request.get(_TRAINING)
+        training = session is not None
+        async with way.bodies.read(request) as body:
+            call = await way.workers.run(len(body), _read, form, body, training=training)
+            name = request.match_info.get("session", "")
+            if session is not None:
+                self._count_forced(session, call.forced())
+            elif call.model != self._model:
+                raise _no_model(call.model, self._model)
+            elif name:
+                session = self._sessions.of(name)
+            answering = await self._completions.prepared(call, session, way.workers, size=len(body))
+        wording = Wording(call, self._completions.language.token, self._model)
+        async with self._completions.begun(answering):
+            if call.stream:
+                response, answers = await self._stream(request, wording, answering)
+            else:
+                answers = [piece async for piece in answering.pieces() if isinstance(piece, Finished)]
+                text = await way.workers.run(
+                    answering.prompt_tokens + _sampled(answers), _whole, wording, answering, answers
+                )
+                response = web.Response(text=text, content_type="application/json")
+            self._figures.tokens.labels("prompt").inc(answering.prompt_tokens)
+            self._figures.tokens.labels("sampled").inc(_sampled(answers))
+            return response
+
+    async def _stream(
+        self, request: web.Request, wording: Wording, answering: Answering
+    ) -> tuple[web.StreamResponse, list[Finished]]:
+        answers: list[Finished] = []
+        headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+        response = web.StreamResponse(headers=headers)
+        await response.prepare(request)
+        workers = request.app[_WAY].workers
+        try:
+            async for piece in answering.pieces():
+                size = len(piece.ids) if isinstance(piece, Piece) else len(piece.text)
+                await _send(response, await workers.run(size, _events, wording, piece, answering))
+                if isinstance(piece, Finished):
+                    answers.append(piece)
+            closing = [event(chunk) for chunk in wording.closing(answering, answers)]
+            await _send(response, b"".join([*closing, END_OF_STREAM]))
+        except ApiError as error:
+            # The status has gone out already.
+            await _send(response, event(error.body()))
+        await response.write_eof()
+        return response, answers
+
+    def _count_forced(self, session: Session, forced: list[str]) -> None:
+        for name in forced:
+            self._figures.forced.labels(name).inc()
+        if forced and not session.counts["forced"]:
+            log.debug("session %s: %s ignored, the run's configuration decides", session.name, ", ".join(forced))
+        session.counts["forced"] += bool(forced)
+
+    # ------------------------------------------------------------------------------------------------- the others
+
+    def _model_entry(self) -> dict[str, Any]:
+        return {"id": self._model, "object": "model", "created": self._created, "owned_by": "rollmesh"}
+
+    async def _models(self, _request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [self._model_entry()]})
+
+    async def _one_model(self, request: web.Request) -> web.Response:
+        if request.match_info["model"] != self._model:
+            raise _no_model(request.match_info["model"], self._model)
+        return web.json_response(self._model_entry())
+
+    def _session(self, request: web.Request) -> Session:
+        name = request.match_info["session"]
+        session = self._sessions.known(name)
+        if session is None:
+            raise ApiError(404, f"there is no session {name}", reason="session_not_found")
+        return session
+
+    async def _show(self, request: web.Request) -> web.Response:
+        session = self._session(request)
+        text = await request.app[_WAY].workers.run(session.record.tokens, _shown, session)
+        return web.Response(text=text, content_type="application/json")
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        session = self._session(request)
+        if session.rules is not None:
+            raise ApiError(403, "a session of training is ended by its generator", kind=INVALID)
+        self._completions.abort(session)
+        self._sessions.forget(session)
+        return web.json_response({"id": session.name, "object": "session.deleted", "deleted": True})
+
+
+def _read(form: Form, body: bytes, *, training: bool) -> ChatRequest | TextRequest:
+    try:
+        found = json.loads(body.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"the body is not JSON: {error}") from error
+    return parse(form, found, training=training)
+
+
+def _whole(wording: Wording, answering: Answering, answers: Sequence[Finished]) -> str:
+    return json.dumps(wording.whole(answering, answers))
+
+
+def _events(wording: Wording, piece: Piece | Finished, answering: Answering) -> bytes:
+    chunks = wording.end(piece, answering) if isinstance(piece, Finished) else wording.piece(piece, answering)
+    return b"".join(map(event, chunks))
+
+
+def _shown(session: Session) -> str:
+    return json.dumps({"id": session.name, "object": "session", "turns": session.record.to_json()})
+
+
+def _sampled(answers: Sequence[Finished]) -> int:
+    return sum(len(answer.result.response_ids) for answer in answers)
+
+
+async def _sent(request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
+    """An answer after it has gone out; raises ConnectionError where the client does not take it."""
+    if not response.prepared:
+        async with _taking():
+            await response.prepare(request)
+            await response.write_eof()
+    return response
+
+
+async def _send(response: web.StreamResponse, data: bytes) -> None:
+    """A part of an answer; raises ConnectionError where the client does not take it."""
+    async with _taking():
+        await response.write(data)
+
+
+@asynccontextmanager
+async def _taking() -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(_WRITE_S):
+            yield
+    except TimeoutError as error:
+        raise ConnectionResetError(f"the client took nothing for {_WRITE_S:g} s") from error
+
+
+def _no_model(asked: str, model: str) -> ApiError:
+    message = f"the model {asked[:64]!r} does not exist: {model!r} is served here"
+    return ApiError(404, message, reason="model_not_found", param="model")
+
+
+def _refusal(error: ApiError) -> web.Response:
+    headers: Mapping[str, str] = {}
+    if error.retry_after_s is not None:
+        headers = {"Retry-After": str(error.retry_after_s)}
+    return web.json_response(error.body(), status=error.status, headers=headers)
+
+
+def _host_of(advertise: str | None) -> str | None:
+    """Without the port, which is that of another service."""
+    return (advertise.rpartition(":")[0] or advertise) if advertise else None

@@ -1,0 +1,63 @@
+"""Chat messages in one form, whichever way a client writes them.
+
+Invariant: an assistant's message that a client sends back as it got it, through whatever object or dictionary of its
+library, has the form of the answer that went out; fields without a value do not count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+from rollmesh.generators.openai_server.errors import ApiError
+
+Message = dict[str, Any]
+
+
+def normal(message: Message, index: int = 0) -> Message:
+    """A message as chat templates take it: contents are text, arguments of tool calls are objects.
+
+    Raises:
+        ApiError: 400: content that is not text.
+    """
+    found: Message = {"role": "system" if message["role"] == "developer" else message["role"]}
+    content = _text(message.get("content"), index)
+    calls = message.get("tool_calls") or []
+    if content is not None or not calls:
+        found["content"] = content or ""
+    for name in ("name", "tool_call_id"):
+        if isinstance(message.get(name), str):
+            found[name] = message[name]
+    if calls:
+        found.setdefault("content", "")
+        if not isinstance(calls, list):
+            raise ApiError(400, "the tool calls of a message are a list", param=f"messages[{index}].tool_calls")
+        found["tool_calls"] = [_call(call, index) for call in calls]
+    return found
+
+
+def _text(content: Any, index: int) -> str | None:
+    if content is None or isinstance(content, str):
+        return content
+    parts = []
+    for part in content if isinstance(content, list) else [content]:
+        if not isinstance(part, dict) or part.get("type") not in ("text", "refusal"):
+            raise ApiError(
+                400, "only text is understood", reason="unsupported_content", param=f"messages[{index}].content"
+            )
+        parts.append(str(part.get(part["type"], "")))
+    return "".join(parts)
+
+
+def _call(call: Any, index: int) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise ApiError(400, "a tool call needs a function with a name", param=f"messages[{index}].tool_calls")
+    arguments = function.get("arguments") or "{}"
+    if isinstance(arguments, str):
+        # A model's own mistake, handed back, is no JSON: templates write it as it is.
+        with contextlib.suppress(ValueError, RecursionError):
+            arguments = json.loads(arguments)
+    found = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    return {"id": call["id"], **found} if isinstance(call.get("id"), str) else found

@@ -1,0 +1,284 @@
+"""Requests as OpenAI's API has them, checked field by field.
+
+Invariants: a field that this endpoint does not know is refused; of those it knows each is honoured, or is of no
+consequence here (`_NoMeaning`), or is refused where it asks for more than nothing (`NOTHING`). In training a client
+does not decide how tokens are drawn: the fields that would are `FORCED`, never refused, and told apart in `forced`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+import pydantic
+from pydantic import BaseModel, Field
+
+from rollmesh.generators.openai_server.errors import ApiError
+
+# What decides the distribution that tokens are drawn from, or the draws.
+FORCED = (
+    "temperature", "top_p", "top_k", "seed", "presence_penalty", "frequency_penalty", "logit_bias",
+)  # fmt: skip
+_MOST_CHOICES = 128
+_Item = TypeVar("_Item")
+# The first item that is wrong is named, and no further one looked for.
+_List = Annotated[list[_Item], Field(fail_fast=True)]
+_Token = Annotated[int, Field(ge=0, lt=1 << 31)]
+# Characters of a wrong name that are repeated.
+_SHOWN = 64
+# OpenAI's own default for text completions.
+_TEXT_TOKENS = 16
+_UNFORCED = "nothing forces the model's tokens"
+# Why a field is refused, where there is more to say of it.
+_WHY = {
+    "tool_choice": f"only `auto` and `none` are possible: {_UNFORCED}",
+    "response_format": f"only `text` is possible: {_UNFORCED}",
+    "best_of": "it must equal n",
+}
+
+
+class _NoMeaning(BaseModel):
+    """Fields that are taken and have no effect: they concern OpenAI's accounts, caches and models."""
+
+    user: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+    prediction: Any = None
+
+
+class StreamOptions(BaseModel):
+    """`stream_options`."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class Request(_NoMeaning, ABC):
+    """What both forms have in common.
+
+    Attributes:
+        NOTHING: fields that cannot be honoured, and the values with which each asks for nothing.
+    """
+
+    NOTHING: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "presence_penalty": (0,),
+        "frequency_penalty": (0,),
+        "logit_bias": ({},),
+    }
+
+    model: str
+    n: Annotated[int, Field(ge=1, le=_MOST_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
+    seed: int | None = None
+    stop: str | Annotated[list[str], Field(max_length=4)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: Any = None
+    return_token_ids: bool | None = None
+
+    @property
+    def choices(self) -> int:
+        """Answers wanted of each prompt."""
+        return self.n or 1
+
+    @property
+    def answers(self) -> int:
+        """Answers wanted in all."""
+        return self.choices
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Strings that end an answer."""
+        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return tuple(text for text in given if text)
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return bool(self.stream_options is not None and self.stream_options.include_usage)
+
+    @property
+    @abstractmethod
+    def token_limit(self) -> int | None:
+        """Tokens of an answer at most; None: what the context leaves."""
+
+    @property
+    @abstractmethod
+    def wants_log_probs(self) -> bool:
+        """Whether the log-probs of sampled tokens are wanted."""
+
+    @property
+    @abstractmethod
+    def lists_alternatives(self) -> bool:
+        """Whether a list of the likeliest tokens is wanted with them."""
+
+    def forced(self) -> list[str]:
+        """Fields given that training does not leave to the client."""
+        return [name for name in FORCED if getattr(self, name) not in (None, {})]
+
+    def refuse_what_cannot_be(self, *, training: bool) -> None:
+        """Refuses what would have to be ignored though it matters.
+
+        Raises:
+            ApiError: naming the field.
+        """
+        for name, nothing in self.NOTHING.items():
+            value = getattr(self, name)
+            if value is not None and value not in nothing and not (training and name in FORCED):
+                raise _unsupported(name)
+
+
+class ChatRequest(Request):
+    """`POST /v1/chat/completions`."""
+
+    NOTHING = {
+        **Request.NOTHING,
+        "tool_choice": ("none", "auto"),
+        "response_format": ({"type": "text"},),
+        "modalities": (["text"],),
+        **dict.fromkeys(("audio", "functions", "function_call", "web_search_options"), ()),
+    }
+
+    messages: Annotated[_List[dict[str, Any]], Field(min_length=1)]
+    tools: _List[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: Any = None
+    modalities: Any = None
+    audio: Any = None
+    functions: Any = None
+    function_call: Any = None
+    web_search_options: Any = None
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def wants_log_probs(self) -> bool:
+        return bool(self.logprobs)
+
+    @property
+    def lists_alternatives(self) -> bool:
+        return bool(self.top_logprobs)
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]]:
+        """Tools that the model may call."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+    def refuse_what_cannot_be(self, *, training: bool) -> None:
+        super().refuse_what_cannot_be(training=training)
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+        for index, message in enumerate(self.messages):
+            if not isinstance(message.get("role"), str):
+                raise ApiError(400, "a message needs a role", param=f"messages[{index}].role")
+        for index, tool in enumerate(self.tools or []):
+            function = tool.get("function")
+            if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+                raise ApiError(400, "a tool is a function with a name", param=f"tools[{index}]")
+
+
+class TextRequest(Request):
+    """`POST /v1/completions`."""
+
+    NOTHING = {**Request.NOTHING, "echo": (False,), "suffix": ("",)}
+
+    prompt: str | _List[str] | _List[_Token] | _List[_List[_Token]]
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_tokens or _TEXT_TOKENS
+
+    @property
+    def wants_log_probs(self) -> bool:
+        return self.logprobs is not None
+
+    @property
+    def lists_alternatives(self) -> bool:
+        return bool(self.logprobs)
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """One or more prompts, as text or as token ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if all(isinstance(part, int) for part in self.prompt):
+            return [[part for part in self.prompt if isinstance(part, int)]] if self.prompt else []
+        return [part for part in self.prompt if not isinstance(part, int)]
+
+    @property
+    def answers(self) -> int:
+        return len(self.prompts) * self.choices
+
+    def refuse_what_cannot_be(self, *, training: bool) -> None:
+        super().refuse_what_cannot_be(training=training)
+        if self.best_of not in (None, self.choices):
+            raise _unsupported("best_of")
+        if not self.prompts or not all(self.prompts):
+            raise ApiError(400, "the prompt is empty", param="prompt")
+
+
+Form = Literal["chat", "text"]
+_FORMS: Mapping[Form, type[ChatRequest] | type[TextRequest]] = {"chat": ChatRequest, "text": TextRequest}
+
+
+def parse(form: Form, body: Any, *, training: bool) -> ChatRequest | TextRequest:
+    """Checks a request's body.
+
+    Args:
+        form: which of the two.
+        body: as JSON gave it.
+        training: what decides how tokens are drawn is ignored instead of refused.
+
+    Raises:
+        ApiError: 400, naming the first field that is wrong.
+    """
+    fields = _FORMS[form].model_fields
+    unknown = next((name for name in body if name not in fields), None) if isinstance(body, dict) else None
+    if unknown is not None:
+        unknown = unknown[:_SHOWN]
+        message = f"unrecognized request argument supplied: {unknown}"
+        raise ApiError(400, message, reason="unknown_parameter", param=unknown)
+    try:
+        request = _FORMS[form].model_validate(body)
+    except pydantic.ValidationError as error:
+        raise _of_pydantic(error) from error
+    request.refuse_what_cannot_be(training=training)
+    return request
+
+
+def _of_pydantic(error: pydantic.ValidationError) -> ApiError:
+    first = error.errors(include_url=False)[0]
+    # Alternatives of a union end the path with their type's name.
+    path = [part for part in first["loc"] if isinstance(part, int) or part.isidentifier()]
+    param = ".".join(map(str, path))
+    if first["type"] == "missing":
+        message = f"missing required parameter: {param!r}"
+        return ApiError(400, message, reason="missing_required_parameter", param=param)
+    return ApiError(400, f"invalid {param or 'body'}: {first['msg']}", reason="invalid_value", param=param)
+
+
+def _unsupported(name: str) -> ApiError:
+    message = f"unsupported parameter: {name!r}: {_WHY.get(name, 'this endpoint has no such thing')}"
+    return ApiError(400, message, reason="unsupported_parameter", param=name)

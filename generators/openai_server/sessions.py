@@ -1,0 +1,230 @@
+"""Sessions: what belongs together of the calls that come in.
+
+Invariants: a session of training has a key of its own and draws tokens by its task's rules, whatever its client asks
+for; a session that is over, or full, takes no call; at most `max_sessions` of other clients are kept, with at most
+`_ALL_TOKENS` tokens, and none longer than `session_s` after its last call. Calls of one session are prepared one after
+the other, in the order in which they came: so they are numbered, and drawn, alike when they are made again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rollmesh.generators.engines.interface import SampledTokens, SamplingParams
+from rollmesh.generators.openai_server.errors import overloaded, session_full, session_over
+from rollmesh.generators.openai_server.turn_tree import Place, Record
+from rollmesh.mesh.config.rollout import EndpointSection
+from rollmesh.mesh.trajectory.versions import VersionRuns
+
+# Tokens that are held of one session, and of all that are not training's: 12 bytes each at most.
+_SESSION_TOKENS = 4 << 20
+_ALL_TOKENS = 64 << 20
+_LONGEST_CONVERSATIONS = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rules:
+    """How a member of a group is sampled.
+
+    Attributes:
+        prompt_ids: the group's prompt, with which every trajectory begins.
+        sampling: of the member; `max_tokens` bounds all that follows the prompt.
+        pinned: by one version of the weights alone.
+        replay: what an earlier holder has of the member; it is repeated for as long as the client asks the same.
+    """
+
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    pinned: bool = False
+    replay: SampledTokens | None = None
+
+    @property
+    def limit(self) -> int:
+        """Tokens of the whole conversation at most."""
+        return len(self.prompt_ids) + self.sampling.max_tokens
+
+    def replayed(self, prompt_ids: Sequence[int]) -> SampledTokens | None:
+        """The recorded answer to a prompt, whole or its beginning; None: this was never asked."""
+        if self.replay is None:
+            return None
+        ids = [*self.prompt_ids, *self.replay.response_ids.tolist()]
+        start = len(prompt_ids) - len(self.prompt_ids)
+        if not 0 <= start < len(self.replay) or ids[: len(prompt_ids)] != list(prompt_ids):
+            return None
+        mask = np.ones(len(self.replay), np.uint8) if self.replay.mask is None else self.replay.mask
+        if not mask[start] or (start and mask[start - 1]):
+            return None
+        masked = np.flatnonzero(mask[start:] == 0)
+        end = start + int(masked[0]) if len(masked) else len(mask)
+        return first_tokens(self.replay, end, start)
+
+
+def first_tokens(sampled: SampledTokens, end: int, start: int = 0) -> SampledTokens:
+    """Tokens `start` to `end`, of which none is masked."""
+    versions = itertools.islice(sampled.versions, start, end)
+    return SampledTokens(
+        sampled.response_ids[start:end], sampled.log_probs[start:end], VersionRuns.from_tokens(versions)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """An answer that is being sampled; it has a place in a session."""
+
+    call: int
+    choice: int
+    place: Place | None
+
+
+class Session:
+    """One client's conversation, or several.
+
+    Args:
+        name: stands in the address.
+        rules: of training; None: the client decides.
+        most: answers that are recorded.
+
+    Attributes:
+        key: what a client of training has to show; empty: what the mesh asks for.
+        record: of the answers.
+        running: by the engine's name of the request.
+        preparing: held by the call that is being prepared.
+        over: takes no call any more.
+        calls: answered, being answered, or refused for their prompts.
+        counts: `aborted` calls; `forced`: those that asked for another sampling than training has; `no_room`: those
+            that were refused because the conversation has used up its tokens, or the session its answers.
+    """
+
+    def __init__(self, name: str, rules: Rules | None, most: int) -> None:
+        self.name = name
+        self.rules = rules
+        self._most = most
+        self.key = secrets.token_urlsafe(24) if rules is not None else ""
+        self.record = Record()
+        self.running: dict[str, Running] = {}
+        self.preparing = asyncio.Lock()
+        self.over = False
+        self.calls = 0
+        self.counts: Counter[str] = Counter()
+        self.used_at = 0.0
+
+    def check_room(self, answers: int, context: int) -> None:
+        """Refuses a call that asks for more answers than can be recorded.
+
+        Args:
+            answers: wanted.
+            context: tokens of a conversation at most.
+
+        Raises:
+            ApiError: 410: the session is over; 400: it is full.
+        """
+        if self.over:
+            raise session_over(self.name)
+        held = len(self.record.turns) + len(self.running)
+        full = ""
+        if held + answers > self._most:
+            full = f"{held} answers, of at most {self._most} (rollout.endpoint.session_answers)"
+        elif self.record.tokens >= max(_SESSION_TOKENS, _LONGEST_CONVERSATIONS * context):
+            full = f"{self.record.tokens} tokens recorded, and no room for more"
+        if full:
+            self.counts["no_room"] += 1
+            raise session_full(self.name, full)
+
+    def next_call(self) -> int:
+        """The number of a call that begins."""
+        self.calls += 1
+        return self.calls - 1
+
+    @contextmanager
+    def sampling(self, running: dict[str, Running]) -> Iterator[None]:
+        """While requests are in the engine."""
+        self.running.update(running)
+        try:
+            yield
+        finally:
+            for name in running:
+                self.running.pop(name, None)
+
+    def sampling_of(self, call: int, choice: int, max_tokens: int, stops: Sequence[str]) -> SamplingParams:
+        """How an answer of a session of training is drawn."""
+        assert self.rules is not None
+        rules = self.rules.sampling
+        # Different in each call, and alike when the calls are made again.
+        seed = (rules.seed * 0x9E3779B1 + 0x85EBCA77 * call + choice) % (1 << 63) or 1
+        return replace(rules, max_tokens=max_tokens, stop=(*rules.stop, *stops), seed=seed if rules.seed else 0)
+
+
+class Sessions:
+    """All sessions of an endpoint.
+
+    Args:
+        section: `rollout.endpoint`; number and age are bounded of sessions that are not training's.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, section: EndpointSection, clock: Callable[[], float]) -> None:
+        self._max = section.max_sessions
+        self._session_s = section.session_s
+        self._answers = section.session_answers
+        self._clock = clock
+        self._found: dict[str, Session] = {}
+
+    def __len__(self) -> int:
+        """Sessions that are kept."""
+        return len(self._found)
+
+    def train(self, rules: Rules) -> Session:
+        """A session of training, under a name that cannot be guessed."""
+        session = Session(secrets.token_hex(16), rules, self._answers)
+        self._found[session.name] = session
+        return session
+
+    def known(self, name: str) -> Session | None:
+        """A session that is kept."""
+        session = self._found.get(name)
+        if session is not None and self._is_old(session, self._clock()):
+            self.forget(session)
+            return None
+        return session
+
+    def of(self, name: str) -> Session:
+        """The session of a call; it comes into being with its first one.
+
+        Raises:
+            ApiError: 429: there are too many, or they hold too much.
+        """
+        now = self._clock()
+        session = self._found.get(name)
+        if session is None:
+            self._forget_old(now)
+        others = [found.record.tokens for found in self._found.values() if found.rules is None]
+        if sum(others) >= _ALL_TOKENS or (session is None and len(others) >= self._max):
+            raise overloaded(
+                f"{len(others)} sessions are recorded already, with {sum(others)} tokens: delete some, or wait until "
+                "they are forgotten"
+            )
+        if session is None:
+            session = self._found[name] = Session(name, None, self._answers)
+        session.used_at = now
+        return session
+
+    def forget(self, session: Session) -> None:
+        """PrefixIndex a session; what runs in it is its owner's affair."""
+        session.over = True
+        self._found.pop(session.name, None)
+
+    def _forget_old(self, now: float) -> None:
+        for session in list(self._found.values()):
+            if self._is_old(session, now):
+                self.forget(session)
+
+    def _is_old(self, session: Session, now: float) -> bool:
+        return session.rules is None and not session.running and now - session.used_at > self._session_s

@@ -1,0 +1,145 @@
+"""The endpoint's language, by the model's own tokenizer and chat template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from rollmesh.generators.agents.chat_template import Chat, as_unicode, longest_token, template_errors
+from rollmesh.generators.agents.tool_call_parsers import choose_parser
+from rollmesh.generators.agents.tool_calls import typed_arguments
+from rollmesh.generators.openai_server.chat_codec import Answer, TooLongError
+from rollmesh.generators.openai_server.errors import ApiError
+from rollmesh.generators.openai_server.messages import Message
+from rollmesh.mesh.config.rollout import ParserName
+from rollmesh.mesh.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# Sets of tools for which renderings are kept.
+_TOOL_SETS = 16
+# Of a text that may be too long, so many characters for each token that is wanted are tokenised first.
+_TOKEN_CHARACTERS = 4
+# Tokens by which a text that was cut may have more than the same characters of the whole.
+_CUT_TOKENS = 64
+
+
+class TokenizerLanguage:
+    """See `Language`.
+
+    Args:
+        tokenizer: of the model.
+        end_ids: tokens that end a turn.
+        parser: `rollout.agent.parser`.
+        template_kwargs: `data.chat_template_kwargs`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        end_ids: frozenset[int],
+        parser: ParserName = "auto",
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._end_ids = end_ids
+        self._parser = parser
+        self._template_kwargs = dict(template_kwargs or {})
+        self._chat_with = lru_cache(_TOOL_SETS)(self._make_chat)
+        self._longest = longest_token(tokenizer)
+        # The first use sets what later ones, in several threads, leave as it is.
+        tokenizer.encode("")
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Any], most: int) -> list[int]:
+        if self._tokenizer.chat_template is None:
+            raise ApiError(400, "the model has no chat template: use /v1/completions", reason="no_chat_template")
+        try:
+            text = self._tokenizer.apply_chat_template(
+                list(messages),
+                tools=list(tools) or None,
+                tokenize=False,
+                add_generation_prompt=True,
+                **self._template_kwargs,
+            )
+        except template_errors() as error:
+            raise ApiError(400, f"the chat template refuses these messages: {error}", param="messages") from error
+        return self.encode_more(str(text), most)
+
+    def goes_on(
+        self, answer: Sequence[int], new: Sequence[Message], tools: Sequence[Any], most: int
+    ) -> list[int] | None:
+        if any(not isinstance(value, str) for message in new for value in message.values()):
+            return None
+        chat = self._chat(tools)
+        try:
+            text = chat.text_after_turn(new)
+        except ConfigError:
+            return None
+        return chat.after_end(answer, self.encode_more(text, most))
+
+    def encode(self, text: str, most: int) -> list[int]:
+        return self._encoded(text, most, lambda part: list(self._tokenizer(part)["input_ids"]))
+
+    def encode_more(self, text: str, most: int) -> list[int]:
+        return self._encoded(text, most, lambda part: list(self._tokenizer.encode(part, add_special_tokens=False)))
+
+    def _encoded(self, text: str, most: int, encode: Callable[[str], list[int]]) -> list[int]:
+        """A text's tokens; one that is far too long is not tokenised to its end."""
+        text = as_unicode(text)
+        first = _TOKEN_CHARACTERS * most
+        if len(text) > first:
+            if len(text) > self._longest * most:
+                raise TooLongError(len(text) // self._longest)
+            begun = len(encode(text[:first])) - _CUT_TOKENS
+            if begun > most:
+                raise TooLongError(begun)
+        return encode(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def token(self, token_id: int) -> str:
+        return str(self._tokenizer.decode([token_id], skip_special_tokens=False))
+
+    def answer(self, ids: Sequence[int], text: str, tools: Sequence[Any]) -> Answer:
+        try:
+            parse = choose_parser(self._parser, self._template_text())
+        except ConfigError as error:
+            raise ApiError(400, str(error), param="tools") from error
+        parsed = parse(self._chat(tools).said(ids))
+        if not parsed.good:
+            # Calls that cannot be read stay in the text: the agent sees what the model wrote.
+            return Answer(text)
+        return Answer(
+            parsed.content,
+            tuple((call.name, typed_arguments(call, _parameters(tools, call.name))) for call in parsed.good),
+        )
+
+    def check_tools(self, tools: Sequence[Any]) -> None:
+        try:
+            choose_parser(self._parser, self._template_text())
+            self._chat(tools)
+        except ConfigError as error:
+            raise ApiError(400, str(error), param="tools") from error
+
+    def _template_text(self) -> str:
+        template = self._tokenizer.chat_template
+        return template if isinstance(template, str) else json.dumps(template, ensure_ascii=False)
+
+    def _chat(self, tools: Sequence[Any]) -> Chat:
+        return self._chat_with(json.dumps(tools))
+
+    def _make_chat(self, tools: str) -> Chat:
+        return Chat(
+            self._tokenizer, end_ids=self._end_ids, tools=json.loads(tools), template_kwargs=self._template_kwargs
+        )
+
+
+def _parameters(tools: Sequence[Any], name: str) -> Any:
+    """The schema of a tool's arguments; None where there is no such tool, or it says nothing."""
+    functions = [tool["function"] for tool in tools]
+    return next((function.get("parameters") for function in functions if function["name"] == name), None)

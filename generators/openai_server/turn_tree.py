@@ -1,0 +1,222 @@
+"""What was sampled in a session, call by call, and the one trajectory that comes of it.
+
+A call's *turn* is its prompt and the tokens sampled after it. A turn whose prompt begins with another's tokens
+continues that one, and holds only what follows them; turns form a tree, because a client may rewrite its history or ask
+several things at once.
+
+Invariants: sampled tokens stand in a later prompt as they were sampled, never made of text again; the trajectory is the
+chain of turns that ends in the last call's; a token of it has mask 1 exactly if it was sampled in a turn of the chain.
+To place a call costs its new tokens, however long the session. Turns are added in the event loop's thread; any thread
+may look them up.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollmesh.generators.agents.transcript import Transcript
+from rollmesh.generators.engines.interface import FinishReason, GenerationResult, SampledTokens
+from rollmesh.generators.openai_server.conversation_keys import Story
+from rollmesh.generators.openai_server.messages import Message
+from rollmesh.generators.openai_server.prefix_index import PrefixIndex, Totals, totals
+
+Sampled = GenerationResult | SampledTokens
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """Where an answer stands.
+
+    Attributes:
+        parent: the turn that its prompt continues; None: none.
+        new_ids: int32: the prompt's tokens after those of the parent.
+        length: tokens of the whole prompt.
+        total: of the whole prompt (`prefix_index`).
+    """
+
+    parent: Turn | None
+    new_ids: NDArray[np.int32]
+    length: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """One answer.
+
+    Attributes:
+        call, choice: numbers of the call, in the order in which calls arrived, and of the answer to it.
+        place: its prompt.
+        sampled: the answer's tokens, at least one; all of them sampled.
+        finish: why it ended.
+        total: of prompt and answer (`prefix_index`); 0 of one that is not complete.
+    """
+
+    call: int
+    choice: int
+    place: Place
+    sampled: Sampled
+    finish: FinishReason
+    total: int = 0
+
+    @property
+    def parent(self) -> Turn | None:
+        """The turn that it continues."""
+        return self.place.parent
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and answer."""
+        return self.place.length + len(self.sampled.response_ids)
+
+    def chain(self) -> list[Turn]:
+        """From the first turn to this one."""
+        turns: list[Turn] = []
+        turn: Turn | None = self
+        while turn is not None:
+            turns.append(turn)
+            turn = turn.parent
+        return turns[::-1]
+
+    def ids(self) -> NDArray[np.int32]:
+        """All tokens, prompt and answer."""
+        parts = [part for turn in self.chain() for part in (turn.place.new_ids, turn.sampled.response_ids)]
+        return np.concatenate(parts)
+
+
+class Record:
+    """The turns of a session.
+
+    Attributes:
+        turns: as they were answered.
+        tokens: that are held.
+        messages: the conversation up to and with the last turn's answer, in normal form; none of a text completion.
+        said: the text of that answer.
+    """
+
+    def __init__(self) -> None:
+        self.turns: list[Turn] = []
+        self.tokens = 0
+        self.messages: tuple[Message, ...] = ()
+        self.said = ""
+        self._last: Turn | None = None
+        self._lock = threading.Lock()
+        self._ends: PrefixIndex[Turn] = PrefixIndex()
+        self._told: PrefixIndex[Turn] = PrefixIndex()
+
+    def place(self, before: Turn | None, new_ids: Sequence[int]) -> Place:
+        """Where an answer will stand: after the longest turn whose tokens its prompt begins with.
+
+        Args:
+            before: a turn whose tokens the prompt is known to begin with.
+            new_ids: the prompt's tokens after those.
+        """
+        ids = np.asarray(new_ids, np.int32)
+        start, total = (0, 0) if before is None else (before.length, before.total)
+        found = totals(ids, start, total)
+        with self._lock:
+            known = self._ends.longest(found, start)
+        length, parent = known or (start, None)
+        return Place(parent, ids[length - start :], start + len(ids), int(found[-1]))
+
+    def add(
+        self,
+        call: int,
+        choice: int,
+        place: Place,
+        sampled: Sampled,
+        finish: FinishReason,
+        *,
+        story: Story | None = None,
+        messages: Sequence[Message] = (),
+        said: str = "",
+    ) -> Turn:
+        """Takes down an answer.
+
+        Args:
+            call, choice, place, sampled, finish: see `Turn`.
+            story: prompt and answer as the client will send them when it continues; None: it cannot be known.
+            messages, said: see `Record`.
+        """
+        total = int(totals(sampled.response_ids, place.length, place.total)[-1])
+        turn = Turn(call, choice, place, sampled, finish, total)
+        self.turns.append(turn)
+        self.tokens += len(place.new_ids) + len(sampled.response_ids)
+        if self._last is None or (call, -choice) > (self._last.call, -self._last.choice):
+            self._last, self.messages, self.said = turn, tuple(messages), said
+        with self._lock:
+            self._ends.add(turn.length, total, turn)
+            if story is not None:
+                told = self._told.at(*story)
+                if told is None or told.call < call:
+                    self._told.put(*story, turn)
+        return turn
+
+    def extended_by(self, told: Totals) -> tuple[int, Turn] | None:
+        """The turn whose story is the longest that another begins with, and of those the latest; with its length.
+
+        Args:
+            told: of all beginnings of the other story that count.
+        """
+        with self._lock:
+            return self._told.longest(told)
+
+    def last(self) -> Turn | None:
+        """The turn in which the trajectory ends: of the last call that was answered, its first answer."""
+        return self._last
+
+    def chain(self) -> list[Turn]:
+        """The turns of the trajectory."""
+        return self._last.chain() if self._last is not None else []
+
+    def dropped(self, chain: Sequence[Turn]) -> list[Turn]:
+        """Turns that no trajectory holds."""
+        kept = set(map(id, chain))
+        return [turn for turn in self.turns if id(turn) not in kept]
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Turn by turn, for a reader; prompts without the tokens of the turns that they continue."""
+        turns = list(self.turns)
+        numbers = {id(turn): index for index, turn in enumerate(turns)}
+        return [
+            {
+                "call": turn.call,
+                "parent": None if turn.parent is None else numbers[id(turn.parent)],
+                "prompt_ids": turn.place.new_ids.tolist(),
+                "response_ids": turn.sampled.response_ids.tolist(),
+                "log_probs": turn.sampled.log_probs.tolist(),
+                "versions": turn.sampled.versions.to_lists(),
+                "finish_reason": turn.finish,
+            }
+            for turn in turns
+        ]
+
+
+def branches(turns: Sequence[Turn]) -> int:
+    """PrefixIndex of chains among turns."""
+    parents = {id(turn.parent) for turn in turns}
+    return sum(id(turn) not in parents for turn in turns)
+
+
+def transcript(chain: Sequence[Turn], prompt_ids: Sequence[int]) -> Transcript | None:
+    """The response that a chain is behind a prompt; None: it does not begin with that prompt.
+
+    Args:
+        chain: as `Turn.chain` gives it, at least one turn.
+        prompt_ids: at least one token.
+    """
+    first = chain[0].place.new_ids
+    if first[: len(prompt_ids)].tolist() != list(prompt_ids):
+        return None
+    found = Transcript(prompt_ids)
+    for turn in chain:
+        between = turn.place.new_ids if turn.parent is not None else first[len(prompt_ids) :]
+        found.add_masked(between.tolist())
+        found.add_turn(turn.sampled)
+    return found

@@ -1,0 +1,383 @@
+"""Episodes of agents that know OpenAI's API alone: each has a session at the endpoint, and what it samples is recorded.
+
+Invariants: every request ends in one `EpisodeResult`; its response is the chain of calls that ends in the last one,
+token by token as they were sampled, and begins where the group's prompt ends; an agent that fails, that never called
+the model, or whose conversation does not begin with the group's prompt ends in a failure, never in a reward. An episode
+that is overdue is ended as it is: its running call is cut, further ones are refused, then the agent is given up. So is
+one whose agent fails after a call was refused because its tokens are used up.
+
+Everything here happens in the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from rollmesh.generators.agents.episode_results import empty_result
+from rollmesh.generators.engines.interface import (
+    EngineStatus,
+    FinishReason,
+    GenerationResult,
+    InferenceEngine,
+    PartialResponse,
+    SampledTokens,
+)
+from rollmesh.generators.openai_server.completions import Completions
+from rollmesh.generators.openai_server.endpoint import Endpoint
+from rollmesh.generators.openai_server.sessions import Rules, Session, Sessions
+from rollmesh.generators.openai_server.turn_tree import Record, Turn, branches, transcript
+from rollmesh.generators.program_agents.process import (
+    AgentError,
+    CommandProgram,
+    FunctionProgram,
+    Outcome,
+    Program,
+    Way,
+)
+from rollmesh.generators.rollout.response_source import EpisodeResult, MemberRequest
+from rollmesh.mesh.config.rollout import AgentSection
+from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.trajectory.versions import VersionRuns
+from rollmesh.protos import trajectory_pb2
+
+log = logging.getLogger(__name__)
+# Seconds that an overdue agent gets to notice that its session is over.
+_GRACE_S = 2.0
+_COUNTED = (
+    "turns",
+    "calls",
+    "calls_aborted",
+    "calls_sampling_ignored",
+    "branches_dropped",
+    "tokens_dropped",
+    "timeouts",
+)
+
+
+def program_of(section: AgentSection, at_once: int) -> Program:
+    """The configured agent.
+
+    Args:
+        section: of kind `program`.
+        at_once: plain functions or processes at the same time.
+
+    Raises:
+        ConfigError: there is no such function, program or variable.
+    """
+    if section.program is not None:
+        return FunctionProgram(section.program, at_once)
+    return CommandProgram(section.command, at_once, section.pass_env)
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How an agent's call ended.
+
+    Attributes:
+        outcome: what it said in the end.
+        failure: why the episode says nothing about the policy; empty where all is well.
+        overdue: its time was up.
+    """
+
+    outcome: Outcome = field(default_factory=Outcome)
+    failure: str = ""
+    overdue: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Episode:
+    """One member under way."""
+
+    request: MemberRequest
+    session: Session
+    started: float
+    task: asyncio.Task[_End] | None = None
+
+
+class ProgramRunner:
+    """Answers members by running an agent for each.
+
+    Args:
+        engine: of the endpoint.
+        completions, sessions: of the endpoint.
+        program: the agent.
+        base_url: where agents of this generator find the endpoint, without a path.
+        model: name of the model.
+        timeout_s: `rollout.agent.episode_timeout_s`.
+        on_results: takes results, in the event loop's thread.
+        hold_swap: called when pinned episodes begin: takes a swap of weights back that has not happened yet.
+    """
+
+    def __init__(
+        self,
+        engine: InferenceEngine,
+        completions: Completions,
+        sessions: Sessions,
+        program: Program,
+        *,
+        base_url: Callable[[], str],
+        model: str,
+        timeout_s: float,
+        on_results: Callable[[list[GenerationResult]], None],
+        hold_swap: Callable[[], None],
+    ) -> None:
+        self._engine = engine
+        self._completions = completions
+        self._sessions = sessions
+        self._program = program
+        self._base_url = base_url
+        self._model = model
+        self._timeout_s = timeout_s
+        self._on_results = on_results
+        self._hold_swap = hold_swap
+        self._loop = asyncio.get_running_loop()
+        self._episodes: dict[str, _Episode] = {}
+        self._closed = False
+        self._figures: Counter[str] = Counter()
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Counts since the start, by name."""
+        return {name: float(self._figures[name]) for name in ("episodes", "episodes_failed", *_COUNTED)}
+
+    # --------------------------------------------------------------------------------------------- the responder
+
+    def submit(self, requests: Sequence[MemberRequest]) -> None:
+        """Starts an episode for each.
+
+        Raises:
+            PayloadError: a prompt or a budget is missing; no episode has started.
+        """
+        for request in requests:
+            if not len(request.prompt_ids):
+                raise PayloadError("prompt_ids", "a prompt has at least one token")
+            if request.sampling.max_tokens < 1:
+                raise PayloadError("sampling.max_tokens", "must be at least 1")
+        if any(request.pinned for request in requests):
+            self._hold_swap()
+        for request in requests:
+            rules = Rules(tuple(request.prompt_ids), request.sampling, request.pinned, request.prefix)
+            episode = _Episode(request, self._sessions.train(rules), time.monotonic())
+            self._episodes[request.request_id] = episode
+            episode.task = self._loop.create_task(self._run(episode), name=f"episode-{request.request_id}")
+            episode.task.add_done_callback(partial(self._ended, episode))
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Ends episodes early; each still gets its result."""
+        for name in request_ids:
+            episode = self._episodes.get(name)
+            if episode is not None and episode.task is not None:
+                episode.task.cancel()
+
+    def progress(self, at_least: Mapping[str, int]) -> Future[list[PartialResponse]]:
+        """Copies what there is of running episodes."""
+        return asyncio.run_coroutine_threadsafe(self._progress(dict(at_least)), self._loop)
+
+    def status(self) -> EngineStatus:
+        """The engine's."""
+        return self._engine.status()
+
+    async def close(self) -> None:
+        """Ends all episodes without a result."""
+        self._closed = True
+        tasks = [episode.task for episode in self._episodes.values() if episode.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._program.close()
+
+    # ------------------------------------------------------------------------------------------------ an episode
+
+    async def _run(self, episode: _Episode) -> _End:
+        session = episode.session
+        try:
+            return await self._call(session, episode.request)
+        except AgentError as error:
+            # That an agent does not survive the end of its tokens is the policy's doing.
+            return _End(failure="" if session.counts["no_room"] and session.record.turns else str(error))
+
+    def _ended(self, episode: _Episode, task: asyncio.Task[_End]) -> None:
+        """Makes the result of an episode, also of one that was aborted before it had begun."""
+        name = episode.request.request_id
+        self._completions.abort(episode.session)
+        self._sessions.forget(episode.session)
+        del self._episodes[name]
+        if self._closed:
+            return
+        try:
+            end = _End() if task.cancelled() else task.result()
+            result = self._result(episode, end, aborted=task.cancelled())
+        except Exception as error:  # one that breaks leaves the others alone
+            log.exception("an episode failed")
+            result = empty_result(name, failure=f"{type(error).__name__}: {error}")
+        self._figures["episodes"] += 1
+        self._figures["episodes_failed"] += bool(result.failure)
+        for figure in _COUNTED:
+            self._figures[figure] += int(result.figures.get(figure, 0))
+        self._on_results([result])
+
+    async def _call(self, session: Session, request: MemberRequest) -> _End:
+        way = Way(f"{self._base_url()}/sessions/{session.name}/v1", session.key, self._model)
+        work = asyncio.ensure_future(self._program(task_of(request), way, self._timeout_s + _GRACE_S))
+        try:
+            done, _ = await asyncio.wait({work}, timeout=self._timeout_s)
+            if done:
+                return _End(work.result())
+            # What is being sampled is recorded as far as it is; then the agent learns that it is over.
+            session.over = True
+            self._completions.abort(session)
+            # It may have waited for its turn until now: its own time may end much later.
+            await asyncio.wait({work}, timeout=2 * _GRACE_S)
+        finally:
+            if not work.done():
+                work.cancel()
+                await asyncio.wait({work})
+        log.info("an agent's episode was ended after %.0f s", self._timeout_s)
+        said_in_time = not work.cancelled() and work.exception() is None
+        return _End(work.result() if said_in_time else Outcome(), overdue=True)
+
+    def _result(self, episode: _Episode, end: _End, *, aborted: bool) -> EpisodeResult:
+        request, record = episode.request, episode.session.record
+        failure = end.failure
+        chain = record.chain()
+        found = transcript(chain, request.prompt_ids) if chain else None
+        tokens = found.sampled() if found is not None else None
+        if not failure and not aborted:
+            failure = _why_nothing(request, chain) if tokens is None else ""
+        if found is None or tokens is None:
+            tokens = SampledTokens(np.zeros(0, np.int32), np.zeros(0, np.float32), VersionRuns(()))
+        finish: FinishReason = chain[-1].finish if chain else "stop"
+        cut = end.overdue or finish == "aborted" or episode.session.counts["no_room"] > 0
+        finish = "length" if cut else finish
+        answer = record.said if end.outcome.answer is None and chain else end.outcome.answer
+        return EpisodeResult(
+            request_id=request.request_id,
+            response_ids=tokens.response_ids,
+            log_probs=tokens.log_probs,
+            versions=tokens.versions,
+            finish_reason="aborted" if aborted else finish,
+            mask=tokens.mask,
+            side=found.side() if found is not None else {},
+            rewards=end.outcome.rewards,
+            failure=failure,
+            figures=_figures(episode.session, record, chain, overdue=end.overdue),
+            final_text=answer,
+            messages=record.messages,
+        )
+
+    # --------------------------------------------------------------------------------------------------- progress
+
+    async def _progress(self, at_least: Mapping[str, int]) -> list[PartialResponse]:
+        latest: dict[str, str] = {}
+        for name in at_least:
+            episode = self._episodes.get(name)
+            running = episode.session.running if episode is not None else {}
+            if running:
+                latest[name] = max(running, key=lambda key: (running[key].call, -running[key].choice))
+        parts: dict[str, SampledTokens] = {}
+        if latest:
+            found = await asyncio.wrap_future(self._engine.progress(dict.fromkeys(latest.values(), 1)))
+            parts = {part.request_id: part.sampled for part in found}
+        responses = []
+        for name, least in at_least.items():
+            episode = self._episodes.get(name)
+            tokens = _so_far(episode, latest.get(name, ""), parts, least) if episode is not None else None
+            if episode is not None and tokens is not None:
+                responses.append(PartialResponse(name, tokens, time.monotonic() - episode.started))
+        return responses
+
+
+def _so_far(episode: _Episode, running: str, parts: Mapping[str, SampledTokens], least: int) -> SampledTokens | None:
+    """The tokens of an episode: up to the call that is running where there is something of it, else to the last one.
+
+    None: they do not begin with the group's prompt, or there are fewer than `least`.
+    """
+    session, prompt_ids = episode.session, episode.request.prompt_ids
+    begun = session.running.get(running)
+    turn: Turn | None = session.record.last()
+    if begun is not None and begun.place is not None and running in parts:
+        turn = Turn(begun.call, begun.choice, begun.place, parts[running], "aborted")
+    if turn is None or turn.length - len(prompt_ids) < least:
+        return None
+    found = transcript(turn.chain(), prompt_ids)
+    return found.sampled() if found is not None else None
+
+
+def _why_nothing(request: MemberRequest, chain: Sequence[Turn]) -> str:
+    if not chain:
+        return "the agent never called the model"
+    expected = list(request.prompt_ids)[:8]
+    found = chain[0].place.new_ids[: len(expected)].tolist()
+    return (
+        f"the agent's conversation begins with tokens {found} ..., the group's prompt is {expected} ...: it has to "
+        "begin as the model's chat template does"
+    )
+
+
+def _figures(session: Session, record: Record, chain: Sequence[Turn], *, overdue: bool) -> dict[str, float]:
+    dropped = record.dropped(chain)
+    return {
+        "turns": len(chain),
+        "calls": session.calls,
+        "calls_aborted": session.counts["aborted"],
+        "calls_sampling_ignored": session.counts["forced"],
+        "branches_dropped": branches(dropped),
+        "tokens_dropped": sum(len(turn.sampled.response_ids) for turn in dropped),
+        "timeouts": float(overdue),
+    }
+
+
+def task_of(request: MemberRequest) -> dict[str, Any]:
+    """What an agent is told of its task, as JSON would hold it."""
+    task: trajectory_pb2.PromptTask = request.task
+    messages = json.loads(task.messages_json) if task.messages_json else None
+    return {
+        "task_id": task.task_id,
+        "prompt": messages if messages is not None else task.prompt_text,
+        "messages": messages if messages is not None else [{"role": "user", "content": task.prompt_text}],
+        "data_source": task.data_source,
+        "ground_truth": json.loads(task.ground_truth_json) if task.ground_truth_json else None,
+        "extra_info": json.loads(task.extra_info_json) if task.extra_info_json else {},
+        "member": request.member,
+    }
+
+
+def open_runner(
+    section: AgentSection,
+    endpoint: Endpoint,
+    *,
+    on_results: Callable[[list[GenerationResult]], None],
+    hold_swap: Callable[[], None],
+) -> ProgramRunner:
+    """The runner of agents that find the model at an endpoint.
+
+    Args:
+        section: of kind `program`.
+        endpoint: of the generator.
+        on_results, hold_swap: see `ProgramRunner`.
+
+    Raises:
+        ConfigError: there is no such function, program or variable.
+    """
+    return ProgramRunner(
+        endpoint.engine,
+        endpoint.completions,
+        endpoint.sessions,
+        program_of(section, endpoint.most),
+        base_url=lambda: endpoint.server.agents_url,
+        model=endpoint.model,
+        timeout_s=section.episode_timeout_s,
+        on_results=on_results,
+        hold_swap=hold_swap,
+    )

@@ -1,0 +1,157 @@
+"""A group in a generator's hands."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rollmesh.buffer.client.client import Lease
+from rollmesh.generators.engines.interface import GenerationResult, SampledTokens, SamplingParams
+from rollmesh.generators.rollout.response_source import MemberRequest
+from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.trajectory.payload_codec import decode
+from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.protos import buffer_pb2, trajectory_pb2
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FinishedMember:
+    """A sampled response and the Unix time in nanoseconds at which it was complete."""
+
+    member: int
+    result: GenerationResult
+    finished_unix_ns: int
+
+
+@dataclass(slots=True, eq=False)
+class HeldGroup:
+    """What a grant gave, and how far its members are.
+
+    Attributes:
+        table: `train` or `eval`.
+        grant: as received.
+        prompt_ids: token ids of the prompt.
+        images: encoded, of the prompt.
+        pinned: the one version that may answer (evaluation); None for training.
+        prefixes: member -> the tokens that an earlier holder had of it; the response goes on behind them.
+        generating: member -> request id, given to the engine.
+        finished: sampled, not handed on to scoring yet.
+        answered: a member has a response.
+        undelivered: members handed on whose outcome is not stored yet.
+        incomplete: members are missing that are not sampled here any more; it goes back once the others are stored.
+        dropped: the group is not ours any more; whatever still arrives for it is thrown away.
+    """
+
+    table: str
+    grant: buffer_pb2.GroupGrant
+    prompt_ids: list[int]
+    images: tuple[bytes, ...]
+    pinned: PolicyVersion | None
+    prefixes: dict[int, SampledTokens] = field(default_factory=dict)
+    generating: dict[int, str] = field(default_factory=dict)
+    finished: list[FinishedMember] = field(default_factory=list)
+    answered: bool = False
+    undelivered: int = 0
+    incomplete: bool = False
+    dropped: bool = False
+
+    @classmethod
+    def from_grant(cls, table: str, grant: buffer_pb2.GroupGrant) -> HeldGroup:
+        task = grant.task
+        pinned = PolicyVersion.from_proto(task.pinned) if task.HasField("pinned") else None
+        prompt_ids = np.frombuffer(task.prompt_ids, dtype="<i4").tolist()
+        # A pinned group is answered by one version alone.
+        prefixes = _prefixes(grant) if pinned is None else {}
+        return cls(table, grant, prompt_ids, tuple(task.images), pinned, prefixes)
+
+    @property
+    def group_id(self) -> str:
+        return self.grant.group_id
+
+    @property
+    def lease(self) -> buffer_pb2.LeaseRef:
+        return buffer_pb2.LeaseRef(group_id=self.grant.group_id, lease_id=self.grant.lease_id)
+
+    @property
+    def key(self) -> Lease:
+        """Group id and lease id."""
+        return (self.grant.group_id, self.grant.lease_id)
+
+    @property
+    def over(self) -> bool:
+        """Nothing is left to do for it here."""
+        return not self.generating and not self.finished and self.undelivered == 0
+
+    def missing_members(self) -> list[int]:
+        """Members that nobody has stored yet."""
+        done = set(self.grant.members_done)
+        return [member for member in range(self.grant.task.n) if member not in done]
+
+    def tokens_before(self, member: int) -> int:
+        """Tokens of the member that came with the grant."""
+        return len(self.prefixes.get(member, ()))
+
+    def request(self, member: int, request_id: str) -> MemberRequest:
+        """The request for one member: the whole response, going on behind what an earlier holder has of it."""
+        return MemberRequest(
+            request_id=request_id,
+            prompt_ids=self.prompt_ids,
+            sampling=sampling_of(self.grant.task.sampling, member, greedy=self._is_greedy(member)),
+            pinned=self.pinned is not None,
+            prefix=self.prefixes.get(member),
+            alone=self.grant.attempt > 1,
+            images=self.images,
+            task=self.grant.task,
+            member=member,
+        )
+
+    def _is_greedy(self, member: int) -> bool:
+        task = self.grant.task
+        return bool(member >= task.n - task.greedy)
+
+
+def _prefixes(grant: buffer_pb2.GroupGrant) -> dict[int, SampledTokens]:
+    """Drafts by member; one that cannot be gone on from is worth as much as none."""
+    found = {}
+    for draft in grant.drafts:
+        if draft.member in grant.members_done or draft.member >= grant.task.n:
+            continue
+        try:
+            trajectory = decode(draft.payload)
+        except PayloadError as error:
+            log.warning("the draft of member %d of group %s is left out: %s", draft.member, grant.group_id, error)
+            continue
+        mask = None if trajectory.response_mask.all() else trajectory.response_mask
+        found[draft.member] = SampledTokens(trajectory.response_ids, trajectory.log_probs, trajectory.versions, mask)
+    return found
+
+
+def sampling_of(params: trajectory_pb2.SamplingParams, member: int = 0, *, greedy: bool = False) -> SamplingParams:
+    """Sampling parameters of one member.
+
+    The members of a seeded group draw differently, and alike in each attempt. A member that goes on from a draft may
+    draw otherwise than it would have in one piece: other weights may serve by now, and what an engine draws behind a
+    prefix is its own affair (see `SamplingParams`).
+
+    Args:
+        params: of the task.
+        member: index in the group.
+        greedy: always the most likely token; how others draw does not matter.
+
+    Raises:
+        PayloadError: no token budget.
+    """
+    if params.max_tokens < 1:
+        raise PayloadError("sampling.max_tokens", "must be at least 1")
+    return SamplingParams(
+        temperature=0.0 if greedy else params.temperature,
+        top_p=1.0 if greedy else params.top_p or 1.0,
+        top_k=0 if greedy else params.top_k,
+        max_tokens=params.max_tokens,
+        stop=tuple(params.stop),
+        seed=(params.seed * 0x9E3779B1 + member) % (1 << 63) or 1 if params.seed else 0,
+    )

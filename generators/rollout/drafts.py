@@ -1,0 +1,185 @@
+"""Drafts: what unfinished members have sampled so far, kept in the buffer for whoever goes on from there.
+
+Invariants: only members of training groups are drafted, and only where since the start of their response, or since
+their last draft, `every_s` seconds have passed (and a token was sampled) or `every_tokens` tokens were sampled; a
+response that is shorter costs nothing. Looks are taken `_LOOKS` times per `every_s`, one after the other: a buffer that
+is slow makes drafts rarer. A member's draft never follows its outcome. Drafts are not compressed: most are replaced
+before anybody reads them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rollmesh.buffer.client.client import Outgoing, WriteResult
+from rollmesh.generators.engines.interface import PartialResponse
+from rollmesh.generators.rollout.active_group import HeldGroup
+from rollmesh.generators.rollout.encoding import member_write, pack
+from rollmesh.generators.rollout.response_source import Responder
+from rollmesh.protos import buffer_pb2, trajectory_pb2
+
+log = logging.getLogger(__name__)
+_TABLE = "train"
+_LOOKS = 8
+
+
+class DraftWriter(Protocol):
+    """The part of the buffer's client that stores drafts."""
+
+    async def write(self, writes: Sequence[Outgoing]) -> list[WriteResult]:
+        """Stores drafts; one result each, in order.
+
+        Raises:
+            UnreachableError: the buffer stayed away for too long.
+        """
+        ...
+
+
+class Members(Protocol):
+    """The part of the rollout loop that knows what is unfinished."""
+
+    @property
+    def busy(self) -> asyncio.Event:
+        """Set while there are groups in hand."""
+        ...
+
+    def unfinished(self, table: str) -> dict[str, tuple[HeldGroup, int]]:
+        """Request id -> (group, member) of what is being responded to."""
+        ...
+
+    def drop(self, group: HeldGroup) -> None:
+        """The group belongs to somebody else, or has ended: stops working on it."""
+        ...
+
+
+@dataclass(slots=True)
+class DraftState:
+    """How much of one response is in the buffer, and since when.
+
+    Attributes:
+        tokens: in the buffer.
+        since: monotonic time, in seconds, of the last draft; before the first, of the start of the response as far as
+            it is known (not before it was first seen).
+        refused: the buffer takes no draft of it any more: it has grown too long.
+    """
+
+    tokens: int
+    since: float
+    refused: bool = False
+
+    def wanted(self, now: float, every_s: float, every_tokens: int) -> int:
+        """The length from which on the response is to be drafted, if it is."""
+        return self.tokens + (1 if now - self.since >= every_s else every_tokens)
+
+    def started(self, at: float) -> None:
+        """The response, of which there is no draft by this generator, was taken up at that time."""
+        self.since = max(self.since, at)
+
+
+class Drafts:
+    """Writes drafts while there is work.
+
+    Args:
+        responder: gives the tokens.
+        members: what is unfinished.
+        writer: of the training table.
+        every_s, every_tokens: `rollout.draft_every_s` and `rollout.draft_every_tokens`.
+        clock: monotonic seconds.
+
+    Attributes:
+        written: drafts stored.
+    """
+
+    def __init__(
+        self,
+        responder: Responder,
+        members: Members,
+        writer: Callable[[], DraftWriter],
+        *,
+        every_s: float,
+        every_tokens: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._responder = responder
+        self._members = members
+        self._writer = writer
+        self._every_s = every_s
+        self._every_tokens = every_tokens
+        self._clock = clock
+        self._states: dict[str, DraftState] = {}
+        self._one_at_a_time = asyncio.Lock()
+        self.written = 0
+
+    async def run(self) -> None:
+        """Drafts what is due, again and again, until cancelled.
+
+        Raises:
+            RollmeshError: the engine has failed, or the buffer stayed away for too long.
+        """
+        while True:
+            await self._members.busy.wait()
+            await asyncio.sleep(self._every_s / _LOOKS)
+            await self.write_due()
+
+    async def write_due(self) -> None:
+        """Drafts the members that are due."""
+        async with self._one_at_a_time:
+            now = self._clock()
+            self._look(now)
+            parts = await self._progress(lambda state: state.wanted(now, self._every_s, self._every_tokens))
+            await self._write(now, [part for part in parts if self._is_due(now, part)])
+
+    async def write_all(self) -> None:
+        """Drafts all members that have tokens beyond their last draft."""
+        async with self._one_at_a_time:
+            now = self._clock()
+            self._look(now)
+            await self._write(now, await self._progress(lambda state: state.tokens + 1))
+
+    def _look(self, now: float) -> None:
+        """Forgets what is finished and notes what is new."""
+        unfinished = self._members.unfinished(_TABLE)
+        self._states = {
+            name: self._states.get(name) or DraftState(group.tokens_before(member), now)
+            for name, (group, member) in unfinished.items()
+        }
+
+    async def _progress(self, wanted: Callable[[DraftState], int]) -> list[PartialResponse]:
+        at_least = {name: wanted(state) for name, state in self._states.items() if not state.refused}
+        return await asyncio.wrap_future(self._responder.progress(at_least)) if at_least else []
+
+    def _is_due(self, now: float, part: PartialResponse) -> bool:
+        state = self._states[part.request_id]
+        # It may have waited for a slot since it was first seen.
+        state.started(now - part.running_s)
+        return len(part.sampled) >= state.wanted(now, self._every_s, self._every_tokens)
+
+    async def _write(self, now: float, parts: Sequence[PartialResponse]) -> None:
+        unfinished = self._members.unfinished(_TABLE)
+        parts = [part for part in parts if part.request_id in unfinished]
+        if not parts:
+            return
+        writes = []
+        for part in parts:
+            group, member = unfinished[part.request_id]
+            writes.append(member_write(group, trajectory_pb2.MemberMeta(member=member), pack(part.sampled), draft=True))
+        results = await self._writer().write(writes)
+        unfinished = self._members.unfinished(_TABLE)
+        for part, result in zip(parts, results, strict=True):
+            refused = result.status == buffer_pb2.WRITE_STATUS_REJECTED
+            self._states[part.request_id] = DraftState(len(part.sampled), now, refused)
+            self.written += result.status == buffer_pb2.WRITE_STATUS_STORED
+            if part.request_id not in unfinished:
+                continue
+            group, member = unfinished[part.request_id]
+            if refused:
+                extra = {"group": group.group_id, "member": member}
+                what = f"{result.field}: {result.message}"
+                log.warning("member %d of group %s is not drafted: %s", member, group.group_id, what, extra=extra)
+            elif result.status == buffer_pb2.WRITE_STATUS_SUPERSEDED:
+                self._members.drop(group)

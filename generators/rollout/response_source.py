@@ -1,0 +1,85 @@
+"""What the rollout loop asks for the responses of members: an inference engine, or an agent that uses one.
+
+The responses of one turn come straight from the engine. Those of several turns are episodes: what the model said,
+what tools or an environment answered (masked), what the model said then, up to the episode's end. Both look alike from
+here: a request goes in, one result comes out, drafts may be asked for meanwhile, and a request may bring the first
+tokens of its response with it, whoever sampled them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rollmesh.generators.engines.interface import EngineStatus, GenerationRequest, GenerationResult, PartialResponse
+from rollmesh.protos import trajectory_pb2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberRequest(GenerationRequest):
+    """The request for one member of a group.
+
+    Attributes:
+        task: whose response it is; an engine has no use for it.
+        member: index in the group.
+    """
+
+    task: trajectory_pb2.PromptTask
+    member: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EpisodeResult(GenerationResult):
+    """A response of several turns.
+
+    Attributes:
+        rewards: what the environment or the agent itself says it is worth, by component; None where it says nothing.
+        failure: why the episode says nothing about the policy (the environment broke); empty where all is well. It
+            ends as an error, never as a reward of zero.
+        figures: of the episode, for metrics: `turns`, `tool_calls`, `tool_errors`, `tool_seconds`, ...
+        final_text: what the model said in its last turn, special tokens left out: the `response` that rewards see.
+            None: the whole response, decoded.
+        messages: the whole conversation as chat messages, the prompt's first: `extra_info.messages` for rewards.
+    """
+
+    rewards: Mapping[str, float] | None = None
+    failure: str = ""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    final_text: str | None = None
+    messages: Sequence[Mapping[str, Any]] = ()
+
+
+def failure_of(result: GenerationResult) -> str:
+    """Why a response is no sample of the policy; empty where it is one."""
+    if isinstance(result, EpisodeResult) and result.failure:
+        return f"episode failed: {result.failure}"
+    if result.refusal:
+        return f"generation refused: {result.refusal}"
+    return "" if len(result.response_ids) else "generation ended without a token"
+
+
+class Responder(Protocol):
+    """The part of `InferenceEngine` that the rollout loop needs; results go to the engine's listener, or its like."""
+
+    def submit(self, requests: Sequence[MemberRequest]) -> None:
+        """Queues requests, all or none.
+
+        Raises:
+            PayloadError: a request cannot be served; names the field and the limit.
+            EngineError: the engine is not running.
+        """
+        ...
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Ends requests early; each still gets its result."""
+        ...
+
+    def progress(self, at_least: Mapping[str, int]) -> Future[list[PartialResponse]]:
+        """Copies what there is of running responses."""
+        ...
+
+    def status(self) -> EngineStatus:
+        """A snapshot."""
+        ...

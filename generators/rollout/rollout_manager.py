@@ -1,0 +1,425 @@
+"""The rollout loop: grants in, requests to an engine or agents, finished groups out.
+
+Invariants: every grant ends here in exactly one of three ways: all its missing members are delivered, it is released,
+or it was lost to another holder, or cancelled, and dropped. A group is handed on to scoring whole, or in parts once its
+first finished member has waited `PARTIAL_AFTER_S` (so that a crash costs no more than that); what is finished of it is
+stored before it is released. Members of a dropped group are aborted in the engine and never delivered. A member with a
+draft continues from it; a draft never makes a group fail.
+
+Everything here happens in the event loop's thread and never waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from rollmesh.buffer.client.client import Lease
+from rollmesh.generators.engines.interface import EngineStatus, GenerationResult
+from rollmesh.generators.rollout.active_group import FinishedMember, HeldGroup
+from rollmesh.generators.rollout.circuit_breaker import CircuitBreaker
+from rollmesh.generators.rollout.concurrency import Concurrency, Look
+from rollmesh.generators.rollout.credits import Load, credits_for
+from rollmesh.generators.rollout.response_source import MemberRequest, Responder, failure_of
+from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.protos import buffer_pb2
+
+log = logging.getLogger(__name__)
+PARTIAL_AFTER_S = 2.0
+# After the last pinned group, weights are held this much longer: the next of its round may be on their way, and once
+# every generator has gone on nobody could take them.
+PINNED_QUIET_S = 0.25
+
+# Groups with the members that are ready to be scored.
+Batch = list[tuple[HeldGroup, list[FinishedMember]]]
+
+
+class Rollout:
+    """Book of the groups in hand.
+
+    Args:
+        responder: makes the responses.
+        slots: sequences that it decodes together.
+        n_by_table: members per group, for credits; what is granted corrects it (greedy baselines come on top).
+        share: see `credits_for`; for training alone.
+        adaptive: fewer than `slots` in hand where `observe` says that they are too many.
+        on_batch: takes finished members; reports back through `settled`.
+        on_failed: takes members that could not even be started, with the reason.
+        on_release: takes groups to be given back; reports back through `released`.
+        on_load: called when the load has changed (credits may be due).
+
+    Attributes:
+        idle: set while no group is in hand; `busy` is its opposite.
+        cancelled: groups that the buffer cancelled here.
+        taken_over: tokens that came with grants and were not sampled again.
+    """
+
+    def __init__(
+        self,
+        responder: Responder,
+        *,
+        slots: int,
+        n_by_table: dict[str, int],
+        share: int,
+        adaptive: bool,
+        on_batch: Callable[[Batch], None],
+        on_failed: Callable[[HeldGroup, list[int], str], None],
+        on_release: Callable[[list[HeldGroup]], None],
+        on_load: Callable[[], None],
+    ) -> None:
+        self._responder = responder
+        self._slots = slots
+        self._n_by_table = dict(n_by_table)
+        self._share = share
+        self._concurrency = Concurrency(slots, n_by_table["train"]) if adaptive else None
+        self._breaker = CircuitBreaker()
+        self._on_batch = on_batch
+        self._on_failed = on_failed
+        self._on_release = on_release
+        self._on_load = on_load
+        self._groups: dict[tuple[str, str], HeldGroup] = {}
+        self._leaving: set[HeldGroup] = set()
+        self._requests: dict[str, tuple[HeldGroup, int]] = {}
+        self._ids = itertools.count()
+        self._starting: list[HeldGroup] = []
+        self._generating = dict.fromkeys(n_by_table, 0)
+        self._undelivered = 0
+        self._draining = False
+        self._pinned: set[HeldGroup] = set()
+        self._no_pinned = asyncio.Event()
+        self._no_pinned.set()
+        self._pinned_quiet_at = 0.0
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.busy = asyncio.Event()
+        self.cancelled = 0
+        self.taken_over = 0
+
+    @property
+    def held(self) -> int:
+        """Groups in hand."""
+        return len(self._groups)
+
+    def leases(self, table: str) -> list[Lease]:
+        """The leases of the groups of `table` that are held, and of those on their way back: not named, they would be
+        lost instead of given back."""
+        return [group.key for group in (*self._groups.values(), *self._leaving) if group.table == table]
+
+    @property
+    def load(self) -> Load:
+        """Members in hand."""
+        return Load(generating=sum(self._generating.values()), undelivered=self._undelivered)
+
+    @property
+    def limit(self) -> int:
+        """Sequences that the engine is given at once, the line ahead of a full one not counted."""
+        return self._slots if self._concurrency is None else self._concurrency.limit
+
+    def observe(self, status: EngineStatus, at: float) -> None:
+        """Takes the engine's figures in; how much is wanted in hand may change.
+
+        Args:
+            at: when they were taken, in seconds of a monotonic clock.
+        """
+        # Without weights, and behind pinned groups while a swap waits, requests do not wait for room.
+        if self._concurrency is None or status.state != "running" or status.serving is None or self._pinned:
+            return
+        before, generating = self._concurrency.limit, self.load.generating
+        look = Look(at, generating, status.active, status.queued, status.kv_usage, status.preemptions)
+        limit = self._concurrency.see(look)
+        if limit < before:
+            log.info("at most %d sequences in hand instead of %d: %s", limit, before, self._concurrency.reason)
+        if limit != before:
+            self._on_load()
+
+    def outstanding(self, table: str) -> int:
+        """Groups of `table` that still occupy the engine: members being sampled over members per group."""
+        return -(-self._generating[table] // self._n_by_table[table])
+
+    def credits(self, table: str) -> int:
+        """Groups of `table` that may be granted now."""
+        if self._draining:
+            return 0
+        load, n = self.load, self._n_by_table[table]
+        share: int | None = self._share
+        at_work = load.generating > 0
+        if table != "train":
+            # Evaluation does not compete with training for credits: its groups are few and wait for no one.
+            load, share = Load(generating=self._generating[table], undelivered=load.undelivered), None
+        found = credits_for(load, slots=self._slots, n=n, share=share, limit=self.limit)
+        return self._breaker.bounds(found, time.monotonic(), at_work=at_work)
+
+    @property
+    def waiting_reason(self) -> str:
+        """Why fewer groups are asked for than there is room for."""
+        return self._breaker.waiting_reason
+
+    # -------------------------------------------------------------------------------------------------- grants
+
+    def add(self, table: str, grant: buffer_pb2.GroupGrant) -> None:
+        """Takes a group on; one that is held already under the same lease is passed over (grants are repeated when a
+        stream is opened again)."""
+        known = self._groups.get((table, grant.group_id))
+        if known is not None:
+            if known.grant.lease_id == grant.lease_id:
+                return
+            self.drop(known)
+        self._n_by_table[table] = grant.task.n
+        group = HeldGroup.from_grant(table, grant)
+        self._groups[(table, grant.group_id)] = group
+        self.idle.clear()
+        self.busy.set()
+        if group.pinned is not None:
+            self._pinned.add(group)
+            self._no_pinned.clear()
+        if not self._starting:
+            asyncio.get_running_loop().call_soon(self._start)
+        self._starting.append(group)
+
+    async def pinned_done(self) -> None:
+        """Waits until no group in hand needs the weights now in service, and none came for a moment."""
+        loop = asyncio.get_running_loop()
+        while not self._no_pinned.is_set() or loop.time() < self._pinned_quiet_at:
+            await self._no_pinned.wait()
+            await asyncio.sleep(self._pinned_quiet_at - loop.time())
+
+    def _sampled(self, group: HeldGroup) -> None:
+        """The group asks for nothing more."""
+        if group in self._pinned:
+            self._pinned.discard(group)
+            if not self._pinned:
+                self._no_pinned.set()
+                self._pinned_quiet_at = asyncio.get_running_loop().time() + PINNED_QUIET_S
+
+    def _start(self) -> None:
+        """Asks for the groups that came together together."""
+        groups, self._starting = self._starting, []
+        requests: list[MemberRequest] = []
+        misplaced = []
+        serving = self._responder.status().serving
+        for group in groups:
+            if group.dropped:
+                continue
+            wrong_version = group.pinned is not None and group.pinned != serving
+            if self._draining or wrong_version or not group.missing_members():
+                misplaced.append(group)
+                continue
+            try:
+                requests.extend(self._requests_of(group))
+            except PayloadError as error:
+                self._fail(group, error)
+        self.release(misplaced)
+        self._submit(requests)
+        self._on_load()
+
+    def _requests_of(self, group: HeldGroup) -> list[MemberRequest]:
+        requests = []
+        for member in group.missing_members():
+            request = group.request(member, str(next(self._ids)))
+            group.generating[member] = request.request_id
+            self._generating[group.table] += 1
+            self._requests[request.request_id] = (group, member)
+            self.taken_over += group.tokens_before(member)
+            requests.append(request)
+        return requests
+
+    def _submit(self, requests: list[MemberRequest]) -> None:
+        if not requests:
+            return
+        try:
+            self._responder.submit(requests)
+        except PayloadError as error:
+            if len({self._requests[request.request_id][0].group_id for request in requests}) == 1:
+                self._refused(self._requests[requests[0].request_id][0], requests, error)
+                return
+            # All are taken or none: find the group that it refuses.
+            by_group: dict[str, list[MemberRequest]] = {}
+            for request in requests:
+                by_group.setdefault(self._requests[request.request_id][0].group_id, []).append(request)
+            for part in by_group.values():
+                self._submit(part)
+
+    def _refused(self, group: HeldGroup, requests: list[MemberRequest], error: PayloadError) -> None:
+        if not group.prefixes:
+            self._fail(group, error)
+            return
+        log.warning("group %s starts anew: %s", group.group_id, error, extra={"group": group.group_id})
+        self.taken_over -= sum(group.tokens_before(member) for member in group.generating)
+        group.prefixes.clear()
+        self._submit([replace(request, prefix=None) for request in requests])
+
+    def _fail(self, group: HeldGroup, error: PayloadError) -> None:
+        """This prompt cannot be answered: every missing member ends with an error outcome."""
+        log.warning("group %s cannot be generated: %s", group.group_id, error, extra={"group": group.group_id})
+        self._forget_requests(group)
+        members = group.missing_members()
+        self._hand_on(group, len(members))
+        self._on_failed(group, members, f"generation refused: {error}")
+
+    # ------------------------------------------------------------------------------------------------- results
+
+    def unfinished(self, table: str) -> dict[str, tuple[HeldGroup, int]]:
+        """Request id -> (group, member) of what is being responded to."""
+        return {name: owner for name, owner in self._requests.items() if owner[0].table == table}
+
+    def on_results(self, results: Sequence[GenerationResult]) -> None:
+        """Takes what one decode step finished."""
+        now = time.time_ns()
+        complete: dict[int, HeldGroup] = {}
+        misplaced: list[HeldGroup] = []
+        for result in results:
+            owner = self._requests.pop(result.request_id, None)
+            if owner is None:
+                continue
+            group, member = owner
+            del group.generating[member]
+            self._generating[group.table] -= 1
+            if (result.finish_reason == "aborted" and not result.refusal) or not _answers(group.pinned, result):
+                misplaced.append(group)
+                continue
+            if not group.finished and group.generating:
+                asyncio.get_running_loop().call_later(PARTIAL_AFTER_S, self._hand_on_part, group)
+            group.finished.append(FinishedMember(member, result, now))
+            failure = failure_of(result)
+            if not failure:
+                group.answered = True
+                self._breaker.answered()
+            if not group.generating:
+                self._sampled(group)
+                self._judge(group, failure)
+                complete[id(group)] = group
+        self._give_back(misplaced)
+        batch = [(group, self._take(group)) for group in complete.values() if group.finished and not group.dropped]
+        if batch:
+            self._on_batch(batch)
+        self._on_load()
+
+    def _judge(self, group: HeldGroup, failure: str) -> None:
+        """Where all of a group fails here, and then the next, fewer are asked for."""
+        if group.answered:
+            return
+        if pause := self._breaker.failed(time.monotonic(), failure):
+            log.warning("no member of group %s was answered; the next is asked for in %.0f s", group.group_id, pause)
+            asyncio.get_running_loop().call_later(pause, self._on_load)
+
+    def _take(self, group: HeldGroup) -> list[FinishedMember]:
+        finished, group.finished = group.finished, []
+        self._hand_on(group, len(finished))
+        return finished
+
+    def _hand_on(self, group: HeldGroup, members: int) -> None:
+        group.undelivered += members
+        self._undelivered += members
+
+    def _hand_on_part(self, group: HeldGroup) -> None:
+        """The first finished member has waited long enough for the rest of its group."""
+        if group.finished and not group.dropped:
+            self._on_batch([(group, self._take(group))])
+
+    def settled(self, group: HeldGroup, members: int) -> None:
+        """`members` handed on before have their outcome stored, or are not needed any more."""
+        group.undelivered -= members
+        self._undelivered -= members
+        if group.over and not group.dropped:
+            if group.incomplete:
+                self.release([group])
+            else:
+                self._forget(group)
+        self._on_load()
+
+    # ---------------------------------------------------------------------------------------------- giving up
+
+    def drop(self, group: HeldGroup) -> None:
+        """The group belongs to somebody else, or has ended: stops working on it."""
+        if group.dropped:
+            return
+        group.dropped = True
+        group.finished.clear()
+        self._forget_requests(group, abort=True)
+        self._forget(group)
+
+    def cancel(self, table: str, leases: Iterable[buffer_pb2.LeaseRef]) -> None:
+        """Drops groups that nobody needs any more; leases that are not held (any more) are passed over."""
+        for lease in leases:
+            group = self._groups.get((table, lease.group_id))
+            if group is not None and group.grant.lease_id == lease.lease_id:
+                self.cancelled += 1
+                self.drop(group)
+        self._on_load()
+
+    def _give_back(self, groups: Iterable[HeldGroup]) -> None:
+        """Nothing more is sampled for these; each is released once its finished members are stored."""
+        for group in groups:
+            if group.dropped or group.incomplete:
+                continue
+            group.incomplete = True
+            self._forget_requests(group, abort=True)
+            if group.finished:
+                self._on_batch([(group, self._take(group))])
+            if group.over:
+                self.release([group])
+
+    def release(self, groups: Sequence[HeldGroup]) -> None:
+        """Gives groups back; members stored so far stay."""
+        if not groups:
+            return
+        for group in groups:
+            self.drop(group)
+        self._leaving.update(groups)
+        self._on_release(list(groups))
+
+    def released(self, groups: Iterable[HeldGroup]) -> None:
+        """The buffer knows that these were given back, or cannot be told."""
+        self._leaving.difference_update(groups)
+
+    def fail_at(self, request_id: str, reason: str) -> None:
+        """The engine has ended at a request: what is missing of its group ends as an error."""
+        owner = self._requests.get(request_id)
+        if owner is not None:
+            group, _ = owner
+            members = sorted(group.generating)
+            self._forget_requests(group)
+            self._hand_on(group, len(members))
+            self._on_failed(group, members, reason)
+
+    def stop_admitting(self) -> None:
+        """No more credits; what comes nevertheless is given back."""
+        self._draining = True
+        self._on_load()
+
+    def hand_on_all(self) -> None:
+        """Hands on what is finished, without waiting for the rest of its groups."""
+        batch = [(group, self._take(group)) for group in self._groups.values() if group.finished]
+        if batch:
+            self._on_batch(batch)
+
+    def release_all(self) -> None:
+        """Gives back every group that still has members to be sampled."""
+        self.release([group for group in self._groups.values() if group.generating or group in self._starting])
+
+    def _forget_requests(self, group: HeldGroup, *, abort: bool = False) -> None:
+        ids = list(group.generating.values())
+        for request_id in ids:
+            self._requests.pop(request_id, None)
+        self._generating[group.table] -= len(ids)
+        group.generating.clear()
+        self._sampled(group)
+        if abort and ids:
+            self._responder.abort(ids)
+
+    def _forget(self, group: HeldGroup) -> None:
+        if self._groups.get((group.table, group.group_id)) is group:
+            del self._groups[(group.table, group.group_id)]
+        if not self._groups:
+            self.idle.set()
+            self.busy.clear()
+
+
+def _answers(pinned: PolicyVersion | None, result: GenerationResult) -> bool:
+    """Whether a response comes from the version it has to."""
+    return pinned is None or all(version == pinned for _, version in result.versions.runs)

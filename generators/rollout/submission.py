@@ -1,0 +1,325 @@
+"""Finished members: scored, packed, stored.
+
+Invariants: every member handed in ends with an outcome acknowledged by the buffer, or with the word that nobody needs
+it; nothing is written of a group that has been dropped; a score that could not be had is an error outcome, never a
+number; while the buffer is away finished work is kept, and when it stays away the service is told. An episode that
+failed is an error, whatever it sampled. Side data is in the buffer before the member that names it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollmesh.buffer.client.client import Outgoing, WriteResult
+from rollmesh.generators.engines.interface import GenerationResult
+from rollmesh.generators.rollout.active_group import FinishedMember, HeldGroup
+from rollmesh.generators.rollout.encoding import member_write, pack
+from rollmesh.generators.rollout.response_source import EpisodeResult, failure_of
+from rollmesh.generators.rollout.rollout_manager import Batch
+from rollmesh.generators.tokenizer import TextCodec
+from rollmesh.mesh.errors import RollmeshError, UnreachableError
+from rollmesh.mesh.runtime.task_group import run_together
+from rollmesh.mesh.text import REASON_CHARACTERS, bounded
+from rollmesh.protos import buffer_pb2, reward_pb2, trajectory_pb2
+from rollmesh.reward_service.client import RewardScorer
+
+log = logging.getLogger(__name__)
+_FINISH = {
+    "stop": trajectory_pb2.FINISH_REASON_STOP,
+    "length": trajectory_pb2.FINISH_REASON_LENGTH,
+    "aborted": trajectory_pb2.FINISH_REASON_ABORTED,
+}
+# Arrays of side data on their way at once.
+_UPLOADS = 8
+Writes = list[tuple[HeldGroup, Outgoing]]
+# Table, grant, member, name, array: see `BufferClient.upload_side`.
+UploadSide = Callable[[str, buffer_pb2.GroupGrant, int, str, NDArray[np.generic]], Awaitable[trajectory_pb2.SideData]]
+
+
+class MemberWriter(Protocol):
+    """The part of the buffer's client that stores members."""
+
+    async def write(self, writes: Sequence[Outgoing]) -> list[WriteResult]:
+        """Stores members; one result each, in order.
+
+        Raises:
+            UnreachableError: the buffer stayed away for too long.
+        """
+        ...
+
+
+class Delivery:
+    """Brings finished members to the buffer.
+
+    Args:
+        member_id: of this generator.
+        text: decodes responses for the rewards.
+        scorer: scores.
+        writer_of: the writer of a table.
+        upload_side: stores large arrays that belong to a member.
+        settled: told how many members of a group need no more work.
+        dropped: told that a group is not ours any more.
+        on_error: told when delivery cannot go on (the buffer stayed away).
+        pack: makes payloads of finished responses.
+
+    Attributes:
+        scored, unscorable, failed: members by outcome.
+        superseded: members that nobody needed any more.
+    """
+
+    def __init__(
+        self,
+        *,
+        member_id: str,
+        text: TextCodec,
+        scorer: RewardScorer,
+        writer_of: Callable[[str], MemberWriter],
+        upload_side: UploadSide,
+        settled: Callable[[HeldGroup, int], None],
+        dropped: Callable[[HeldGroup], None],
+        on_error: Callable[[RollmeshError], None],
+        pack: Callable[[GenerationResult], bytes] = pack,
+    ) -> None:
+        self._member_id = member_id
+        self._text = text
+        self._scorer = scorer
+        self._writer_of = writer_of
+        self._upload_side = upload_side
+        self._settled = settled
+        self._dropped = dropped
+        self._on_error = on_error
+        self._pack = pack
+        self._tasks: set[asyncio.Task[None]] = set()
+        # Members that wait for their reward, and since when, by batch.
+        self._waiting: dict[int, tuple[int, float]] = {}
+        self._uploading = asyncio.Semaphore(_UPLOADS)
+        self.scored = 0
+        self.unscorable = 0
+        self.failed = 0
+        self.superseded = 0
+
+    def waiting_for_rewards(self) -> tuple[int, float]:
+        """Members whose reward is not there yet, and for how many seconds the first of them has waited."""
+        if not self._waiting:
+            return 0, 0.0
+        return (
+            sum(members for members, _ in self._waiting.values()),
+            time.monotonic() - min(since for _, since in self._waiting.values()),
+        )
+
+    def deliver(self, batch: Batch) -> None:
+        """Scores and stores members, in the background."""
+        self._spawn(self._score_and_store(batch))
+
+    def fail(self, group: HeldGroup, members: Sequence[int], reason: str) -> None:
+        """Stores members that could not be generated as errors, in the background."""
+        self.failed += len(members)
+        self._spawn(self._store([(group, self._write_of_failure(group, member, reason)) for member in members]))
+
+    async def drained(self) -> None:
+        """Waits until nothing is under way."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def close(self) -> None:
+        """Gives up what is under way."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _spawn(self, work: asyncio._CoroutineLike[None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if isinstance(error, RollmeshError):
+            self._on_error(error)
+        elif error is not None:
+            log.error("delivery failed", exc_info=error)
+            self._on_error(RollmeshError(f"delivery failed: {type(error).__name__}: {error}"))
+
+    # ------------------------------------------------------------------------------------------------- scoring
+
+    async def _score_and_store(self, batch: Batch) -> None:
+        members = []
+        for group, part in batch:
+            reasons = []
+            for finished in part:
+                if reason := failure_of(finished.result):
+                    reasons.append(reason)
+                    self.fail(group, [finished.member], reason)
+                else:
+                    members.append((group, finished))
+            _tell_once(group, "have no response", reasons)
+        if not members:
+            return
+        # Long responses take seconds to decode, in which leases have to be renewed.
+        texts = await asyncio.to_thread(self._text.decode, [finished.result.response_ids for _, finished in members])
+        items = [_score_item(group, finished, text) for (group, finished), text in zip(members, texts, strict=True)]
+        self._waiting[id(batch)] = (len(items), time.monotonic())
+        try:
+            results = await self._scorer.score(items)
+        finally:
+            del self._waiting[id(batch)]
+        writes: Writes = []
+        uploads = []
+        unscored: dict[HeldGroup, list[str]] = {}
+        for (group, finished), result in zip(members, results, strict=True):
+            if group.dropped:
+                self.superseded += 1
+                self._settled(group, 1)
+                continue
+            write = self._write_of(group, finished, result)
+            if write.head.meta.outcome == trajectory_pb2.OUTCOME_ERROR:
+                unscored.setdefault(group, []).append(write.head.meta.reason)
+            if finished.result.side and write.head.meta.outcome == trajectory_pb2.OUTCOME_SCORED:
+                uploads.append(self._upload(group, finished, write.head.meta))
+            writes.append((group, write))
+        for group, reasons in unscored.items():
+            _tell_once(group, "could not be scored", reasons)
+        await run_together(*uploads)
+        await self._store(writes)
+
+    async def _upload(self, group: HeldGroup, finished: FinishedMember, meta: trajectory_pb2.MemberMeta) -> None:
+        """Stores a member's side data; what the buffer does not take is left out."""
+        for name, array in finished.result.side.items():
+            try:
+                async with self._uploading:
+                    entry = await self._upload_side(group.table, group.grant, finished.member, name, array)
+            except UnreachableError:
+                raise
+            except RollmeshError as error:
+                what = f"{name} of member {finished.member} of group {group.group_id}"
+                log.warning("%s is left out: %s", what, error, extra={"group": group.group_id})
+                continue
+            meta.side.append(entry)
+
+    def _write_of(self, group: HeldGroup, finished: FinishedMember, result: reward_pb2.ScoreResult) -> Outgoing:
+        sampled = finished.result
+        meta = self._meta(group, finished)
+        payload = b""
+        kind = result.WhichOneof("outcome")
+        if kind == "scored":
+            self.scored += 1
+            meta.outcome = trajectory_pb2.OUTCOME_SCORED
+            meta.reward = result.scored.total
+            meta.components.update(result.scored.components)
+            payload = self._pack(sampled)
+        elif kind == "unscorable":
+            self.unscorable += 1
+            meta.outcome = trajectory_pb2.OUTCOME_UNSCORABLE
+            meta.reason = bounded(result.unscorable.reason, REASON_CHARACTERS) or "unscorable"
+        else:
+            self.failed += 1
+            meta.outcome = trajectory_pb2.OUTCOME_ERROR
+            why = f"reward {result.error.code or 'missing'}: {result.error.message}"
+            meta.reason = bounded(why, REASON_CHARACTERS)
+        return member_write(group, meta, payload)
+
+    def _meta(self, group: HeldGroup, finished: FinishedMember) -> trajectory_pb2.MemberMeta:
+        sampled = finished.result
+        return trajectory_pb2.MemberMeta(
+            member=finished.member,
+            finish_reason=_FINISH[sampled.finish_reason],
+            prompt_tokens=len(group.prompt_ids),
+            response_tokens=len(sampled.response_ids),
+            # Written in place: messages of their own would be copied, and cost more than all else here.
+            oldest=sampled.versions.oldest._asdict(),
+            newest=sampled.versions.newest._asdict(),
+            generator=self._member_id,
+            finished_unix_ns=finished.finished_unix_ns,
+            figures=sampled.figures if isinstance(sampled, EpisodeResult) else None,
+        )
+
+    def _write_of_failure(self, group: HeldGroup, member: int, reason: str) -> Outgoing:
+        meta = trajectory_pb2.MemberMeta(
+            member=member,
+            outcome=trajectory_pb2.OUTCOME_ERROR,
+            reason=bounded(reason, REASON_CHARACTERS),
+            finish_reason=trajectory_pb2.FINISH_REASON_ABORTED,
+            prompt_tokens=len(group.prompt_ids),
+            finished_unix_ns=time.time_ns(),
+            generator=self._member_id,
+        )
+        return member_write(group, meta, b"")
+
+    # ------------------------------------------------------------------------------------------------- storing
+
+    async def _store(self, writes: Writes) -> None:
+        by_table: dict[str, Writes] = {}
+        for group, write in writes:
+            by_table.setdefault(group.table, []).append((group, write))
+        for table, part in by_table.items():
+            results = await self._writer_of(table).write([write for _, write in part])
+            self._settle(part, results)
+
+    def _settle(self, writes: Writes, results: Sequence[WriteResult]) -> None:
+        """Closes the books of stored members; a rejected member is stored as an error in its place."""
+        for (group, write), result in zip(writes, results, strict=True):
+            meta = write.head.meta
+            if result.status == buffer_pb2.WRITE_STATUS_SUPERSEDED:
+                self.superseded += 1
+                self._dropped(group)
+            elif result.status == buffer_pb2.WRITE_STATUS_REJECTED:
+                reason = f"rejected by the buffer: {result.field}: {result.message}"
+                log.error("member %d of group %s was %s", meta.member, group.group_id, reason)
+                if meta.outcome != trajectory_pb2.OUTCOME_ERROR:
+                    self.fail(group, [meta.member], reason)
+                    continue
+                self._dropped(group)
+            self._settled(group, 1)
+
+
+def _tell_once(group: HeldGroup, what: str, reasons: Sequence[str]) -> None:
+    """One line for all members of a group that failed together, with the first cause."""
+    if reasons:
+        extra = {"group": group.group_id}
+        log.warning("%d members of group %s %s: %s", len(reasons), group.group_id, what, reasons[0], extra=extra)
+
+
+def _score_item(group: HeldGroup, finished: FinishedMember, text: str) -> reward_pb2.ScoreItem:
+    task, result = group.grant.task, finished.result
+    extra_info = task.extra_info_json
+    if isinstance(result, EpisodeResult):
+        text = text if result.final_text is None else result.final_text
+        extra_info = _extra_info(extra_info, result)
+    return reward_pb2.ScoreItem(
+        item_id=f"{group.group_id}/{group.grant.attempt}/{finished.member}",
+        group_id=group.group_id,
+        data_source=task.data_source,
+        prompt=task.prompt_text,
+        response=text,
+        ground_truth_json=task.ground_truth_json,
+        extra_info_json=extra_info,
+        response_ids=result.response_ids.tolist(),
+    )
+
+
+def _extra_info(given: str, result: EpisodeResult) -> str:
+    """The dataset's extra_info with what the episode adds: `messages`, and `environment_reward` where there is one."""
+    try:
+        info = json.loads(given or "{}") or {}
+    except ValueError:
+        # The scorer names what is wrong with it.
+        return given
+    if not isinstance(info, dict):
+        return given
+    if result.messages:
+        info["messages"] = list(result.messages)
+    if result.rewards is not None:
+        info["environment_reward"] = dict(result.rewards)
+    # Messages come from tools and users' code: what JSON does not know is told as text.
+    return json.dumps(info, default=str)

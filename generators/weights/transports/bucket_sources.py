@@ -1,0 +1,124 @@
+"""Whom a version is fetched from: the learner, or a generator that the learner names.
+
+Invariants: a generator that failed is not asked again during this transfer; when no other can be had, the learner is
+asked; channels to generators live as long as the transfer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from rollmesh.generators.weights.learner_connection import closed_under_call
+from rollmesh.generators.weights.transports.base import Fetch
+from rollmesh.mesh.access.credentials import Identity, Role
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.rpc.rpc import open_channel
+from rollmesh.protos import weights_pb2
+
+log = logging.getLogger(__name__)
+_FETCH_BUCKET = f"/{weights_pb2.DESCRIPTOR.services_by_name['Weights'].full_name}/FetchBucket"
+# A learner that does not say whom to ask is asked itself.
+_ROUTE_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Source:
+    """Somebody who serves FetchBucket.
+
+    Attributes:
+        address: empty for the learner.
+        channels: connections to it.
+    """
+
+    address: str
+    channels: Sequence[grpc.aio.Channel]
+
+    def fetch(self, lane: int, request: weights_pb2.FetchBucketRequest) -> grpc.aio.UnaryStreamCall[Any, bytes]:
+        """Begins a call whose answers are serialized BucketChunks. It has no deadline: its reader watches it."""
+        channel = self.channels[lane % len(self.channels)]
+        begin: grpc.aio.UnaryStreamMultiCallable[Any, bytes] = channel.unary_stream(
+            _FETCH_BUCKET, weights_pb2.FetchBucketRequest.SerializeToString, None
+        )
+        return begin(request)
+
+
+class Sources:
+    """The source in use, and the way to another.
+
+    Args:
+        fetch: the transfer.
+        streams: connections to a source.
+        security: for connections to generators.
+
+    Attributes:
+        current: whom to ask now.
+    """
+
+    current: Source
+
+    def __init__(self, fetch: Fetch, streams: int, security: SecuritySection) -> None:
+        self._fetch = fetch
+        self._streams = streams
+        self._security = security
+        self._learner = Source("", fetch.lanes(streams))
+        self._failed: list[str] = []
+        self._opened: list[grpc.aio.Channel] = []
+        self._lock = asyncio.Lock()
+
+    async def open(self) -> None:
+        """Asks the learner whom to ask."""
+        self.current = await self._route()
+
+    async def leave(self, source: Source, why: str) -> None:
+        """Goes to another source, unless that has happened already.
+
+        Args:
+            source: a generator that failed.
+            why: for the log.
+        """
+        async with self._lock:
+            if source is self.current:
+                log.info("version %s does not come from %s: %s", self._fetch.wanted.policy, source.address, why)
+                self._failed.append(source.address)
+                self.current = await self._route()
+
+    async def close(self) -> None:
+        """Closes the connections to generators."""
+        for channel in self._opened:
+            await channel.close()
+
+    async def _route(self) -> Source:
+        fetch = self._fetch
+        if not fetch.member_id:
+            return self._learner
+        wanted = fetch.wanted
+        request = weights_pb2.RouteRequest(
+            member_id=fetch.member_id,
+            policy=wanted.policy.to_proto(),
+            address=fetch.relay_address,
+            failed=self._failed,
+            base=wanted.base.to_proto() if wanted.base else None,
+        )
+        try:
+            response = await fetch.learner.Route(request, timeout=min(_ROUTE_TIMEOUT_S, fetch.timeout_s))
+        except grpc.aio.AioRpcError as error:
+            log.debug("the learner does not say whom to ask: %s", error.details())
+            return self._learner
+        except (grpc.aio.UsageError, asyncio.CancelledError) as error:
+            if not closed_under_call(error):
+                raise
+            raise WeightsError(f"version {wanted.policy}: the connection was closed, the learner has changed") from None
+        address = response.address
+        if not address or address in self._failed or address == fetch.relay_address:
+            return self._learner
+        identity = Identity(Role.GENERATOR, fetch.member_id)
+        channels = [open_channel(address, self._security, identity) for _ in range(self._streams)]
+        self._opened += channels
+        return Source(address, channels)

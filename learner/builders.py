@@ -1,0 +1,201 @@
+"""From the configuration to the learner's algorithm and the engines of its roles."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import torch
+
+from rollmesh.learner.algorithm_requirements import check_needs
+from rollmesh.learner.algorithms.base import Algorithm
+from rollmesh.learner.algorithms.load import load_algorithm
+from rollmesh.learner.algorithms.settings import SettingsError
+from rollmesh.learner.algorithms.types import Role, UpdatePlan
+from rollmesh.learner.checkpoint.store import CheckpointStore
+from rollmesh.learner.distributed.rollout_batch import ACTOR
+from rollmesh.learner.distributed.trajectories import Payloads
+from rollmesh.learner.distributed.worker import Worker
+from rollmesh.learner.engines.base import Engine, EngineSpec
+from rollmesh.learner.engines.registry import ModelType, create_engine
+from rollmesh.learner.model_files.location import resolve_model
+from rollmesh.mesh.config.base import DeviceName
+from rollmesh.mesh.config.models import Config, ModelSection, OptimizerSection, RoleSection
+from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.runtime.devices import DeviceType, choose_device
+from rollmesh.mesh.runtime.threads import available_cores, plan_threads
+
+_log = logging.getLogger(__name__)
+_MODEL_TYPES: tuple[ModelType, ...] = ("language_model", "value_model")
+
+
+def build_algorithm(config: Config) -> Algorithm:
+    """The algorithm of a run.
+
+    Raises:
+        ConfigError: unknown name or setting, a run that corrects for nothing although its data can be stale, or a
+            need of the algorithm that the configuration does not provide.
+    """
+    plan = UpdatePlan(
+        minibatches=config.learner.batch.minibatches,
+        epochs=config.learner.batch.epochs,
+        max_staleness=config.buffer.max_staleness,
+        max_response_tokens=config.rollout.max_response_tokens,
+        group_size=config.rollout.n,
+        steps=config.learner.steps,
+        seed=config.run.seed,
+    )
+    try:
+        algorithm = load_algorithm(config.algorithm.name, config.algorithm.params, plan)
+    except SettingsError as error:
+        raise ConfigError(str(error), hint=error.hint) from error
+    check_needs(config, algorithm.needs)
+    return algorithm
+
+
+def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
+    """The engines of this rank by role, the actor first, each proven right; collective over the ranks.
+
+    A role without a model of its own starts from the actor's initial weights, also where the actor goes on from a
+    checkpoint: that is what a reference policy is.
+
+    Args:
+        config: of the run; the model's path is a local folder.
+        algorithm: names the roles.
+
+    Raises:
+        ConfigError: no such engine, or CUDA was asked for and is absent.
+        DataError: a model cannot be loaded, or is not computed as transformers computes it.
+    """
+    needs = algorithm.needs
+    models = {role.name: _model(config, role) for role in needs.roles}
+    engines = {ACTOR: build_actor(config, entropy_gradient=needs.entropy_gradient)}
+    for role in needs.roles:
+        optimizer = None
+        if role.trained:
+            optimizer = _section(config, role).optimizer or config.learner.optimizer
+        offload = _section(config, role).offload
+        engines[role.name] = _engine(config, models[role.name], optimizer, _model_type(role), offload=offload)
+    actor = engines[ACTOR]
+    if actor.device.type == "cuda" and actor.rank == 0 and config.model.dtype == "float32":
+        _log.warning("weights travel, and generators compute, in float32: on CUDA set model.dtype: bfloat16")
+    for engine in engines.values():
+        engine.probe()
+    return engines
+
+
+def build_actor(config: Config, *, entropy_gradient: bool = False) -> Engine:
+    """The actor's engine of this rank; collective over the ranks.
+
+    Args:
+        config: of the run; the model's path is a local folder.
+        entropy_gradient: losses differentiate the entropy.
+
+    Raises:
+        ConfigError: as `build_engines`.
+        DataError: as `build_engines`.
+    """
+    return _engine(config, config.model, config.learner.optimizer, "language_model", entropy_gradient=entropy_gradient)
+
+
+def _engine(
+    config: Config,
+    model: ModelSection,
+    optimizer: OptimizerSection | None,
+    model_type: ModelType,
+    *,
+    entropy_gradient: bool = False,
+    offload: bool = False,
+) -> Engine:
+    batch = config.learner.batch
+    device = device_of(config.learner.device)
+    param_dtype, recompute = config.learner.compute_on(device)
+    spec = EngineSpec(
+        model=model,
+        optimizer=optimizer,
+        total_steps=config.learner.steps * batch.minibatches * batch.epochs,
+        device=device,
+        param_dtype=param_dtype,
+        activation_checkpointing=recompute,
+        seed=config.run.seed,
+        entropy_gradient=entropy_gradient,
+        offload=offload,
+        longest=config.rollout.max_prompt_tokens + config.rollout.max_response_tokens,
+    )
+    return create_engine(spec, model_type=model_type, backend=config.learner.engine)
+
+
+def _section(config: Config, role: Role) -> RoleSection:
+    return config.learner.roles.get(role.name) or RoleSection()
+
+
+def _model(config: Config, role: Role) -> ModelSection:
+    section = _section(config, role)
+    if section.path is None:
+        return config.model
+    own = {"path": section.path, "revision": section.revision}
+    return resolve_model(config.model.model_copy(update=own), f"learner.roles.{role.name}")
+
+
+def _model_type(role: Role) -> ModelType:
+    for known in _MODEL_TYPES:
+        if role.kind == known:
+            return known
+    raise ConfigError(
+        f"role {role.name!r} of the algorithm is of the unknown kind {role.kind!r}",
+        hint=f"known: {', '.join(_MODEL_TYPES)}",
+    )
+
+
+def device_of(wanted: DeviceName) -> DeviceType:
+    """The device of this rank.
+
+    Raises:
+        ConfigError: CUDA is asked for and absent; there is no device for this rank.
+    """
+    if choose_device(wanted, "learner.device") == "cpu":
+        return "cpu"
+    place, visible = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if place >= visible:
+        raise ConfigError(
+            f"LOCAL_RANK is {place}, and this rank sees {visible} CUDA device(s): rank r of a machine takes device r",
+            hint="let each rank see the devices of all ranks of its machine in CUDA_VISIBLE_DEVICES, or start fewer",
+        )
+    return "cuda"
+
+
+def build_worker(
+    config: Config, engines: dict[str, Engine], algorithm: Algorithm, payloads: Payloads, checkpoints: Path
+) -> Worker:
+    """This rank's worker.
+
+    Args:
+        config: of the run.
+        engines: of this rank by role.
+        algorithm: of the run.
+        payloads: this rank's trajectories.
+        checkpoints: folder of the checkpoints.
+    """
+    batch = config.learner.batch
+    return Worker(
+        engines,
+        algorithm,
+        payloads,
+        CheckpointStore(checkpoints),
+        epochs=batch.epochs,
+        token_budget=batch.tokens_per_micro_batch,
+        seed=config.run.seed,
+    )
+
+
+def set_learner_threads(config: Config) -> None:
+    """The launcher decides through the environment; a learner started by hand decides here."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        plan = plan_threads(
+            available_cores(),
+            ranks=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+            replicas=config.rollout.replicas,
+            learner=config.resources.learner_threads,
+        )
+        torch.set_num_threads(plan.learner)

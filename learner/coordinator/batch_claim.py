@@ -1,0 +1,209 @@
+"""Getting a batch that may be trained: leased, screened by the algorithm, claimed.
+
+Invariants: a batch that is claimed has exactly the configured number of groups, fewer only at the end of the data,
+each under a lease that the source holds; every group that is not trained is given back with a reason and replaced at
+the same version; refusals are judged by the lease; replacements are bounded by a named error; the claim is durable, and
+logged on disk, before its answer lets the optimizer step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rollmesh.buffer.client.client import BufferClient
+from rollmesh.learner.algorithms.base import Algorithm
+from rollmesh.learner.coordinator.priorities import PrioritySetter
+from rollmesh.learner.distributed.rank_payloads import Unusable
+from rollmesh.learner.recording.recording import BatchRecorder
+from rollmesh.learner.recovery.consumption_log import ConsumptionLog, Use, UsedGroup
+from rollmesh.learner.recovery.redis_recovery import Reasserter
+from rollmesh.learner.rollouts.group import SampledGroup
+from rollmesh.learner.rollouts.group_filter import screen
+from rollmesh.learner.rollouts.group_stream import UNREADABLE, GroupSource
+from rollmesh.mesh.errors import StarvedError
+from rollmesh.mesh.runtime.service import AsyncBridge
+from rollmesh.protos import buffer_pb2
+
+_log = logging.getLogger(__name__)
+# Groups that may be dropped for one version, in batches, before the run ends with an error.
+MAX_DROPPED_BATCHES = 10
+
+# Longest answer of the event loop to a call that itself is bounded (clients retry for less than this).
+_ANSWER_S = 180.0
+
+
+@dataclass(slots=True, eq=False)
+class Candidate:
+    """Groups gathered for one version, not claimed yet.
+
+    Attributes:
+        version: policy version that they will train.
+        groups: those kept, in the order in which they came.
+        dropped: groups given back so far for this version, by reason.
+    """
+
+    version: int
+    groups: list[SampledGroup] = field(default_factory=list)
+    dropped: Counter[str] = field(default_factory=Counter)
+
+
+class BatchClaimer:
+    """Gathers and claims the batches of rank 0. `gather` belongs to the main thread, the rest to the event loop.
+
+    Args:
+        bridge: the event loop.
+        client: of the buffer.
+        source: leased groups.
+        algorithm: keeps or drops them.
+        log: records claims.
+        incarnation, resumed_at: of this learner.
+        batch: groups per batch.
+        on_claimed: told after every claim.
+        on_checkpoint_wanted: told where the buffer asks for a checkpoint.
+        reasserter: makes up for what Redis loses.
+        priorities: sets those of groups that may be used again; None: they have none.
+        recorder: keeps what is claimed; None: it is not kept.
+    """
+
+    def __init__(
+        self,
+        bridge: AsyncBridge,
+        client: BufferClient,
+        source: GroupSource,
+        algorithm: Algorithm,
+        log: ConsumptionLog,
+        *,
+        incarnation: int,
+        resumed_at: int,
+        batch: int,
+        on_claimed: Callable[[int], None],
+        on_checkpoint_wanted: Callable[[], None],
+        reasserter: Reasserter,
+        priorities: PrioritySetter | None = None,
+        recorder: BatchRecorder | None = None,
+    ) -> None:
+        self._bridge = bridge
+        self._client = client
+        self._source = source
+        self._algorithm = algorithm
+        self._consumption = log
+        self._incarnation = incarnation
+        self._resumed_at = resumed_at
+        self._batch = batch
+        self._on_claimed = on_claimed
+        self._on_checkpoint_wanted = on_checkpoint_wanted
+        self._reasserter = reasserter
+        self._priorities = priorities
+        self._recorder = recorder
+
+    def gather(self, candidate: Candidate, timeout_s: float) -> bool:
+        """Fills a candidate up to the batch size.
+
+        Returns:
+            False where the data has ended and there is nothing to train.
+
+        Raises:
+            Interrupted: groups are still missing after `timeout_s`, or the wait was interrupted; the candidate keeps
+                what it has.
+            StarvedError: too many groups were dropped.
+            RewardError: a response lacks a reward component that the algorithm needs.
+        """
+        while True:
+            waiting = self._source.batch(candidate.version, self._batch, timeout_s)
+            held = self._bridge.call(waiting, timeout_s + _ANSWER_S)
+            known = set(candidate.groups)
+            kept, dropped = screen(self._algorithm, [group for group in held if group not in known])
+            known.update(kept)
+            # What the source does not hold any more, under this lease, leaves the candidate as well.
+            candidate.groups = [group for group in held if group in known]
+            for reason, groups in dropped.items():
+                self._drop(candidate, groups, reason)
+            if not dropped or len(held) < self._batch:
+                return bool(candidate.groups)
+
+    def discard(self, candidate: Candidate, unusable: Unusable) -> None:
+        """Gives back, as failed, groups that cannot be trained; others take their place when it is gathered again.
+
+        Args:
+            candidate: has them.
+            unusable: why, by group.
+
+        Raises:
+            StarvedError: too many groups were dropped.
+        """
+        groups = [group for group in candidate.groups if group.group_id in unusable]
+        for group in groups:
+            why = unusable[group.group_id]
+            _log.warning("group %s is unusable: %s", group.group_id, why, extra={"group": group.group_id})
+        self._drop(candidate, groups, UNREADABLE, buffer_pb2.NACK_DISPOSITION_FAIL)
+
+    async def claim(self, candidate: Candidate) -> bool:
+        """Claims and logs a candidate.
+
+        Returns:
+            Whether it is claimed. If not, nothing is, and the groups whose leases were refused (lost, say) leave the
+            candidate when it is gathered again: others take their place.
+
+        Raises:
+            ConfigError: the user's priority function has failed.
+            FencedError: another learner has taken over.
+        """
+        if self._priorities is not None:
+            # Before the claim: after it the groups may be drawn again, and nothing may fail any more.
+            await self._priorities.set(candidate.groups)
+        response = await self._reasserter.mended(lambda: self._claim_and_log(candidate))
+        if not response.claimed:
+            for refusal in response.refused:
+                _log.warning("claim refused: %s", refusal.reason, extra={"group": refusal.group_id})
+                candidate.dropped[refusal.reason] += 1
+            self._check_bound(candidate)
+            self._source.refused((refusal.group_id, refusal.lease_id) for refusal in response.refused)
+            return False
+        self._source.claimed(candidate.version, candidate.groups)
+        self._on_claimed(candidate.version)
+        if response.checkpoint_wanted:
+            self._on_checkpoint_wanted()
+        if self._recorder is not None:
+            await self._recorder.claimed(candidate.version, candidate.groups, candidate.dropped)
+        return True
+
+    async def _claim_and_log(self, candidate: Candidate) -> buffer_pb2.ClaimResponse:
+        """One claim, on disk when this returns."""
+        leases = [group.lease for group in candidate.groups]
+        response = await self._client.claim("train", self._incarnation, candidate.version, leases)
+        if response.claimed:
+            groups = [
+                UsedGroup(g.group_id, _trained_members(g), g.leased.task.ordinal, g.leased.use)
+                for g in candidate.groups
+            ]
+            use = Use(self._incarnation, candidate.version, self._resumed_at, groups)
+            await asyncio.to_thread(self._consumption.append, use)
+        return response
+
+    def _drop(
+        self,
+        candidate: Candidate,
+        groups: Sequence[SampledGroup],
+        reason: str,
+        disposition: buffer_pb2.NackDisposition = buffer_pb2.NACK_DISPOSITION_FILTER,
+    ) -> None:
+        candidate.dropped[reason] += len(groups)
+        give_back = self._source.give_back(groups, disposition, reason)
+        self._bridge.call(give_back, _ANSWER_S)
+        self._check_bound(candidate)
+
+    def _check_bound(self, candidate: Candidate) -> None:
+        if candidate.dropped.total() > MAX_DROPPED_BATCHES * self._batch:
+            raise StarvedError(
+                f"{candidate.dropped.total()} groups were dropped before version {candidate.version} had a batch: "
+                f"{dict(candidate.dropped)}",
+                hint="look at the rewards (`rollmesh samples`), or at the algorithm's filters",
+            )
+
+
+def _trained_members(group: SampledGroup) -> list[int]:
+    return [member.member for member, scored in zip(group.members, group.scored, strict=True) if scored]

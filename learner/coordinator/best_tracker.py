@@ -1,0 +1,96 @@
+"""Brings together the checkpoint of an evaluated version and what the evaluation found, whichever comes first.
+
+The checkpoint is written by the training thread at the version's own state; the result comes from a thread of the
+event loop, as a rule while the training is versions further. Invariant: a checkpoint is held only while its round is
+under way; one that is written behind the end of its round is judged at once, or left alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Literal
+
+from rollmesh.learner.checkpoint.best import Best, BestCheckpoint
+from rollmesh.learner.evaluation.evaluator import EvalResult
+from rollmesh.mesh.trajectory.versions import PolicyVersion
+
+_log = logging.getLogger(__name__)
+
+
+class BestKeeper:
+    """Decides which checkpoint is kept as the best.
+
+    Args:
+        file: claimed.
+        metric: name as in `EvalResult.value`.
+        direction: whether more or less of it is better.
+    """
+
+    def __init__(self, file: BestCheckpoint, *, metric: str, direction: Literal["max", "min"]) -> None:
+        self._file = file
+        self._metric = metric
+        self._direction: Literal["max", "min"] = direction
+        self._lock = threading.Lock()
+        self._held: dict[PolicyVersion, str] = {}
+        # The version whose round ended last, and its result where no checkpoint was there for it.
+        self._ended: tuple[PolicyVersion, EvalResult | None] | None = None
+
+    def written(self, policy: PolicyVersion, checkpoint: str) -> None:
+        """A checkpoint of a version that is, or was just, evaluated is there; may be told again at any time.
+
+        Raises:
+            FencedError: another learner has taken over.
+        """
+        with self._lock:
+            ended, result = self._ended or (None, None)
+            if ended == policy:
+                self._ended = (policy, None)
+                if result is not None:
+                    self._decide(result, checkpoint)
+            elif policy not in self._held:
+                self._held[policy] = checkpoint
+                self._file.hold(checkpoint)
+
+    def result(self, result: EvalResult) -> None:
+        """A round has finished.
+
+        Raises:
+            FencedError: another learner has taken over.
+        """
+        with self._lock:
+            checkpoint = self._held.pop(result.policy, None)
+            self._ended = (result.policy, result if checkpoint is None else None)
+            if checkpoint is not None:
+                self._decide(result, checkpoint)
+
+    def missed(self, policy: PolicyVersion) -> None:
+        """A round was given up.
+
+        Raises:
+            FencedError: another learner has taken over.
+        """
+        with self._lock:
+            self._ended = (policy, None)
+            checkpoint = self._held.pop(policy, None)
+            if checkpoint is not None:
+                self._file.let_go(checkpoint)
+
+    def _decide(self, result: EvalResult, checkpoint: str) -> None:
+        value = result.value(self._metric)
+        if value is None:
+            _log.warning("evaluation of version %s has no %s: see eval.metric", result.policy, self._metric)
+            self._file.let_go(checkpoint)
+            return
+        policy = result.policy
+        found = Best(
+            checkpoint,
+            policy.incarnation,
+            policy.version,
+            self._metric,
+            self._direction,
+            value,
+            result.measured_by,
+        )
+        if self._file.measured(found):
+            _log.info("version %s is the best so far: %s %.6g", policy, self._metric, value)

@@ -1,0 +1,153 @@
+"""When a checkpoint is written, its commit, and the removal of those that it replaces.
+
+Invariants: the buffer is told of a checkpoint only when it is whole on disk; none is removed before a newer one was
+committed, so that the one the buffer names exists at every moment. One that it could not be told of is found on disk by
+its successor. An evaluated version whose step changed the weights gets its checkpoint before the next step: it may turn
+out to be the best one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rollmesh.buffer.client.client import BufferClient
+from rollmesh.learner.checkpoint.retention import prune
+from rollmesh.learner.control_requests import Controls
+from rollmesh.learner.coordinator.best_tracker import BestKeeper
+from rollmesh.learner.distributed.rank_group import Team
+from rollmesh.learner.status import LearnerState
+from rollmesh.mesh.config.models import CheckpointSection
+from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.runtime.service import AsyncBridge
+from rollmesh.mesh.trajectory.versions import PolicyVersion
+
+# Longest commit; its client repeats the call for less than this.
+_COMMIT_S = 180.0
+
+
+class CheckpointKeeper:
+    """Writes checkpoints from the training thread.
+
+    Args:
+        team: writes them, each rank its part.
+        bridge, client: to commit.
+        controls: requests for checkpoints.
+        state: told the phase and the committed version.
+        section: how often.
+        incarnation: of this learner.
+        extra: what to store besides the engine's state.
+        settle: waits until everything published is in force.
+        best: keeps the best one; None: nothing is kept for its result.
+        evaluates: whether the present version is evaluated.
+        started_at: the version that is durable already.
+    """
+
+    def __init__(
+        self,
+        team: Team,
+        bridge: AsyncBridge,
+        client: BufferClient,
+        controls: Controls,
+        state: LearnerState,
+        section: CheckpointSection,
+        *,
+        incarnation: int,
+        extra: Callable[[], dict[str, object]],
+        settle: Callable[[], None],
+        best: BestKeeper | None,
+        evaluates: Callable[[int], bool],
+        started_at: int,
+    ) -> None:
+        self._team = team
+        self._bridge = bridge
+        self._client = client
+        self._controls = controls
+        self._state = state
+        self._section = section
+        self._incarnation = incarnation
+        self._extra = extra
+        self._settle = settle
+        self._best = best
+        self._evaluates = evaluates
+        self._written: tuple[int, Path | None] = (started_at, None)
+        self._written_at = time.monotonic()
+        self._wanted = False
+
+    def want(self) -> None:
+        """Has a checkpoint written at the next occasion; may be called from any thread."""
+        self._wanted = True
+
+    def write_if_due(self, version: int, *, changed: bool) -> float:
+        """Writes a checkpoint where steps, seconds, the buffer or an evaluation say so; returns the seconds it took.
+
+        Args:
+            version: in force.
+            changed: its weights differ from those of the version before. Else only the buffer's word counts, so that
+                weights that cannot be trained any more do not take the place of those that could.
+        """
+        section = self._section
+        by_steps = section.every_steps is not None and version - self._written[0] >= section.every_steps
+        by_time = section.every_s is not None and time.monotonic() - self._written_at >= section.every_s
+        began = time.monotonic()
+        evaluated = self._best is not None and self._evaluates(version)
+        due = changed and (by_steps or by_time or evaluated)
+        if not due and not self._wanted:
+            return 0.0
+        self.write(version)
+        return time.monotonic() - began
+
+    def serve_requests(self, version: int) -> None:
+        """Answers requests for a checkpoint."""
+        requests = self._controls.take_checkpoint_requests()
+        if requests:
+            folder = self.write(version)
+            for request in requests:
+                request.set_result((folder, version))
+
+    def leave(self, version: int, *, whole: bool) -> str:
+        """Writes a checkpoint where the mesh cannot be told of it; says what the next start will continue from.
+
+        Who continues finds it on the disk, and speaks for this learner (`learner.coordinator.coordinator`).
+
+        Args:
+            version: that was trained last.
+            whole: whether a step has begun since; then it is too late.
+        """
+        durable, _ = self._written
+        if version == durable:
+            return f"the next start continues from version {version}"
+        lost = f"steps {durable + 1} to {version} are undone at the next start"
+        if not whole:
+            return lost
+        try:
+            folder = self._team.save(PolicyVersion(self._incarnation, version), self._extra())
+        except DataError as error:
+            return f"{error.message}; {lost}"
+        return f"the next start continues from {folder.name}"
+
+    def write(self, version: int) -> Path:
+        """Writes and commits a checkpoint; one of this version is not written twice.
+
+        Raises:
+            FencedError: another learner has taken over; the checkpoint stays, but `latest` does not name it.
+        """
+        written_version, folder = self._written
+        if folder is None or written_version != version:
+            before, self._state.phase = self._state.phase, "checkpointing"
+            self._settle()
+            folder = self._team.save(PolicyVersion(self._incarnation, version), self._extra())
+            self._state.durable = (version, str(folder.resolve()))
+            self._bridge.call(
+                self._client.commit("train", self._incarnation, version, checkpoint=self._state.durable[1]), _COMMIT_S
+            )
+            self._state.committed = version
+            self._written = (version, folder)
+            prune(folder.parent, committed=folder.name, keep=self._section.keep)
+            self._state.phase = before
+        if self._best is not None and self._evaluates(version):
+            self._best.written(PolicyVersion(self._incarnation, version), folder.name)
+        self._written_at = time.monotonic()
+        self._wanted = False
+        return folder

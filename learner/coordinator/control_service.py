@@ -1,0 +1,45 @@
+"""The LearnerControl service: status, checkpoint and stop on request."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from rollmesh.learner.control_requests import Controls
+from rollmesh.learner.status import LearnerState
+from rollmesh.protos import learner_pb2, learner_pb2_grpc
+
+SERVICE_NAME = learner_pb2.DESCRIPTOR.services_by_name["LearnerControl"].full_name
+
+
+class LearnerControlService(learner_pb2_grpc.LearnerControlServicer):
+    """Answers from the learner's state; wishes go through `Controls`."""
+
+    def __init__(self, state: LearnerState, controls: Controls) -> None:
+        self._state = state
+        self._controls = controls
+
+    async def Status(
+        self, _request: learner_pb2.LearnerStatusRequest, _context: Any
+    ) -> learner_pb2.LearnerStatusResponse:
+        """Phase, versions and the figures of the last step."""
+        state = self._state
+        return learner_pb2.LearnerStatusResponse(
+            published=state.published.to_proto() if state.published else None,
+            total_steps=state.steps,
+            metrics=state.last_metrics,
+            phase=state.phase,
+            committed_version=state.committed,
+        )
+
+    async def Checkpoint(
+        self, _request: learner_pb2.CheckpointRequest, _context: Any
+    ) -> learner_pb2.CheckpointResponse:
+        """Answers when the checkpoint is durable and committed; the caller's deadline bounds the wait."""
+        path, version = await asyncio.wrap_future(self._controls.request_checkpoint())
+        return learner_pb2.CheckpointResponse(path=str(path), version=version)
+
+    async def Stop(self, _request: learner_pb2.StopRequest, _context: Any) -> learner_pb2.StopResponse:
+        """Answers at once; the learner ends after the present step."""
+        self._controls.stop("request")
+        return learner_pb2.StopResponse()

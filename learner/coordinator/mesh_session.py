@@ -1,0 +1,234 @@
+"""Rank 0's side of the mesh: its server, its membership, the verbs of a takeover, and the tasks that serve the loop.
+
+Everything here is asyncio and belongs to the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from rollmesh.buffer.client.client import BufferClient
+from rollmesh.learner.control_requests import Controls
+from rollmesh.learner.coordinator.control_service import SERVICE_NAME as CONTROL_SERVICE
+from rollmesh.learner.coordinator.control_service import LearnerControlService
+from rollmesh.learner.coordinator.mesh_monitor import Monitor
+from rollmesh.learner.coordinator.prompt_seeder import TaskFeeder
+from rollmesh.learner.data import PromptStream
+from rollmesh.learner.liveness.hang_guard import end_where_it_hangs
+from rollmesh.learner.liveness.stall_reporter import StallReporter
+from rollmesh.learner.recording.recording import FOLDER, BatchRecorder
+from rollmesh.learner.recovery.consumption_log import LOG_NAME
+from rollmesh.learner.recovery.redis_recovery import History, Reasserter, assert_history
+from rollmesh.learner.rollouts.group_stream import GroupSource
+from rollmesh.learner.status import LearnerState
+from rollmesh.learner.weights import WeightPublisher, WeightsService
+from rollmesh.learner.weights.push_metrics import PushCollector
+from rollmesh.learner.weights.service import SERVICE_NAME as WEIGHTS_SERVICE
+from rollmesh.mesh.access.credentials import Role
+from rollmesh.mesh.access.token_file import identity_of
+from rollmesh.mesh.config import Config
+from rollmesh.mesh.http.metrics import metrics_server
+from rollmesh.mesh.membership import MembershipAgent
+from rollmesh.mesh.rpc.failover_channel import open_mesh
+from rollmesh.mesh.rpc.rpc import bind, new_server
+from rollmesh.mesh.runtime.hosts import host_id
+from rollmesh.mesh.runtime.service import add_health_and_reflection, advertised_address, set_serving, write_ready_file
+from rollmesh.mesh.trajectory.lineage import Lineage
+from rollmesh.protos import learner_pb2_grpc, membership_pb2, weights_pb2_grpc
+
+_log = logging.getLogger(__name__)
+# Grace of the server for calls in flight when the learner ends.
+_SERVER_GRACE_S = 1.0
+
+
+class Session:
+    """The learner as a member of the mesh.
+
+    Args:
+        config: of the run.
+        mesh: address of the buffer.
+        publisher: the weights to serve.
+        state, controls: of this learner.
+        port: to bind; 0 picks a free one (the mesh's fixed port is the buffer's).
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        mesh: str,
+        publisher: WeightPublisher,
+        state: LearnerState,
+        controls: Controls,
+        *,
+        port: int = 0,
+    ) -> None:
+        self._config = config
+        self._mesh = mesh
+        self._publisher = publisher
+        self._state = state
+        self._controls = controls
+        self._port = port
+        self._closers = AsyncExitStack()
+        self._run_finished = False
+        self.client: BufferClient
+        self.agent: MembershipAgent
+        self.monitor: Monitor
+        self.feeder: TaskFeeder
+        self.source: GroupSource
+        self.reasserter: Reasserter
+        self.recorder: BatchRecorder | None = None
+
+    async def open(self, ready_file: Path | None) -> None:
+        """Serves weights and control, and joins the mesh.
+
+        Raises:
+            PortInUseError: the address is taken.
+            UnreachableError: the mesh did not answer.
+        """
+        network, security = self._config.network, self._config.security
+        identity = identity_of(security, Role.LEARNER)
+        server = new_server(security, identity, max_message_mb=network.max_message_mb)
+        weights_pb2_grpc.add_WeightsServicer_to_server(
+            WeightsService(self._publisher, self._config.weights.fanout), server
+        )
+        learner_pb2_grpc.add_LearnerControlServicer_to_server(
+            LearnerControlService(self._state, self._controls), server
+        )
+        names = (WEIGHTS_SERVICE, CONTROL_SERVICE)
+        health = add_health_and_reflection(server, names)
+        port = bind(server, network.host, self._port, security)
+        await server.start()
+        self._closers.push_async_callback(server.stop, _SERVER_GRACE_S)
+        await set_serving(health, names)
+        address = advertised_address(network.host, port, network.advertise)
+        channel = open_mesh(self._mesh, security, identity, max_message_mb=network.max_message_mb)
+        self._closers.push_async_callback(channel.close)
+        self.client = BufferClient(channel, timeout_s=network.rpc_timeout_s, retry_s=network.retry_s)
+        self.agent = MembershipAgent(
+            channel,
+            membership_pb2.ROLE_LEARNER,
+            member_id=identity.member_id,
+            address=address,
+            host_id=host_id(),
+            timeout_s=network.rpc_timeout_s,
+            retry_s=network.retry_s,
+        )
+        await self.agent.start()
+        self._closers.push_async_callback(self._leave)
+        write_ready_file(ready_file, address)
+        buffer = self._config.buffer
+        stalls = StallReporter(
+            self.client,
+            self._state,
+            self._controls,
+            self._config.run.folder,
+            stall_s=buffer.stall_s,
+            limit_s=buffer.stall_limit_s,
+        )
+        self.monitor = Monitor(
+            self.client, self.agent, self._state, self._controls, stalls, batch=self._config.learner.batch.groups
+        )
+        registry = self.monitor.board.registry
+        registry.register(PushCollector(self._publisher.pushes))
+        metrics = metrics_server(
+            registry, network.metrics_host, security, port=network.metrics_port, enabled=network.metrics
+        )
+        await self._closers.enter_async_context(metrics)
+
+    async def take_over(self, version: int, *, takeover: bool, force: bool) -> tuple[int, int]:
+        """Becomes the learner of the run from `version` on.
+
+        Returns:
+            The incarnation, and the last ordinal that was seeded.
+
+        Raises:
+            TakeoverRefusedError: another learner holds the run.
+            LostStateError: Redis may have lost what it had acknowledged: to be told first (`speak_for`).
+            DataError: `version` lies below the last commit, and `force` is not set.
+        """
+        response = await self.client.resume("train", self.agent.member_id, version, takeover=takeover, force=force)
+        self.agent.set_status(incarnation=response.incarnation)
+        _log.info(
+            "incarnation %d goes on from version %d",
+            response.incarnation,
+            version,
+            extra={"trained": response.trained, "returned": response.returned, "evicted": response.evicted_stale},
+        )
+        return response.incarnation, response.seeded
+
+    async def speak_for(self, history: History) -> None:
+        """Tells the buffer what the predecessor has used, since it cannot do so itself any more."""
+        await assert_history(self.client, self.agent.member_id, history, patience_s=self._config.network.retry_s)
+
+    async def start(
+        self,
+        prompts: PromptStream,
+        *,
+        incarnation: int,
+        takeovers: Mapping[int, int],
+        cursor: int,
+        with_payloads: bool,
+    ) -> None:
+        """Begins to watch, to seed and to sample.
+
+        Raises:
+            DataError: no prompt can be used.
+        """
+        self.reasserter = Reasserter(
+            self.client,
+            member_id=self.agent.member_id,
+            log=self._config.run.folder / LOG_NAME,
+            incarnation=incarnation,
+            takeovers=takeovers,
+            state=self._state,
+            patience_s=self._config.network.retry_s,
+        )
+        self.monitor.start()
+        self._closers.push_async_callback(self.monitor.close)
+        watch = end_where_it_hangs(
+            self._state,
+            self._controls,
+            judges_steps=self._config.resources.frozen_after_s > 0,
+            first_s=self._config.buffer.stall_limit_s or math.inf,
+        )
+        self._closers.callback(asyncio.create_task(watch, name="hang watch").cancel)
+        batch = self._config.learner.batch.groups
+        self.feeder = TaskFeeder(
+            self.client,
+            prompts,
+            incarnation=incarnation,
+            cursor=cursor,
+            batch=batch,
+            window=self._config.buffer.seed_ahead * batch,
+            reasserter=self.reasserter,
+            on_error=self._controls.fail,
+        )
+        self.reasserter.on_told = self.feeder.go_back
+        self.source = GroupSource(self.client, incarnation, with_payloads=with_payloads)
+        self.source.on_waiting = self._tell_waiting
+        if self._config.logging.record:
+            folder = self._config.run.folder / FOLDER
+            lineage = Lineage(tuple(sorted(takeovers.items())))
+            limit = self._config.logging.record_max_bytes
+            self.recorder = BatchRecorder(folder, self.client, lineage, max_bytes=limit)
+            self._closers.push_async_callback(self.recorder.close)
+        await self.feeder.start()
+        self._closers.push_async_callback(self.feeder.close)
+        self.source.start()
+        self._closers.push_async_callback(self.source.close)
+
+    async def close(self, *, run_finished: bool) -> None:
+        """Leaves the mesh in order and stops serving."""
+        self._run_finished = run_finished
+        await self._closers.aclose()
+
+    async def _leave(self) -> None:
+        await self.agent.leave(run_finished=self._run_finished)
+
+    def _tell_waiting(self, reason: str) -> None:
+        self._state.waiting_reason = reason

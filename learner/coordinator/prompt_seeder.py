@@ -1,0 +1,137 @@
+"""Keeps prompt tasks in the buffer, a bounded window ahead of the generators.
+
+Invariants: the cursor is the buffer's `seeded` mark, so a learner that takes over goes on behind it, and after a loss
+it goes back to what the buffer still knows (what was used meanwhile the buffer passes over); at most
+`window + batch` tasks are pending; prompts are tokenised in the order of their ordinals, window by window, off the
+event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from rollmesh.buffer.client.client import BufferClient
+from rollmesh.learner.data import PromptStream
+from rollmesh.learner.data.stream import Window
+from rollmesh.learner.recovery.redis_recovery import Reasserter
+from rollmesh.mesh.errors import RollmeshError, ended_by
+from rollmesh.protos import buffer_pb2
+
+_log = logging.getLogger(__name__)
+# Tasks per Seed call: bounds the size of the message.
+_CHUNK = 256
+# The window is looked at this often even where nothing has told of a change (failed groups eat tasks unseen).
+_RECHECK_S = 1.0
+
+
+class TaskFeeder:
+    """Seeds the table `train`.
+
+    Args:
+        client: of the buffer.
+        prompts: the training prompts.
+        incarnation: of this learner.
+        cursor: ordinal behind which to go on.
+        batch: groups per optimizer batch.
+        window: pending tasks to keep.
+        reasserter: makes up for what Redis loses.
+        on_error: told of what ends the feeder early.
+    """
+
+    def __init__(
+        self,
+        client: BufferClient,
+        prompts: PromptStream,
+        *,
+        incarnation: int,
+        cursor: int,
+        batch: int,
+        window: int,
+        reasserter: Reasserter,
+        on_error: Callable[[RollmeshError], None],
+    ) -> None:
+        self._client = client
+        self._prompts = prompts
+        self._incarnation = incarnation
+        self._cursor = cursor
+        self._batch = batch
+        self._window = window
+        self._reasserter = reasserter
+        self._on_error = on_error
+        self._pending = 0
+        self._ended = False
+        self._nudged = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def cursor(self) -> int:
+        """Last ordinal seeded."""
+        return self._cursor
+
+    async def start(self) -> None:
+        """Fills the window and keeps it filled in the background.
+
+        Raises:
+            DataError: no prompt can be used.
+            RollmeshError: the buffer refuses.
+        """
+        await self._fill()
+        self._task = asyncio.create_task(self._run(), name="seed")
+        self._task.add_done_callback(self._has_ended)
+
+    def batch_used(self) -> None:
+        """A batch was claimed: about as many tasks have left the window."""
+        self._pending = max(0, self._pending - self._batch)
+        self._nudged.set()
+
+    def go_back(self, known: buffer_pb2.DescribeResponse) -> None:
+        """Redis was restarted: goes on behind what it knows."""
+        self._cursor = known.seeded
+        self._pending = known.counts.pending
+        self._ended = known.end_of_data
+        self._nudged.set()
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _has_ended(self, task: asyncio.Task[None]) -> None:
+        """Without new tasks the run would come to a stand, whatever the reason."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if not isinstance(error, RollmeshError):
+            _log.error("seeding prompts failed", exc_info=error)
+        self._on_error(ended_by(error, "seeding prompts"))
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await asyncio.wait_for(self._nudged.wait(), _RECHECK_S)
+                self._nudged.clear()
+            except TimeoutError:
+                if self._ended:
+                    continue
+                self._pending = (await self._client.describe("train")).counts.pending
+            await self._fill()
+
+    async def _fill(self) -> None:
+        while not self._ended and self._pending < self._window:
+            count = min(_CHUNK, self._window - self._pending)
+            cursor = self._cursor
+            window = await asyncio.to_thread(self._prompts.after, cursor, count)
+            await self._reasserter.mended(partial(self._seed, cursor, window))
+
+    async def _seed(self, cursor: int, window: Window) -> None:
+        """Seeds a window, unless the cursor has gone back meanwhile."""
+        if cursor != self._cursor:
+            return
+        response = await self._client.seed("train", self._incarnation, window.tasks, end_of_data=window.end)
+        self._cursor = window.last_ordinal
+        self._pending = response.pending
+        if window.end:
+            self._ended = True
+            _log.info("the data ends with ordinal %d", self._cursor)

@@ -1,0 +1,310 @@
+"""A recorded stage trained on again by a learner alone: no buffer, no Redis, no generators.
+
+It is the learner's own loop, plan, worker and algorithm; only where batches come from, where weights go and who writes
+checkpoints are others. From the same start, with the same settings, threads and number of ranks, every step repeats
+the recorded one bit by bit on the same machine; with other settings it is an experiment on the same data.
+
+Invariants: the run's own folder is only read; batches are trained in the order of their versions, without gaps.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rollmesh.learner.algorithms.base import Algorithm
+from rollmesh.learner.builders import build_algorithm, build_engines, build_worker, set_learner_threads
+from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, STATE_NAME
+from rollmesh.learner.checkpoint.store import CheckpointStore
+from rollmesh.learner.control_requests import Controls
+from rollmesh.learner.coordinator.batch_claim import Candidate
+from rollmesh.learner.coordinator.step_recorder import Recorder
+from rollmesh.learner.coordinator.training_loop import TrainingLoop
+from rollmesh.learner.distributed.rank_group import Link, Team, follow
+from rollmesh.learner.distributed.rank_payloads import Unusable
+from rollmesh.learner.distributed.rollout_batch import ACTOR
+from rollmesh.learner.distributed.train_plan import PlannedMember
+from rollmesh.learner.distributed.trajectories import Found, HeldPayloads, Payloads
+from rollmesh.learner.metrics.run_totals import RunFigures
+from rollmesh.learner.metrics.sample_log import SampleLog
+from rollmesh.learner.metrics.trackers import open_trackers
+from rollmesh.learner.metrics.writer import MetricsWriter
+from rollmesh.learner.model_files.location import load_tokenizer, resolve_model
+from rollmesh.learner.recording.recording import FOLDER, Recording, open_groups
+from rollmesh.learner.rollouts.group import SampledGroup
+from rollmesh.learner.rollouts.group_filter import screen
+from rollmesh.learner.status import LearnerState
+from rollmesh.learner.weights.push_statistics import PushStatistics
+from rollmesh.mesh.config import Config
+from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.runtime.ranks import check_ranks
+from rollmesh.mesh.runtime.service import AsyncBridge
+from rollmesh.mesh.trajectory.lineage import Lineage
+from rollmesh.mesh.trajectory.payload_codec import Trajectory
+from rollmesh.mesh.trajectory.versions import PolicyVersion
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a replay did.
+
+    Attributes:
+        first, last: versions that were trained, `last` not included.
+        reason: why it ended: `steps`, or `end_of_data` where the recording ends.
+        folder: of its metrics, samples and last checkpoint.
+    """
+
+    first: int
+    last: int
+    reason: str
+    folder: Path
+
+
+def replay(
+    config: Config, recorded: Path, out: Path, *, checkpoint: Path | None = None, steps: int | None = None
+) -> Replayed | None:
+    """Trains on what a run has recorded.
+
+    Args:
+        config: the run's, or with other settings of algorithm and learner.
+        recorded: the run's folder.
+        out: of the replay; emptied if it holds an earlier one.
+        checkpoint: to start from; None: from the model, as the run did.
+        steps: batches to train at most; None: all that follow without a gap.
+
+    Returns:
+        What was done; None on ranks above 0.
+
+    Raises:
+        DataError: nothing is recorded, or not from that start on; `checkpoint` is none.
+        ConfigError: the settings do not go together.
+    """
+    check_ranks(config.security)
+    if checkpoint is not None and not (checkpoint / STATE_NAME).is_file():
+        found = [folder.name for _, folder in CheckpointStore(recorded / CHECKPOINTS_NAME).list()]
+        raise DataError(
+            f"{checkpoint} is no checkpoint",
+            hint=f"{recorded / CHECKPOINTS_NAME} has {', '.join(found) or 'none: replay from the start'}",
+        )
+    run = config.run.model_copy(update={"dir": out.parent, "name": out.name})
+    config = config.model_copy(update={"model": resolve_model(config.model), "run": run})
+    set_learner_threads(config)
+    recording = Recording(recorded / FOLDER)
+    algorithm = build_algorithm(config)
+    engines = build_engines(config, algorithm)
+    rank = int(os.environ.get("RANK", "0"))
+    link = Link() if engines[ACTOR].world_size > 1 else None
+    held = HeldPayloads()
+    payloads: Payloads = held if rank == 0 else RecordedPayloads(recording)
+    worker = build_worker(config, engines, algorithm, payloads, out / CHECKPOINTS_NAME)
+    try:
+        if rank > 0 and link is not None:
+            follow(worker, link)
+            return None
+        _prepare(out)
+        team = Team(worker, link)
+        try:
+            return _lead(config, recording, team, held, algorithm, checkpoint, steps)
+        finally:
+            team.dismiss()
+    finally:
+        worker.close()
+
+
+def _prepare(out: Path) -> None:
+    """An empty folder.
+
+    Raises:
+        DataError: there is something else than an earlier replay.
+    """
+    mark = out / _MARK
+    if out.exists() and any(out.iterdir()):
+        if not mark.exists():
+            raise DataError(f"{out} is not empty, and not of a replay", hint="give another folder with --out")
+        shutil.rmtree(out)
+    out.mkdir(parents=True, exist_ok=True)
+    mark.touch()
+
+
+_MARK = "replay"
+
+
+def _lead(
+    config: Config,
+    recording: Recording,
+    team: Team,
+    held: HeldPayloads,
+    algorithm: Algorithm,
+    checkpoint: Path | None,
+    steps: int | None,
+) -> Replayed:
+    extra = team.load(checkpoint) if checkpoint is not None else {}
+    first = int(str(extra.get("version", 0)))
+    if recording.batch(first) is None:
+        raise DataError(
+            f"the recording has no batch of version {first}; it begins with version {recording.versions[0]}",
+            hint="start from a checkpoint of a version that is recorded (--from-checkpoint)",
+        )
+    figures = RunFigures.from_wire(extra["figures"]) if "figures" in extra else RunFigures()  # type: ignore[arg-type]
+    out = config.run.folder
+    writer = MetricsWriter(open_trackers(config))
+    bridge = AsyncBridge("replay")
+    state = LearnerState()
+    recorder = Recorder(
+        writer,
+        SampleLog(out / "samples.jsonl", load_tokenizer(Path(config.model.path)), config.logging.samples_per_step),
+        figures,
+        state,
+        recording.lineage,
+        pushes=PushStatistics(),
+        clocks=dict,
+    )
+    try:
+        loop = TrainingLoop(
+            bridge=bridge,
+            team=team,
+            claimer=RecordedBatches(recording, algorithm),
+            held=held,
+            announcer=_Nobody(),
+            checkpoints=_NoCheckpoints(),
+            recorder=recorder,
+            figures=figures,
+            controls=Controls(),
+            state=state,
+            lineage=recording.lineage,
+            batch=config.learner.batch,
+            version=first,
+            last_version=max(recording.versions) + 1 if steps is None else first + steps,
+            good_enough=lambda: False,
+            expected_cost=algorithm.expected_cost,
+            max_skipped=config.learner.max_skipped,
+        )
+        reason = loop.run()
+        team.save(PolicyVersion(_incarnation(recording.lineage), loop.version), {"figures": figures.to_wire()})
+    finally:
+        writer.close()
+        bridge.close()
+    _log.info("replayed versions %d to %d: %s", first, loop.version, reason)
+    return Replayed(first, loop.version, reason, out)
+
+
+def _incarnation(lineage: Lineage) -> int:
+    return lineage.resumed[-1][0]
+
+
+class RecordedBatches:
+    """Batches of a recording in place of the buffer's.
+
+    Args:
+        recording: has them.
+        algorithm: keeps or drops groups; another one than the recorded may drop some, which are not replaced.
+    """
+
+    def __init__(self, recording: Recording, algorithm: Algorithm) -> None:
+        self._recording = recording
+        self._algorithm = algorithm
+
+    def gather(self, candidate: Candidate, timeout_s: float) -> bool:
+        """Fills a candidate with the batch of its version; False where there is none.
+
+        Raises:
+            DataError: the algorithm drops every group of the batch.
+        """
+        del timeout_s
+        batch = self._recording.batch(candidate.version)
+        if batch is None:
+            if candidate.version < self._recording.versions[-1]:
+                _log.warning("the batch of version %d was not recorded: the replay ends before it", candidate.version)
+            return False
+        groups = open_groups(batch)
+        candidate.dropped.update(batch.dropped)
+        candidate.groups, dropped = screen(self._algorithm, groups)
+        for reason, gone in dropped.items():
+            candidate.dropped[reason] += len(gone)
+        if not candidate.groups:
+            raise DataError(
+                f"the algorithm drops every group of version {candidate.version}: {dict(candidate.dropped)}",
+                hint="the recording holds only what the run has trained; loosen the filters",
+            )
+        return True
+
+    def discard(self, candidate: Candidate, unusable: Unusable) -> None:
+        """A recording has nothing to put in their place.
+
+        Raises:
+            DataError: always.
+        """
+        group, why = next(iter(unusable.items()))
+        raise DataError(
+            f"the recording of version {candidate.version}: group {group}: {why}",
+            hint="the recorded file is damaged: replay other versions (--from-checkpoint, --steps)",
+        )
+
+    async def claim(self, candidate: Candidate) -> bool:
+        """Every recorded batch may be used."""
+        del candidate
+        return True
+
+
+class RecordedPayloads:
+    """Trajectories of a recording for the ranks above 0: batch by batch, as they are trained.
+
+    Args:
+        recording: has them.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._versions = list(recording.versions)
+        self._held: dict[tuple[str, int], Trajectory] = {}
+
+    def get(self, members: Sequence[PlannedMember]) -> Sequence[Found]:
+        """The trajectories of `members`, in their order."""
+        wanted = [(member.group_id, member.member) for member in members]
+        while self._versions and not all(name in self._held for name in wanted):
+            batch = self._recording.batch(self._versions.pop(0))
+            groups = open_groups(batch) if batch is not None else []
+            self._held = {name: found for group in groups for name, found in _trajectories(group)}
+        gone = DataError("the recording lacks a trajectory that the plan names", hint="is it the same folder?")
+        return [self._held.get(name, gone) for name in wanted]
+
+
+def _trajectories(group: SampledGroup) -> Iterable[tuple[tuple[str, int], Trajectory]]:
+    for meta, found in zip(group.members, group.trajectories, strict=True):
+        if found is not None:
+            yield (group.group_id, meta.member), found
+
+
+class _Nobody:
+    """Takes weights that nobody fetches."""
+
+    def publish(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Exhausts the tensors: exporting is collective."""
+        del version
+        for _ in tensors:
+            pass
+
+    async def in_force(self) -> None:
+        """At once."""
+
+
+class _NoCheckpoints:
+    """Only the end of a replay is kept."""
+
+    def serve_requests(self, version: int) -> None:
+        """There are none."""
+
+    def write_if_due(self, version: int, *, changed: bool) -> float:
+        """Never."""
+        del version, changed
+        return 0.0

@@ -1,0 +1,177 @@
+"""Turns finished steps and evaluations into records, kept samples and the run's figures.
+
+The training thread hands over what it has and goes on; records are computed in the metrics writer's thread.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollmesh.learner.evaluation.evaluator import EvalResult
+from rollmesh.learner.metrics.run_totals import RunFigures, peak_rss_bytes
+from rollmesh.learner.metrics.sample_log import SampleLog
+from rollmesh.learner.metrics.step_metrics import group_metrics, staleness_histogram, staleness_metrics
+from rollmesh.learner.metrics.writer import MetricsWriter
+from rollmesh.learner.rollouts.group import SampledGroup
+from rollmesh.learner.status import LearnerState
+from rollmesh.learner.weights.push_statistics import PushStatistics
+from rollmesh.mesh.trajectory.lineage import Lineage
+
+
+@dataclass(slots=True)
+class StepTimings:
+    """Where the training thread's time went in one step, in seconds.
+
+    Attributes:
+        wait_s: for groups, and screening them.
+        prepare_s: planning, and getting the payloads.
+        claim_s: for the claim's answer, beyond what ran beside it (packing, forward and backward).
+        train_s: the batch stage, packing, forward, backward and optimizer.
+        publish_s: storing the weights and waiting for the announcement before.
+        checkpoint_s: writing a checkpoint.
+    """
+
+    wait_s: float = 0.0
+    prepare_s: float = 0.0
+    claim_s: float = 0.0
+    train_s: float = 0.0
+    publish_s: float = 0.0
+    checkpoint_s: float = 0.0
+    began: float = field(default_factory=time.perf_counter)
+
+    def as_metrics(self) -> dict[str, float]:
+        """`timing_s/...` metrics, with the whole step; verl's names where it has one."""
+        now = time.perf_counter()
+        timings = {f"timing_s/{phase}": getattr(self, name) for name, phase in _PHASES.items()}
+        return {**timings, "timing_s/step": now - self.began}
+
+
+_PHASES = {
+    "wait_s": "gen",
+    "prepare_s": "prepare",
+    "claim_s": "claim",
+    "train_s": "update_actor",
+    "publish_s": "update_weights",
+    "checkpoint_s": "save_checkpoint",
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FinishedStep:
+    """What the training thread knows of a step when it is done.
+
+    Attributes:
+        step: batches trained over the whole run, this one included.
+        incarnation, trained_version: the version that was trained; it made the next one.
+        groups: the batch.
+        dropped: groups given back on the way, by reason.
+        metrics: of engine and algorithm.
+        skipped: optimizer steps whose gradient was not finite.
+        timings: of the training thread.
+        wall_s: of the run so far.
+    """
+
+    step: int
+    incarnation: int
+    trained_version: int
+    groups: Sequence[SampledGroup]
+    dropped: Mapping[str, int]
+    metrics: Mapping[str, float]
+    skipped: int
+    timings: Mapping[str, float]
+    wall_s: float
+
+
+class Recorder:
+    """Keeps the books of a run.
+
+    Args:
+        writer: takes the records; its thread computes them.
+        samples: keeps some responses.
+        figures: totals, updated here by the training thread (steps) and by results of evaluations.
+        state: told the last metrics.
+        lineage: of this learner.
+        pushes: what generators report of the weights.
+        clocks: of waiting and of stalls.
+    """
+
+    def __init__(
+        self,
+        writer: MetricsWriter,
+        samples: SampleLog,
+        figures: RunFigures,
+        state: LearnerState,
+        lineage: Lineage,
+        *,
+        pushes: PushStatistics,
+        clocks: Callable[[], Mapping[str, float]],
+    ) -> None:
+        self._writer = writer
+        self._samples = samples
+        self._figures = figures
+        self._state = state
+        self._lineage = lineage
+        self._pushes = pushes
+        self._clocks = clocks
+        self._eval_reward: float | None = None
+
+    def step(self, finished: FinishedStep) -> None:
+        """Books a step; the record is made elsewhere."""
+        histogram = staleness_histogram(finished.groups, self._lineage, finished.trained_version)
+        tokens = sum(histogram.values())
+        self._figures.step(
+            groups=len(finished.groups),
+            samples=sum(sum(group.scored) for group in finished.groups),
+            tokens=tokens,
+            staleness=histogram,
+            wait_s=finished.timings["timing_s/gen"],
+        )
+        self._state.steps = self._figures.steps
+        totals = {"total/tokens": self._figures.tokens, "total/samples": self._figures.samples}
+        self._writer.submit(functools.partial(self._record_step, finished, histogram, totals))
+
+    def evaluation(self, result: EvalResult) -> None:
+        """Books a finished round."""
+        wall_s = self._figures.elapsed_s
+        self._figures.evals.append({**result.summary(), "wall_s": wall_s})
+        self._eval_reward = result.reward
+        self._writer.log(result.policy.version, {"time": time.time(), "wall_s": wall_s, **result.record()})
+
+    def _record_step(self, finished: FinishedStep, histogram: Counter[int], totals: Mapping[str, int]) -> None:
+        pushes = self._pushes.summary()
+        tokens, step_s = sum(histogram.values()), finished.timings["timing_s/step"]
+        of_groups = group_metrics(finished.groups)
+        record: dict[str, Any] = {
+            "time": time.time(),
+            "wall_s": finished.wall_s,
+            "version": finished.trained_version + 1,
+            "incarnation": finished.incarnation,
+            **of_groups,
+            "tokens": tokens,
+            "tokens_per_second": tokens / step_s,
+            "perf/throughput": of_groups["perf/total_num_tokens"] / step_s,
+            "perf/time_per_step": step_s,
+            **totals,
+            **{f"dropped/{reason}": count for reason, count in finished.dropped.items()},
+            "skipped_updates": finished.skipped,
+            **finished.metrics,
+            # Behind the algorithm's, which do not see responses that were left out for want of a signal.
+            **staleness_metrics(histogram),
+            **finished.timings,
+            **{f"clock/{name}": value for name, value in self._clocks().items()},
+            "push/count": pushes.count,
+            "push/errors": pushes.errors,
+            **pushes.figures("push/"),
+            "peak_rss_bytes": peak_rss_bytes(),
+        }
+        numbers = {k: float(v) for k, v in record.items() if isinstance(v, int | float)}
+        if self._eval_reward is not None:
+            numbers["eval/reward"] = self._eval_reward
+        self._state.last_metrics = numbers
+        self._writer.write_now(finished.step, record)
+        self._samples.keep(finished.step, finished.groups)

@@ -1,0 +1,1 @@
+"""What every rank does: its share of a plan, as packed micro-batches."""

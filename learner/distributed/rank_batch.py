@@ -1,0 +1,265 @@
+"""From a batch's rollouts to this rank's packed micro-batches.
+
+Invariants: a micro-batch's values are those of the rollouts at the moment of packing; tokens that are not kept are in
+no micro-batch and in no count; sequences left out because they are silent are in the counts; a sequence that is
+repeated k times is in micro-batches and counts k times. Counts are over all ranks and need no communication, because
+every rank holds all rollouts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rollmesh.learner.algorithms.types import GlobalCounts, Rollouts, TokenBatch
+from rollmesh.learner.batching.pack import lay_out, trained_mask
+from rollmesh.learner.batching.plan import Item, plan_batch
+from rollmesh.learner.batching.transfer import to_device
+from rollmesh.learner.batching.types import PackedBatch, Row, TrainSequence
+from rollmesh.learner.distributed.train_plan import TrainPlan
+
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MicroBatch:
+    """A micro-batch that is laid out, and where its values are in the rollouts.
+
+    Attributes:
+        members: the sequences, as indices of the batch [S], with repetitions.
+        row: for the model.
+        sequences: `members` on the device, int64.
+        places: int64 on the device, the place of every trained token in the batch's [R].
+    """
+
+    members: tuple[int, ...]
+    row: Row
+    sequences: Tensor
+    places: Tensor
+
+    def pack(self, rollouts: Rollouts) -> PackedBatch:
+        """With the values of the rollouts as they are now."""
+        places = self.places
+
+        def at(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values[places]
+
+        behaviour = rollouts.behaviour_log_probs[places]
+        advantages = rollouts.advantages
+        tokens = TokenBatch(
+            sequence_ids=self.row.sequence_ids,
+            sequence_lengths=self.row.sequence_lengths,
+            behaviour_log_probs=behaviour,
+            advantages=torch.zeros_like(behaviour) if advantages is None else advantages[places],
+            staleness=rollouts.staleness[places],
+            sequence_rewards=rollouts.rewards[self.sequences],
+            proximal_log_probs=at(rollouts.proximal_log_probs),
+            reference_log_probs=at(rollouts.reference_log_probs),
+            importance_weights=at(rollouts.importance_weights),
+            old_values=at(rollouts.values),
+            returns=at(rollouts.returns),
+            extra={name: values[places] for name, values in rollouts.extra.items()},
+        )
+        lengths = self.row.sequence_lengths
+        return self.row.with_tokens(tokens, GlobalCounts(places.numel(), int((lengths > 0).sum())))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """One optimizer step of one role: this rank's micro-batches, and the counts over all ranks."""
+
+    micro_batches: list[MicroBatch]
+    batches: list[PackedBatch]
+    counts: GlobalCounts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MinibatchView:
+    """All tokens of a minibatch, over all ranks, in the plan's order.
+
+    Attributes:
+        places: int64 [V], their places in the batch's [R].
+        own: per micro-batch of this rank int64 [R'], the places of its tokens in [V].
+    """
+
+    places: Tensor
+    own: list[Tensor]
+
+
+class Share:
+    """This rank's share of a plan.
+
+    Args:
+        plan: of the batch.
+        rank: of this process.
+        sequences: this rank's, by their index in the plan.
+        device: where micro-batches go.
+        token_budget: tokens per micro-batch, where the planned division does not fit any more.
+    """
+
+    def __init__(
+        self,
+        plan: TrainPlan,
+        rank: int,
+        sequences: Mapping[int, TrainSequence],
+        device: torch.device,
+        token_budget: int,
+    ) -> None:
+        self._plan = plan
+        self._rank = rank
+        self._sequences = sequences
+        self._device = device
+        self._token_budget = token_budget
+        self._lengths = self._starts = np.zeros(0, dtype=np.int64)
+        self._whole: dict[int, list[MicroBatch]] = {}
+
+    @property
+    def minibatches(self) -> int:
+        """Optimizer steps per pass."""
+        return len(self._plan.division.minibatches)
+
+    @property
+    def num_tokens(self) -> int:
+        """R: trained tokens of the whole batch."""
+        return int(self._lengths.sum())
+
+    @property
+    def own(self) -> list[TrainSequence]:
+        """This rank's sequences, minibatch after minibatch, in the order of their micro-batches."""
+        return [self._sequences[member] for member in self._members(range(self.minibatches), self._rank)]
+
+    def set_lengths(self, lengths: Integers) -> None:
+        """Says how many trained tokens every sequence of the batch has, int64 [S]."""
+        self._lengths, self._starts = lengths, lengths.cumsum() - lengths
+
+    def order(self, minibatches: Sequence[int]) -> Integers:
+        """Sequences in the order in which the ranks, one after another, hold them."""
+        ranks = range(len(self._plan.division.minibatches[0]))
+        return np.array([m for rank in ranks for m in self._members(minibatches, rank)], dtype=np.int64)
+
+    def places(self, members: Integers) -> Integers:
+        """Places in [R] of the trained tokens of sequences, one sequence after another."""
+        counts = self._lengths[members]
+        ends = counts.cumsum()
+        total = int(ends[-1]) if len(ends) else 0
+        return np.arange(total) + np.repeat(self._starts[members] - (ends - counts), counts)
+
+    def whole(self, minibatch: int) -> list[MicroBatch]:
+        """The planned micro-batches, with all tokens."""
+        if minibatch not in self._whole:
+            planned = self._plan.division.minibatches[minibatch][self._rank]
+            self._whole[minibatch] = [self._lay_out(micro, None) for micro in planned]
+        return self._whole[minibatch]
+
+    def steps(self, rollouts: Rollouts, *, leave_out_silent: bool) -> list[Step]:
+        """One optimizer step per minibatch, as the rollouts say what is trained.
+
+        Args:
+            rollouts: the batch.
+            leave_out_silent: compute nothing for sequences whose advantages are all 0.
+        """
+        kept = _kept(rollouts)
+        lengths = self._kept_lengths(kept)
+        repeats = _repeats(rollouts)
+        computed = repeats * (lengths > 0)
+        if leave_out_silent and rollouts.advantages is not None:
+            loud = rollouts.advantages.detach().cpu().numpy() != 0
+            computed = computed * (self._kept_lengths(loud if kept is None else loud & kept) > 0)
+        steps = []
+        for minibatch in range(self.minibatches):
+            micro_batches = self._micro_batches(minibatch, computed, kept)
+            members = self._all_members(minibatch)
+            counts = GlobalCounts(
+                int((lengths * repeats)[members].sum()), int(((lengths > 0) * repeats)[members].sum())
+            )
+            steps.append(Step(micro_batches, [micro.pack(rollouts) for micro in micro_batches], counts))
+        return steps
+
+    def view(self, minibatch: int, step: Step, rollouts: Rollouts) -> MinibatchView:
+        """Everything that a minibatch trains, silent sequences included, and where this rank's part is in it."""
+        kept = _kept(rollouts)
+        lengths = self._kept_lengths(kept)
+        repeats = _repeats(rollouts)
+        members = self._all_members(minibatch)
+        members = np.repeat(members, repeats[members])
+        starts = lengths[members].cumsum() - lengths[members]
+        first = dict(zip(reversed(members.tolist()), reversed(starts.tolist()), strict=True))
+        places = self.places(members)
+        if kept is not None:
+            places = places[kept[places]]
+        seen: Counter[int] = Counter()
+        own = []
+        for micro in step.micro_batches:
+            ranges = []
+            for member in micro.members:
+                start = first[member] + seen[member] * lengths[member]
+                ranges.append(np.arange(start, start + lengths[member]))
+                seen[member] += 1
+            own.append(self._to_device(np.concatenate(ranges)))
+        return MinibatchView(self._to_device(places), own)
+
+    def _micro_batches(self, minibatch: int, computed: Integers, kept: NDArray[np.bool_] | None) -> list[MicroBatch]:
+        planned = self._plan.division.minibatches[minibatch][self._rank]
+        members = np.array([member for micro in planned for member in micro], dtype=np.int64)
+        if kept is None and (computed[members] == 1).all():
+            return self.whole(minibatch)
+        chosen = np.repeat(np.sort(members), computed[np.sort(members)]).tolist()
+        return [self._lay_out(micro, kept) for micro in self._divide(chosen)]
+
+    def _divide(self, members: Sequence[int]) -> list[tuple[int, ...]]:
+        """Micro-batches of sequences of one minibatch, in the plan's order."""
+        items = [
+            Item(
+                self._plan.members[member].prompt,
+                len(self._sequences[member].prompt_ids),
+                len(self._sequences[member].response_ids),
+            )
+            for member in members
+        ]
+        division = plan_batch(items, token_budget=self._token_budget, packing=self._plan.packing).minibatches[0][0]
+        return [tuple(members[index] for index in micro) for micro in division]
+
+    def _lay_out(self, members: Sequence[int], kept: NDArray[np.bool_] | None) -> MicroBatch:
+        chosen = [self._sequences[member] for member in members]
+        indices = np.array(members, dtype=np.int64)
+        mask = trained_mask(chosen)
+        places = self.places(indices)
+        if kept is not None:
+            mask[np.flatnonzero(mask)] = kept[places]
+            places = places[kept[places]]
+        row = lay_out(chosen, mask, self._device)
+        return MicroBatch(tuple(members), row, self._to_device(indices), self._to_device(places))
+
+    def _members(self, minibatches: Sequence[int], rank: int) -> list[int]:
+        division = self._plan.division.minibatches
+        return [member for minibatch in minibatches for micro in division[minibatch][rank] for member in micro]
+
+    def _all_members(self, minibatch: int) -> Integers:
+        """Sequences of a minibatch over all ranks, in the plan's order."""
+        return np.sort(self.order([minibatch]))
+
+    def _kept_lengths(self, kept: NDArray[np.bool_] | None) -> Integers:
+        """Tokens with the flag per sequence of the batch."""
+        if kept is None:
+            return self._lengths
+        owner = np.repeat(np.arange(len(self._lengths)), self._lengths)
+        return np.bincount(owner[kept], minlength=len(self._lengths))
+
+    def _to_device(self, values: Integers) -> Tensor:
+        return to_device(values, self._device)
+
+
+def _kept(rollouts: Rollouts) -> NDArray[np.bool_] | None:
+    return None if rollouts.keep is None else rollouts.keep.cpu().numpy().astype(bool)
+
+
+def _repeats(rollouts: Rollouts) -> Integers:
+    if rollouts.repeats is None:
+        return np.ones(rollouts.num_sequences, dtype=np.int64)
+    return rollouts.repeats.cpu().numpy().astype(np.int64)

@@ -1,0 +1,164 @@
+"""The ranks as one: rank 0 leads, the others follow its orders.
+
+Rank 0 alone talks to the buffer about batches. What it decides it tells the others as a message (msgpack over a gloo
+broadcast), then every rank does the same with its `Worker`. With one rank nothing is sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+import torch
+import torch.distributed as dist
+
+from rollmesh.learner.batching.types import Packing
+from rollmesh.learner.distributed.rank_payloads import Unusable
+from rollmesh.learner.distributed.train_plan import TrainPlan
+from rollmesh.learner.distributed.worker import TrainResult, UpdateRefused, Worker
+from rollmesh.mesh.errors import StoreError, UnreachableError
+from rollmesh.mesh.trajectory.versions import PolicyVersion
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Rank 0 may read checkpoints, evaluate, or wait for a lost buffer between two messages.
+_LINK_TIMEOUT = timedelta(minutes=30)
+_YES, _NO = b"yes", b"no"
+
+
+class Link:
+    """A gloo group over all ranks for messages, whatever backend the engine uses; making it is collective."""
+
+    def __init__(self) -> None:
+        self._group = dist.new_group(backend="gloo", timeout=_LINK_TIMEOUT)
+        self.size = dist.get_world_size()
+
+    def send(self, message: bytes) -> None:
+        """On rank 0: sends bytes to all others."""
+        dist.broadcast(torch.tensor([len(message)]), src=0, group=self._group)
+        dist.broadcast(torch.frombuffer(bytearray(message), dtype=torch.uint8), src=0, group=self._group)
+
+    def receive(self) -> bytes:
+        """On the others: the next message."""
+        length = torch.zeros(1, dtype=torch.int64)
+        dist.broadcast(length, src=0, group=self._group)
+        data = torch.empty(int(length), dtype=torch.uint8)
+        dist.broadcast(data, src=0, group=self._group)
+        return data.numpy().tobytes()
+
+
+class Team:
+    """Rank 0's view of all ranks.
+
+    Args:
+        worker: of rank 0.
+        link: to the other ranks; None where there are none.
+    """
+
+    def __init__(self, worker: Worker, link: Link | None) -> None:
+        self._worker = worker
+        self._link = link
+
+    @property
+    def ranks(self) -> int:
+        """Data-parallel ranks."""
+        return 1 if self._link is None else self._link.size
+
+    @property
+    def packing(self) -> Packing:
+        """That all models of the run can take."""
+        return self._worker.packing
+
+    def prepare(self, plan: TrainPlan) -> Unusable:
+        """Every rank gets its share; gives the groups that cannot be trained, and why."""
+        if self._link is not None:
+            self._tell("prepare", plan=plan.to_bytes())
+        return self._worker.prepare(plan)
+
+    def train(self, may_update: Callable[[], bool]) -> TrainResult | None:
+        """Every rank trains on what it prepared.
+
+        Args:
+            may_update: asked once, when the first update is ready.
+
+        Returns:
+            None where the answer was no; then nothing has changed.
+        """
+        self._tell("train")
+
+        def ask() -> None:
+            allowed = may_update()
+            if self._link is not None:
+                self._link.send(_YES if allowed else _NO)
+            if not allowed:
+                raise UpdateRefused
+
+        try:
+            return self._worker.train(ask)
+        except UpdateRefused:
+            return None
+
+    def export(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights; nothing happens before the first is asked for, and then the iterator has to be exhausted."""
+        self._tell("export")
+        yield from self._worker.export()
+
+    def save(self, version: PolicyVersion, extra: dict[str, object]) -> Path:
+        """Every rank writes its part of a checkpoint."""
+        self._tell("save", version=str(version), extra=extra)
+        return self._worker.save(version, extra)
+
+    def load(self, folder: Path) -> dict[str, object]:
+        """Every rank goes back to a checkpoint."""
+        self._tell("load", folder=str(folder))
+        return self._worker.load(folder)
+
+    def keep_waiting(self) -> None:
+        """Tells the others that all is well, so that their wait for an order does not time out."""
+        self._tell("wait")
+
+    def dismiss(self) -> None:
+        """Ends the others' work."""
+        self._tell("end")
+
+    def _tell(self, order: str, **arguments: Any) -> None:
+        if self._link is not None:
+            self._link.send(msgpack.packb({"order": order, **arguments}))
+
+
+def _train_if_allowed(worker: Worker, link: Link) -> None:
+    def ask() -> None:
+        if link.receive() != _YES:
+            raise UpdateRefused
+
+    with contextlib.suppress(UpdateRefused):
+        worker.train(ask)
+
+
+def follow(worker: Worker, link: Link) -> None:
+    """The life of a rank above 0: does what it is told until it is dismissed.
+
+    What it, or any rank, cannot get of a batch rank 0 hears as well, and decides: it may want a checkpoint first.
+    """
+    while True:
+        message = msgpack.unpackb(link.receive())
+        match message["order"]:
+            case "prepare":
+                with contextlib.suppress(UnreachableError, StoreError):
+                    worker.prepare(TrainPlan.from_bytes(message["plan"]))
+            case "train":
+                _train_if_allowed(worker, link)
+            case "export":
+                for _ in worker.export():
+                    pass
+            case "save":
+                worker.save(PolicyVersion.parse(message["version"]), message["extra"])
+            case "load":
+                worker.load(Path(message["folder"]))
+            case "end":
+                return

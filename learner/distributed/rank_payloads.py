@@ -1,0 +1,91 @@
+"""The payloads of a rank's share of a plan, opened and checked, and what the ranks tell one another about them.
+
+Invariant: every rank learns what any of them has met, so that all train, all drop the same groups, or all give up.
+"""
+
+from __future__ import annotations
+
+import msgpack
+import numpy as np
+
+from rollmesh.learner.batching.pack import check
+from rollmesh.learner.batching.types import TrainSequence
+from rollmesh.learner.distributed.train_plan import TrainPlan
+from rollmesh.learner.distributed.trajectories import Payloads
+from rollmesh.learner.engines.base import Engine
+from rollmesh.mesh.errors import DataError, PayloadError, StoreError, UnreachableError
+
+Unusable = dict[str, str]
+"""Groups that cannot be trained, and why."""
+
+
+def gather_share(engine: Engine, plan: TrainPlan, payloads: Payloads) -> tuple[dict[int, TrainSequence], Unusable]:
+    """This rank's sequences by their index in the plan; collective.
+
+    Args:
+        engine: knows the ranks, and what the model reads.
+        plan: of the batch.
+        payloads: of this rank.
+
+    Returns:
+        The sequences, and what any rank has found unusable.
+
+    Raises:
+        UnreachableError: the buffer stayed away, from this rank or another.
+        StoreError: likewise, Redis.
+    """
+    away: UnreachableError | StoreError | None = None
+    sequences: dict[int, TrainSequence] = {}
+    unusable: Unusable = {}
+    try:
+        sequences, unusable = _open(engine, plan, payloads)
+    except (UnreachableError, StoreError) as error:
+        away = error
+    met = {"away": str(away) if away is not None else "", "unusable": unusable}
+    everyone = [
+        msgpack.unpackb(message)
+        for message in engine.gather_bytes(msgpack.packb(met) if away is not None or unusable else b"")
+        if message
+    ]
+    for other in everyone:
+        if other["away"]:
+            raise away or UnreachableError(f"another rank of the learner: {other['away']}")
+    return sequences, {group: why for other in everyone for group, why in other["unusable"].items()}
+
+
+def _open(engine: Engine, plan: TrainPlan, payloads: Payloads) -> tuple[dict[int, TrainSequence], Unusable]:
+    own = sorted({i for minibatch in plan.division.minibatches for micro in minibatch[engine.rank] for i in micro})
+    members = [plan.members[index] for index in own]
+    prompts = [prompt.array() for prompt in plan.prompts]
+    sequences: dict[int, TrainSequence] = {}
+    unusable: Unusable = {}
+    for index, member, found in zip(own, members, payloads.get(members), strict=True):
+        try:
+            if isinstance(found, PayloadError | DataError):
+                raise found
+            sequences[index] = TrainSequence(
+                prompt_ids=prompts[member.prompt],
+                response_ids=found.response_ids,
+                response_mask=found.response_mask,
+                behaviour_log_probs=found.log_probs,
+                staleness=plan.lineage.per_token(found.versions, plan.version),
+                temperature=plan.prompts[member.prompt].temperature,
+            )
+            check(index, sequences[index])
+            _check_values(sequences[index], engine.vocab_size)
+        except (PayloadError, DataError) as error:
+            unusable.setdefault(member.group_id, f"member {member.member}: {error}")
+    return sequences, unusable
+
+
+def _check_values(sequence: TrainSequence, vocab_size: int) -> None:
+    """What would end a step, or make it one that is not finite.
+
+    Raises:
+        PayloadError: names the field.
+    """
+    ids = sequence.response_ids
+    if ids.min() < 0 or ids.max() >= vocab_size:
+        raise PayloadError("response_ids", f"{ids.min()} to {ids.max()}, but the model has {vocab_size} tokens")
+    if not np.isfinite(sequence.behaviour_log_probs[sequence.response_mask != 0]).all():
+        raise PayloadError("log_probs", "not finite")

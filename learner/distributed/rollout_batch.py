@@ -1,0 +1,247 @@
+"""The batch as an algorithm sees it (`learner.algorithms.base.Batch`): all rollouts on every rank, and the models.
+
+Invariants: every method is collective; after it all ranks hold the same values, in the order of the plan's members,
+whatever rank has computed them; what the algorithm fills in is rank 0's before it is trained on. With one rank nothing
+is communicated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rollmesh.learner.algorithms.base import Algorithm, Loss
+from rollmesh.learner.algorithms.types import ModelOutput, Rollouts, StepView
+from rollmesh.learner.batching.pack import response_lengths, sampled_values, trained_mask
+from rollmesh.learner.batching.transfer import to_device
+from rollmesh.learner.distributed.batch_agreement import agree
+from rollmesh.learner.distributed.rank_batch import Share, Step
+from rollmesh.learner.distributed.train_plan import TrainPlan
+from rollmesh.learner.engines.base import Engine, StepResult
+from rollmesh.mesh.errors import ConfigError
+
+ACTOR = "actor"
+_EXTRA = "extra."
+_PER_SEQUENCE = ("rewards", "repeats")
+# Spreads the versions of a run over the seeds of torch's generators.
+_VERSION_STRIDE = 0x9E3779B97F4A7C15
+
+
+class RolloutBatch:
+    """A batch over all ranks.
+
+    Args:
+        plan: of the batch.
+        share: this rank's part.
+        engines: by role.
+        kinds: by role, `language_model` or `value_model`.
+        gate: called before every update; asks for the claim the first time.
+        seed: of the run.
+    """
+
+    def __init__(
+        self,
+        plan: TrainPlan,
+        share: Share,
+        engines: Mapping[str, Engine],
+        kinds: Mapping[str, str],
+        gate: Callable[[], None],
+        *,
+        seed: int,
+    ) -> None:
+        self._plan = plan
+        self._share = share
+        self._engines = engines
+        self._kinds = kinds
+        self._gate = gate
+        self._device = engines[ACTOR].device
+        # On the CPU, also for CUDA: draws do not depend on the device, and `torch.multinomial` refuses another one's.
+        self._generator = torch.Generator().manual_seed((seed + plan.version * _VERSION_STRIDE) % (1 << 63))
+        self.figures: dict[str, float] = {}
+        self.results: dict[str, list[StepResult]] = {}
+        self._rollouts = self._gather_rollouts()
+
+    @property
+    def rollouts(self) -> Rollouts:
+        return self._rollouts
+
+    @property
+    def version(self) -> int:
+        return self._plan.version
+
+    @property
+    def generator(self) -> torch.Generator:
+        return self._generator
+
+    def infer(self, role: str, *, sum_pi_squared: bool = False) -> ModelOutput:
+        return self._infer(role, range(self._share.minibatches), sum_pi_squared=sum_pi_squared)
+
+    def train(self, role: str, loss: Loss) -> None:
+        for step in self.steps(role):
+            self.update(role, loss, step)
+
+    def report(self, figures: Mapping[str, float]) -> None:
+        self.figures.update({name: float(value) for name, value in figures.items()})
+
+    def steps(self, role: str, *, leave_out_silent: bool = False) -> list[Step]:
+        """A role's optimizer steps on the rollouts as they are now, one per minibatch.
+
+        Raises:
+            ConfigError: the algorithm left a field of the wrong size, or names a role that it does not need.
+        """
+        self._engine(role)
+        self._agree()
+        _check_shapes(self._rollouts)
+        return self._share.steps(self._rollouts, leave_out_silent=leave_out_silent)
+
+    def update(self, role: str, loss: Loss, step: Step) -> None:
+        """One optimizer step."""
+        result = self._engine(role).train_batch(step.batches, loss, step.counts, self._gate)
+        self.results.setdefault(role, []).append(result)
+
+    def select(self, algorithm: Algorithm, minibatch: int, step: Step) -> None:
+        """Lets the algorithm look at a whole minibatch under the current policy; fills `TokenBatch.selected`."""
+        log_probs, entropy = self._infer(ACTOR, [minibatch]).policy()
+        rollouts = self._rollouts
+        view = self._share.view(minibatch, step, rollouts)
+        anchor = log_probs if rollouts.proximal_log_probs is None else rollouts.proximal_log_probs
+        advantages = torch.zeros_like(log_probs) if rollouts.advantages is None else rollouts.advantages
+        places = view.places
+        selected = algorithm.select(
+            StepView(log_probs[places], entropy[places], anchor[places], advantages[places], self._generator)
+        )
+        replaced = agree(self._engines[ACTOR], {"selected": selected})
+        selected = selected if (theirs := replaced.get("selected")) is None else theirs
+        for batch, own in zip(step.batches, view.own, strict=True):
+            batch.tokens.selected = selected[own]
+
+    def _agree(self) -> None:
+        """Replaces what came out differently on some rank by what rank 0 has."""
+        rollouts = self._rollouts
+        replaced = agree(self._engines[ACTOR], {name: values for name, values, _ in _filled_in(rollouts)})
+        for name, values in replaced.items():
+            if not name.startswith(_EXTRA):
+                setattr(rollouts, name, values)
+            elif values is None:
+                rollouts.extra.pop(name.removeprefix(_EXTRA), None)
+            else:
+                rollouts.extra[name.removeprefix(_EXTRA)] = values
+        if replaced:
+            self.report({"ranks/differing": float(len(replaced))})
+
+    def _engine(self, role: str) -> Engine:
+        engine = self._engines.get(role)
+        if engine is None:
+            raise ConfigError(
+                f"the algorithm uses the role {role!r}, which it does not name in its needs",
+                hint=f"roles: {', '.join(self._engines)}; add it to Needs.roles",
+            )
+        return engine
+
+    def _infer(self, role: str, minibatches: Sequence[int], *, sum_pi_squared: bool = False) -> ModelOutput:
+        engine = self._engine(role)
+        batches = [micro.pack(self._rollouts) for minibatch in minibatches for micro in self._share.whole(minibatch)]
+        parts = engine.infer_batch(batches, sum_pi_squared=sum_pi_squared)
+        order = self._share.places(self._share.order(minibatches))
+
+        def gathered(name: str) -> Tensor:
+            return self._in_order(_joined([getattr(part, name) for part in parts], self._device), order)
+
+        if self._kinds[role] == "value_model":
+            return ModelOutput(values=gathered("values"))
+        return ModelOutput(
+            log_probs=gathered("log_probs"),
+            entropy=gathered("entropy"),
+            sum_pi_squared=gathered("sum_pi_squared") if sum_pi_squared else None,
+        )
+
+    def _gather_rollouts(self) -> Rollouts:
+        plan, share, device = self._plan, self._share, self._device
+        own = share.own
+        mask = trained_mask(own)
+        owner = np.repeat(np.arange(len(own)), response_lengths(own))
+        counts = to_device(np.bincount(owner[mask], minlength=len(own)), device)
+        members = share.order(range(share.minibatches))
+        lengths = torch.zeros(len(plan.members), dtype=torch.int64)
+        lengths[torch.from_numpy(members)] = self._all_gather(counts).cpu()
+        share.set_lengths(lengths.numpy())
+        order = share.places(members)
+        behaviour, staleness = (to_device(values, device) for values in sampled_values(own, mask))
+        chances = [plan.prompts[member.prompt].probability for member in plan.members]
+        baselines = [plan.prompts[member.prompt].baseline_reward for member in plan.members]
+
+        def per_sequence(values: Sequence[float | None]) -> Tensor:
+            return to_device(np.array(values, np.float32), device)
+
+        return Rollouts(
+            group_ids=to_device(np.array([member.prompt for member in plan.members], np.int64), device),
+            rewards=per_sequence([member.reward for member in plan.members]),
+            lengths=to_device(lengths.numpy(), device),
+            behaviour_log_probs=self._in_order(behaviour, order),
+            staleness=self._in_order(staleness, order),
+            truncated=to_device(np.array([member.truncated for member in plan.members], np.bool_), device),
+            components={
+                name: per_sequence([member.components[position] for member in plan.members])
+                for position, name in enumerate(plan.components)
+            },
+            baseline_rewards=None if None in baselines else per_sequence(baselines),
+            probabilities=None if all(chance == 1.0 for chance in chances) else per_sequence(chances),
+        )
+
+    def _all_gather(self, values: Tensor) -> Tensor:
+        engine = self._engines[ACTOR]
+        return values if engine.world_size == 1 else torch.cat(engine.all_gather(values))
+
+    def _in_order(self, values: Tensor, order: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Tensor:
+        """[R] values in the plan's order, from every rank's own; 0 for tokens that no rank gave.
+
+        Args:
+            values: this rank's.
+            order: place of every value, rank after rank.
+        """
+        everyone = self._all_gather(values)
+        total = self._share.num_tokens
+        if len(order) == total and (order == np.arange(total)).all():
+            return everyone
+        result = torch.zeros(total, dtype=values.dtype, device=self._device)
+        result[to_device(order, self._device)] = everyone
+        return result
+
+
+def _filled_in(rollouts: Rollouts) -> list[tuple[str, Tensor | None, tuple[int]]]:
+    """Name, value and declared shape of what a batch stage may fill in."""
+    tokens, sequences = (rollouts.num_tokens,), (rollouts.num_sequences,)
+    return [
+        ("advantages", rollouts.advantages, tokens),
+        ("returns", rollouts.returns, tokens),
+        ("values", rollouts.values, tokens),
+        ("proximal_log_probs", rollouts.proximal_log_probs, tokens),
+        ("reference_log_probs", rollouts.reference_log_probs, tokens),
+        ("importance_weights", rollouts.importance_weights, tokens),
+        ("keep", rollouts.keep, tokens),
+        ("rewards", rollouts.rewards, sequences),
+        ("repeats", rollouts.repeats, sequences),
+        *((f"{_EXTRA}{name}", values, tokens) for name, values in rollouts.extra.items()),
+    ]
+
+
+def _check_shapes(rollouts: Rollouts) -> None:
+    """Checks the sizes of what a batch stage has filled in against those that `Rollouts` declares.
+
+    Raises:
+        ConfigError: names the field.
+    """
+    for name, values, size in _filled_in(rollouts):
+        if values is not None and values.shape != size:
+            raise ConfigError(
+                f"the algorithm's batch stage left `{name}` with the shape {tuple(values.shape)}, expected {size}: one "
+                f"value per {'sequence' if name in _PER_SEQUENCE else 'trained token'}",
+                hint="`rollouts.per_token(values)` makes values per token of values per sequence",
+            )
+
+
+def _joined(parts: Sequence[Tensor], device: torch.device) -> Tensor:
+    return torch.cat(list(parts)) if parts else torch.zeros(0, device=device)

@@ -1,0 +1,95 @@
+"""Where a rank gets the trajectories of its share of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Protocol
+
+from rollmesh.buffer.client.client import BufferClient
+from rollmesh.learner.distributed.train_plan import PlannedMember
+from rollmesh.learner.rollouts.group import SampledGroup
+from rollmesh.mesh.errors import DataError, PayloadError
+from rollmesh.mesh.runtime.service import AsyncBridge
+from rollmesh.mesh.trajectory import payload_codec
+from rollmesh.mesh.trajectory.payload_codec import Trajectory
+from rollmesh.protos import buffer_pb2
+
+Found = Trajectory | PayloadError | DataError
+"""A trajectory, or why there is none: it is malformed, or its group has ended."""
+
+
+class Payloads(Protocol):
+    """Gives trajectories by name."""
+
+    def get(self, members: Sequence[PlannedMember]) -> Sequence[Found]:
+        """The trajectories of `members`, in their order."""
+        ...
+
+
+class HeldPayloads:
+    """Trajectories that came with the leases (one rank)."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[str, int], Trajectory] = {}
+
+    def hold(self, groups: Sequence[SampledGroup]) -> None:
+        """Takes the groups of a batch in place of those of the batch before."""
+        self._held = {
+            (group.group_id, meta.member): found
+            for group in groups
+            for meta, found in zip(group.members, group.trajectories, strict=True)
+            if found is not None
+        }
+
+    def get(self, members: Sequence[PlannedMember]) -> Sequence[Found]:
+        return [self._held[member.group_id, member.member] for member in members]
+
+
+class FetchedPayloads:
+    """Trajectories fetched from the buffer by the rank that trains them.
+
+    Args:
+        bridge: the event loop of this rank.
+        client: of the buffer.
+        timeout_s: deadline of one fetch.
+    """
+
+    def __init__(self, bridge: AsyncBridge, client: BufferClient, *, timeout_s: float) -> None:
+        self._bridge = bridge
+        self._client = client
+        self._timeout_s = timeout_s
+
+    def get(self, members: Sequence[PlannedMember]) -> Sequence[Found]:
+        """The trajectories of `members`, in their order.
+
+        Raises:
+            UnreachableError: the buffer stayed away.
+        """
+        return self._bridge.call(self._get(members), self._timeout_s) if members else []
+
+    async def _get(self, members: Sequence[PlannedMember]) -> Sequence[Found]:
+        found: list[Found] = []
+        try:
+            await self._fetch(members, found)
+        except DataError:
+            # A call ends with the first group that is gone, and says which one to readers only.
+            for _, group in groupby(members[len(found) :], key=lambda member: member.group_id):
+                of_group = list(group)
+                opened: list[Found] = []
+                try:
+                    await self._fetch(of_group, opened)
+                except DataError as error:
+                    opened = [error] * len(of_group)
+                found += opened
+        return found
+
+    async def _fetch(self, members: Sequence[PlannedMember], found: list[Found]) -> None:
+        """Opens each payload as soon as it is there."""
+        refs = [buffer_pb2.MemberRef(group_id=member.group_id, member=member.member) for member in members]
+        waiting = iter(members)
+        async for data in self._client.fetch("train", refs):
+            try:
+                found.append(payload_codec.decode(data, tokens=next(waiting).response_tokens))
+            except PayloadError as error:
+                found.append(error)

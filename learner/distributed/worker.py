@@ -1,0 +1,227 @@
+"""One rank's part of the training: its share of a plan becomes packed micro-batches, then optimizer steps.
+
+Invariants: every method is collective. All ranks call the same methods in the same order with the same plan, so that
+each optimizer step and each checkpoint sees all of them; a rank without a share of a minibatch takes part with nothing.
+A batch that is refused has changed neither weights nor algorithm.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rollmesh.learner.algorithms.base import Algorithm
+from rollmesh.learner.batching.types import Packing
+from rollmesh.learner.checkpoint.compatibility import algorithm_state, name_of
+from rollmesh.learner.checkpoint.store import CheckpointStore, load_checkpoint
+from rollmesh.learner.distributed.batch_agreement import agree_on_state
+from rollmesh.learner.distributed.rank_batch import Share
+from rollmesh.learner.distributed.rank_payloads import Unusable, gather_share
+from rollmesh.learner.distributed.rollout_batch import ACTOR, RolloutBatch
+from rollmesh.learner.distributed.train_plan import TrainPlan
+from rollmesh.learner.distributed.trajectories import Payloads
+from rollmesh.learner.engines.base import Engine
+from rollmesh.mesh.trajectory.versions import PolicyVersion
+
+if TYPE_CHECKING:
+    import torch
+
+# Names of the engine's own metrics where the field has its own word for them.
+_METRIC_NAMES = {"critic": {"loss": "vf_loss"}}
+_ENGINE_METRICS = ("loss", "grad_norm", "lr")
+
+
+class UpdateRefused(Exception):  # noqa: N818  # an ordinary turn of events: the batch could not be claimed
+    """The prepared batch must not be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """What training on one batch did; the same on every rank.
+
+    Attributes:
+        metrics: of engines and algorithm, averaged over the optimizer steps.
+        skipped: optimizer steps whose gradient was not finite.
+        stopped: by role that had something to train, whether all its steps were such.
+    """
+
+    metrics: dict[str, float]
+    skipped: int
+    stopped: dict[str, bool] = field(default_factory=dict)
+
+
+class Worker:
+    """Trains with the engines of this rank.
+
+    Args:
+        engines: by role; `actor` is the policy.
+        algorithm: stages and losses.
+        payloads: this rank's trajectories.
+        store: of the checkpoints.
+        epochs: passes over a batch.
+        token_budget: tokens per micro-batch.
+        seed: of the run.
+    """
+
+    def __init__(
+        self,
+        engines: Mapping[str, Engine],
+        algorithm: Algorithm,
+        payloads: Payloads,
+        store: CheckpointStore,
+        *,
+        epochs: int,
+        token_budget: int,
+        seed: int,
+    ) -> None:
+        self._engines = engines
+        self._actor = engines[ACTOR]
+        self._algorithm = algorithm
+        self._payloads = payloads
+        self._store = store
+        self._epochs = epochs
+        self._token_budget = token_budget
+        self._seed = seed
+        self._needs = algorithm.needs
+        self._kinds = {ACTOR: "language_model"} | {role.name: role.kind for role in self._needs.roles}
+        self._prepared: tuple[TrainPlan, Share] | None = None
+
+    @property
+    def packing(self) -> Packing:
+        """Rows where any model needs them: all see the same micro-batches."""
+        shared = all(engine.packing is Packing.SHARED for engine in self._engines.values())
+        return Packing.SHARED if shared else Packing.ROWS
+
+    def prepare(self, plan: TrainPlan) -> Unusable:
+        """Gets this rank's share; a plan that was not trained is replaced.
+
+        Returns:
+            Groups that cannot be trained, and why, whichever rank has found it. Where there are none the batch is
+            prepared.
+
+        Raises:
+            UnreachableError: the buffer stayed away, from this rank or another.
+            StoreError: likewise, Redis.
+        """
+        self._prepared = None
+        sequences, unusable = gather_share(self._actor, plan, self._payloads)
+        if not unusable:
+            share = Share(plan, self._actor.rank, sequences, self._actor.device, self._token_budget)
+            self._prepared = plan, share
+        return unusable
+
+    def train(self, before_first_update: Callable[[], None]) -> TrainResult:
+        """The batch stage, then all optimizer steps on the prepared batch.
+
+        Args:
+            before_first_update: called exactly once, when everything is ready for the first update of any role; where
+                it raises `UpdateRefused`, nothing has changed.
+
+        Raises:
+            UpdateRefused: passed on.
+            ConfigError: the algorithm does what it must not.
+        """
+        if self._prepared is None:
+            raise RuntimeError("no batch is prepared")
+        (plan, share), self._prepared = self._prepared, None
+        gate = _Gate(before_first_update)
+        before = copy.deepcopy(self._algorithm.state())
+        try:
+            batch = RolloutBatch(plan, share, self._engines, self._kinds, gate, seed=self._seed)
+            self._algorithm.batch_stage(batch)
+            if (state := agree_on_state(self._actor, self._algorithm.state())) is not None:
+                self._algorithm.restore(state)
+            self._update(batch, share.minibatches)
+            # An algorithm may train nothing on a batch; it is claimed like any other.
+            gate()
+        except UpdateRefused:
+            self._algorithm.restore(before)
+            raise
+        results = [result for role in batch.results.values() for result in role]
+        metrics: dict[str, float] = {}
+        for role, done in batch.results.items():
+            metrics |= _named(role, _mean([result.metrics for result in done]))
+        due = {role: [result for result in done if result.metrics] for role, done in batch.results.items()}
+        stopped = {role: all(result.skipped for result in steps) for role, steps in due.items() if steps}
+        return TrainResult(metrics | batch.figures, sum(result.skipped for result in results), stopped)
+
+    def export(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The actor's weights under Hugging Face names; every rank has to exhaust the iterator."""
+        return self._actor.export_weights()
+
+    def check_folder(self) -> None:
+        """Refuses a folder of checkpoints that not every rank can write and see.
+
+        Raises:
+            ConfigError: names the folder and a rank.
+        """
+        self._store.check(self._actor)
+
+    def save(self, version: PolicyVersion, extra: dict[str, object]) -> Path:
+        """Writes a checkpoint of all that is trained; it is durable when this returns.
+
+        Raises:
+            DataError: the disk refuses.
+        """
+        algorithm = {"name": name_of(self._algorithm), "state": self._algorithm.state()}
+        return self._store.save(self._engines, version, extra | {"algorithm": algorithm})
+
+    def load(self, folder: Path) -> dict[str, object]:
+        """Goes back to a checkpoint; gives what was stored beside it.
+
+        Raises:
+            DataError: it is not one of this model, or of this algorithm and its roles.
+        """
+        extra = load_checkpoint(self._engines, folder)
+        self._algorithm.restore(algorithm_state(folder, extra, self._algorithm))
+        return extra
+
+    def close(self) -> None:
+        for engine in self._engines.values():
+            engine.close()
+
+    def _update(self, batch: RolloutBatch, minibatches: int) -> None:
+        losses = self._algorithm.losses(batch.version)
+        silent = self._algorithm.silent_without_advantage
+        steps = {role: batch.steps(role, leave_out_silent=silent and role == ACTOR) for role in losses}
+        for _ in range(self._epochs):
+            for minibatch in range(minibatches):
+                for role, loss in losses.items():
+                    step = steps[role][minibatch]
+                    if role == ACTOR and self._needs.selection:
+                        batch.select(self._algorithm, minibatch, step)
+                    batch.update(role, loss, step)
+
+
+class _Gate:
+    """Asks once."""
+
+    def __init__(self, ask: Callable[[], None]) -> None:
+        self._ask: Callable[[], None] | None = ask
+
+    def __call__(self) -> None:
+        ask, self._ask = self._ask, None
+        if ask is not None:
+            ask()
+
+
+def _named(role: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    """The engine's metrics under the role's name; those of the algorithm have their own."""
+    names = _METRIC_NAMES.get(role, {})
+    return {
+        f"{role}/{names.get(name, name)}" if name in _ENGINE_METRICS else name: value for name, value in metrics.items()
+    }
+
+
+def _mean(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Mean per name over the parts that have it."""
+    if len(parts) == 1:
+        return dict(parts[0])
+    values: dict[str, list[float]] = {}
+    for part in parts:
+        for name, value in part.items():
+            values.setdefault(name, []).append(value)
+    return {name: sum(found) / len(found) for name, found in values.items()}

@@ -1,0 +1,412 @@
+"""Evaluation on held-out prompts, beside the training.
+
+A round belongs to one policy version: its tasks are pinned, so that only a generator serving exactly that version
+answers them. The tasks are seeded between the announcement of a version and the moment it comes into force. Invariants:
+training never waits for a round (the last one of the run excepted); one round runs at a time, and one that comes due
+meanwhile is left out, counted and told of; a round that nobody can serve any more, or that takes too long, is withdrawn
+and begun anew at the next version. A failed response is never
+counted as a zero: the mean is over scored ones, and the others are counted beside it. A result is kept (`keep`) before
+anybody is told of it.
+
+All methods belong to the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rollmesh.buffer.client.client import Arrived, BufferClient, SampleStream
+from rollmesh.learner.data import PromptEncoder, RowSource
+from rollmesh.learner.data.prompts import Refused, TaskShape
+from rollmesh.learner.evaluation.metrics import figures_of
+from rollmesh.learner.evaluation.result_log import shortened
+from rollmesh.learner.rollouts.group import is_scored
+from rollmesh.mesh.errors import DataError, RollmeshError
+from rollmesh.mesh.trajectory import payload_codec
+from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.protos import buffer_pb2, trajectory_pb2
+
+Decode = Callable[[list[int]], str]
+
+_log = logging.getLogger(__name__)
+# How often a round looks whether anybody can still serve it.
+_LOOK_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class EvalResult:
+    """One finished round.
+
+    Attributes:
+        policy: evaluated version.
+        reward: mean over scored responses.
+        by_source: the same per data source.
+        scored, failed: responses.
+        response_length: mean, in tokens.
+        seconds: from seeding to the last response.
+        figures: mean@n, maj@n and pass@k, where there are several responses per prompt (`learner.evaluation.metrics`).
+        rows: prompts with their responses and rewards, by row of the file.
+        skipped: rounds of this learner so far that were left out because the one before still ran.
+        measured_by: values under another name cannot be compared (`learner.evaluation.measurement_identity`).
+    """
+
+    policy: PolicyVersion
+    reward: float
+    by_source: dict[str, float]
+    scored: int
+    failed: int
+    response_length: float
+    seconds: float
+    figures: dict[str, float] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    skipped: int = 0
+    measured_by: str = ""
+
+    def value(self, metric: str) -> float | None:
+        """A figure by name: `reward`, `reward/<data source>`, `mean@8`, `pass@4`, ...; None where there is none."""
+        whole, _, source = metric.partition("/")
+        if whole != "reward":
+            return self.figures.get(metric)
+        return self.by_source.get(source) if source else self.reward
+
+    def summary(self) -> dict[str, Any]:
+        """As JSON, without the rows."""
+        return {
+            "incarnation": self.policy.incarnation,
+            "version": self.policy.version,
+            "reward": self.reward,
+            "by_source": self.by_source,
+            "figures": self.figures,
+            "scored": self.scored,
+            "failed": self.failed,
+            "response_length": self.response_length,
+            "seconds": self.seconds,
+            "measured_by": self.measured_by,
+        }
+
+    def record(self) -> dict[str, Any]:
+        """As a metrics record."""
+        return {
+            "eval/reward": self.reward,
+            "eval/version": self.policy.version,
+            "eval/scored": self.scored,
+            "eval/failed": self.failed,
+            "eval/response_length/mean": self.response_length,
+            "eval/seconds": self.seconds,
+            "eval/skipped": self.skipped,
+            "eval/measured_by": self.measured_by,
+            **{f"eval/reward/{source}": value for source, value in self.by_source.items()},
+            **{f"eval/{name}": value for name, value in self.figures.items()},
+        }
+
+
+class _Missed(Exception):  # noqa: N818  # an ordinary end of a round, not a failure
+    """Nobody serves the round's version any more."""
+
+
+def evaluation_tasks(
+    source: RowSource, encoder: PromptEncoder, shape: TaskShape, *, rows: int | None
+) -> list[trajectory_pb2.PromptTask]:
+    """The tasks of a round without ordinals and version: the first `rows` usable rows.
+
+    Raises:
+        DataError: no row can be used.
+    """
+    encoded = [
+        encoder.encode(row, shape, task_id=str(row.index), ordinal=0)
+        for row in source.rows(range(min(len(source), rows or len(source))))
+    ]
+    tasks = [task for task in encoded if not isinstance(task, Refused)]
+    if len(tasks) < len(encoded):
+        _log.warning("%d held-out prompts are left out: empty or too long", len(encoded) - len(tasks))
+    if not tasks:
+        raise DataError("no held-out prompt can be used", hint="raise rollout.max_prompt_tokens, or see data.eval")
+    return tasks
+
+
+class Evaluator:
+    """Runs the rounds.
+
+    Args:
+        client: of the buffer.
+        tasks: as `evaluation_tasks` gives them.
+        incarnation: of this learner.
+        timeout_s: longest duration of a round.
+        right_at: reward from which a response is right.
+        decode: token ids to text.
+        measured_by: see `EvalResult`.
+        keep: stores a finished round, in a thread of its own.
+        in_force: the version that is in force now.
+        on_result: told of every finished round.
+        on_missed: told of the version of a round that was given up, in a thread of its own.
+
+    Attributes:
+        latest: the last result; None before the first.
+        policy: whose round runs, or ran last.
+        skipped: rounds left out because the one before still ran.
+    """
+
+    def __init__(
+        self,
+        client: BufferClient,
+        tasks: Sequence[trajectory_pb2.PromptTask],
+        *,
+        incarnation: int,
+        timeout_s: float,
+        right_at: float,
+        decode: Decode,
+        measured_by: str,
+        keep: Callable[[EvalResult], None],
+        in_force: Callable[[], PolicyVersion | None],
+        on_result: Callable[[EvalResult], None],
+        on_missed: Callable[[PolicyVersion], None],
+    ) -> None:
+        self._client = client
+        self._tasks = tasks
+        self._incarnation = incarnation
+        self._timeout_s = timeout_s
+        self._right_at = right_at
+        self._decode = decode
+        self._measured_by = measured_by
+        self._keep = keep
+        self._in_force = in_force
+        self._on_result = on_result
+        self._on_missed = on_missed
+        self._round: asyncio.Task[None] | None = None
+        self._owed = False
+        self._answered = 0
+        self.latest: EvalResult | None = None
+        self.policy: PolicyVersion | None = None
+        self.skipped = 0
+
+    @property
+    def owed(self) -> bool:
+        """A round was missed: the next version should be evaluated instead."""
+        return self._owed
+
+    async def begin(self, policy: PolicyVersion) -> bool:
+        """Seeds a round for a version that is about to come into force, and collects it in the background.
+
+        Returns:
+            False where a round still runs; then none begins: that of another version is left out.
+
+        Raises:
+            FencedError: another learner has taken over.
+        """
+        if self._round is not None and not self._round.done():
+            if policy != self.policy:
+                self._skip(policy)
+            return False
+        began = time.monotonic()
+        await self._seed(policy)
+        self._owed = False
+        self.policy = policy
+        self._round = asyncio.create_task(self._run(policy, began), name=f"eval-{policy}")
+        return True
+
+    def _skip(self, policy: PolicyVersion) -> None:
+        self.skipped += 1
+        if self.skipped == 1:
+            _log.warning(
+                "evaluation of version %s is left out, for that of version %s still runs: rounds come due faster than "
+                "they end; raise eval.every_steps, or lower eval.rows (further ones are counted as eval/skipped)",
+                policy,
+                self.policy,
+            )
+
+    async def last(self, policy: PolicyVersion, attempts: int = 2) -> EvalResult | None:
+        """The result at the version in force at the end of the run; None where it cannot be had.
+
+        Waits at most for the round that runs and `attempts` more, each bounded by the round's deadline.
+        """
+        for _ in range(attempts + 1):
+            if self._round is not None:
+                await asyncio.gather(self._round, return_exceptions=True)
+            if self.latest is not None and self.latest.policy == policy:
+                return self.latest
+            await self.begin(policy)
+        await self.close()
+        return None
+
+    async def close(self) -> None:
+        """Gives the running round up.
+
+        Raises:
+            FencedError: another learner has taken over.
+        """
+        if self._round is None or self.policy is None or self._round.done():
+            return
+        self._round.cancel()
+        await asyncio.gather(self._round, return_exceptions=True)
+        await asyncio.to_thread(self._on_missed, self.policy)
+
+    async def _seed(self, policy: PolicyVersion) -> None:
+        """What an earlier round left is withdrawn in the same call."""
+        mark = (await self._client.describe("eval")).seeded
+        pinned = policy.to_proto()
+        tasks = []
+        for ordinal, template in enumerate(self._tasks, start=mark + 1):
+            task = trajectory_pb2.PromptTask()
+            task.CopyFrom(template)
+            task.task_id, task.ordinal = f"eval-{policy}-{ordinal}", ordinal
+            task.pinned.CopyFrom(pinned)
+            tasks.append(task)
+        await self._client.seed("eval", self._incarnation, tasks, end_of_data=True, withdraw_pending=True)
+
+    async def _run(self, policy: PolicyVersion, began: float) -> None:
+        try:
+            result = await self._result(policy, began)
+            await asyncio.to_thread(self._keep, result)
+        except (_Missed, TimeoutError) as error:
+            why = "found no generator at its version" if isinstance(error, _Missed) else self._overdue()
+            _log.warning("evaluation of version %s is given up: it %s", policy, why)
+            self._owed = True
+            await self._withdraw()
+            await asyncio.to_thread(self._on_missed, policy)
+        except RollmeshError as error:
+            _log.warning("evaluation of version %s failed: %s", policy, error)
+            self._owed = True
+            await asyncio.to_thread(self._on_missed, policy)
+        else:
+            self.latest = result
+            self._on_result(result)
+
+    def _overdue(self) -> str:
+        return (
+            f"took more than {self._timeout_s:g} s (eval.timeout_s), in which {self._answered} of {len(self._tasks)} "
+            "prompts were answered and scored"
+        )
+
+    async def _result(self, policy: PolicyVersion, began: float) -> EvalResult:
+        """Collects a round, sums it up, and settles its groups, which stay leased until then."""
+        stream = self._client.sample("eval", self._incarnation)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                arrived = await self._collect(stream, policy)
+            seconds = time.monotonic() - began
+            result = await asyncio.to_thread(
+                summarize, policy, arrived, self._decode, asked=self._tasks, seconds=seconds, right_at=self._right_at
+            )
+            await self._settle(policy, [group.leased for group in arrived])
+        finally:
+            await stream.close()
+        return replace(result, skipped=self.skipped, measured_by=self._measured_by)
+
+    async def _collect(self, stream: SampleStream, policy: PolicyVersion) -> list[Arrived]:
+        """The groups of a round, each once: one that comes again comes under the lease that counts."""
+        groups: dict[str, Arrived] = {}
+        self._answered = 0
+        stream.holdings = lambda: [group.lease for group in groups.values()]
+        while (missing := len(self._tasks) - len(groups)) > 0:
+            if (unasked := missing - stream.on_the_way(policy.version)) > 0:
+                stream.request(unasked, policy.version)
+            response = await stream.next(_LOOK_S)
+            if response is None:
+                await self._look(policy)
+                continue
+            for lost in response.lost:
+                if lost.group_id in groups and groups[lost.group_id].lease == (lost.group_id, lost.lease_id):
+                    del groups[lost.group_id]
+            groups.update((group.leased.group_id, group) for group in response.groups)
+            self._answered = len(groups)
+            if response.exhausted:
+                break
+        return list(groups.values())
+
+    async def _look(self, policy: PolicyVersion) -> None:
+        """Ends the round where its version has passed and tasks are left that nobody has begun."""
+        if self._in_force() in (None, policy):
+            return
+        counts = (await self._client.describe("eval")).counts
+        if counts.pending and not counts.generating:
+            raise _Missed
+
+    async def _settle(self, policy: PolicyVersion, groups: Sequence[buffer_pb2.LeasedGroup]) -> None:
+        leases = [buffer_pb2.LeaseRef(group_id=group.group_id, lease_id=group.lease_id) for group in groups]
+        if not leases:
+            return
+        response = await self._client.claim("eval", self._incarnation, policy.version, leases)
+        if not response.claimed:
+            _log.warning("%d evaluated groups could not be claimed; they are withdrawn", len(response.refused))
+        await self._client.commit("eval", self._incarnation, policy.version + 1)
+
+    async def _withdraw(self) -> None:
+        try:
+            await self._client.seed("eval", self._incarnation, [], withdraw_pending=True)
+        except RollmeshError as error:
+            _log.warning("the evaluation round was not withdrawn: %s", error)
+
+
+def summarize(
+    policy: PolicyVersion,
+    arrived: Sequence[Arrived],
+    decode: Decode,
+    *,
+    asked: Sequence[trajectory_pb2.PromptTask],
+    seconds: float,
+    right_at: float,
+) -> EvalResult:
+    """The result of a round.
+
+    Args:
+        policy: evaluated version.
+        arrived: the groups that have an outcome.
+        decode: token ids to text.
+        asked: the round's tasks.
+        seconds: that it took.
+        right_at: reward from which a response is right.
+
+    Raises:
+        RollmeshError: no response was scored, or one cannot be read.
+    """
+    rewards: dict[str, list[float]] = defaultdict(list)
+    scored: list[list[tuple[float, str]]] = []
+    lengths: list[int] = []
+    rows = []
+    for leased, payloads in sorted(arrived, key=lambda group: group.leased.task.ordinal):
+        texts = [
+            decode(payload_codec.decode(payload).response_ids.tolist()) if len(payload) else "" for payload in payloads
+        ]
+        answered = [(member, text) for member, text in zip(leased.members, texts, strict=True) if is_scored(member)]
+        rewards[leased.task.data_source] += [member.reward for member, _ in answered]
+        lengths += [member.response_tokens for member, _ in answered]
+        scored.append([(member.reward, text) for member, text in answered])
+        rows.append(_row(leased, texts))
+    everything = [value for values in rewards.values() for value in values]
+    if not everything:
+        raise RollmeshError("no held-out response was scored", hint="`rollmesh ledger` says why they failed")
+    return EvalResult(
+        policy=policy,
+        reward=sum(everything) / len(everything),
+        by_source={source: sum(values) / len(values) for source, values in sorted(rewards.items()) if values},
+        scored=len(everything),
+        failed=sum(task.n for task in asked) - len(everything),
+        response_length=sum(lengths) / len(lengths),
+        seconds=seconds,
+        figures=figures_of(scored, n=max(task.n for task in asked), right_at=right_at),
+        rows=rows,
+    )
+
+
+def _row(leased: buffer_pb2.LeasedGroup, texts: Sequence[str]) -> dict[str, Any]:
+    """A prompt as it is kept; a response without a score has the reason in its place."""
+    task = leased.task
+    responses = [
+        {"text": shortened(text), "reward": member.reward if is_scored(member) else None, "reason": member.reason}
+        | {"tokens": member.response_tokens}
+        for member, text in zip(leased.members, texts, strict=True)
+    ]
+    return {
+        "row": task.row,
+        "data_source": task.data_source,
+        "prompt": shortened(task.prompt_text),
+        "ground_truth": json.loads(task.ground_truth_json or "null"),
+        "responses": responses,
+    }

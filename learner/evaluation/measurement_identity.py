@@ -1,0 +1,49 @@
+"""What makes held-out values comparable: a name for how they were measured, known by content."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import xxhash
+
+from rollmesh.learner.recovery.run_identity import agent_files, fingerprint, reward_files
+from rollmesh.mesh.config.models import Config
+
+_EVAL = {"rows", "n", "temperature", "right_at"}
+_ROLLOUT = {"max_prompt_tokens", "max_response_tokens", "stop"}
+_AGENT = {"tools", "environment", "program", "command", "max_turns", "turn_tokens", "observation_tokens"}
+_DATA = {"prompt_key", "chat_template_kwargs"}
+
+
+def measured_by(config: Config) -> str:
+    """The same for two runs whose held-out values mean the same: rewards, held-out data, how responses are sampled.
+
+    Addresses of reward services do not count: the same service may be elsewhere, and what is in it is not known.
+    """
+    files = {str(path): fingerprint([path]) for path in reward_files(config.reward)}
+    routes = {
+        source: [_scorer(name, files) for name in names] for source, names in config.reward.by_data_source.items()
+    }
+    held_out = config.data.eval
+    values = [
+        [_scorer(name, files) for name in config.reward.functions],
+        sorted(routes.items()),
+        bool(config.reward.endpoints),
+        fingerprint([held_out]) if held_out is not None and held_out.is_file() else str(held_out),
+        config.data.model_dump(mode="json", include=_DATA),
+        config.eval.model_dump(mode="json", include=_EVAL),
+        config.rollout.model_dump(mode="json", include=_ROLLOUT),
+        config.rollout.agent.model_dump(mode="json", include=_AGENT),
+        [fingerprint([path]) for path in agent_files(config.rollout.agent)],
+    ]
+    return xxhash.xxh3_64(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def _scorer(name: str, files: dict[str, str]) -> str:
+    """By content where it is a file of the user's."""
+    if "://" in name:
+        return "remote"
+    file, _, function = name.rpartition(":")
+    content = files.get(str(Path(file)))
+    return name if content is None else f"{content}:{function}"

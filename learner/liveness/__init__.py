@@ -1,0 +1,1 @@
+"""Whether a run stands still, who is told, and what ends a learner that hangs."""

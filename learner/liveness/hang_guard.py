@@ -1,0 +1,111 @@
+"""Ends a learner whose main thread hangs: its event loop answers for it, so no one else can see that.
+
+Invariants:
+- a step hangs when it lasts `FACTOR` times as long as the longest so far, and `AT_LEAST_S` at the least, which is more
+  than any deadline within a step; the first one after a start may compile, and has a bound of its own;
+- an error that ends the run (`Controls.fail`) is heard between two steps. Where the learner has not begun to end after
+  `AT_LEAST_S`, its process ends with that error, whatever the thread does: it may be in code of the user;
+- else waits for groups, publications and checkpoints are not judged: they have deadlines, or wait for a disk;
+- a look that comes late counts for `MAX_LOOK_S` at most: a learner that was stopped itself does not hang.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from typing import NoReturn
+
+from rollmesh.learner.control_requests import Controls
+from rollmesh.learner.liveness.stall_detector import MAX_LOOK_S
+from rollmesh.learner.status import LearnerState
+from rollmesh.mesh.errors import RollmeshError, StuckError
+
+_log = logging.getLogger(__name__)
+AT_LEAST_S = 600.0
+FACTOR = 20.0
+_LOOK_S = 1.0
+
+
+class HangWatch:
+    """Judges the main thread; sees looks in the order of time.
+
+    Args:
+        first_s: bound of the first step, where it is more than `at_least_s`.
+        at_least_s: nothing hangs before.
+    """
+
+    def __init__(self, first_s: float, at_least_s: float = AT_LEAST_S) -> None:
+        self._first_s = first_s
+        self._at_least_s = at_least_s
+        self._present = (False, 0)
+        self._first: int | None = None
+        self._last_s = self._lasted_s = self._unheard_s = 0.0
+        self.longest_s = 0.0
+
+    def look(self, now_s: float, *, training: bool, steps: int, unheard: bool = False) -> float | None:
+        """Seconds for which the present step has lasted, or an error was not heard, where the thread hangs.
+
+        Args:
+            now_s: of a monotonic clock.
+            training: a batch is worked on.
+            steps: that are done.
+            unheard: there is an error that ends the run, and the learner has not begun to end.
+        """
+        elapsed_s, self._last_s = min(max(0.0, now_s - self._last_s), MAX_LOOK_S), now_s
+        self._first = steps if self._first is None else self._first
+        if self._present != (training, steps):
+            self.longest_s = max(self.longest_s, self._lasted_s)
+            self._present, self._lasted_s = (training, steps), 0.0
+        elif training:
+            self._lasted_s += elapsed_s
+        if unheard:
+            self._unheard_s += elapsed_s
+            if self._unheard_s > self._at_least_s:
+                return self._unheard_s
+        bound_s = max(self._at_least_s, FACTOR * self.longest_s, self._first_s if steps == self._first else 0.0)
+        return self._lasted_s if self._lasted_s > bound_s else None
+
+
+async def end_where_it_hangs(
+    state: LearnerState,
+    controls: Controls,
+    *,
+    judges_steps: bool,
+    first_s: float,
+    at_least_s: float = AT_LEAST_S,
+) -> None:
+    """Watches the main thread until cancelled; ends the process without asking that thread.
+
+    Args:
+        state: as that thread tells it.
+        controls: have the error that ends the run.
+        judges_steps: else errors alone count.
+        first_s, at_least_s: see `HangWatch`.
+    """
+    watch, clock = HangWatch(first_s, at_least_s), asyncio.get_running_loop().time
+    while True:
+        lasted_s = watch.look(
+            clock(),
+            training=judges_steps and state.phase == "training",
+            steps=state.steps,
+            unheard=controls.error is not None and state.phase != "ending",
+        )
+        if lasted_s is not None:
+            break
+        await asyncio.sleep(min(_LOOK_S, at_least_s / 4))
+    if controls.error is not None:
+        _log.warning("the main thread (%s) has not heard for %.0f s that the run ends", state.phase, lasted_s)
+        _end(controls.error)
+    _end(
+        StuckError(
+            f"the step after {state.steps} has lasted for {lasted_s:.0f} s, the longest before {watch.longest_s:.0f} s",
+            hint="the training thread hangs; resources.frozen_after_s: 0 lets it, and buffer.stall_limit_s bounds "
+            "a first step",
+        )
+    )
+
+
+def _end(error: RollmeshError) -> NoReturn:
+    _log.error("%s", error, extra={"code": error.code})
+    os._exit(error.exit_code)

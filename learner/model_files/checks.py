@@ -1,0 +1,139 @@
+"""The files of a model's folder, looked at without loading anything: what is missing, cut off, or no model at all.
+
+Nothing heavy is imported here: it is also asked before any service is started.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rollmesh.learner.model_files.tokenizer_checks import check_tokenizer
+from rollmesh.mesh.errors import ConfigError, DataError
+
+_TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken")
+_AGAIN = "download or copy the folder again"
+_SIZES = ("hidden_size", "n_embd", "num_hidden_layers", "n_layer", "intermediate_size", "vocab_size")
+_CONTEXT = ("max_position_embeddings", "n_positions")
+# The header of a safetensors file says how long it is.
+_LENGTH_BYTES = 8
+_POINTER = b"version https://git-lfs"
+
+
+def check_model_files(folder: Path, setting: str, *, tokenizer: bool) -> None:
+    """Refuses a folder that cannot be loaded.
+
+    Args:
+        folder: of the model.
+        setting: key of the configuration that names it.
+        tokenizer: it must have one, of this model.
+
+    Raises:
+        DataError: naming the file and the key.
+    """
+    config = read_model_config(folder, setting)
+    _check_weights(folder, setting)
+    if not tokenizer:
+        return
+    if isinstance(places := _text(config).get("vocab_size"), int):
+        check_tokenizer(folder, setting, places)
+    if not any(path for pattern in _TOKENIZER for path in folder.glob(pattern)):
+        raise DataError(
+            f"{setting}: {folder} has no tokenizer: neither tokenizer.json nor a vocabulary is there",
+            hint="copy the tokenizer's files (tokenizer.json, tokenizer_config.json, ...) next to config.json",
+        )
+
+
+def read_model_config(folder: Path, setting: str) -> dict[str, Any]:
+    """The folder's `config.json`.
+
+    Raises:
+        DataError: there is none, or it is no JSON object.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise DataError(f"{setting}: {folder} has no config.json", hint="give a Hugging Face model folder or a hub id")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{setting}: {path} is not valid JSON: {error}", hint=_AGAIN) from error
+    if not isinstance(config, dict):
+        raise DataError(f"{setting}: {path} holds no object", hint=_AGAIN)
+    return config
+
+
+def declared_context(config: Mapping[str, Any]) -> int | None:
+    """Longest sequence in tokens, as a `config.json` says; None where it does not."""
+    text = _text(config)
+    return next((text[name] for name in _CONTEXT if isinstance(text.get(name), int)), None)
+
+
+def architecture(config: Mapping[str, Any]) -> str:
+    """`qwen2: hidden_size 64, ...`: the type and sizes in a `config.json`; another one has other weights."""
+    text = _text(config)
+    sizes = ", ".join(f"{name} {text[name]}" for name in _SIZES if isinstance(text.get(name), int))
+    return f"{text.get('model_type', config.get('model_type'))}: {sizes}"
+
+
+def check_context(context: int | None, longest: int) -> None:
+    """Refuses prompts and responses that are longer together than what the model can see.
+
+    Args:
+        context: tokens that the model sees; None: it does not say.
+        longest: tokens of prompt and response.
+
+    Raises:
+        ConfigError: naming both keys.
+    """
+    if context is not None and longest > context:
+        raise ConfigError(
+            f"rollout.max_prompt_tokens + rollout.max_response_tokens = {longest}, but the longest sequence that the "
+            f"model takes has {context} tokens",
+            hint="lower one of the two; or choose a model with a longer context (max_position_embeddings)",
+        )
+
+
+def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part that is about the language model."""
+    inner = config.get("text_config")
+    return inner if isinstance(inner, dict) else config
+
+
+def _check_weights(folder: Path, setting: str) -> None:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+            raise DataError(f"{setting}: {index} cannot be read: {error!r}", hint=_AGAIN) from error
+        if missing := sorted(name for name in named if not (folder / name).is_file()):
+            raise DataError(f"{setting}: {folder} lacks {', '.join(missing)}, which {index.name} names", hint=_AGAIN)
+    files = sorted(folder.glob("*.safetensors"))
+    for path in files:
+        _check_safetensors(path, setting)
+    if not files and not any(folder.glob("*.bin")):
+        raise DataError(f"{setting}: {folder} has no weights", hint="expected *.safetensors next to config.json")
+
+
+def _check_safetensors(path: Path, setting: str) -> None:
+    """Compares the file's length with what its header says."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            begin = file.read(len(_POINTER))
+            file.seek(_LENGTH_BYTES)
+            length = int.from_bytes(begin[:_LENGTH_BYTES], "little")
+            header = file.read(length) if length <= size - _LENGTH_BYTES else b""
+    except OSError as error:
+        raise DataError(f"{setting}: {path} cannot be read: {error.strerror}") from error
+    if begin == _POINTER:
+        raise DataError(f"{setting}: {path} is a pointer of Git LFS, not the weights", hint="run `git lfs pull` there")
+    try:
+        tensors = [info for name, info in json.loads(header).items() if name != "__metadata__"]
+        end = _LENGTH_BYTES + length + max((int(info["data_offsets"][1]) for info in tensors), default=0)
+    except (ValueError, KeyError, AttributeError, TypeError, IndexError) as error:
+        raise DataError(f"{setting}: {path} is cut off or damaged: it has no readable header", hint=_AGAIN) from error
+    if end != size:
+        raise DataError(f"{setting}: {path} is cut off or damaged: {size} bytes of {end}", hint=_AGAIN)

@@ -1,0 +1,106 @@
+"""Where the model is: a local Hugging Face folder, or the local copy of a hub id."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from rollmesh.learner.model_files.checks import check_model_files, declared_context
+from rollmesh.mesh.config.models import ModelSection
+from rollmesh.mesh.errors import DataError
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def resolve_model(model: ModelSection, setting: str = "model") -> ModelSection:
+    """The same model as a local folder; a hub id is downloaded (or found in the local cache) at its revision.
+
+    Args:
+        model: as configured.
+        setting: where, for errors.
+
+    Raises:
+        DataError: no such folder, no model in it, or the hub id cannot be had.
+    """
+    folder = Path(model.path)
+    if not folder.is_dir():
+        if folder.is_absolute() or model.path.startswith(".") or not _HUB_ID.fullmatch(model.path):
+            raise DataError(
+                f"model folder {model.path} does not exist",
+                hint=f"set {setting}.path to a Hugging Face folder, or to a hub id like org/name",
+            )
+        folder = _download(model, setting)
+    _check(folder, setting)
+    return model.model_copy(update={"path": str(folder), "revision": None})
+
+
+def _check(folder: Path, setting: str) -> None:
+    check_model_files(folder, f"{setting}.path", tokenizer=setting == "model")
+    refuse_untrainable(folder, setting)
+
+
+def refuse_untrainable(folder: Path, setting: str) -> None:
+    """Refuses vision-language models: the learner has no forward pass over images.
+
+    Those that transformers also loads as a causal language model are trained on text alone.
+
+    Args:
+        folder: has a readable config.json.
+        setting: where the model is configured, for errors.
+
+    Raises:
+        DataError: the model is one.
+    """
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if not isinstance(config, dict) or "vision_config" not in config:
+        return
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    if config.get("model_type") not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise DataError(
+            f"{setting}.path: {folder} is a vision-language model ({config.get('model_type')}); the learner trains on "
+            "text alone: it has no forward pass over images",
+            hint="generators answer prompts with images, but to train choose a language model",
+        )
+
+
+def _download(model: ModelSection, setting: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(
+            snapshot_download(
+                model.path,
+                revision=model.revision,
+                allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.tiktoken"],
+            )
+        )
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise DataError(
+            f"model {model.path!r} is neither a local folder nor to be had from the hub: {error}",
+            hint=f"check {setting}.path and {setting}.revision; without network the hub's local cache must hold it",
+        ) from error
+
+
+def load_tokenizer(folder: Path):  # type: ignore[no-untyped-def]  # the class is only known to transformers
+    """The folder's tokenizer.
+
+    Raises:
+        DataError: there is none, or it cannot be read.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder}: the tokenizer cannot be loaded: {error}") from error
+
+
+def context_length(folder: Path) -> int | None:
+    """Longest sequence of the model in tokens, as its configuration says; None where it does not."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    return declared_context(config.get_text_config().to_dict())

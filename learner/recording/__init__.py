@@ -1,0 +1,1 @@
+"""Recorded batches: written while a run trains, compared after a replay."""

@@ -1,0 +1,234 @@
+"""After Redis has lost what it had acknowledged, the learner says again which groups it has used.
+
+Redis was restarted, restored from a snapshot, or emptied: until the learner has spoken, nobody gets anything. What it
+says comes from the consumption log, which is on disk before each step that it records. No human is needed.
+
+Invariants: a claim and its line in the log are one step that no assertion interrupts, and so are the choice of tasks
+and their seeding (`mended`); an assertion begins anew where Redis is restarted in the middle of it; a learner that
+starts on such a Redis speaks for its predecessor first, before it takes the run over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from rollmesh.buffer.client.client import BufferClient
+from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, STATE_NAME
+from rollmesh.learner.checkpoint.store import CheckpointStore
+from rollmesh.learner.recovery.consumption_log import LOG_NAME, Use, read_log, surviving
+from rollmesh.learner.status import LearnerState
+from rollmesh.mesh.errors import DataError, LostStateError
+from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.protos import buffer_pb2
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+# Fronts take note of a new Redis within their sweep, and write the rules into an empty one; then it can be told.
+_AGAIN_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What a learner knows of a run.
+
+    Attributes:
+        incarnation: of the learner that speaks, or is spoken for.
+        takeovers: the version from which each incarnation went on, as far as it is known.
+        uses: of the surviving lineage, oldest first.
+        version: in force.
+        committed: every use below it is durable.
+        checkpoint: folder of the last checkpoint.
+    """
+
+    incarnation: int
+    takeovers: Mapping[int, int]
+    uses: Sequence[Use]
+    version: int
+    committed: int
+    checkpoint: str
+
+    def survives(self, version: PolicyVersion) -> bool:
+        """Whether no later learner has undone it: the present weights descend from it, or are it."""
+        return _survives(version, self.takeovers)
+
+    def untold(self, described: buffer_pb2.DescribeResponse) -> bool:
+        """Whether the buffer knows the learner, but not its last checkpoint."""
+        return (
+            self.incarnation == described.policy.incarnation
+            and self.committed >= described.committed_version
+            and self.checkpoint not in ("", described.latest_checkpoint)
+        )
+
+
+def left_behind(run_folder: Path) -> History | None:
+    """What the last learner of a run has left on disk; None where there was none.
+
+    Raises:
+        DataError: the log or a checkpoint is damaged.
+    """
+    log = run_folder / LOG_NAME
+    uses = list(read_log(log)) if log.exists() else []
+    checkpoints = CheckpointStore(run_folder / CHECKPOINTS_NAME).list()
+    takeovers = {use.incarnation: use.resumed_at for use in uses}
+    if checkpoints:
+        takeovers = {**_lineage_of(checkpoints[-1][1]), **takeovers}
+    if not takeovers:
+        return None
+    durable = [(version, folder) for version, folder in checkpoints if _survives(version, takeovers)]
+    committed, folder = (durable[-1][0].version, str(durable[-1][1].resolve())) if durable else (0, "")
+    kept = surviving(uses, takeovers)
+    version = max([committed, *(use.train_version + 1 for use in kept)])
+    return History(max(takeovers), takeovers, kept, version, committed, folder)
+
+
+def _survives(version: PolicyVersion, takeovers: Mapping[int, int]) -> bool:
+    return all(version.version <= k for later, k in takeovers.items() if later > version.incarnation)
+
+
+def _lineage_of(checkpoint: Path) -> dict[int, int]:
+    path = checkpoint / STATE_NAME
+    try:
+        wire = json.loads(path.read_text(encoding="utf-8"))["extra"]["lineage"]
+        return {int(incarnation): int(version) for incarnation, version in wire}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DataError(
+            f"{path} is damaged: {error}",
+            hint="restore this checkpoint from a copy, or remove it: the next start says how to continue without it",
+        ) from error
+
+
+async def assert_history(client: BufferClient, member_id: str, history: History, *, patience_s: float) -> None:
+    """Tells the buffer, until it has understood.
+
+    Raises:
+        FencedError: another learner has taken the run over.
+        LostStateError: the buffer was not ready within `patience_s`.
+    """
+    loop = asyncio.get_running_loop()
+    until = loop.time() + patience_s
+    takeovers = [buffer_pb2.Takeover(incarnation=i, resumed_at=k) for i, k in sorted(history.takeovers.items())]
+    while True:
+        known = await client.describe("train")
+        # Where takeovers are lost, all may be; else what lies below the last commit is known to be trained.
+        since = known.committed_version if known.policy.incarnation == history.incarnation else 0
+        try:
+            corrected, unknown = await client.reassert(
+                history.incarnation,
+                member_id,
+                history.version,
+                history.committed,
+                history.checkpoint,
+                takeovers,
+                _asserted(history.uses, since),
+            )
+        except LostStateError:
+            if loop.time() > until:
+                raise
+            # A front offers no event for this; the loop is bounded by the patience.
+            await asyncio.sleep(_AGAIN_S)
+            continue
+        _log.warning(
+            "Redis was restarted: %d uses were lost, of them %d of groups that it did not know any more",
+            corrected + unknown,
+            unknown,
+        )
+        return
+
+
+def _asserted(uses: Sequence[Use], since: int) -> list[buffer_pb2.AssertedUse]:
+    return [
+        buffer_pb2.AssertedUse(group_id=group.group_id, train_version=use.train_version, ordinal=group.ordinal)
+        for use in uses
+        if use.train_version >= since
+        for group in use.groups
+    ]
+
+
+class Reasserter:
+    """Makes up for what Redis loses under a running learner. Belongs to the event loop.
+
+    Args:
+        client: of the buffer; its calls are mended by this from now on.
+        member_id: of this learner.
+        log: the consumption log.
+        incarnation: of this learner.
+        takeovers: the version from which each incarnation went on, this one among them.
+        state: says which version is in force, and what is durable.
+        patience_s: longest time until the buffer is ready to be told.
+    """
+
+    def __init__(
+        self,
+        client: BufferClient,
+        *,
+        member_id: str,
+        log: Path,
+        incarnation: int,
+        takeovers: Mapping[int, int],
+        state: LearnerState,
+        patience_s: float,
+    ) -> None:
+        self._client = client
+        self._member_id = member_id
+        self._log = log
+        self._incarnation = incarnation
+        self._takeovers = dict(takeovers)
+        self._state = state
+        self._patience_s = patience_s
+        self._steady = asyncio.Lock()
+        self._running: asyncio.Task[None] | None = None
+        self.on_told: Callable[[buffer_pb2.DescribeResponse], None] = lambda _: None
+        """Called with what the buffer knows now, before anything else goes on."""
+        client.repair = self.repair
+
+    async def mended(self, step: Callable[[], Awaitable[T]]) -> T:
+        """A step that no assertion interrupts, begun again where Redis has lost state.
+
+        Raises:
+            FencedError: another learner has taken the run over.
+        """
+        while True:
+            try:
+                async with self._steady:
+                    return await step()
+            except LostStateError:
+                await self.repair()
+
+    async def repair(self) -> None:
+        """Tells the buffer what was used; those who come while this goes on wait for its end.
+
+        Raises:
+            RollmeshError: the buffer cannot be told.
+        """
+        if self._running is None:
+            self._running = asyncio.create_task(self._tell(), name="reassert")
+            self._running.add_done_callback(self._done)
+        await asyncio.shield(self._running)
+
+    def _done(self, _task: asyncio.Task[None]) -> None:
+        self._running = None
+
+    async def _tell(self) -> None:
+        async with self._steady:
+            history = await asyncio.to_thread(self._history)
+            await assert_history(self._client, self._member_id, history, patience_s=self._patience_s)
+            self.on_told(await self._client.describe("train"))
+
+    def _history(self) -> History:
+        uses = list(read_log(self._log)) if self._log.exists() else []
+        published = self._state.published
+        committed, checkpoint = self._state.durable
+        return History(
+            self._incarnation,
+            self._takeovers,
+            surviving(uses, self._takeovers),
+            published.version if published is not None else self._takeovers[self._incarnation],
+            committed,
+            checkpoint,
+        )

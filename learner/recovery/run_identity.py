@@ -1,0 +1,234 @@
+"""What a run is of: the configuration, the model and the data with which its learner has last taken it over.
+
+Invariants: an attempt that ends before its learner has taken the run over leaves the record as it was; a run continues
+with the model and the data of its record, or is refused, unless a change is allowed by name. A model or a file is known
+by its content, so that it may move. Other rewards, another agent and other held-out data are reported, edited files
+too; of what these import nothing is known.
+Checkpoints bind a run to the architecture of their weights, whatever is allowed. Nothing heavy is imported here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import xxhash
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
+
+from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, newest
+from rollmesh.learner.model_files.checks import architecture, read_model_config
+from rollmesh.learner.recovery.consumption_log import LOG_NAME
+from rollmesh.mesh.config import Config, save_config
+from rollmesh.mesh.config.models import RewardSection
+from rollmesh.mesh.config.rollout import AgentSection
+from rollmesh.mesh.errors import ConfigError, DataError
+
+CONFIG = "config.yaml"
+"""The configuration with which the run was last taken over."""
+INPUTS = "inputs.json"
+_MODEL_FILES = (
+    *("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
+    *("vocab.*", "merges.txt", "*.model", "*.safetensors", "*.bin"),
+)
+# What is refused where it is another one. All else that is recorded is reported.
+_OF = ("model.path", "data.train", "data.prompt_key")
+_ARCHITECTURE = "model.architecture"
+# Larger files are known by samples of them: a fine-tuned model differs everywhere.
+_WHOLE_BYTES = 256 << 20
+_SAMPLES, _SAMPLE_BYTES = 256, 16 << 10
+_PIECE_BYTES = 1 << 20
+_UNREADABLE_HINT = "remove it to continue without the check"
+
+
+class Input(TypedDict):
+    """What a run is given: its name in the configuration, and a fingerprint, empty where it is not known."""
+
+    name: str
+    content: str
+
+
+Inputs = dict[str, Input]
+"""By key of the configuration, or by path of a file."""
+_INPUTS = TypeAdapter(Inputs)
+
+
+class RunRecord:
+    """The record of one run.
+
+    Args:
+        config: of the present attempt, as the user gave it.
+        model: the model's folder; None where it is not on this machine (yet).
+    """
+
+    def __init__(self, config: Config, model: Path | None) -> None:
+        self._config = config
+        self._folder = config.run.folder
+        self._inputs = _inputs(config, model)
+
+    def check(self, *, allow_changes: bool) -> None:
+        """Refuses to continue a run of another model or of other data.
+
+        Args:
+            allow_changes: continue it all the same, where its checkpoints can be loaded.
+
+        Raises:
+            ConfigError: it would.
+            DataError: the record cannot be read.
+        """
+        changed = self._changed()
+        self._check_architecture(dict(changed))
+        said = []
+        for key, former in changed if not allow_changes else ():
+            if key in _OF:
+                now = self._inputs[key]["name"]
+                said.append(f"{key} was {former}, now it is {now}{' with another content' * (now == former)}")
+        if not said:
+            return
+        named = "name" in self._config.run.model_fields_set
+        shared = "" if named else "run.name is not set, so that all such runs share one: "
+        raise ConfigError(
+            f"run {self._folder} is of something else: {'; '.join(said)}",
+            hint=f"{shared}choose a --run.name of its own, start over with `rollmesh run ... --fresh`, or continue it "
+            "all the same with --allow-changes",
+        )
+
+    def edited(self) -> list[str]:
+        """Files of rewards, the agent, held-out data and other roles' models that hold something else than before.
+
+        Raises:
+            DataError: the record cannot be read.
+        """
+        return [key for key, _ in self._changed() if key not in (*_OF, _ARCHITECTURE)]
+
+    def of_another(self) -> bool:
+        """Whether model or data are others than those of the record.
+
+        Raises:
+            DataError: the record cannot be read.
+        """
+        return any(key in _OF for key, _ in self._changed())
+
+    def _check_architecture(self, changed: Mapping[str, str]) -> None:
+        if _ARCHITECTURE in changed and newest(self._folder / CHECKPOINTS_NAME) is not None:
+            raise ConfigError(
+                f"the checkpoints of run {self._folder} are of another architecture ({changed[_ARCHITECTURE]}) than "
+                f"model.path {self._inputs['model.path']['name']} ({self._inputs[_ARCHITECTURE]['name']})",
+                hint="no setting can continue it with this model: choose a --run.name of its own, or start over with "
+                "`rollmesh run ... --fresh`",
+            )
+
+    def _changed(self) -> list[tuple[str, str]]:
+        """What is another one now: its key, and the former name."""
+        path = self._folder / INPUTS
+        before = _read(path) if path.exists() else {}
+        return [
+            (key, before[key]["name"])
+            for key, given in self._inputs.items()
+            if key in before and not _same(before[key], given)
+        ]
+
+    def keep(self) -> None:
+        """The learner has taken the run over: this is from here on what the run is of.
+
+        Raises:
+            DataError: the disk refuses.
+        """
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            save_config(self._config, self._folder / CONFIG)
+            scratch = self._folder / f".{INPUTS}"
+            scratch.write_text(json.dumps(self._inputs, indent=1) + "\n", encoding="utf-8")
+            scratch.replace(self._folder / INPUTS)
+        except OSError as error:
+            raise DataError(
+                f"cannot write {self._folder / CONFIG}: {error.strerror or error}", hint="free space, or set run.dir"
+            ) from error
+
+
+def nothing_trained(folder: Path) -> bool:
+    """Whether no batch was ever used in a run folder, so that no weights, but the initial ones, depend on its data."""
+    checkpoint, log = newest(folder / CHECKPOINTS_NAME), folder / LOG_NAME
+    return (checkpoint is None or checkpoint.version == 0) and not (log.exists() and log.stat().st_size)
+
+
+def reward_files(reward: RewardSection) -> list[Path]:
+    """The files of the user's own reward functions, as far as they are on this machine."""
+    return _files([*reward.functions, *(spec for specs in reward.by_data_source.values() for spec in specs)])
+
+
+def agent_files(agent: AgentSection) -> list[Path]:
+    """Those that its settings name, as far as they are on this machine; of a command each word may be one."""
+    program = [spec for spec in (agent.environment, agent.program) if spec is not None]
+    words = [path for word in agent.command if (path := Path(word)).suffix and path.is_file()]
+    return [*_files([*agent.tools, *program]), *words]
+
+
+def _files(specs: Sequence[str]) -> list[Path]:
+    return [path for spec in specs if (path := Path(spec.rpartition(":")[0])).is_file()]
+
+
+def fingerprint(files: Sequence[Path]) -> str:
+    """A digest of what the files hold, of large ones by samples; their names do not count.
+
+    Raises:
+        OSError: one cannot be read.
+    """
+    digest = xxhash.xxh3_128()
+    for path in files:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            digest.update(size.to_bytes(8, "little"))
+            if size <= _WHOLE_BYTES:
+                while piece := file.read(_PIECE_BYTES):
+                    digest.update(piece)
+                continue
+            for sample in range(_SAMPLES):
+                file.seek(sample * (size - _SAMPLE_BYTES) // (_SAMPLES - 1))
+                digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def _inputs(config: Config, model: Path | None) -> Inputs:
+    revision, train = config.model.revision, config.data.train
+    files = [*reward_files(config.reward), *agent_files(config.rollout.agent)]
+    files += [config.data.eval] if config.data.eval is not None and config.data.eval.is_file() else []
+    # Under their own names: of which there is another one now the configuration says.
+    told: Inputs = {str(path): {"name": str(path), "content": fingerprint([path])} for path in files}
+    for role in config.learner.roles.values():
+        if role.path and (folder := Path(role.path)).is_dir():
+            told[role.path] = {"name": role.path, "content": fingerprint(_model_files(folder))}
+    weights = _model_files(model) if model is not None else []
+    if model is not None:
+        told[_ARCHITECTURE] = {"name": architecture(read_model_config(model, "model.path")), "content": ""}
+    return told | {
+        "model.path": {
+            "name": f"{config.model.path}@{revision}" if revision else config.model.path,
+            "content": fingerprint(weights) if weights else "",
+        },
+        "data.train": {"name": str(train), "content": fingerprint([train]) if train.is_file() else ""},
+        "data.prompt_key": {"name": config.data.prompt_key, "content": ""},
+    }
+
+
+def _model_files(folder: Path) -> list[Path]:
+    return sorted({path for pattern in _MODEL_FILES for path in folder.glob(pattern)})
+
+
+def _same(before: Input, now: Input) -> bool:
+    if before["content"] and now["content"]:
+        return before["content"] == now["content"]
+    return before["name"] == now["name"]
+
+
+def _read(path: Path) -> Inputs:
+    try:
+        inputs = _INPUTS.validate_json(path.read_bytes())
+        missing = [key for key in _OF if key not in inputs]
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}", hint=_UNREADABLE_HINT) from error
+    if missing:
+        raise DataError(f"{path} is damaged: it lacks {', '.join(missing)}", hint=_UNREADABLE_HINT)
+    return inputs

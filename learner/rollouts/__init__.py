@@ -1,0 +1,1 @@
+"""Leased groups on their way from the buffer to a batch."""

@@ -1,0 +1,261 @@
+"""The learner's side of the buffer's Sample stream: groups arrive ahead of the step that trains them.
+
+Invariants: this is the one book of what the learner holds, by version and group, each group once, under its newest
+lease; a group stays in it until it is claimed, given back or lost, and until then its lease is named to the buffer. How
+many more are to be asked for is always counted from the book, so that whatever is lost is asked for again. Every credit
+names the version at which its group will train; a group that cannot be read is given back as failed and replaced at the
+same version; no one waits in silence (`waiting_reason`). All methods belong to the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+from rollmesh.buffer.client.client import Arrived, BufferClient, Lease
+from rollmesh.learner.rollouts.group import SampledGroup, open_group
+from rollmesh.learner.rollouts.unsent_payloads import fetch_left_out
+from rollmesh.mesh.errors import DataError, FencedError, PayloadError, RollmeshError, ended_by
+from rollmesh.protos import buffer_pb2
+
+_log = logging.getLogger(__name__)
+UNREADABLE = "payload_invalid"
+"""Why a group that cannot be read has failed."""
+# How often the reason for a wait is looked at.
+_LOOK_S = 1.0
+
+
+class Interrupted(Exception):  # noqa: N818  # no failure: somebody asked the waiter to stop
+    """A wait for groups ended early: somebody wants the waiter's attention."""
+
+
+class GroupSource:
+    """Leases groups for the versions to come.
+
+    Args:
+        client: of the buffer.
+        incarnation: of this learner.
+        with_payloads: groups come with their payloads (one rank).
+    """
+
+    def __init__(self, client: BufferClient, incarnation: int, *, with_payloads: bool, table: str = "train") -> None:
+        self._client = client
+        self._incarnation = incarnation
+        self._with_payloads = with_payloads
+        self._table = table
+        self._stream = client.sample(table, incarnation, with_payloads=with_payloads)
+        self._stream.holdings = self._leases
+        self._held: defaultdict[int, dict[str, SampledGroup]] = defaultdict(dict)
+        self._wanted: dict[int, int] = {}
+        # Taken from the stream and not opened yet; given back, and not acknowledged yet.
+        self._opening: list[Arrived] = []
+        self._leaving: set[Lease] = set()
+        self._releases: set[asyncio.Task[None]] = set()
+        self._complete = -1
+        self._changed = asyncio.Event()
+        self._exhausted = False
+        self._interrupted = False
+        self._error: RollmeshError | None = None
+        self._reason = ""
+        self._pump_task: asyncio.Task[None] | None = None
+        self.on_waiting: Callable[[str], None] = lambda _reason: None
+        """Called with the reason whenever a wait for groups is told one; empty when it ends."""
+
+    def start(self) -> None:
+        """Begins to read the stream."""
+        self._pump_task = asyncio.create_task(self._pump(), name="sample")
+        self._pump_task.add_done_callback(self._ended)
+
+    async def close(self) -> None:
+        """Stops reading. Leases that were not claimed end with the learner's membership."""
+        tasks = [*self._releases, *([self._pump_task] if self._pump_task is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._stream.close()
+
+    @property
+    def exhausted(self) -> bool:
+        """The data has ended: no further group will come."""
+        return self._exhausted
+
+    @property
+    def waiting_reason(self) -> str:
+        """Why nothing comes at present, as the buffer last said; empty when groups come."""
+        return self._reason
+
+    def want(self, version: int, count: int) -> None:
+        """Asks for groups so that `count` in all are held, or on their way, for training at `version`."""
+        self._wanted[version] = count
+        self._ask(version)
+
+    async def batch(self, version: int, count: int, timeout_s: float) -> list[SampledGroup]:
+        """Waits until `count` groups are held for training at `version`, fewer only where the data has ended.
+
+        They stay in the book: the next call gives the same ones, apart from what was lost or given back meanwhile.
+
+        Raises:
+            Interrupted: `interrupt` was called, or `timeout_s` has passed.
+            FencedError: another learner has taken over.
+            UnreachableError: the buffer was away for longer than clients retry.
+        """
+        self.want(version, count)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while len(self._held[version]) < count and not self._exhausted:
+                    self._raise_if_over()
+                    self._changed.clear()
+                    self.on_waiting(self._reason)
+                    await self._changed.wait()
+        except TimeoutError:
+            raise Interrupted from None
+        finally:
+            self.on_waiting("")
+        self._raise_if_over()
+        return list(self._held[version].values())[:count]
+
+    def claimed(self, version: int, groups: Collection[SampledGroup]) -> None:
+        """The batch of a version is complete; what else was held for it is given back."""
+        used = {group.key for group in groups}
+        self._complete = version
+        self._wanted = {later: count for later, count in self._wanted.items() if later > version}
+        over = [self._held.pop(earlier) for earlier in sorted(self._held) if earlier <= version]
+        self._release([group.key for held in over for group in held.values() if group.key not in used])
+
+    def refused(self, leases: Iterable[Lease]) -> None:
+        """These leases cannot be claimed: their groups leave the book, and others are asked for."""
+        self._release(self._strike(set(leases)))
+
+    async def give_back(
+        self, groups: Sequence[SampledGroup], disposition: buffer_pb2.NackDisposition, reason: str
+    ) -> None:
+        """Ends the leases of groups that will not be trained."""
+        await self._nack(self._strike({group.key for group in groups}), disposition, reason)
+
+    def interrupt(self) -> None:
+        """Ends the present wait, or else the next one."""
+        self._interrupted = True
+        self._changed.set()
+
+    def fail(self, error: RollmeshError) -> None:
+        """Ends the present and every further wait with an error."""
+        self._error = self._error or error
+        self._changed.set()
+
+    def _raise_if_over(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._interrupted:
+            self._interrupted = False
+            raise Interrupted
+
+    # -------------------------------------------------------------------------------------------------- the book
+
+    def _leases(self) -> Iterator[Lease]:
+        """All that the learner holds, from the moment at which it came to that at which it is known to be gone."""
+        for held in self._held.values():
+            yield from (group.key for group in held.values())
+        yield from (arrived.lease for arrived in self._opening)
+        yield from self._leaving
+
+    def _ask(self, version: int) -> None:
+        coming = sum(arrived.leased.for_version == version for arrived in self._opening)
+        coming += self._stream.on_the_way(version)
+        missing = self._wanted.get(version, 0) - len(self._held[version]) - coming
+        if missing > 0:
+            # Groups that were refused or given back may have become ready again: the buffer answers again.
+            self._exhausted = False
+            self._stream.request(missing, version)
+
+    def _strike(self, leases: Collection[Lease]) -> list[Lease]:
+        """Takes leases out of the book; returns those that were there, and asks for as many others."""
+        found = []
+        for held in self._held.values():
+            gone = [group.key for group in held.values() if group.key in leases]
+            for group_id, _ in gone:
+                del held[group_id]
+            found += gone
+        if found:
+            self._ask_for_missing()
+        return found
+
+    def _ask_for_missing(self) -> None:
+        for version in self._wanted:
+            self._ask(version)
+
+    def _enter(self, group: SampledGroup) -> bool:
+        """Under its newest lease: an earlier one is over, for whatever version it was. False where there was one."""
+        earlier = [held.pop(group.group_id, None) for held in self._held.values()]
+        self._held[group.leased.for_version][group.group_id] = group
+        return not any(earlier)
+
+    def _release(self, leases: Sequence[Lease]) -> None:
+        """Gives back, in the background, what might be alive and is not used."""
+        if leases:
+            nack = self._nack(leases, buffer_pb2.NACK_DISPOSITION_RELEASE, "not used")
+            task = asyncio.create_task(nack, name="giving back")
+            self._releases.add(task)
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """All who wait for groups hear of it, expected or not: no one else would bring them."""
+        self._releases.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if not isinstance(error, RollmeshError):
+            _log.error("the learner's task %r failed", task.get_name(), exc_info=error)
+        self.fail(ended_by(error, f"the learner's task {task.get_name()!r}"))
+
+    async def _nack(self, leases: Sequence[Lease], disposition: buffer_pb2.NackDisposition, reason: str) -> None:
+        self._leaving.update(leases)
+        refs = [buffer_pb2.LeaseRef(group_id=group_id, lease_id=lease_id) for group_id, lease_id in leases]
+        try:
+            await self._client.nack(self._table, self._incarnation, refs, disposition=disposition, reason=reason)
+        finally:
+            self._leaving.difference_update(leases)
+            self._stream.forget(leases)
+
+    # --------------------------------------------------------------------------------------------------- reading
+
+    async def _pump(self) -> None:
+        while True:
+            response = await self._stream.next(_LOOK_S)
+            self._reason = self._stream.waiting_reason
+            if response is not None:
+                self._exhausted = self._exhausted or response.exhausted
+                self._strike({(lease.group_id, lease.lease_id) for lease in response.lost})
+                await self._take_in(response.groups)
+            self._changed.set()
+
+    async def _take_in(self, groups: Sequence[Arrived]) -> None:
+        self._opening = list(groups)
+        added = True
+        while self._opening:
+            added = await self._open(self._opening[0]) and added
+            del self._opening[0]
+        if not added:
+            self._ask_for_missing()
+
+    async def _open(self, arrived: Arrived) -> bool:
+        """Enters a group; False where the book has not become longer by it."""
+        leased = arrived.leased
+        if leased.for_version <= self._complete:
+            self._release([arrived.lease])
+            return False
+        try:
+            fetched = await fetch_left_out(self._client, self._table, leased) if self._with_payloads else {}
+            payloads = arrived.payloads if self._with_payloads else None
+            return self._enter(open_group(leased, payloads, fetched))
+        except (PayloadError, DataError) as error:
+            _log.warning("group %s is unusable: %s", leased.group_id, error, extra={"group": leased.group_id})
+            await self._nack([arrived.lease], buffer_pb2.NACK_DISPOSITION_FAIL, UNREADABLE)
+            return False
+
+
+def fenced_error() -> FencedError:
+    """What a learner raises that was told it has been superseded."""
+    return FencedError(
+        "another learner has taken this run over", hint="nothing to do: the newer learner goes on with it"
+    )

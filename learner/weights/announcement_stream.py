@@ -1,0 +1,100 @@
+"""When a receiver hears of a version: at once, or when the link of differences that leads there is encoded.
+
+A version is fetchable at once, its link only once it has been encoded. A receiver that shares memory (or another fast
+way) with the learner loses by waiting; one behind a slow link wins, because the few bytes of a link then come sooner
+than all of them. What a receiver's link carries is known from its reports of full transfers.
+
+Invariants: no one waits longer than a full transfer would have taken beyond that of the link (`patience_s`), except
+where `weights.encoding: delta` asks for links always; the first manifest of a stream comes at once; a stream never goes
+back, and always ends up at the newest version.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from rollmesh.learner.weights.delta_chain import DeltaChain
+from rollmesh.learner.weights.publisher import WeightPublisher
+from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.protos import weights_pb2
+
+
+def patience_s(full_bytes: int, *, share: float, encoded_bytes_per_s: float, received_bytes_per_s: float) -> float:
+    """Seconds for which waiting for a link pays; 0 where the full bytes would be there before it.
+
+    Args:
+        full_bytes: of the version.
+        share: of them that the link is expected to have.
+        encoded_bytes_per_s: of full weights, while the link is made.
+        received_bytes_per_s: that the receiver's network carries.
+    """
+    saved = full_bytes * (1 - share) / received_bytes_per_s
+    return saved if saved > full_bytes / encoded_bytes_per_s else 0.0
+
+
+class Watcher:
+    """One stream of announcements.
+
+    Args:
+        publisher: announces.
+        request: who is listening.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self, publisher: WeightPublisher, request: weights_pb2.WatchRequest, clock: Callable[[], float]
+    ) -> None:
+        self._publisher = publisher
+        self._member_id = request.member_id
+        self._host_id = request.host_id
+        self._clock = clock
+        self._sent: PolicyVersion | None = None
+        self._until: float | None = None
+
+    def next(self) -> tuple[weights_pb2.Manifest | None, float | None]:
+        """What to announce now, if anything, and otherwise in how many seconds to ask again unless there are news.
+
+        Returns:
+            A manifest, not to be changed; or None and the seconds (None: only when there are news).
+        """
+        newest = self._publisher.newest
+        if newest is None or PolicyVersion.from_proto(newest.policy) == self._sent:
+            return None, None
+        chain = self._publisher.chain
+        if chain is None or self._sent is None:
+            return self._announce(newest), None
+        tip = chain.tip
+        if tip is not None and tip.policy > self._sent and self._leads_on(chain, tip.policy):
+            return self._announce(tip.manifest), None
+        remaining = self._patience_left(newest, chain)
+        if remaining > 0 and chain.awaited(self._sent):
+            return None, remaining if remaining < math.inf else None
+        return self._announce(newest), None
+
+    def _announce(self, manifest: weights_pb2.Manifest) -> weights_pb2.Manifest:
+        self._sent, self._until = PolicyVersion.from_proto(manifest.policy), None
+        return self._publisher.with_links(manifest)
+
+    def _leads_on(self, chain: DeltaChain, policy: PolicyVersion) -> bool:
+        return any(link.base == self._sent for link in chain.links_to(policy))
+
+    def _patience_left(self, newest: weights_pb2.Manifest, chain: DeltaChain) -> float:
+        """Seconds left to wait, counted from the first version that this stream has not announced."""
+        if self._until is None:
+            self._until = self._clock() + self._patience(newest, chain)
+        remaining = self._until - self._clock()
+        if remaining > 0:
+            chain.want()
+        return remaining
+
+    def _patience(self, newest: weights_pb2.Manifest, chain: DeltaChain) -> float:
+        if self._publisher.encoding == "delta":
+            return math.inf
+        if any(offer.host_id in ("", self._host_id) for offer in newest.offers):
+            return 0.0
+        received = self._publisher.pushes.bytes_per_s(self._member_id)
+        if received is None:
+            return 0.0
+        full = sum(bucket.nbytes for bucket in newest.buckets)
+        return patience_s(full, share=chain.share, encoded_bytes_per_s=chain.bytes_per_s, received_bytes_per_s=received)

@@ -1,0 +1,227 @@
+"""The chain of differences that leads receivers from earlier versions to the newest.
+
+Invariants: links are contiguous, each begins where the one before ends, and there are at most `length` of them; only
+versions of equal layout are linked; encoding happens in threads of its own, one link at a time, so that neither
+training nor the event loop waits for it. Where versions come faster than they are encoded, the next link leads from the
+last one's end to the newest, over those between. A chain that nobody has wanted for `length` versions is dropped.
+
+Memory: the links themselves, and the version at which the next one begins (mostly one that is kept anyway), both given
+back when the chain is dropped. All methods may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from rollmesh.learner.weights.published_version import PublishedVersion
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.mesh.weights import digest_of
+from rollmesh.mesh.weights.delta import Span, encode_bucket, spans_of
+from rollmesh.mesh.weights.delta_path import same_layout
+from rollmesh.protos import weights_pb2
+
+log = logging.getLogger(__name__)
+# A link of more than this share of the full bytes is not worth its memory, nor a receiver's work.
+_WORTH = 0.7
+# What is assumed of links before one has been measured, or when that was this many versions ago.
+_ASSUMED_SHARE = 0.1
+_ASSUMED_BYTES_PER_S = 0.5e9
+_FORGOTTEN_AFTER = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One link: what is announced of it, and its bytes.
+
+    Attributes:
+        base, policy: where it begins and ends.
+        delta: as announced; never changed.
+        buckets: the encoded difference of each bucket.
+    """
+
+    base: PolicyVersion
+    policy: PolicyVersion
+    delta: weights_pb2.Delta
+    buckets: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """A finished piece of work; `link` is None where the two versions cannot be linked, or it does not pay."""
+
+    target: PublishedVersion
+    link: Link | None
+
+
+class DeltaChain:
+    """Encodes links on demand and keeps the last ones.
+
+    Args:
+        length: links kept.
+        changed: called from a thread of the chain when a link is there, or will not come.
+        threads: encode at a time, a bucket each.
+
+    Attributes:
+        share: expected bytes of a link as a share of the full bytes; 1 where none is expected to be kept.
+        bytes_per_s: of full weights encoded.
+    """
+
+    def __init__(self, length: int, changed: Callable[[], None], *, threads: int = 1) -> None:
+        self._length = length
+        self._changed = changed
+        self._lock = threading.Lock()
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="delta")
+        self._encoders = ThreadPoolExecutor(threads, thread_name_prefix="delta-bucket")
+        self._closed = False
+        self._links: list[Link] = []
+        # Where the next link begins, and the newest version.
+        self._tip: PublishedVersion | None = None
+        self._newest: PublishedVersion | None = None
+        # What the link being encoded leads to.
+        self._target: PublishedVersion | None = None
+        self._wanted_next = False
+        self._published_since_link = 0
+        self.share = _ASSUMED_SHARE
+        self.bytes_per_s = _ASSUMED_BYTES_PER_S
+
+    @property
+    def tip(self) -> PublishedVersion | None:
+        """The last version that a link leads to; None without links."""
+        with self._lock:
+            return self._tip if self._links else None
+
+    def published(self, version: PublishedVersion) -> None:
+        """Hears of the newest version."""
+        with self._lock:
+            previous, self._newest = self._newest, version
+            self._published_since_link += 1
+            if self._published_since_link > _FORGOTTEN_AFTER:
+                self.share, self.bytes_per_s = _ASSUMED_SHARE, _ASSUMED_BYTES_PER_S
+            if self._target is not None:
+                return
+            if self._published_since_link > self._length:
+                self._links.clear()
+            if not self._links:
+                self._tip = previous
+
+    def want(self) -> None:
+        """A receiver could use a link to the newest version: it is encoded, unless it is there already."""
+        with self._lock:
+            if self._target is not None:
+                self._wanted_next = True
+            else:
+                self._begin()
+
+    def links_to(self, policy: PolicyVersion) -> list[Link]:
+        """The links that lead to a version, oldest first; none where there is no link to it."""
+        with self._lock:
+            ends = [link.policy for link in self._links]
+            return self._links[: ends.index(policy) + 1] if policy in ends else []
+
+    def awaited(self, base: PolicyVersion) -> bool:
+        """Whether a link is being encoded that continues a receiver's way from `base`."""
+        with self._lock:
+            if self._target is None or self._tip is None:
+                return False
+            if self._wanted_next and base == self._target.policy:
+                return True
+            return base == self._tip.policy or any(base == link.base for link in self._links)
+
+    def bucket(self, base: PolicyVersion, policy: PolicyVersion, index: int) -> bytes:
+        """One encoded bucket of a link.
+
+        Raises:
+            WeightsError: the link is not kept (any more), or has no such bucket.
+        """
+        with self._lock:
+            link = next((link for link in self._links if (link.base, link.policy) == (base, policy)), None)
+        if link is None:
+            raise WeightsError(f"no difference from {base} to {policy} is kept", hint="fetch the full bytes instead")
+        if index >= len(link.buckets):
+            raise WeightsError(f"bucket {index} does not exist, there are {len(link.buckets)}")
+        return link.buckets[index]
+
+    def close(self) -> None:
+        """Gives everything back; an encoding that runs ends with its bucket."""
+        with self._lock:
+            self._closed = True
+            self._links.clear()
+            self._tip = self._newest = None
+        self._worker.shutdown(cancel_futures=True)
+        self._encoders.shutdown(cancel_futures=True)
+
+    # --------------------------------------------------------------------------------------------------- encoding
+
+    def _begin(self) -> None:
+        """Starts on the link from the tip to the newest version; the caller holds the lock."""
+        self._wanted_next = False
+        base, target = self._tip, self._newest
+        if self._closed or base is None or target is None or base.policy == target.policy:
+            return
+        self._target = target
+        self._worker.submit(self._work, base, target).add_done_callback(_log_failure)
+
+    def _work(self, base: PublishedVersion, target: PublishedVersion) -> None:
+        encoded = None
+        try:
+            encoded = self._encode(base, target)
+        finally:
+            self._finished(encoded)
+
+    def _encode(self, base: PublishedVersion, target: PublishedVersion) -> _Encoded:
+        if not same_layout(base.manifest, target.manifest):
+            return _Encoded(target, None)
+        began = time.perf_counter()
+        spans = spans_of(target.manifest.tensors, len(target.manifest.buckets))
+
+        def encode(index: int, of_bucket: Sequence[Span]) -> bytes:
+            return b"" if self._closed else encode_bucket(base.bucket(index), target.bucket(index), of_bucket)
+
+        buckets = list(self._encoders.map(encode, range(len(spans)), spans))
+        full = sum(bucket.nbytes for bucket in target.manifest.buckets)
+        share = sum(map(len, buckets)) / full
+        with self._lock:
+            self.share = share if share <= _WORTH else 1.0
+            self.bytes_per_s = full / (time.perf_counter() - began)
+        log.debug("link %s to %s: %.2f %% of %d bytes", base.policy, target.policy, 100 * share, full)
+        return _Encoded(target, _link(base, target, buckets) if share <= _WORTH else None)
+
+    def _finished(self, encoded: _Encoded | None) -> None:
+        """Takes what was encoded into the chain; None: it failed."""
+        with self._lock:
+            self._target = None
+            if self._closed:
+                return
+            self._published_since_link = 0
+            self._tip = encoded.target if encoded is not None else None
+            if encoded is not None and encoded.link is not None:
+                self._links.append(encoded.link)
+                del self._links[: -self._length]
+            else:
+                self._links.clear()
+            if self._wanted_next:
+                self._begin()
+        self._changed()
+
+
+def _log_failure(work: Future[None]) -> None:
+    error = None if work.cancelled() else work.exception()
+    if error is not None:
+        log.error("no difference was made, weights travel in full", exc_info=error)
+
+
+def _link(base: PublishedVersion, target: PublishedVersion, buckets: Sequence[bytes]) -> Link:
+    delta = weights_pb2.Delta(
+        base=base.policy.to_proto(),
+        policy=target.policy.to_proto(),
+        base_digest=base.manifest.digest,
+        digest=target.manifest.digest,
+        buckets=[weights_pb2.BucketEntry(nbytes=len(bucket), digest=digest_of(bucket)) for bucket in buckets],
+    )
+    return Link(base.policy, target.policy, delta, buckets)

@@ -1,0 +1,235 @@
+"""What receivers reported: the way of each version into service, and what went wrong.
+
+A push in time: announced, first byte, last (verified) byte, swap, acknowledged. The receiver times all but the last
+from the announcement; the acknowledgement is timed by the learner's clock alone, and only for versions that were
+announced while the receiver was watching: one that came later was not waited for.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.protos import weights_pb2
+
+# Receivers remembered; every start of a generator is a new one.
+_RECEIVERS = 1024
+# Reports kept per receiver, and announcements that may still be acknowledged.
+_KEPT = 1024
+_ANNOUNCEMENTS = 256
+# Full transfers whose speed tells what a receiver's network carries.
+_RATES = 8
+# In the order in which they come to pass; the pause is a length, the others are moments.
+STAGES = ("first_byte", "last_byte", "pause", "total", "ack")
+
+
+@dataclass(frozen=True, slots=True)
+class PushSummary:
+    """Percentiles over reports, in microseconds; 0 where there is none.
+
+    Attributes:
+        count: versions put into service.
+        errors: versions that were refused or could not be received.
+        bytes: received in all.
+        p50, p99: by stage (`STAGES`): announcement to first byte, to last verified byte, length of the pause in
+            decoding, announcement to service (`total`), announcement to the arrival of the report (`ack`).
+        last_error: text of the newest error.
+    """
+
+    count: int
+    errors: int
+    bytes: int
+    p50: dict[str, float]
+    p99: dict[str, float]
+    last_error: str
+
+    def figures(self, prefix: str = "") -> dict[str, float]:
+        """As milliseconds by name: `total_ms_p50` and so on."""
+        return {
+            f"{prefix}{stage}_ms_{name}": values[stage] / 1e3
+            for stage in STAGES
+            for name, values in (("p50", self.p50), ("p99", self.p99))
+        }
+
+
+@dataclass(slots=True)
+class _Receiver:
+    times: dict[str, deque[int]] = field(default_factory=lambda: {stage: deque(maxlen=_KEPT) for stage in STAGES})
+    full_bytes_per_s: deque[float] = field(default_factory=lambda: deque(maxlen=_RATES))
+    count: int = 0
+    errors: int = 0
+    bytes: int = 0
+    watching_since_ns: int = 0
+    reported_ns: int = 0
+    last: weights_pb2.SwapReport | None = None
+    last_ack_us: int = 0
+    failed: weights_pb2.SwapReport | None = None
+    failed_ns: int = 0
+
+    def succeeded(self, report: weights_pb2.SwapReport, ack_us: int) -> None:
+        self.count += 1
+        if report.encoding != "delta" and report.transport == "grpc" and report.last_byte_us:
+            self.full_bytes_per_s.append(report.bytes / report.last_byte_us * 1e6)
+        self.last, self.last_ack_us = report, ack_us
+        for stage in ("first_byte", "last_byte", "pause", "total"):
+            self.times[stage].append(getattr(report, f"{stage}_us"))
+        if ack_us:
+            self.times["ack"].append(ack_us)
+
+
+class PushStatistics:
+    """Collects `SwapReport`s; may be used from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._receivers: dict[str, _Receiver] = {}
+        self._announced: dict[PolicyVersion, int] = {}
+
+    def announced(self, policy: PolicyVersion, unix_ns: int) -> None:
+        """A version was announced at that time."""
+        with self._lock:
+            self._announced[policy] = unix_ns
+            while len(self._announced) > _ANNOUNCEMENTS:
+                del self._announced[next(iter(self._announced))]
+
+    def watches(self, member_id: str) -> None:
+        """A receiver watches from now on."""
+        if member_id:
+            with self._lock:
+                self._receiver(member_id).watching_since_ns = time.time_ns()
+
+    def add(self, report: weights_pb2.SwapReport) -> None:
+        """Takes one report in."""
+        now = time.time_ns()
+        policy = PolicyVersion.from_proto(report.policy)
+        with self._lock:
+            receiver = self._receiver(report.member_id)
+            receiver.bytes += report.bytes
+            receiver.reported_ns = now
+            if report.error:
+                receiver.errors += 1
+                receiver.failed, receiver.failed_ns = report, now
+                return
+            announced = self._announced.get(policy, 0)
+            waited_for = announced and receiver.watching_since_ns <= announced
+            receiver.succeeded(report, max(1, (now - announced) // 1000) if waited_for else 0)
+
+    def _receiver(self, member_id: str) -> _Receiver:
+        """What is known of one; where there are too many, the one not heard of for longest is forgotten."""
+        receiver = self._receivers.pop(member_id, None) or _Receiver()
+        self._receivers[member_id] = receiver
+        if len(self._receivers) > _RECEIVERS:
+            del self._receivers[next(iter(self._receivers))]
+        return receiver
+
+    def bytes_per_s(self, member_id: str) -> float | None:
+        """What a receiver's network carries: its fastest full transfer over grpc of late; None: there was none.
+
+        Timed from the announcement, so that what it waited for before is in it: the fastest one waited least.
+        """
+        with self._lock:
+            receiver = self._receivers.get(member_id)
+            return max(receiver.full_bytes_per_s, default=None) if receiver else None
+
+    def summary(self) -> PushSummary:
+        """Over all receivers."""
+        with self._lock:
+            return _summarize(self._receivers.values())
+
+    def by_receiver(self) -> dict[str, PushSummary]:
+        """Per member id."""
+        with self._lock:
+            return {name: _summarize([receiver]) for name, receiver in self._receivers.items()}
+
+    def served(self) -> dict[str, tuple[PolicyVersion, str]]:
+        """Per member id: the version in service and its digest, as last reported."""
+        with self._lock:
+            return {
+                name: (PolicyVersion.from_proto(receiver.last.policy), receiver.last.digest)
+                for name, receiver in self._receivers.items()
+                if receiver.last is not None
+            }
+
+    def receivers(self) -> dict[str, dict[str, Any]]:
+        """Per member id, as JSON: counts, percentiles in milliseconds, the last push and the last failure."""
+        with self._lock:
+            return {
+                name: {**_last_push(receiver), **_summarize([receiver]).figures(), "errors": receiver.errors}
+                for name, receiver in self._receivers.items()
+                if receiver.reported_ns
+            }
+
+    def to_proto(self) -> weights_pb2.PushesResponse:
+        """Everything, those heard of last first."""
+        with self._lock:
+            receivers = sorted(self._receivers.items(), key=lambda item: -item[1].reported_ns)
+            return weights_pb2.PushesResponse(receivers=[_entry(name, receiver) for name, receiver in receivers])
+
+
+def _summarize(receivers: Iterable[_Receiver]) -> PushSummary:
+    receivers = list(receivers)
+    found = {
+        stage: _percentiles([value for receiver in receivers for value in receiver.times[stage]]) for stage in STAGES
+    }
+    newest = max((receiver for receiver in receivers if receiver.failed), key=lambda r: r.failed_ns, default=None)
+    return PushSummary(
+        count=sum(receiver.count for receiver in receivers),
+        errors=sum(receiver.errors for receiver in receivers),
+        bytes=sum(receiver.bytes for receiver in receivers),
+        p50={stage: p50 for stage, (p50, _) in found.items()},
+        p99={stage: p99 for stage, (_, p99) in found.items()},
+        last_error=newest.failed.error if newest is not None and newest.failed is not None else "",
+    )
+
+
+def _last_push(receiver: _Receiver) -> dict[str, Any]:
+    last, failed = receiver.last, receiver.failed
+    found: dict[str, Any] = {"count": receiver.count, "bytes": receiver.bytes}
+    if last is not None:
+        times = {stage: getattr(last, f"{stage}_us") for stage in ("first_byte", "last_byte", "pause", "total")}
+        found["last"] = {
+            "version": str(PolicyVersion.from_proto(last.policy)),
+            "transport": last.transport,
+            "encoding": last.encoding,
+            "source": last.source,
+            "choice": last.choice,
+            "bytes": last.bytes,
+            **{f"{stage}_ms": value / 1e3 for stage, value in {**times, "ack": receiver.last_ack_us}.items()},
+        }
+    if failed is not None:
+        found["last_error"] = {"version": str(PolicyVersion.from_proto(failed.policy)), "error": failed.error}
+    return found
+
+
+def _entry(member_id: str, receiver: _Receiver) -> weights_pb2.ReceiverPushes:
+    failed = receiver.failed
+    entry = weights_pb2.ReceiverPushes(
+        member_id=member_id,
+        last=receiver.last,
+        last_ack_us=receiver.last_ack_us,
+        reported_unix_ms=receiver.reported_ns // 10**6,
+        count=receiver.count,
+        errors=receiver.errors,
+        bytes=receiver.bytes,
+        last_error=failed.error if failed else "",
+        last_error_policy=failed.policy if failed else None,
+        last_error_unix_ms=receiver.failed_ns // 10**6,
+    )
+    for stage, values in receiver.times.items():
+        target = getattr(entry, f"{stage}_us")
+        target.p50, target.p99 = _percentiles(list(values))
+    return entry
+
+
+def _percentiles(values: list[int]) -> tuple[float, float]:
+    if not values:
+        return 0.0, 0.0
+    p50, p99 = np.percentile(np.array(values), (50, 99))
+    return float(p50), float(p99)

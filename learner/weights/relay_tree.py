@@ -1,0 +1,136 @@
+"""Who fetches a version from whom: a tree whose root is the learner.
+
+Invariants:
+
+- Following parents leads from every receiver to the learner: there are no cycles, whoever fails and moves.
+- While nobody fails, the learner and each relay have at most `fanout` children, and receivers that all relay lie in
+  full levels: n of them are no deeper than log_fanout(n) + 1.
+- A receiver comes to the learner itself after `_PATIENCE` parents that failed it, or when it starts anew, whatever room
+  there is: failures cost the learner's link, never the version.
+
+Pure: no clock, no I/O; one caller at a time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from rollmesh.mesh.trajectory.versions import PolicyVersion
+
+# Parents that may fail a receiver before it is sent to the learner.
+_PATIENCE = 2
+# Trees kept: of the newest things that were asked for.
+_KEPT = 64
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """A receiver; `parent` None is the learner."""
+
+    address: str
+    parent: _Node | None
+    children: int = 0
+    failed: bool = False
+
+    def line(self) -> Iterator[_Node]:
+        """Itself, its parent, and so on up to a child of the learner."""
+        node: _Node | None = self
+        while node is not None:
+            yield node
+            node = node.parent
+
+
+class RelayTree:
+    """The receivers of one set of bytes.
+
+    Args:
+        fanout: children that the learner, and each relay, should have at most.
+    """
+
+    def __init__(self, fanout: int) -> None:
+        self._fanout = fanout
+        self._uploads = 0
+        self._nodes: dict[str, _Node] = {}
+
+    @property
+    def uploads(self) -> int:
+        """Receivers that were sent to the learner itself."""
+        return self._uploads
+
+    def parents(self) -> dict[str, str]:
+        """By member id, the address that it fetches from; empty for the learner."""
+        return {name: node.parent.address if node.parent else "" for name, node in self._nodes.items()}
+
+    def route(self, member_id: str, address: str, failed: Collection[str]) -> str:
+        """Gives a receiver its parent.
+
+        Args:
+            member_id: of the receiver.
+            address: where it serves others; empty where it does not.
+            failed: addresses that failed it.
+
+        Returns:
+            The parent's address; empty for the learner.
+        """
+        for node in self._nodes.values():
+            node.failed |= node.address in failed
+        known = self._nodes.get(member_id)
+        if known is None:
+            node = self._nodes[member_id] = _Node(address, None)
+            exhausted = len(failed) >= _PATIENCE
+        else:
+            node = known
+            # One that names no failure starts anew: what it was given before did not help it.
+            exhausted = len(failed) >= _PATIENCE or not failed
+            self._leave(node)
+            node.address = address
+        parent = None if exhausted else self._place(node, failed)
+        node.parent = parent
+        if parent is None:
+            self._uploads += 1
+            return ""
+        parent.children += 1
+        return parent.address
+
+    def _leave(self, node: _Node) -> None:
+        if node.parent is not None:
+            node.parent.children -= 1
+            node.parent = None
+
+    def _place(self, node: _Node, failed: Collection[str]) -> _Node | None:
+        """The highest place with room, the oldest of equals; None for the learner."""
+        if self._uploads < self._fanout:
+            return None
+        highest: dict[int, _Node] = {}
+        for other in self._nodes.values():
+            line = list(other.line())
+            usable = other.address and not other.failed and other.address not in failed
+            # A receiver that has started anew may stand there by its former name, at the same address.
+            below = node in line or (node.address and node.address in [above.address for above in line])
+            if usable and other.children < self._fanout and not below:
+                highest.setdefault(len(line), other)
+        return highest[min(highest)] if highest else None
+
+
+class RelayTrees:
+    """A tree for each set of bytes that is fetched: a version in full, or one link of differences.
+
+    Args:
+        fanout: see `RelayTree`.
+    """
+
+    def __init__(self, fanout: int) -> None:
+        self._fanout = fanout
+        self._trees: OrderedDict[tuple[PolicyVersion, PolicyVersion | None], RelayTree] = OrderedDict()
+
+    def of(self, policy: PolicyVersion, base: PolicyVersion | None) -> RelayTree:
+        """The tree of a version, or of the link that leads to it from `base`."""
+        key = (policy, base)
+        tree = self._trees.get(key)
+        if tree is None:
+            tree = self._trees[key] = RelayTree(self._fanout)
+            if len(self._trees) > _KEPT:
+                self._trees.popitem(last=False)
+        return tree

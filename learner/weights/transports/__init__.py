@@ -1,0 +1,43 @@
+"""How published versions are made available besides the Weights service: one module per transport.
+
+Which ones a learner makes follows `weights.transport`. `auto` makes those that cost nothing: shared memory, into which
+versions are written anyhow. All others cost time or disk for every version, and are made when asked for.
+"""
+
+from __future__ import annotations
+
+from rollmesh.learner.weights.transports.base import Offer
+from rollmesh.learner.weights.transports.broadcast import Broadcast
+from rollmesh.learner.weights.transports.disk import Disk
+from rollmesh.learner.weights.transports.rendezvous import Rendezvous
+from rollmesh.learner.weights.transports.shm import SHARED_MEMORY, SharedMemory, shared_memory
+from rollmesh.mesh.config import Config
+
+__all__ = [
+    "SHARED_MEMORY",
+    "Broadcast",
+    "Disk",
+    "Offer",
+    "Rendezvous",
+    "SharedMemory",
+    "further_offers",
+    "shared_memory",
+]
+
+
+def further_offers(config: Config) -> list[Offer]:
+    """What is offered besides shared memory, which belongs to the publisher's own bytes.
+
+    Raises:
+        WeightsError, ConfigError: what is asked for cannot be had here.
+    """
+    weights = config.weights
+    match weights.transport:
+        case "disk":
+            assert weights.dir is not None, "checked with the configuration"
+            return [Disk(weights.dir, config.run.name)]
+        case "gloo" | "nccl":
+            rendezvous = Rendezvous(config.network, config.security)
+            return [Broadcast(weights.transport, rendezvous, timeout_s=weights.timeout_s)]
+        case _:
+            return []

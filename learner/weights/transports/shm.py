@@ -1,0 +1,60 @@
+"""Shared memory: the publisher writes into a tmpfs, and receivers on this host map its files."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from rollmesh.learner.weights.published_version import PublishedVersion
+from rollmesh.learner.weights.transports.base import Offer
+from rollmesh.learner.weights.version_storage import sweep, usable_directory
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.runtime.hosts import host_id
+from rollmesh.protos import weights_pb2
+
+log = logging.getLogger(__name__)
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  meant to be shared; files are created unnamed and readable by the owner only
+
+
+class SharedMemory(Offer):
+    """Offers the publisher's own files; what killed publishers left behind is removed first.
+
+    Args:
+        directory: a tmpfs that receivers can see; checked with `usable_directory`.
+    """
+
+    name = "shm"
+
+    def __init__(self, directory: Path) -> None:
+        for path in sweep(directory):
+            log.info("removed %s, left behind by a publisher that was killed", path)
+        self.directory = directory
+        self._host_id = host_id()
+
+    def offer(self, version: PublishedVersion) -> weights_pb2.Offer | None:
+        """See Offer; None once the tmpfs was full, and the bytes have gone to anonymous memory."""
+        if version.data.path is None:
+            self.directory = None
+            return None
+        return weights_pb2.Offer(transport=self.name, address=str(version.data.path), host_id=self._host_id)
+
+    def retire(self, version: PublishedVersion) -> None:
+        """See Offer; receivers keep what they have mapped."""
+        version.data.unlink()
+
+
+def shared_memory(directory: Path, *, required: bool) -> SharedMemory | None:
+    """The offer; None where the directory is not usable.
+
+    Raises:
+        WeightsError: it is not, and is required.
+    """
+    if usable_directory(directory):
+        return SharedMemory(directory)
+    if required:
+        raise WeightsError(
+            f"weights.transport is shm, but no file can be created in {directory}",
+            hint="mount a tmpfs there, or set weights.transport: auto",
+        )
+    log.info("%s is not usable: weights travel over grpc", directory)
+    return None

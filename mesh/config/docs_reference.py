@@ -1,0 +1,83 @@
+"""The configuration reference as Markdown, generated from the models (`docs/configuration.md`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from rollmesh.mesh.config.base import Section, section_of
+from rollmesh.mesh.config.models import Config
+
+_HEAD = """# Configuration
+
+Generated from the models in `mesh/config/models.py` (`make docs`). One YAML file; every key can
+be given on the command line as `--section.key=value`. Unknown keys are refused with the nearest name.
+`rollmesh config show FILE` prints the whole configuration, `rollmesh config explain FILE` the figures derived from it
+and all settings of the algorithm.
+"""
+_TABLE_HEAD = ["| key | type | default | meaning |", "|---|---|---|---|"]
+
+
+def reference() -> str:
+    """The whole reference."""
+    lines = [_HEAD]
+    for name, field in Config.model_fields.items():
+        section = field.annotation
+        if isinstance(section, type) and issubclass(section, Section):
+            lines += [
+                f"## {name}",
+                "",
+                field.description or "",
+                "",
+                *_TABLE_HEAD,
+            ]
+            lines += [f"| `{key}` | {kind} | {default} | {text} |" for key, kind, default, text in _rows(section, "")]
+            lines.append("")
+    return "\n".join(lines)
+
+
+def _rows(section: type[Section], prefix: str) -> Iterator[tuple[str, str, str, str]]:
+    for name, field in section.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, Section):
+            yield from _rows(inner, f"{prefix}{name}.")
+            continue
+        yield f"{prefix}{name}", _kind(inner), _default(field), (field.description or "").replace("|", "\\|")
+        entries = section_of(inner)
+        if entries is not None and get_origin(inner) is dict:
+            yield from _rows(entries, f"{prefix}{name}.NAME.")
+
+
+def _kind(annotation: Any) -> str:
+    if get_origin(annotation) is Annotated:
+        return _kind(get_args(annotation)[0])
+    if get_origin(annotation) is Literal:
+        return " \\| ".join(f"`{value}`" for value in get_args(annotation))
+    arguments = [argument for argument in get_args(annotation) if argument is not type(None)]
+    if type(None) in get_args(annotation):
+        return f"{_kind(arguments[0])}, optional"
+    origin = get_origin(annotation)
+    if origin in (list, tuple):
+        return f"list of {_kind(arguments[0])}"
+    if origin is dict:
+        return "mapping"
+    if section_of(annotation) is not None:
+        return "section"
+    if annotation is Path:
+        return "path"
+    return {str: "text", int: "integer", float: "number", bool: "true / false"}.get(annotation, "any")
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True, validated_data={})
+    if value is PydanticUndefined or value is None or value in ([], {}):
+        return "none"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f"`{list(value) if isinstance(value, tuple) else value}`"

@@ -1,0 +1,60 @@
+"""What all that services answer over HTTP has in common: keys, and a log that strangers do not fill.
+
+Invariant: a key is a bearer token, which opens nothing else of the mesh.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from typing import Literal
+
+from aiohttp.http_exceptions import HttpProcessingError
+
+from rollmesh.mesh.access.secret_files import read_key
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.runtime.hosts import is_loopback
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Whether it is no stranger's fault: a request that cannot be parsed is answered, and that is all."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+# For servers of aiohttp.
+log = logging.getLogger(__name__)
+log.addFilter(_is_ours)
+
+
+def http_key(
+    security: SecuritySection, name: Literal["metrics_key_file", "endpoint_key_file"], host: str, what: str
+) -> str | None:
+    """What callers have to know; on this machine alone it may be nothing, which is told where the mesh has a token.
+
+    Args:
+        name: of the setting that names the file with the key.
+        host: address to bind.
+        what: is served, for errors and the log.
+
+    Raises:
+        ConfigError: a non-loopback address without a key; an unreadable key.
+    """
+    path = security.metrics_key_file if name == "metrics_key_file" else security.endpoint_key_file
+    if path is not None:
+        return read_key(path, f"security.{name}")
+    setting = f"security.{name} (--{name.replace('_', '-')})"
+    if not is_loopback(host) and not security.allow_insecure:
+        raise ConfigError(
+            f"refusing to serve {what} at {host}: others could use it without a key",
+            hint=f"set {setting} to a file that rollmesh token new makes, or security.allow_insecure: true",
+        )
+    if security.token_file is not None:
+        log.warning("%s: whoever reaches %s may use it without a key; set %s", what, host, setting)
+    return None
+
+
+def is_bearer(authorization: str, key: str) -> bool:
+    """Whether a request's header `Authorization` holds the key; takes as long whatever it holds."""
+    given = authorization.removeprefix("Bearer ")
+    return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), key.encode())

@@ -1,0 +1,1 @@
+"""gRPC as the mesh uses it: channels, servers, retries, errors that keep their type."""

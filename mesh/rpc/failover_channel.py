@@ -1,0 +1,230 @@
+"""The mesh as clients see it: several fronts that all serve every call, behind one channel.
+
+Invariants: each call and each stream goes to one front, and the next one to the next front; a front that has failed a
+call, or whose connection is down, is passed over while another one answers; where none seems to answer, all are
+tried. Nothing is repeated here: whoever calls repeats (every verb of the mesh may be), and then meets another front.
+The addresses given at the start are kept for good; others come and go with what the mesh says of its fronts.
+
+gRPC's own balancing over a target of several addresses does not do: it takes no host names, checks all certificates
+against one name, and its set of addresses cannot change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import grpc
+
+from rollmesh.mesh.access.credentials import Credentials, Identity
+from rollmesh.mesh.access.token_file import credentials_of
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.rpc.rpc import KEEPALIVE_S, is_transient_code, open_channel
+from rollmesh.mesh.runtime.hosts import is_loopback
+
+# Seconds for which a front that failed a call is passed over.
+_SUSPECT_S = 5.0
+_STATE = grpc.ChannelConnectivity
+
+
+def addresses_of(mesh: str) -> list[str]:
+    """The addresses in `host:port` or `host:port,host:port,...`, each of them once.
+
+    Raises:
+        ConfigError: there is none, or one lacks its port.
+    """
+    found = [part.strip().removeprefix("grpc://") for part in mesh.split(",")]
+    for address in found:
+        if ":" not in address:
+            raise ConfigError(f"mesh address {mesh!r}: {address!r} is not host:port", hint="as in --mesh a:1,b:2")
+    return list(dict.fromkeys(found))
+
+
+def is_local(mesh: str) -> bool:
+    """Whether all addresses of a mesh are of this machine's loopback.
+
+    Raises:
+        ConfigError: as `addresses_of`.
+    """
+    return all(is_loopback(address.rpartition(":")[0]) for address in addresses_of(mesh))
+
+
+def open_mesh(
+    mesh: str,
+    security: SecuritySection,
+    identity: Identity | None = None,
+    *,
+    max_message_mb: int = 64,
+    keepalive_s: float = KEEPALIVE_S,
+) -> MeshChannel:
+    """A channel to the fronts of a mesh.
+
+    Args:
+        mesh: `host:port` of one front or more, with commas between them.
+        identity: in whose name calls are made; none: as the token file makes the caller.
+        keepalive_s: seconds of silence after which a connection is asked for a sign of life.
+    """
+    credentials = credentials_of(security, identity)
+    return MeshChannel(
+        addresses_of(mesh),
+        lambda address: open_channel(
+            address, security, credentials, max_message_mb=max_message_mb, keepalive_s=keepalive_s
+        ),
+        credentials,
+    )
+
+
+class _Front:
+    """One front with its connection."""
+
+    def __init__(self, address: str, channel: grpc.aio.Channel) -> None:
+        self.address = address
+        self.channel = channel
+        self.suspect_until = 0.0
+        self.calls = 0
+
+
+class MeshChannel(grpc.aio.Channel):
+    """Spreads calls over fronts; for stubs it is a channel like any other.
+
+    Args:
+        addresses: fronts known from the start; never forgotten.
+        open_front: opens the connection to one of them.
+
+    Attributes:
+        credentials: of the caller; None where the mesh has no token.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        open_front: Callable[[str], grpc.aio.Channel],
+        credentials: Credentials | None,
+    ) -> None:
+        self._open_front = open_front
+        self.credentials = credentials
+        self._given = tuple(addresses)
+        self._listed = self._given
+        self._fronts = {address: _Front(address, open_front(address)) for address in addresses}
+        # Not all clients begin with the same front.
+        self._turn = itertools.count(random.randrange(1 << 16))  # noqa: S311  no secret
+        self._judging: set[asyncio.Task[None]] = set()
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where the next calls may go."""
+        return list(dict.fromkeys((*self._listed, *self._given)))
+
+    def learn(self, addresses: Iterable[str]) -> None:
+        """Takes the fronts that the mesh lists as alive; connections to others end with their last call."""
+        listed = tuple(dict.fromkeys(addresses))
+        if not listed:
+            return
+        self._listed = listed
+        for address in listed:
+            if address not in self._fronts:
+                self._fronts[address] = _Front(address, self._open_front(address))
+        for front in list(self._fronts.values()):
+            if front.address not in self.addresses and not front.calls:
+                del self._fronts[front.address]
+                self._spawn(front.channel.close())
+
+    def pick(self) -> _Front:
+        """The front of the next call."""
+        turn, now = next(self._turn), time.monotonic()
+        known = [self._fronts[address] for address in self.addresses]
+        # Asking for the state also starts to connect where there is no connection.
+        states = {front.address: front.channel.get_state(try_to_connect=True) for front in known}
+        trusted = [front for front in known if front.suspect_until <= now]
+        ready = [front for front in trusted if states[front.address] is _STATE.READY]
+        # A front may be known by two names, the one given and the one it lists itself under.
+        listed = [front for front in ready if front.address in self._listed]
+        hopeful = [front for front in trusted if states[front.address] is not _STATE.TRANSIENT_FAILURE]
+        choice = listed or ready or hopeful or known
+        return choice[turn % len(choice)]
+
+    def place(self, begin: Callable[[grpc.aio.Channel], Any]) -> Any:
+        """Starts a call at the next front and watches how it ends."""
+        front = self.pick()
+        call = begin(front.channel)
+        front.calls += 1
+        call.add_done_callback(lambda _call: self._spawn(self._judge(front, call)))
+        return call
+
+    async def _judge(self, front: _Front, call: Any) -> None:
+        front.calls -= 1
+        if is_transient_code(await call.code()) and not call.cancelled():
+            front.suspect_until = time.monotonic() + _SUSPECT_S
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._judging.add(task)
+        task.add_done_callback(self._judging.discard)
+
+    # --------------------------------------------------------------------------------------- a channel's methods
+
+    def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
+        return _Method(self, "unary_unary", args, kwargs)
+
+    def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
+        return _Method(self, "unary_stream", args, kwargs)
+
+    def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
+        return _Method(self, "stream_unary", args, kwargs)
+
+    def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
+        return _Method(self, "stream_stream", args, kwargs)
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        """The best of the fronts' states."""
+        states = [front.channel.get_state(try_to_connect) for front in self._fronts.values()]
+        order = (_STATE.READY, _STATE.CONNECTING, _STATE.IDLE, _STATE.TRANSIENT_FAILURE, _STATE.SHUTDOWN)
+        return min(states, key=order.index)
+
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        """Returns once `get_state` says something else."""
+        while self.get_state() is last_observed_state:
+            waits = [
+                asyncio.ensure_future(front.channel.wait_for_state_change(front.channel.get_state()))
+                for front in self._fronts.values()
+            ]
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()
+                await asyncio.gather(*waits, return_exceptions=True)
+
+    async def channel_ready(self) -> None:
+        """Returns once a front is connected."""
+        while (state := self.get_state(try_to_connect=True)) is not _STATE.READY:
+            await self.wait_for_state_change(state)
+
+    async def close(self, grace: float | None = None) -> None:
+        """Closes every connection."""
+        await asyncio.gather(*(front.channel.close(grace) for front in self._fronts.values()))
+        await asyncio.gather(*self._judging, return_exceptions=True)
+
+    async def __aenter__(self) -> MeshChannel:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.close()
+
+
+class _Method:
+    """One RPC of a stub: made at whichever front has its turn."""
+
+    def __init__(self, mesh: MeshChannel, kind: str, args: Any, kwargs: Any) -> None:
+        self._mesh, self._kind, self._args, self._kwargs = mesh, kind, args, kwargs
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._mesh.place(lambda channel: self._of(channel)(*args, **kwargs))
+
+    def _of(self, channel: grpc.aio.Channel) -> Any:
+        return getattr(channel, self._kind)(*self._args, **self._kwargs)

@@ -1,0 +1,1 @@
+"""Trajectories: their bytes, compression, images, policy versions and their lineage."""

@@ -1,0 +1,268 @@
+"""The trajectory payload: what a generator stores and a learner trains on, byte for byte.
+
+Layout (all little-endian)::
+
+    b"RMT1" | uint32 header length | msgpack header | raw arrays, one behind the other
+
+The header is a map: `tokens` = number of response tokens, `arrays` = [[name, dtype], ...] in the order of the raw
+bytes, `versions` = runs over the tokens as uint32 triples (length, incarnation, version), `mask` = lengths of runs over
+the tokens as uint32, of mask 1 and 0 in turn, where the first alone may be 0. Arrays: `response_ids` int32, `log_probs`
+float32 (natural log, of the sampled token under the distribution it was sampled from); both have one entry per token.
+Tokens with mask 0 (tool output, later turns' prompts) are not trained; their log-prob is 0. The prompt is not in here:
+it is stored once per group.
+
+With `codec` = "zstd" in the header each array is a compressed frame instead (`mesh.trajectory.compression`), and
+`stored` has their sizes in bytes; the header itself is never compressed. Payloads are packed where they are made and
+opened where they are trained on; in between they are the same bytes. The buffer checks a payload with `inspect` (header
+and sizes, also those that frames state) and never parses or decompresses the arrays; of one that is uploaded in pieces
+it sees the head (magic and header) alone.
+
+Bounds: at most `MAX_TOKENS` tokens; a frame is opened only if it states exactly the size that the tokens need.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import struct
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.trajectory.compression import check_frame, compress, decompress
+from rollmesh.mesh.trajectory.versions import VersionRuns
+
+MAGIC = b"RMT1"
+_PREFIX = struct.Struct("<4sI")
+_LENGTH = struct.Struct("<I")
+_MAX_HEADER_BYTES = 1 << 20
+# Far above any response; bounds what a payload can make its reader allocate.
+MAX_TOKENS = 1 << 26
+Codec = Literal["none", "zstd"]
+# Required arrays and their dtypes; both have one entry per response token.
+ARRAYS: dict[str, str] = {"response_ids": "int32", "log_probs": "float32"}
+_DECLARED = [[name, dtype] for name, dtype in ARRAYS.items()]
+# As they are stored.
+_IDS, _LOG_PROBS = np.dtype("<i4"), np.dtype("<f4")
+_MASKED, _SAMPLED = b"\0", b"\1"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trajectory:
+    """One response.
+
+    Attributes:
+        response_ids: int32 [T].
+        log_probs: float32 [T], behaviour log-probs (nats); 0 where `response_mask` is 0.
+        response_mask: uint8 [T], 1 = sampled by the policy.
+        versions: the policy version of every token (masked ones carry their turn's).
+    """
+
+    response_ids: NDArray[np.int32]
+    log_probs: NDArray[np.float32]
+    response_mask: NDArray[np.uint8]
+    versions: VersionRuns
+
+
+class PayloadInfo(NamedTuple):
+    """What `inspect` finds without touching the arrays: `mask` has lengths of runs of 1 and 0 in turn."""
+
+    response_tokens: int
+    versions: VersionRuns
+    mask: tuple[int, ...]
+
+
+class _Layout(NamedTuple):
+    """Where the arrays are: the head ends at `start`; `stored` has the bytes of each frame, none where plain."""
+
+    info: PayloadInfo
+    start: int
+    stored: tuple[int, int] | None
+
+
+def encode(trajectory: Trajectory, *, codec: Codec = "none", level: int = 1) -> bytes:
+    """Packs a trajectory.
+
+    Args:
+        trajectory: one response.
+        codec: `none`, or `zstd` for compressed arrays.
+        level: of zstd, 1 (fast) to 19.
+
+    Raises:
+        PayloadError: where lengths disagree.
+    """
+    count = len(trajectory.response_ids)
+    for field in ("log_probs", "response_mask", "versions"):
+        if len(getattr(trajectory, field)) != count:
+            raise PayloadError(field, f"{len(getattr(trajectory, field))} entries for {count} response tokens")
+    header: dict[str, Any] = {
+        "tokens": count,
+        "arrays": _DECLARED,
+        "versions": trajectory.versions.to_wire(),
+        "mask": _mask_to_wire(trajectory.response_mask),
+    }
+    ids = np.ascontiguousarray(trajectory.response_ids, dtype=_IDS)
+    log_probs = np.ascontiguousarray(trajectory.log_probs, dtype=_LOG_PROBS)
+    arrays: list[Any] = [ids, log_probs]
+    if codec == "zstd" and count:
+        arrays = compress((ids, log_probs), level)
+        header |= {"codec": codec, "stored": [len(frame) for frame in arrays]}
+    packed = msgpack.packb(header)
+    return b"".join((_PREFIX.pack(MAGIC, len(packed)), packed, *arrays))
+
+
+def head_of(payload: bytes) -> bytes:
+    """Magic and header of a payload: what `inspect` needs besides its size.
+
+    Raises:
+        PayloadError: it has no head.
+    """
+    return payload[: _head_bytes(payload)]
+
+
+def inspect(payload: bytes, total: int | None = None) -> PayloadInfo:
+    """Checks a payload's header and sizes.
+
+    Args:
+        payload: all of it, or its head where `total` is given.
+        total: bytes of the whole payload, of which `payload` is the head alone.
+
+    Raises:
+        PayloadError: naming the field that is wrong.
+    """
+    layout = _parse(payload, len(payload) if total is None else total)
+    if total is not None:
+        if layout.start != len(payload):
+            raise PayloadError("payload", f"{len(payload)} bytes, but the head has {layout.start}")
+    elif layout.stored is not None:
+        for name, frame in zip(ARRAYS, _frames(payload, layout), strict=True):
+            check_frame(name, frame, layout.info.response_tokens)
+    return layout.info
+
+
+def decode(payload: bytes | memoryview, *, tokens: int | None = None) -> Trajectory:
+    """Unpacks a payload; the arrays are views of its bytes unless they were compressed.
+
+    Args:
+        payload: as `encode` made it.
+        tokens: response tokens that it must have, where the caller knows; checked before anything is decompressed.
+
+    Raises:
+        PayloadError: naming the field that is wrong.
+    """
+    layout = _parse(payload, len(payload))
+    info, start = layout.info, layout.start
+    if tokens is not None and tokens != info.response_tokens:
+        raise PayloadError("response_tokens", f"expected {tokens}, the payload has {info.response_tokens}")
+    count = info.response_tokens
+    mask = np.frombuffer(bytearray().join(map(operator.mul, itertools.cycle((_SAMPLED, _MASKED)), info.mask)), np.uint8)
+    arrays: list[Any]
+    if layout.stored is None:
+        arrays = [
+            np.frombuffer(payload, _IDS, count, start),
+            np.frombuffer(payload, _LOG_PROBS, count, start + 4 * count),
+        ]
+    else:
+        frames = zip(ARRAYS, _frames(payload, layout), ("<i4", "<f4"), strict=True)
+        arrays = [decompress(name, frame, count, dtype) for name, frame, dtype in frames]
+    return Trajectory(
+        response_ids=arrays[0],
+        log_probs=arrays[1],
+        response_mask=mask,
+        versions=info.versions,
+    )
+
+
+def _mask_to_wire(mask: NDArray[np.uint8]) -> bytes:
+    if _MASKED not in mask.tobytes():  # single-turn responses, by far the most
+        return _LENGTH.pack(len(mask)) if len(mask) else b""
+    values = (mask != 0).tobytes()
+    lengths: list[int] = []
+    begin = 0
+    for following in itertools.cycle((_MASKED, _SAMPLED)):
+        end = values.find(following, begin)
+        if end < 0:
+            break
+        lengths.append(end - begin)
+        begin = end
+    return struct.pack(f"<{len(lengths) + 1}I", *lengths, len(values) - begin)
+
+
+def _frames(payload: bytes | memoryview, layout: _Layout) -> tuple[memoryview, memoryview]:
+    assert layout.stored is not None, "the arrays are not compressed"
+    view, middle = memoryview(payload), layout.start + layout.stored[0]
+    return view[layout.start : middle], view[middle:]
+
+
+def _head_bytes(payload: bytes | memoryview) -> int:
+    if len(payload) < _PREFIX.size:
+        raise PayloadError("payload", f"{len(payload)} bytes are too few for a trajectory")
+    magic, header_bytes = _PREFIX.unpack_from(payload)
+    if magic != MAGIC:
+        raise PayloadError("payload.magic", f"expected {MAGIC!r}, got {magic!r}")
+    start: int = _PREFIX.size + header_bytes
+    if header_bytes > _MAX_HEADER_BYTES or start > len(payload):
+        raise PayloadError("payload.header", f"header of {header_bytes} bytes in a payload of {len(payload)}")
+    return start
+
+
+def _parse(payload: bytes | memoryview, total: int) -> _Layout:
+    start = _head_bytes(payload)
+    try:
+        header: Any = msgpack.unpackb(payload[_PREFIX.size : start])
+    except (ValueError, msgpack.UnpackException) as error:
+        raise PayloadError("payload.header", f"not msgpack: {error}") from error
+    if not isinstance(header, dict):
+        raise PayloadError("payload.header", "expected a map")
+    count = header.get("tokens")
+    if type(count) is not int or not 1 <= count <= MAX_TOKENS:
+        raise PayloadError("tokens", f"expected 1 to {MAX_TOKENS}, got {count!r}")
+    if header.get("arrays") != _DECLARED:
+        raise _other_arrays(header.get("arrays"))
+    stored = _check_codec(header.get("codec", "none"), header.get("stored"))
+    declared = 8 * count if stored is None else sum(stored)
+    if total != start + declared:
+        raise PayloadError("payload", f"{total - start} bytes of arrays, {declared} declared")
+    versions = VersionRuns.from_wire(header.get("versions"), count)
+    return _Layout(PayloadInfo(count, versions, _check_mask(header.get("mask"), count)), start, stored)
+
+
+def _check_codec(codec: Any, stored: Any) -> tuple[int, int] | None:
+    if codec == "none":
+        if stored is not None:
+            raise PayloadError("stored", "expected none without a codec")
+        return None
+    if codec != "zstd":
+        raise PayloadError("codec", f"expected none or zstd, got {codec!r}")
+    good = isinstance(stored, list) and len(stored) == len(ARRAYS)
+    if not good or not all(type(size) is int and size > 0 for size in stored):
+        raise PayloadError("stored", f"expected the bytes of {list(ARRAYS)}, got {stored!r}")
+    return stored[0], stored[1]
+
+
+def _other_arrays(declared: Any) -> PayloadError:
+    """What to say of arrays that are not the expected ones."""
+    if not isinstance(declared, list) or len(declared) != len(ARRAYS):
+        return PayloadError("arrays", f"expected {_DECLARED}, got {declared!r}")
+    for item, (name, dtype) in zip(declared, ARRAYS.items(), strict=True):
+        if not isinstance(item, list) or len(item) != 2 or item[0] != name:
+            return PayloadError(f"arrays.{name}", f"expected {[name, dtype]}, got {item!r}")
+        if item[1] != dtype:
+            return PayloadError(f"arrays.{name}.dtype", f"expected {dtype}, got {item[1]!r}")
+    return PayloadError("arrays", f"expected {_DECLARED}, got {declared!r}")
+
+
+def _check_mask(wire: Any, count: int) -> tuple[int, ...]:
+    try:
+        lengths = struct.unpack(f"<{len(wire) // 4}I", wire)
+    except (TypeError, struct.error) as error:
+        raise PayloadError("mask", f"expected lengths of runs as uint32: {error}") from error
+    if 0 in lengths[1:]:
+        raise PayloadError(f"mask[{lengths.index(0, 1)}]", "a run of no tokens")
+    if sum(lengths) != count:
+        raise PayloadError("mask", f"runs cover {sum(lengths)} of {count} response tokens")
+    return lengths

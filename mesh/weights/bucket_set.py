@@ -1,0 +1,82 @@
+"""What a receiver wants of a version: its full bytes, or one link of differences that leads to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.mesh.weights.digest import Buffer, digest_of
+from rollmesh.mesh.weights.manifest import bucket_starts
+from rollmesh.protos import weights_pb2
+
+Encoding = Literal["full", "delta"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Buckets that belong together, as they travel.
+
+    Attributes:
+        policy: the version that they lead to.
+        base: the version that they are a difference from; None: they are the version's full bytes.
+        buckets: length and digest of each.
+        offers: where the full bytes are, besides the learner's service; none for differences.
+        starts: `bucket_starts` of them.
+    """
+
+    policy: PolicyVersion
+    base: PolicyVersion | None
+    buckets: Sequence[weights_pb2.BucketEntry]
+    offers: Sequence[weights_pb2.Offer] = ()
+    starts: Sequence[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "starts", bucket_starts(self.buckets))
+
+    @classmethod
+    def full(cls, manifest: weights_pb2.Manifest) -> Wanted:
+        """All bytes of a version."""
+        return cls(PolicyVersion.from_proto(manifest.policy), None, manifest.buckets, manifest.offers)
+
+    @classmethod
+    def link(cls, delta: weights_pb2.Delta) -> Wanted:
+        """One link of differences."""
+        return cls(PolicyVersion.from_proto(delta.policy), PolicyVersion.from_proto(delta.base), delta.buckets)
+
+    @property
+    def encoding(self) -> Encoding:
+        return "full" if self.base is None else "delta"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buckets one behind the other, each padded."""
+        return self.starts[-1]
+
+    def offer(self, transport: str) -> weights_pb2.Offer | None:
+        """What a transport offers; None where it offers nothing."""
+        return next((offer for offer in self.offers if offer.transport == transport), None)
+
+    def part(self, data: memoryview, index: int) -> memoryview:
+        """One bucket within all of them."""
+        return data[self.starts[index] : self.starts[index] + self.buckets[index].nbytes]
+
+    def verify(self, index: int, data: Buffer) -> None:
+        """Compares a bucket's bytes with the digest that was announced.
+
+        Raises:
+            WeightsError: where they differ.
+        """
+        entry = self.buckets[index]
+        found = digest_of(data)
+        if len(data) != entry.nbytes or found != entry.digest:
+            raise WeightsError(
+                f"{self.name(index)} is damaged: {len(data)} bytes with digest {found}, "
+                f"announced were {entry.nbytes} with {entry.digest}"
+            )
+
+    def name(self, index: int) -> str:
+        """Names a bucket for messages."""
+        return f"bucket {index} of version {self.policy}" + (f" (from {self.base})" if self.base else "")

@@ -1,0 +1,140 @@
+"""What continues in a run folder that was used before: from which step, and with what other configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import yaml
+
+from rollmesh.launcher import folder as folders
+from rollmesh.launcher.preflight.changes import changed
+from rollmesh.launcher.preflight.finished import why_finished
+from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, newest, version_of
+from rollmesh.learner.recovery.run_identity import nothing_trained
+from rollmesh.mesh.config.models import BufferSection, Config
+from rollmesh.mesh.errors import ConfigError, DataError
+from rollmesh.report.metrics import is_training, run_records
+
+# What makes the values of two groups values of different things.
+_SCORED_BY = ("reward.", "data.")
+# What a run is of, before it has trained anything.
+_OF = ("model.", "algorithm.", *_SCORED_BY)
+# From the safest on.
+_DURABILITIES: tuple[str, ...] = get_args(BufferSection.model_fields["durability"].annotation)
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """A run that continues.
+
+    Attributes:
+        folder: of the run.
+        step: of its checkpoint; 0 without one.
+        trained: the last step that was trained.
+        changes: of the configuration, see `changes`.
+        former_steps: that may train groups which were sampled and scored before the changes; 0 where they are alike.
+        starts_over: nothing was trained, and what the run is of has changed: what it holds is of no use any more.
+        finished: why nothing is left to do; empty where something is.
+        start_from: name of the checkpoint that was asked for; empty where it is the newest one.
+    """
+
+    folder: Path
+    step: int
+    trained: int
+    changes: tuple[str, ...]
+    former_steps: int
+    starts_over: bool = False
+    finished: str = ""
+    start_from: str = ""
+
+    @classmethod
+    def of(
+        cls, config: Config, edited: Sequence[str] = (), *, of_another: bool = False, start_from: Path | None = None
+    ) -> Continuation | None:
+        """None where no learner has taken a run over in its folder yet.
+
+        Args:
+            config: of the present attempt.
+            edited: files of rewards and held-out data with another content than before.
+            of_another: model or data are others than before.
+            start_from: checkpoint to continue from; None: the newest one.
+
+        Raises:
+            ConfigError: it would begin with an empty Redis, since what the last launch has kept would not be read.
+            DataError: the configuration in the folder is damaged.
+        """
+        folder = config.run.folder
+        if not folders.takeover_stamp(folder):
+            return None
+        before = _configuration(folder / folders.CONFIG)
+        changes = [*_lowered_durability(before["buffer"]["durability"], config.buffer)]
+        changes += changed(before, config.model_dump(mode="json"))
+        changes += [f"{path} (edited)" for path in edited]
+        checkpoint = newest(folder / CHECKPOINTS_NAME) if start_from is None else version_of(start_from.name)
+        trained = max((int(record["step"]) for record in run_records(folder) if is_training(record)), default=0)
+        scored = bool(edited) or any(change.startswith(_SCORED_BY) for change in changes)
+        other = of_another or scored or any(change.startswith(_OF) for change in changes)
+        return cls(
+            folder,
+            0 if checkpoint is None else checkpoint.version,
+            trained,
+            tuple(changes),
+            former_steps=config.buffer.max_staleness + 1 if scored else 0,
+            starts_over=other and nothing_trained(folder),
+            finished=why_finished(config, changes) if start_from is None else "",
+            start_from=start_from.name if start_from is not None else "",
+        )
+
+    def lines(self, *, named: bool) -> list[str]:
+        """In words.
+
+        Args:
+            named: the run has a name of its own.
+        """
+        later = self.trained - self.step
+        what = "undone" if self.start_from else "trained again"
+        again = f"; {later} later steps are {what}" if later > 0 else ""
+        where = f", checkpoint {self.start_from}" if self.start_from else ", its newest checkpoint"
+        where = where if self.step or self.start_from else ": it has no checkpoint"
+        lines = [f"continues from step {self.step}{where}{again}"]
+        if not named:
+            lines.append("run.name is not set: --run.name=NAME begins another run, --fresh starts this one over")
+        if self.changes:
+            lines.append(f"changed since the last launch: {'; '.join(self.changes)}")
+        if self.former_steps:
+            lines.append(
+                f"groups that were sampled and scored before that train first, in up to {self.former_steps} steps: "
+                "--fresh begins without them"
+            )
+        return lines
+
+
+def _configuration(path: Path) -> Mapping[str, Any]:
+    """The run's, as it was written: an earlier version of Rollmesh may have had other keys."""
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if values["buffer"]["durability"] in _DURABILITIES and all(isinstance(each, dict) for each in values.values()):
+            return cast("Mapping[str, Any]", values)
+        why = "it is not the configuration of a run"
+    except (OSError, ValueError, yaml.YAMLError, TypeError, LookupError, AttributeError) as error:
+        why = f"{type(error).__name__}: {error}"
+    raise DataError(
+        f"{path} is damaged: {why}",
+        hint="restore it from a copy (services/config.yaml is that of the last launch), or start over with --fresh",
+    )
+
+
+def _lowered_durability(before: str, buffer: BufferSection) -> list[str]:
+    """What a run that continues gives up of Redis' protection."""
+    now = buffer.durability
+    if buffer.redis is not None or _DURABILITIES.index(now) <= _DURABILITIES.index(before):
+        return []
+    if now == "none":
+        raise ConfigError(
+            f"buffer.durability: none, but the run was kept with {before}: its groups would not be read",
+            hint=f"continue with --buffer.durability={before}, or choose another --run.name",
+        )
+    return [f"buffer.durability {before} -> {now} (Redis may lose its last seconds with the machine)"]

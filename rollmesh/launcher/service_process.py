@@ -1,0 +1,250 @@
+"""One service process: started, watched until it is healthy, stopped, its log and its exit explained.
+
+Invariants: the process leads a session of its own, so a Ctrl-C in the terminal reaches the launcher alone and the
+whole process tree can be ended at once; it dies with the launcher (`mesh.runtime.die_with_parent`); its output is
+appended to one log file; once it has exited, nothing of its process group remains; what it has started in groups of
+their own is never left stopped, so that it gets the signal that its parent's death sends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import psutil
+
+from rollmesh.launcher.errors import FrozenServiceError, ServiceExitError
+from rollmesh.launcher.health import HealthProbe
+from rollmesh.launcher.logs import explain_exit, tail
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import UnreachableError
+from rollmesh.mesh.liveness.freeze_detector import Bounds, Frozen
+from rollmesh.mesh.liveness.process_ends import descendants
+from rollmesh.mesh.liveness.process_state import look_at_part
+from rollmesh.mesh.liveness.watchdog import until_frozen
+from rollmesh.mesh.runtime.die_with_parent import wrapped
+
+# The ready file has no event a parent could wait for; this is how often it is looked for.
+_READY_POLL_S = 0.05
+# How long an answer that breaks off waits to be told that the service has ended.
+_CAUSE_S = 5.0
+
+
+@dataclass(frozen=True)
+class ServiceSpec:
+    """What to start and how to treat it.
+
+    Attributes:
+        name: unique in the run; names log and ready file.
+        command: builds the argument list, given whether this is a restart.
+        environment: added to the launcher's own.
+        start_deadline_s: seconds within which it must be healthy.
+        drain_s: seconds it gets to end in order after SIGTERM.
+        completes_run: a clean exit of this service ends the run (the learner).
+        parts: names of further processes of this service that answer the health check and write ready files of their
+            own (further ranks of the learner).
+    """
+
+    name: str
+    command: Callable[[bool], Sequence[str]]
+    environment: Mapping[str, str]
+    start_deadline_s: float = 180.0
+    drain_s: float = 15.0
+    completes_run: bool = False
+    parts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """What a ready file says."""
+
+    address: str
+    pid: int
+
+
+class ServiceProcess:
+    """A running (or ended) process of a service."""
+
+    def __init__(self, spec: ServiceSpec, process: asyncio.subprocess.Process, folder: Path, *, log_from: int) -> None:
+        self.spec = spec
+        # Bytes of the log before it was started.
+        self._log_from = log_from
+        self.address: str | None = None
+        self._process = process
+        self._folder = folder
+        self._asked = self._overdue = False
+
+    @classmethod
+    async def start(cls, spec: ServiceSpec, folder: Path, *, restart: bool) -> ServiceProcess:
+        """Starts the service.
+
+        Args:
+            folder: the run folder; logs go to `logs/NAME.log`, the ready file to `services/NAME.json`.
+            restart: whether the service ran before in this run.
+        """
+        log_path = log_file(folder, spec.name)
+        for path in (log_path, ready_file(folder, spec.name)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        for name in (spec.name, *spec.parts):
+            ready_file(folder, name).unlink(missing_ok=True)
+        with log_path.open("ab") as log:
+            log_from = log.seek(0, os.SEEK_END)
+            process = await asyncio.create_subprocess_exec(
+                *wrapped(spec.command(restart)),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **spec.environment},
+                start_new_session=True,
+            )
+        return cls(spec, process, folder, log_from=log_from)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process.returncode is None
+
+    async def wait_ready(self, security: SecuritySection) -> str:
+        """Waits for the ready files and for gRPC health; returns the service's address.
+
+        Raises:
+            ServiceExitError: the process ended first.
+            UnreachableError: not healthy within the deadline.
+        """
+        deadline = asyncio.get_running_loop().time() + self.spec.start_deadline_s
+        while not all(ready_file(self._folder, name).exists() for name in (self.spec.name, *self.spec.parts)):
+            if not self.running:
+                raise self.failure()
+            if asyncio.get_running_loop().time() > deadline:
+                raise UnreachableError(
+                    f"{self.spec.name} was not ready within {self.spec.start_deadline_s:.0f} s",
+                    hint=f"see {log_file(self._folder, self.spec.name)}",
+                )
+            await asyncio.sleep(_READY_POLL_S)
+        address = self._ready(self.spec.name).address
+        await self._until_serving(address, security, deadline - asyncio.get_running_loop().time())
+        self.address = address
+        return address
+
+    async def _until_serving(self, address: str, security: SecuritySection, within_s: float) -> None:
+        """Waits for the first answer to the health check, or for the end of the process, whose error says more."""
+        async with HealthProbe(address, security) as probe:
+            answering = asyncio.create_task(probe.until_serving(max(_READY_POLL_S, within_s)))
+            ending = asyncio.create_task(self._process.wait())
+            try:
+                await asyncio.wait({answering, ending}, return_when=asyncio.FIRST_COMPLETED)
+                if not answering.done():
+                    raise self.failure()
+                try:
+                    await answering
+                except UnreachableError:
+                    await asyncio.wait({ending}, timeout=_CAUSE_S)
+                    if ending.done():
+                        raise self.failure() from None
+                    raise
+            finally:
+                answering.cancel()
+                ending.cancel()
+                await asyncio.gather(answering, ending, return_exceptions=True)
+
+    async def until_frozen(self, security: SecuritySection, frozen_after_s: float) -> FrozenServiceError:
+        """Watches the service, once it is ready, and its parts; returns when one of them is frozen.
+
+        Args:
+            frozen_after_s: see `resources.frozen_after_s`.
+        """
+        bounds = Bounds.of(frozen_after_s, leaving_s=max(self.spec.drain_s, frozen_after_s))
+        watches = [
+            asyncio.create_task(self._watch(name, security, bounds), name=f"watch {name}")
+            for name in (self.spec.name, *self.spec.parts)
+        ]
+        try:
+            done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+            name, verdict = done.pop().result()
+        finally:
+            for watch in watches:
+                watch.cancel()
+            await asyncio.gather(*watches, return_exceptions=True)
+        log = log_file(self._folder, self.spec.name)
+        return FrozenServiceError(self.spec.name, name, verdict, tail(log, since=self._log_from), log=log)
+
+    async def _watch(self, name: str, security: SecuritySection, bounds: Bounds) -> tuple[str, Frozen]:
+        ready = self._ready(name)
+        async with HealthProbe(ready.address, security) as probe:
+            return name, await until_frozen(partial(look_at_part, ready.pid), probe.ask, bounds)
+
+    def _ready(self, name: str) -> _Ready:
+        return _Ready(**json.loads(ready_file(self._folder, name).read_text(encoding="utf-8")))
+
+    async def wait(self) -> int:
+        """Waits for the end and returns the exit status; what is left of the process group is killed."""
+        await self._process.wait()
+        self._kill_group()
+        return self.status
+
+    @property
+    def status(self) -> int:
+        """Exit status of the ended process."""
+        return self._process.returncode if self._process.returncode is not None else -1
+
+    @property
+    def ended_in_order(self) -> bool:
+        """Whether the process has ended as it should; one that was asked before it could listen had nothing to end."""
+        return self.status == 0 or (self._asked and self.status == -signal.SIGTERM)
+
+    def failure(self) -> ServiceExitError:
+        """The typed error for an unexpected end; lines of its log are shown where they say more than the error."""
+        path = log_file(self._folder, self.spec.name)
+        lines = tail(path, since=self._log_from)
+        message, said_all = explain_exit(self.status, lines)
+        if self._overdue:
+            message = f"did not end within {self.spec.drain_s:.0f} s of being asked to, killed"
+        return ServiceExitError(self.spec.name, self.status, message, () if said_all else lines, hint=f"see {path}")
+
+    def terminate(self) -> None:
+        """Asks the service to end in order."""
+        self._asked = True
+        if self.running:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
+
+    def kill(self) -> None:
+        """Ends the whole process group at once."""
+        self._kill_group()
+
+    async def stop(self) -> None:
+        """Ends the service in order, by force once its drain time is over."""
+        self.terminate()
+        try:
+            await asyncio.wait_for(self._process.wait(), self.spec.drain_s)
+        except TimeoutError:
+            self._overdue = True
+            self.kill()
+            await self._process.wait()
+        self._kill_group()
+
+    def _kill_group(self) -> None:
+        family = descendants(self._process.pid)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        for process in family:
+            with contextlib.suppress(psutil.Error):
+                process.send_signal(signal.SIGCONT)
+
+
+def log_file(folder: Path, service: str) -> Path:
+    return folder / "logs" / f"{service}.log"
+
+
+def ready_file(folder: Path, service: str) -> Path:
+    return folder / "services" / f"{service}.json"

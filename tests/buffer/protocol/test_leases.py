@@ -1,0 +1,159 @@
+"""Generators that vanish, pause and come back; streams that break; what is delivered twice."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from rollmesh.mesh.errors import OldGenerationError
+from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.protos import buffer_pb2 as pb
+from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, HasAddress, Mesh, make_write, nothing_within, refs
+from tests.buffer.test_flow import balanced
+
+V0 = PolicyVersion(1, 0)
+
+
+async def revived(mesh: Mesh, front: HasAddress, old: Generator) -> Generator:
+    """The same process as `old`, on a new connection: same member id."""
+    generator = await mesh.generator(front)
+    await generator.agent.stop()
+    generator.agent.member_id = old.agent.member_id
+    generator.agent.generation = old.agent.generation
+    return generator
+
+
+async def test_a_killed_generator_loses_its_groups_after_the_grace_and_keeps_its_members(mesh: Mesh) -> None:
+    front = await mesh.front()
+    learner, first, second = await mesh.learner(front), await mesh.generator(front), await mesh.generator(front)
+    await learner.seed(1, 2)
+    admission = first.admission()
+    admission.update(2, V0)
+    grants = await first.grants(admission, 2)
+    await first.writer().write([make_write(grants[0], 1, [V0])])
+    began = time.monotonic()
+    await first.kill()
+    takeover, writer = second.admission(), second.writer()
+    takeover.update(2, V0)
+    again = {g.group_id: g for g in await second.grants(takeover, 2)}
+    assert time.monotonic() - began < 5.0, "the grace, not the lease term of 15 s"
+    assert {g.group_id for g in grants} == set(again)
+    assert list(again[grants[0].group_id].members_done) == [1]
+    assert {g.attempt for g in again.values()} == {2}
+    await second.finish(writer, list(again.values()), V0)
+    groups = await learner.batch(learner.sampler(), 2, 0)
+    assert all(len(p) > 0 for g in groups for p in learner.payloads[g.group_id])
+    counts = await balanced(learner)
+    assert (counts.admitted, counts.readmissions) == (2, 2)
+
+
+async def test_the_last_holder_may_still_write_until_another_has_the_group(mesh: Mesh) -> None:
+    front = await mesh.front()
+    learner, first, second = await mesh.learner(front), await mesh.generator(front), await mesh.generator(front)
+    await learner.seed(1, 1)
+    admission, writer = first.admission(), first.writer()
+    admission.update(1, V0)
+    (grant,) = await first.grants(admission, 1)
+    released = await first.client.release("train", first.agent.member_id, first.agent.generation, refs([grant]))
+    assert released.released == 1
+    (paid_for,) = await writer.write([make_write(grant, 0, [V0])])
+    assert paid_for.status == pb.WRITE_STATUS_STORED
+    takeover = second.admission()
+    takeover.update(1, V0)
+    (again,) = await second.grants(takeover, 1)
+    assert list(again.members_done) == [0]
+    (late,) = await writer.write([make_write(grant, 1, [V0])])
+    assert late.status == pb.WRITE_STATUS_SUPERSEDED
+
+
+async def test_heartbeats_keep_a_lease_beyond_its_term(mesh: Mesh) -> None:
+    front = await mesh.front(buffer={"lease_s": 0.6, "redis": mesh.redis_url})
+    learner, generator = await mesh.learner(front), await mesh.generator(front)
+    await learner.seed(1, 1)
+    admission = generator.admission()
+    admission.update(1, V0)
+    (grant,) = await generator.grants(admission, 1)
+    await asyncio.sleep(1.5)  # two and a half terms
+    counts = await balanced(learner)
+    assert (counts.generating, counts.readmissions) == (1, 0)
+    results = await generator.finish(generator.writer(), [grant], V0)
+    assert results[-1].sealed
+
+
+async def test_grants_lost_with_a_broken_stream_are_delivered_again(mesh: Mesh) -> None:
+    front = await mesh.front(buffer={"reconnect_grace_s": 5.0, "redis": mesh.redis_url})
+    learner, generator = await mesh.learner(front), await mesh.generator(front)
+    await learner.seed(1, 2)
+    admission = generator.admission()
+    admission.update(2, V0)
+    grants = await generator.grants(admission, 2)
+    twin = await revived(mesh, front, generator)
+    again = twin.admission()
+    again.update(0, V0)
+    assert {g.lease_id for g in await twin.grants(again, 2)} == {g.lease_id for g in grants}
+    assert (await balanced(learner)).readmissions == 0
+
+
+async def test_groups_lost_with_a_broken_sample_stream_are_delivered_again_once(mesh: Mesh) -> None:
+    front = await mesh.front(buffer={"reconnect_grace_s": 5.0, "redis": mesh.redis_url})
+    learner, generator = await mesh.learner(front), await mesh.generator(front)
+    await learner.seed(1, 4)
+    admission, writer, sampler = generator.admission(), generator.writer(), learner.sampler()
+    admission.update(4, V0)
+    await generator.finish(writer, await generator.grants(admission, 4), V0)
+    groups = await learner.batch(sampler, 2, 0)
+    await sampler.close()
+    fresh = learner.sampler()
+    again = await learner.batch(fresh, 2, 0)
+    assert {g.lease_id for g in again} == {g.lease_id for g in groups}
+    assert await nothing_within(fresh.next(TIMEOUT_S)), "the batch of version 0 has two groups, no more"
+    assert (await learner.train(again, 0)).claimed
+
+
+async def test_an_old_connection_generation_cannot_act(mesh: Mesh) -> None:
+    front = await mesh.front()
+    learner, generator = await mesh.learner(front), await mesh.generator(front)
+    await learner.seed(1, 1)
+    old = generator.agent.generation
+    admission = generator.admission()
+    admission.update(1, V0)
+    (grant,) = await generator.grants(admission, 1)
+    await generator.agent._join(TIMEOUT_S)
+    assert generator.agent.generation > old
+    with pytest.raises(OldGenerationError):
+        await generator.client.release("train", generator.agent.member_id, old, refs([grant]))
+    with pytest.raises(OldGenerationError):
+        await generator.client.release("train", "stranger", 0, refs([grant]))
+    held = await generator.client.release("train", generator.agent.member_id, generator.agent.generation, refs([grant]))
+    assert held.released == 1
+
+
+async def test_a_group_that_loses_too_many_holders_fails(mesh: Mesh) -> None:
+    front = await mesh.front(rollout={"n": 2, "max_attempts": 2})
+    learner = await mesh.learner(front)
+    await learner.seed(1, 1)
+    for _ in range(2):
+        generator = await mesh.generator(front)
+        admission = generator.admission()
+        admission.update(1, V0)
+        await generator.grants(admission, 1)
+        await generator.kill()
+    async with asyncio.timeout(TIMEOUT_S):
+        while (counts := await balanced(learner)).failed == 0:
+            await asyncio.sleep(0.05)
+    assert counts.reasons["failed/attempts_exhausted"] == 1
+
+
+async def test_leaving_in_order_hands_groups_on_at_once(mesh: Mesh) -> None:
+    front = await mesh.front()
+    learner, first, second = await mesh.learner(front), await mesh.generator(front), await mesh.generator(front)
+    await learner.seed(1, 1)
+    admission, takeover = first.admission(), second.admission()
+    admission.update(1, V0)
+    (grant,) = await first.grants(admission, 1)
+    takeover.update(1, V0)
+    await first.agent.leave()
+    (again,) = await second.grants(takeover, 1)
+    assert (again.group_id, again.attempt) == (grant.group_id, 2)

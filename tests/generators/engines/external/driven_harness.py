@@ -1,0 +1,76 @@
+"""`DrivenEngine` over the scripted backend, as the contract's tests want it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from rollmesh.generators.engines.external.backend import Backend, Job
+from rollmesh.generators.engines.external.engine import DrivenEngine
+from rollmesh.generators.engines.external.model_info import ModelFacts
+from rollmesh.generators.engines.interface import EngineListener, EngineSettings, KvPolicy, RequestError
+from rollmesh.generators.engines.request_validation import Limits
+from tests.generators.engines import tiny
+from tests.generators.engines.external.scripted import ScriptedBackend, TableModel
+from tests.generators.engines.harness import EngineHarness, Weights
+
+LIMITS = Limits(tiny.CONTEXT, tiny.VOCABULARY, frozenset({tiny.EOS}))
+
+
+@functools.cache
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One for all tests."""
+    return tiny.train_tokenizer()
+
+
+class ScriptedEngine(DrivenEngine):
+    """Made by tests, from no folder."""
+
+    name = "scripted"
+
+    @classmethod
+    def create_backend(cls, folder: Path, model: ModelFacts, settings: EngineSettings) -> Backend:
+        raise NotImplementedError
+
+
+class ScriptedHarness(EngineHarness):
+    """See `EngineHarness`; `backend` is at the tests' mercy."""
+
+    def __init__(self, kv: KvPolicy = "keep", stride: int = 1) -> None:
+        self._kv = kv
+        self.table = TableModel(self.vocabulary)
+        self.backend = ScriptedBackend(self.table, LIMITS, tokenizer(), self.slots, stride)
+        super().__init__()
+
+    def build(self, listener: EngineListener) -> ScriptedEngine:
+        settings = EngineSettings(slots=self.slots, kv=self._kv)
+        return ScriptedEngine(self.backend, ModelFacts(LIMITS, tokenizer()), settings, listener)
+
+    def random_weights(self, seed: int) -> Weights:
+        return self.table.random_weights(seed)
+
+    def constant_weights(self, token: int) -> Weights:
+        return self.table.constant_weights(token)
+
+    def uniform_weights(self) -> Weights:
+        weights = self.table.constant_weights(self.eos)
+        return {**weights, TableModel.table: -weights[TableModel.table]}
+
+    def logits(self, weights: Weights, ids: list[int]) -> torch.Tensor:
+        return self.table.logits(weights, ids)
+
+    def fail_at(self, token: int) -> None:
+        def check(job: Job) -> None:
+            if token in job.token_ids:
+                raise RequestError("illegal instruction")
+
+        self.backend.at_job = check
+
+    def text(self, ids: Sequence[int]) -> str:
+        text = tokenizer().decode(list(ids))
+        assert isinstance(text, str)
+        return text

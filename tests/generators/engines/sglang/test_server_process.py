@@ -1,0 +1,210 @@
+"""Processes that are started for a server: however one of them ends, the others do too, and nothing stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rollmesh.generators.engine_watch import FrozenEngineError, watch
+from rollmesh.generators.engines import create_engine
+from rollmesh.generators.engines.external.engine import DrivenEngine
+from rollmesh.generators.engines.interface import EngineSettings
+from rollmesh.generators.engines.sglang import load_monitor
+from rollmesh.generators.engines.sglang.server_process import ServerProcess, free_port
+from rollmesh.mesh.config.rollout import SglangSection
+from rollmesh.mesh.liveness.process_ends import survivors
+from tests.generators.engines.collector import Collector
+from tests.generators.engines.tiny import ContractModel
+from tests.repository import REPOSITORY
+
+_STAND_IN = Path(__file__).with_name("stand_in.py")
+_DEADLINE_S = 60.0
+
+# A server with a child of its own, both with memory that they share.
+_SERVER = """
+import mmap, os, signal, sys, time
+with open(sys.argv[1], "w+b") as file:
+    file.truncate(4096)
+    shared = mmap.mmap(file.fileno(), 4096)
+child = os.fork()
+if child:
+    print("out of \\x1b[1;33mluck\\x1b[0m", os.getpid(), child, flush=True)
+signal.pause()
+"""
+_GENERATOR = """
+import asyncio, sys
+from rollmesh.generators.engines.sglang.server_process import ServerProcess
+
+async def main():
+    process = ServerProcess()
+    await process.start(sys.argv[1:], {})
+    while "luck" not in process.tail():
+        await asyncio.sleep(0.01)
+    print(process.scratch, *process.tail().split()[-2:], flush=True)
+    await process.until_dead()
+    await process.stop()
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def shared() -> Path:
+    return Path("/dev/shm") / f"rollmesh-test-{uuid.uuid4().hex}"  # where the kernel has it
+
+
+def _gone(pids: list[int]) -> None:
+    assert survivors(pids, _DEADLINE_S) == set()
+
+
+def test_a_server_that_dies_is_told_of_and_takes_its_children_along(shared: Path) -> None:
+    async def run() -> None:
+        process = ServerProcess()
+        await process.start([sys.executable, "-c", _SERVER, str(shared)], {})
+        while "luck" not in process.tail():
+            await asyncio.sleep(0.01)
+        server, child = map(int, process.tail().split()[-2:])
+        os.kill(server, signal.SIGKILL)
+        told = await asyncio.wait_for(process.until_dead(), _DEADLINE_S)
+        assert "exit code -9" in told
+        assert "out of luck" in told
+        _gone([server, child])
+        assert not shared.exists()
+        assert process.scratch.exists(), "its log is there until it is stopped"
+        await process.stop()
+        assert not process.scratch.exists()
+        await process.stop()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("killed", ["generator", "keeper"])
+def test_a_server_ends_with_its_generator_or_keeper(killed: str, shared: Path) -> None:
+    generator = subprocess.Popen(
+        [sys.executable, "-c", _GENERATOR, sys.executable, "-c", _SERVER, str(shared)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=REPOSITORY,
+    )
+    try:
+        assert generator.stdout is not None
+        scratch, *found = generator.stdout.readline().split()
+        pids = [int(pid) for pid in found]
+        [keeper] = psutil.Process(generator.pid).children()
+        if killed == "keeper":
+            keeper.kill()
+            # The kernel ends the server itself; nobody is left for more.
+            _gone(pids[:1])
+            os.kill(pids[1], signal.SIGKILL)
+            shared.unlink()
+            generator.communicate(timeout=_DEADLINE_S)
+            assert not Path(scratch).exists()
+        else:
+            generator.kill()
+            _gone([keeper.pid, *pids])
+            assert not shared.exists()
+            assert not Path(scratch).exists()
+    finally:
+        generator.kill()
+        generator.communicate()
+
+
+@contextmanager
+def _engine(contract_model: ContractModel, section: SglangSection) -> Iterator[DrivenEngine]:
+    """Its listener is a `Collector`."""
+    settings = EngineSettings(context=200, sglang=section)
+    engine = create_engine("sglang", contract_model.folder, settings, Collector(_DEADLINE_S))
+    assert isinstance(engine, DrivenEngine)
+    engine.start()
+    try:
+        engine._gate.wait_until_up()
+        yield engine
+    finally:
+        engine.stop()
+
+
+@pytest.fixture
+def engine(contract_model: ContractModel, tmp_path: Path) -> Iterator[DrivenEngine]:
+    """With a server of its own, which stands for SGLang."""
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\ntest "$1" = -m && exec {sys.executable} {_STAND_IN} "$@"\nexec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    section = SglangSection(python=python, options={"log-level": "error"})
+    with _engine(contract_model, section) as engine:
+        yield engine
+
+
+def _processes() -> tuple[psutil.Process, psutil.Process]:
+    """Keeper and server of the only engine that this process has."""
+    [keeper] = [child for child in psutil.Process().children() if "keeper.py" in " ".join(child.cmdline())]
+    [server] = keeper.children()
+    return keeper, server
+
+
+def test_the_death_of_a_server_is_the_end_of_its_engine(engine: DrivenEngine) -> None:
+    keeper, server = _processes()
+    server.kill()
+    collector = engine._life._listener
+    assert isinstance(collector, Collector)
+    assert "the SGLang server has died (exit code -9)" in str(collector.wait_failure())
+    engine.stop()
+    _gone([keeper.pid])
+
+
+def test_a_server_that_is_stopped_is_found_and_nothing_is_left(engine: DrivenEngine) -> None:
+    keeper, server = _processes()
+    server.suspend()
+    with pytest.raises(FrozenEngineError, match="stopped by a signal"):
+        asyncio.run(asyncio.wait_for(watch(engine, 1.0), _DEADLINE_S))
+    engine.stop()
+    _gone([keeper.pid, server.pid])
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A monitor for which a server is soon silent."""
+    monkeypatch.setattr(load_monitor, "_EVERY_S", 0.01)
+    monkeypatch.setattr(load_monitor, "_ANSWER_S", 0.3)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_server_of_our_own_is_not_judged_by_the_clock(engine: DrivenEngine, caplog: pytest.LogCaptureFixture) -> None:
+    """A step may take minutes; what its processes do says whether it is frozen."""
+    _, server = _processes()
+    server.suspend()
+    until = time.monotonic() + _DEADLINE_S
+    while caplog.text.count("does not say how it is") < 5 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert caplog.text.count("does not say how it is") >= 5
+    server.resume()
+    engine.ping().result(_DEADLINE_S)
+    assert engine.status().failure is None
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_foreign_server_that_is_silent_ends_the_engine(contract_model: ContractModel) -> None:
+    port = free_port()
+    server = subprocess.Popen([sys.executable, str(_STAND_IN), "--port", str(port)], cwd=REPOSITORY)
+    try:
+        section = SglangSection(address=f"http://127.0.0.1:{port}", transfer="disk")
+        with _engine(contract_model, section) as engine:
+            server.send_signal(signal.SIGSTOP)
+            collector = engine._life._listener
+            assert isinstance(collector, Collector)
+            assert "does not answer" in str(collector.wait_failure())
+    finally:
+        server.kill()
+        server.wait()

@@ -1,0 +1,189 @@
+"""The limit of sequences in hand: bounded, steady, recovering, and near the best fixed one on a simulated engine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from rollmesh.generators.rollout.concurrency import (
+    CUT,
+    FULL,
+    LOST,
+    MAX_PROBE_S,
+    MEMORY_S,
+    PROBE_S,
+    RISE_S,
+    STEPS,
+    WAIT_S,
+    Concurrency,
+    Look,
+)
+
+_looks = st.lists(
+    st.tuples(
+        st.floats(0.1, 30.0),
+        st.integers(0, 400),
+        st.integers(0, 400),
+        st.integers(0, 100),
+        st.none() | st.floats(0, 1),
+        st.integers(0, 50),
+    ),
+    max_size=80,
+)
+
+
+@given(st.integers(1, 256), st.integers(1, 64), _looks)
+def test_the_limit_stays_between_floor_and_slots(slots: int, least: int, looks: list[tuple[float, ...]]) -> None:
+    machine, at = Concurrency(slots, least), 0.0
+    for pause, in_hand, active, waiting, usage, preemptions in looks:
+        at += pause
+        before = machine.limit
+        limit = machine.see(Look(at, int(in_hand), int(active), int(waiting), usage, int(preemptions)))
+        assert min(slots, least) <= limit <= slots
+        assert limit - before <= max(1, slots // STEPS), "up by single steps only"
+
+
+@given(st.integers(1, 256), st.integers(1, 64), st.lists(st.integers(0, 600), max_size=60))
+def test_an_engine_that_never_complains_stays_at_the_ceiling(slots: int, least: int, hands: list[int]) -> None:
+    """Such as one without a bound of its KV cache; requests behind full slots are a line, no complaint."""
+    machine = Concurrency(slots, least)
+    for second, in_hand in enumerate(hands):
+        active = min(slots, in_hand)
+        assert machine.see(Look(second, in_hand, active, in_hand - active, None, 0)) == slots
+    assert machine.cuts == 0
+
+
+def obedient(machine: Concurrency, capacity: int, at: float, preemptions: int, need: int = 10_000) -> tuple[Look, int]:
+    """A plant in which everything in hand is decoded, and each second above the capacity costs preemptions."""
+    in_hand = min(machine.limit, need)
+    preemptions += max(0, in_hand - capacity)
+    return Look(at, in_hand, in_hand, 0, None, preemptions), preemptions
+
+
+@given(st.integers(16, 256), st.floats(0.2, 0.95))
+@example(146, 0.28125)  # one too many, which takes longer to show itself than the first probe lasts
+def test_no_oscillation_beyond_the_band_and_probes_grow_rare(slots: int, share: float) -> None:
+    machine, preemptions = Concurrency(slots, 1), 0
+    capacity = max(-(-slots // 16) + 1, int(share * slots))
+    step = max(1, slots // STEPS)
+    seen: list[int] = []
+    cuts = []
+    for second in range(3000):
+        look, preemptions = obedient(machine, capacity, float(second), preemptions)
+        seen.append(machine.see(look))
+        cuts.append(machine.cuts)
+    settled = seen[300:]
+    # A surplus of so many costs fewer preemptions than are taken for an overload.
+    borne = capacity + 1 + int(LOST * capacity / MEMORY_S)
+    assert min(settled) >= int(CUT * capacity)
+    assert max(settled) <= borne + step
+    # Each probe that fails doubles the wait for the next.
+    assert cuts[-1] - cuts[-1501] <= 4 + 1500 / MAX_PROBE_S
+    assert np.mean(settled[-1000:]) >= 0.95 * capacity - 2 * step
+
+
+@given(st.integers(16, 256), st.integers(20, 400))
+def test_it_recovers_when_the_overload_has_ended(slots: int, overloaded_s: int) -> None:
+    machine, preemptions = Concurrency(slots, 1), 0
+    for second in range(overloaded_s):
+        look, preemptions = obedient(machine, slots // 3, float(second), preemptions)
+        machine.see(look)
+    assert machine.limit < slots
+    # Twice: the wait that has grown, and as long at the level that was bad.
+    patience = int(2 * MAX_PROBE_S + 2 * PROBE_S + RISE_S * 2 * slots)
+    for second in range(overloaded_s, overloaded_s + patience):
+        look, preemptions = obedient(machine, slots, float(second), preemptions)
+        machine.see(look)
+    assert machine.limit == slots
+
+
+def test_what_is_taken_for_an_overload() -> None:
+    def seen(*looks: Look) -> tuple[int, str]:
+        machine = Concurrency(64, 4)
+        for look in looks:
+            machine.see(look)
+        return machine.limit, machine.reason
+
+    assert seen(Look(0, 64, 60, 4, 0.5, 20)) == (int(CUT * 64), "20 preemptions in 10 s")
+    assert seen(Look(0, 64, 60, 4, 0.5, 3)) == (64, ""), "a few cost less than idle slots"
+    assert seen(Look(0, 64, 60, 4, 0.5, 8), Look(2, 64, 60, 4, 0.5, 16))[0] == int(CUT * 64), "they add up"
+    assert seen(Look(0, 64, 60, 4, 0.5, 8), Look(100, 64, 64, 0, 0.5, 16))[0] == 64, "and are forgotten"
+    assert seen(Look(0, 40, 40, 0, FULL, 0))[0] == int(CUT * 40)
+    assert seen(Look(0, 40, 40, 0, 0.5, 0), Look(1, 40, 40, 0, 1.0, 0))[0] == 64, "full for a moment"
+    waiting = [Look(second, 64, 50, 14, 0.5, 0) for second in range(int(WAIT_S) + 1)]
+    assert seen(*waiting[:-1]) == (64, "")
+    assert seen(*waiting) == (int(CUT * 64), "14 requests wait beside free slots")
+    assert seen(*waiting[:-1], Look(WAIT_S, 64, 64, 0, 0.5, 0), waiting[-1]) == (64, "")
+    # The surplus is not judged again while it is being worked off; counters that begin anew are no preemptions.
+    falling = [Look(second / 2, 64 - second // 2, 50, 0, 0.99, 50 + 50 * second) for second in range(12)]
+    assert seen(*falling)[0] == int(CUT * 64)
+    assert seen(Look(0, 64, 64, 0, 0.1, 12), Look(1, 64, 64, 0, 0.1, 0), Look(2, 64, 64, 0, 0.1, 0))[0] == 64
+
+
+class Plant:
+    """Continuous batching with a KV cache of `room` tokens: who finds none left loses all it has, and is prefilled
+    anew, `cost` seconds per token. A step takes longer the more are decoded in it."""
+
+    def __init__(self, room: int, slots: int, cost: float, seed: int) -> None:
+        self.room, self.slots, self.cost = room, slots, cost
+        self.random = np.random.default_rng(seed)
+        self.length = np.zeros(0, np.int64)
+        self.goal = np.zeros(0, np.int64)
+        self.lost: list[tuple[int, int]] = []
+        self.clock, self.done, self.preemptions = 0.0, 0, 0
+
+    @property
+    def in_hand(self) -> int:
+        return len(self.length) + len(self.lost)
+
+    def step(self, limit: int) -> None:
+        fresh = max(0, limit - self.in_hand)
+        line = self.lost + [(64, int(goal)) for goal in self.random.integers(100, 500, fresh)]
+        started: list[tuple[int, int]] = []
+        used = int(self.length.sum())
+        while line and len(self.length) + len(started) < self.slots and used + line[0][0] < 0.99 * self.room:
+            started.append(line.pop(0))
+            used += started[-1][0]
+        self.lost = line
+        self.length = np.append(self.length, [length for length, _ in started]).astype(np.int64)
+        self.goal = np.append(self.goal, [goal for _, goal in started]).astype(np.int64)
+        prefilled = sum(length for length, _ in started)
+        self.clock += 0.05 + 0.0004 * len(self.length) + self.cost * prefilled
+        self.length += 1
+        while self.length.sum() > self.room:
+            self.preemptions += 1
+            self.lost.insert(0, (int(self.length[-1]), int(self.goal[-1])))
+            self.length, self.goal = self.length[:-1], self.goal[:-1]
+        over = self.length >= self.goal
+        self.done += int((self.goal[over] - 64).sum())
+        self.length, self.goal = self.length[~over], self.goal[~over]
+
+    def look(self) -> Look:
+        usage = float(self.length.sum() / self.room)
+        return Look(self.clock, self.in_hand, len(self.length), len(self.lost), usage, self.preemptions)
+
+
+def throughput(plant: Plant, limit: int | None, seconds: float = 400.0) -> float:
+    """Tokens of finished responses per second, after the settling; a fixed limit, or the machine's."""
+    machine, looked, began = Concurrency(plant.slots, 4), 0.0, None
+    while plant.clock < seconds:
+        plant.step(machine.limit if limit is None else limit)
+        if plant.clock - looked >= 1.0:
+            looked = plant.clock
+            machine.see(plant.look())
+        if began is None and plant.clock > 0.3 * seconds:
+            began = plant.clock, plant.done
+    assert began is not None
+    return (plant.done - began[1]) / (plant.clock - began[0])
+
+
+@pytest.mark.parametrize(("bears", "cost", "gain"), [(16, 0.0005, 0.9), (40, 0.0001, 0.9), (40, 0.002, 1.25)])
+def test_throughput_settles_near_that_of_the_best_fixed_limit(bears: int, cost: float, gain: float) -> None:
+    room = bears * 180
+    limits = (3 * bears // 4, bears, 64)
+    fixed = {limit: throughput(Plant(room, 64, cost, seed=1), limit) for limit in limits}
+    adaptive = throughput(Plant(room, 64, cost, seed=2), None)
+    assert adaptive >= 0.88 * max(fixed.values()), fixed
+    assert adaptive >= gain * fixed[64], "where prefilling anew is dear, more than the engine bears is slower"

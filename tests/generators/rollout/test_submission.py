@@ -1,0 +1,332 @@
+"""Delivery: typed outcomes, rejected and superseded writes, a buffer that is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from rollmesh.buffer.client.client import Outgoing, WriteResult
+from rollmesh.generators.engines.interface import GenerationResult
+from rollmesh.generators.rollout.active_group import FinishedMember, HeldGroup
+from rollmesh.generators.rollout.response_source import EpisodeResult
+from rollmesh.generators.rollout.submission import Delivery
+from rollmesh.mesh.errors import PayloadError, RollmeshError, UnreachableError
+from rollmesh.mesh.trajectory.payload_codec import decode
+from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
+from rollmesh.protos import buffer_pb2, reward_pb2, trajectory_pb2
+
+Score = Callable[[reward_pb2.ScoreItem], reward_pb2.ScoreResult]
+Answer = Callable[[Outgoing], WriteResult]
+
+
+class Surroundings:
+    """Scorer, writer and rollout loop in one."""
+
+    def __init__(self, score: Score, answer: Answer | None = None) -> None:
+        self.score_item = score
+        self.answer = answer or (lambda write: WriteResult(buffer_pb2.WRITE_STATUS_STORED))
+        self.writes: list[Outgoing] = []
+        self.uploads: list[tuple[str, str, int, str, int]] = []
+        self.calls = 0
+        self.settled = 0
+        self.dropped: list[HeldGroup] = []
+        self.errors: list[RollmeshError] = []
+        self.delivery = Delivery(
+            member_id="gen-1",
+            text=self,  # type: ignore[arg-type]  # decodes below
+            scorer=self,  # type: ignore[arg-type]  # scores below
+            writer_of=lambda table: self,
+            upload_side=self._upload,
+            settled=self._settle,
+            dropped=self.dropped.append,
+            on_error=self.errors.append,
+        )
+
+    def decode(self, responses: Sequence[np.ndarray]) -> list[str]:
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            asyncio.get_running_loop()
+        return ["-".join(map(str, ids)) for ids in responses]
+
+    async def score(
+        self, items: Sequence[reward_pb2.ScoreItem], *, timeout_s: float | None = None
+    ) -> list[reward_pb2.ScoreResult]:
+        self.calls += 1
+        return [self.score_item(item) for item in items]
+
+    async def write(self, writes: Sequence[Outgoing]) -> list[WriteResult]:
+        self.writes.extend(writes)
+        return [self.answer(write) for write in writes]
+
+    async def _upload(
+        self, table: str, grant: buffer_pb2.GroupGrant, member: int, name: str, data: NDArray[np.generic]
+    ) -> trajectory_pb2.SideData:
+        """Takes everything but floats; `len(self.writes)` tells what was written before."""
+        self.uploads.append((table, grant.lease_id, member, name, len(self.writes)))
+        if data.dtype == np.float64:
+            raise PayloadError("dtype", "float64")
+        return trajectory_pb2.SideData(name=name, bytes=data.nbytes, dtype=data.dtype.name, shape=data.shape)
+
+    def _settle(self, group: HeldGroup, members: int) -> None:
+        self.settled += members
+
+
+def held(name: str) -> HeldGroup:
+    task = trajectory_pb2.PromptTask(task_id=name, n=2, prompt_ids=np.array([3, 4, 5], "<i4").tobytes())
+    task.prompt_text, task.data_source, task.ground_truth_json = "1+1=", "sums", '"2"'
+    return HeldGroup.from_grant("train", buffer_pb2.GroupGrant(group_id=name, lease_id="a1", attempt=3, task=task))
+
+
+def finished(member: int, *tokens: int) -> FinishedMember:
+    runs = VersionRuns(((len(tokens) - 1, PolicyVersion(1, 4)), (1, PolicyVersion(1, 5))) if tokens else ())
+    ids = np.array(tokens, np.int32)
+    return FinishedMember(
+        member, GenerationResult("r", ids, np.full(len(tokens), -0.5, np.float32), runs, "length"), 99
+    )
+
+
+def scored(item: reward_pb2.ScoreItem) -> reward_pb2.ScoreResult:
+    return reward_pb2.ScoreResult(
+        item_id=item.item_id, scored=reward_pb2.Scored(total=1.5, components={"sums": 1.0, "length": 0.5})
+    )
+
+
+async def test_outcomes_keep_their_type() -> None:
+    def score(item: reward_pb2.ScoreItem) -> reward_pb2.ScoreResult:
+        match item.response[0]:
+            case "6":
+                return scored(item)
+            case "7":
+                return reward_pb2.ScoreResult(unscorable=reward_pb2.Unscorable(reason="two right answers"))
+            case _:
+                return reward_pb2.ScoreResult(error=reward_pb2.Error(code="timeout", message="10 s", retryable=True))
+
+    around = Surroundings(score)
+    groups = [held("g1"), held("g2")]
+    around.delivery.deliver([(groups[0], [finished(0, 6, 1), finished(1, 7, 1)]), (groups[1], [finished(1, 8, 1)])])
+    await around.delivery.drained()
+    assert around.calls == 1, "several groups travel in one call"
+    first, second, third = around.writes
+    assert first.head.meta.outcome == trajectory_pb2.OUTCOME_SCORED
+    assert first.head.meta.reward == 1.5
+    assert dict(first.head.meta.components) == {"sums": 1.0, "length": 0.5}
+    assert (first.head.meta.oldest.version, first.head.meta.newest.version) == (4, 5)
+    assert first.head.meta.finish_reason == trajectory_pb2.FINISH_REASON_LENGTH
+    assert (first.head.meta.prompt_tokens, first.head.meta.response_tokens, first.head.meta.finished_unix_ns) == (
+        3,
+        2,
+        99,
+    )
+    assert (first.head.lease_id, first.head.attempt) == ("a1", 3)
+    assert decode(first.payload).response_ids.tolist() == [6, 1]
+    assert second.head.meta.outcome == trajectory_pb2.OUTCOME_UNSCORABLE
+    assert second.head.meta.reason == "two right answers"
+    assert third.head.meta.outcome == trajectory_pb2.OUTCOME_ERROR
+    assert third.head.meta.reason == "reward timeout: 10 s"
+    assert second.payload == third.payload == b""
+    assert (around.delivery.scored, around.delivery.unscorable, around.delivery.failed) == (1, 1, 1)
+    assert around.settled == 3
+
+
+async def test_members_that_fail_together_are_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    def score(item: reward_pb2.ScoreItem) -> reward_pb2.ScoreResult:
+        return reward_pb2.ScoreResult(error=reward_pb2.Error(code="timeout", message=item.item_id))
+
+    around = Surroundings(score)
+    refused = replace(finished(0).result, refusal="illegal instruction")
+    around.delivery.deliver(
+        [
+            (held("g1"), [FinishedMember(member, refused, 99) for member in range(4)]),
+            (held("g2"), [finished(member, 6, 1) for member in range(3)]),
+        ]
+    )
+    await around.delivery.drained()
+    assert [record.getMessage() for record in caplog.records] == [
+        "4 members of group g1 have no response: generation refused: illegal instruction",
+        "3 members of group g2 could not be scored: reward timeout: g2/3/0",
+    ]
+    assert len(around.writes) == around.settled == around.delivery.failed == 7
+
+
+async def test_a_score_item_says_what_the_contract_asks_for() -> None:
+    seen: list[reward_pb2.ScoreItem] = []
+
+    def score(item: reward_pb2.ScoreItem) -> reward_pb2.ScoreResult:
+        seen.append(item)
+        return scored(item)
+
+    around = Surroundings(score)
+    around.delivery.deliver([(held("g1"), [finished(0, 6, 1), finished(1, 7, 1)])])
+    await around.delivery.drained()
+    assert len({item.item_id for item in seen}) == 2
+    item = seen[0]
+    assert (item.group_id, item.data_source, item.prompt, item.ground_truth_json) == ("g1", "sums", "1+1=", '"2"')
+    assert (item.response, list(item.response_ids)) == ("6-1", [6, 1])
+
+
+async def test_superseded_work_is_dropped() -> None:
+    around = Surroundings(scored, lambda write: WriteResult(buffer_pb2.WRITE_STATUS_SUPERSEDED))
+    group = held("g1")
+    around.delivery.deliver([(group, [finished(0, 6, 1)])])
+    await around.delivery.drained()
+    assert around.dropped == [group]
+    assert around.delivery.superseded == around.settled == 1
+
+
+async def test_nothing_is_written_of_a_group_that_was_cancelled_while_it_was_scored() -> None:
+    groups = [held("g1"), held("g2")]
+
+    def score(item: reward_pb2.ScoreItem) -> reward_pb2.ScoreResult:
+        groups[0].dropped = True
+        return scored(item)
+
+    around = Surroundings(score)
+    around.delivery.deliver([(group, [finished(0, 6, 1)]) for group in groups])
+    await around.delivery.drained()
+    assert [write.head.group_id for write in around.writes] == ["g2"]
+    assert around.settled == 2
+    assert (around.delivery.scored, around.delivery.superseded) == (1, 1)
+
+
+async def test_a_rejected_member_ends_as_an_error() -> None:
+    def answer(write: Outgoing) -> WriteResult:
+        if write.head.meta.outcome == trajectory_pb2.OUTCOME_SCORED:
+            return WriteResult(buffer_pb2.WRITE_STATUS_REJECTED, field="payload.magic", message="expected RMT1")
+        return WriteResult(buffer_pb2.WRITE_STATUS_STORED)
+
+    around = Surroundings(scored, answer)
+    around.delivery.deliver([(held("g1"), [finished(0, 6, 1)])])
+    await around.delivery.drained()
+    assert len(around.writes) == 2
+    assert around.writes[1].head.meta.outcome == trajectory_pb2.OUTCOME_ERROR
+    assert "payload.magic" in around.writes[1].head.meta.reason
+    assert around.settled == 1
+
+
+async def test_a_buffer_that_is_gone_is_told_once_per_delivery() -> None:
+    around = Surroundings(scored)
+
+    async def unreachable(writes: Sequence[Outgoing]) -> list[WriteResult]:
+        raise UnreachableError("writing (train): gone")
+
+    around.write = unreachable  # type: ignore[method-assign]
+    around.delivery.deliver([(held("g1"), [finished(0, 6, 1)])])
+    await around.delivery.drained()
+    await asyncio.sleep(0)
+    assert [type(error) for error in around.errors] == [UnreachableError]
+    assert around.settled == 0
+
+
+def episode(member: int, *tokens: int, **fields: object) -> FinishedMember:
+    plain = finished(member, *tokens).result if tokens else None
+    ids = plain.response_ids if plain else np.zeros(0, np.int32)
+    log_probs = plain.log_probs if plain else np.zeros(0, np.float32)
+    runs = plain.versions if plain else VersionRuns(())
+    result = EpisodeResult(
+        request_id="r",
+        response_ids=ids,
+        log_probs=log_probs,
+        versions=runs,
+        finish_reason="stop",
+        **fields,  # type: ignore[arg-type]  # test shorthand
+    )
+    return FinishedMember(member, result, 99)
+
+
+async def test_an_episode_says_what_it_was_worth() -> None:
+    """Rewards see its last words, its conversation and its environment's word, beside what the dataset has."""
+    seen: list[reward_pb2.ScoreItem] = []
+
+    def score(item: reward_pb2.ScoreItem) -> reward_pb2.ScoreResult:
+        seen.append(item)
+        return scored(item)
+
+    around = Surroundings(score)
+    group = held("g1")
+    group.grant.task.extra_info_json = '{"index": 7}'
+    talk = ({"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"})
+    mask = np.array([1, 0, 1], np.uint8)
+    first = episode(0, 6, 8, 1, rewards={"won": 1.0, "turns": -0.25}, final_text="2", messages=talk, mask=mask)
+    around.delivery.deliver([(group, [first, episode(1, 6, 1), finished(1, 6, 1)])])
+    await around.delivery.drained()
+    assert [item.response for item in seen] == ["2", "6-1", "6-1"]
+    assert json.loads(seen[0].extra_info_json) == {
+        "index": 7,
+        "messages": list(talk),
+        "environment_reward": {"won": 1.0, "turns": -0.25},
+    }
+    assert json.loads(seen[1].extra_info_json) == json.loads(seen[2].extra_info_json) == {"index": 7}
+    assert decode(around.writes[0].payload).response_mask.tolist() == mask.tolist()
+    assert decode(around.writes[1].payload).response_mask.tolist() == [1, 1]
+
+
+async def test_an_episode_that_failed_is_an_error_and_never_scored() -> None:
+    around = Surroundings(scored)
+    around.delivery.deliver(
+        [(held("g1"), [episode(0, 6, 1, failure="the server is gone", rewards={"won": 0.0}), episode(1)])]
+    )
+    await around.delivery.drained()
+    assert around.calls == 0
+    assert [write.head.meta.outcome for write in around.writes] == [trajectory_pb2.OUTCOME_ERROR] * 2
+    assert [write.head.meta.reason for write in around.writes] == [
+        "episode failed: the server is gone",
+        "generation ended without a token",
+    ]
+    assert (around.delivery.failed, around.settled) == (2, 2)
+
+
+async def test_side_data_is_stored_before_the_member_that_names_it() -> None:
+    around = Surroundings(scored)
+    experts = np.zeros((4, 2, 2), np.uint8)
+    whole = finished(0, 6, 1)
+    side = {"routed_experts": experts, "odd": np.zeros(3)}
+    with_side = FinishedMember(0, replace(whole.result, side=side), 99)
+    around.delivery.deliver([(held("g1"), [with_side, finished(1, 7, 1)])])
+    await around.delivery.drained()
+    assert around.uploads == [("train", "a1", 0, "routed_experts", 0), ("train", "a1", 0, "odd", 0)]
+    [entry] = around.writes[0].head.meta.side
+    assert (entry.name, entry.dtype, list(entry.shape)) == ("routed_experts", "uint8", [4, 2, 2])
+    assert around.writes[0].head.meta.outcome == trajectory_pb2.OUTCOME_SCORED, "what is refused is left out"
+    assert not around.writes[1].head.meta.side
+    assert around.settled == 2
+
+
+async def test_it_says_how_many_responses_wait_for_their_reward_and_for_how_long() -> None:
+    around = Surroundings(scored)
+    seen: list[tuple[int, float]] = []
+
+    def look(item: reward_pb2.ScoreItem) -> reward_pb2.ScoreResult:
+        seen.append(around.delivery.waiting_for_rewards())
+        return scored(item)
+
+    around.score_item = look
+    around.delivery.deliver([(held("a"), [finished(0, 1, 2), finished(1, 3, 4)])])
+    await around.delivery.drained()
+    assert [members for members, _ in seen] == [2, 2]
+    assert seen[0][1] <= seen[1][1]
+    assert around.delivery.waiting_for_rewards() == (0, 0.0)
+
+
+async def test_side_data_of_members_travels_together() -> None:
+    around, both = Surroundings(scored), asyncio.Barrier(2)
+    upload = around.delivery._upload_side
+
+    async def meeting(*arguments: Any) -> trajectory_pb2.SideData:
+        async with asyncio.timeout(10):
+            await both.wait()
+        return await upload(*arguments)
+
+    around.delivery._upload_side = meeting
+    members = [
+        FinishedMember(member, replace(finished(member, 6, 1).result, side={"experts": np.zeros(3, np.uint8)}), 99)
+        for member in range(2)
+    ]
+    around.delivery.deliver([(held("g1"), members)])
+    await around.delivery.drained()
+    assert [[entry.name for entry in write.head.meta.side] for write in around.writes] == [["experts"]] * 2

@@ -1,0 +1,120 @@
+"""The host copy: differences lead on from it, and whatever becomes of them, it stays as it is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from rollmesh.generators.weights.delta_base import BaseCopy
+from rollmesh.generators.weights.verified_transfer import Verified
+from rollmesh.learner.weights import WeightPublisher
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.mesh.weights import Wanted, digest_of
+from rollmesh.protos import weights_pb2
+
+
+class Chain:
+    """Versions of a publisher and their links, fetched without a network."""
+
+    def __init__(self, folder: Path) -> None:
+        self.publisher = WeightPublisher(
+            "run", {}, transport="grpc", encoding="delta", bucket_bytes=4000, directory=folder
+        )
+        encoded = threading.Semaphore(0)
+        tensors = {f"t{i}": torch.randn(1500) for i in range(4)}
+        for version in range(4):
+            tensors["t2"] = tensors["t2"] + (torch.rand(1500) < 0.01)
+            self.publisher.publish(PolicyVersion(1, version), tensors.items(), torch.bfloat16)
+            if version == 0:
+                self.publisher.subscribe(encoded.release)
+                self.first = self.publisher.version(PolicyVersion(1, 0))
+            else:
+                # Published, and encoded.
+                assert encoded.acquire(timeout=20)
+                assert encoded.acquire(timeout=20)
+        newest = self.publisher.version(PolicyVersion(1, 3))
+        self.manifest = self.publisher.with_links(newest.manifest)
+        self.expected = bytes(newest.data.view())
+        self.fetched: list[Wanted] = []
+
+    async def receive(self, wanted: Wanted) -> Verified:
+        self.fetched.append(wanted)
+        data = bytearray(wanted.nbytes)
+        for index, start in enumerate(wanted.starts[:-1]):
+            part = self.publisher.bucket(wanted.policy, index, wanted.base)
+            data[start : start + len(part)] = part
+        moved = sum(bucket.nbytes for bucket in wanted.buckets)
+        return Verified(memoryview(data), "grpc", wanted.encoding, moved, "", len(self.fetched), len(self.fetched))
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> Iterator[Chain]:
+    torch.manual_seed(0)
+    chain = Chain(tmp_path)
+    yield chain
+    chain.publisher.close()
+
+
+def base_of(chain: Chain) -> tuple[BaseCopy, bytearray]:
+    held = bytearray(chain.first.data.view())
+    base = BaseCopy()
+    base.keep(chain.first.manifest, memoryview(held))
+    return base, held
+
+
+async def test_several_links_lead_to_the_newest_and_leave_the_base_alone(chain: Chain) -> None:
+    base, held = base_of(chain)
+    advanced = await base.advance(chain.manifest, chain.receive)
+    assert advanced is not None
+    assert advanced.data == chain.expected
+    assert [wanted.policy.version for wanted in chain.fetched] == [1, 2, 3]
+    assert (advanced.encoding, advanced.first_byte_ns) == ("delta", 1)
+    assert advanced.nbytes == sum(bucket.nbytes for link in chain.manifest.deltas for bucket in link.buckets)
+    assert held == chain.first.data.view()
+    assert base.nbytes == len(held)
+
+
+async def test_nothing_is_fetched_without_a_base(chain: Chain) -> None:
+    base, _ = base_of(chain)
+    base.drop()
+    assert await base.advance(chain.manifest, chain.receive) is None
+    assert (base.nbytes, chain.fetched) == (0, [])
+
+
+async def test_a_wrong_base_is_found_by_the_digests_of_the_result(chain: Chain) -> None:
+    base, held = base_of(chain)
+    held[5000] ^= 1
+    before = bytes(held)
+    assert await base.advance(chain.manifest, chain.receive) is None
+    assert len(chain.fetched) == 3
+    assert held == before
+
+
+async def test_a_malformed_link_with_the_right_digest_leaves_the_base_alone(chain: Chain) -> None:
+    base, held = base_of(chain)
+    manifest = weights_pb2.Manifest()
+    manifest.CopyFrom(chain.manifest)
+    manifest.deltas[1].buckets[2].CopyFrom(weights_pb2.BucketEntry(nbytes=3, digest=digest_of(b"abc")))
+
+    async def receive(wanted: Wanted) -> Verified:
+        if wanted.policy.version != 2:
+            return await chain.receive(wanted)
+        return Verified(memoryview(bytearray(b"abc" * 500)), "grpc", "delta", 0, "", 0, 0)
+
+    assert await base.advance(manifest, receive) is None
+    assert held == chain.first.data.view()
+
+
+async def test_a_link_that_does_not_come_is_no_error(chain: Chain) -> None:
+    base, held = base_of(chain)
+
+    async def receive(wanted: Wanted) -> Verified:
+        raise WeightsError(f"{wanted.name(0)} did not come")
+
+    assert await base.advance(chain.manifest, receive) is None
+    assert held == chain.first.data.view()

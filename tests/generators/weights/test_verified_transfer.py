@@ -1,0 +1,50 @@
+"""Verification beside the transfer: what is damaged ends it, however much is still to come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rollmesh.generators.weights import verified_transfer
+from rollmesh.generators.weights.transports import Fetch, Received
+from rollmesh.generators.weights.transports.shm import SharedMemory
+from rollmesh.generators.weights.verified_transfer import receive
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.runtime.hosts import host_id
+from rollmesh.mesh.weights import Wanted
+from tests.generators.weights.transports.cases import CASES
+from tests.generators.weights.transports.world import local_learner
+
+CASE = next(case for case in CASES if case.name == "shm")
+DEADLINE_S = 20.0
+
+
+class Damaging(SharedMemory):
+    """Brings buckets that are damaged, each after the one before was verified."""
+
+    def __init__(self) -> None:
+        super().__init__(host_id())
+        self.brought: list[int] = []
+
+    async def receive(self, fetch: Fetch, arrived: Callable[[memoryview, int], None]) -> Received:
+        data = memoryview(bytearray(fetch.wanted.nbytes))
+        for index in range(len(fetch.wanted.buckets)):
+            self.brought.append(index)
+            others = asyncio.all_tasks()
+            arrived(data, index)
+            await asyncio.wait(asyncio.all_tasks() - others)
+        return Received(data)
+
+
+async def test_damage_ends_a_transfer_before_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verified_transfer, "_VERIFY_INLINE_BYTES", 0)
+    async with local_learner(CASE, tmp_path) as learner, asyncio.timeout(DEADLINE_S):
+        wanted = Wanted.full(learner.publish(0))
+        assert len(wanted.buckets) == 3
+        transport = Damaging()
+        with pytest.raises(WeightsError, match="bucket 0 of version 1:0 is damaged"):
+            await receive(transport, learner.fetch(wanted))
+        assert transport.brought == [0, 1]

@@ -1,0 +1,52 @@
+"""A checkpoint is continued by the algorithm that wrote it, and its files say so before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rollmesh.learner.algorithms.base import Algorithm
+from rollmesh.learner.algorithms.load import load_algorithm
+from rollmesh.learner.algorithms.types import UpdatePlan
+from rollmesh.learner.checkpoint.compatibility import check_newest
+from rollmesh.mesh.errors import DataError
+
+
+def algorithm(name: str) -> Algorithm:
+    plan = UpdatePlan(minibatches=1, epochs=1, max_staleness=1, max_response_tokens=8, group_size=4, steps=10, seed=0)
+    return load_algorithm(name, {}, plan)
+
+
+def write(root: Path, name: str, written_by: str, *roles: str) -> None:
+    for role in roles:
+        (root / name / role).mkdir(parents=True)
+    (root / name).mkdir(parents=True, exist_ok=True)
+    state = {"steps": 3, "extra": {"algorithm": {"name": written_by, "state": {}}}}
+    (root / name / "state.json").write_text(json.dumps(state))
+
+
+def test_another_algorithm_and_missing_roles_are_named(tmp_path: Path) -> None:
+    grpo, ppo = algorithm("grpo"), algorithm("ppo")
+    check_newest(tmp_path / "none", grpo)
+    write(tmp_path, "i0001-v00000001", "Older")
+    write(tmp_path, "i0001-v00000003", type(grpo).__qualname__)
+    check_newest(tmp_path, grpo)
+    with pytest.raises(DataError, match="i0001-v00000003 holds no state of critic"):
+        check_newest(tmp_path, ppo)
+    write(tmp_path, "i0002-v00000002", type(ppo).__qualname__, "critic")
+    check_newest(tmp_path, ppo)
+    with pytest.raises(DataError, match=f"of the algorithm {type(ppo).__qualname__}, not of {type(grpo).__qualname__}"):
+        check_newest(tmp_path, grpo)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"extra": {"algorithm": 3}}'])
+def test_what_is_damaged_is_named_where_it_is_loaded_unless_it_is_another_algorithms(tmp_path: Path, text: str) -> None:
+    write(tmp_path, "i0001-v00000001", "any")
+    (tmp_path / "i0001-v00000001" / "state.json").write_text(text)
+    if "extra" in text:
+        with pytest.raises(DataError, match="not of"):
+            check_newest(tmp_path, algorithm("grpo"))
+    else:
+        check_newest(tmp_path, algorithm("grpo"))

@@ -1,0 +1,45 @@
+"""What a user is told whose last checkpoint cannot be loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rollmesh.checkpoint_choice import chosen_of
+from rollmesh.learner.checkpoint.fallbacks import way_back
+from rollmesh.learner.checkpoint.names import name_of
+from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.trajectory.versions import PolicyVersion
+
+
+def test_the_newest_ancestor_is_offered_with_what_it_costs(tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    # Incarnation 2 went on from version 20: the steps after it of incarnation 1 are undone.
+    for version in (PolicyVersion(1, 10), PolicyVersion(1, 20), PolicyVersion(1, 28), PolicyVersion(2, 30)):
+        (root / name_of(version)).mkdir(parents=True)
+    last = root / name_of(PolicyVersion(2, 30))
+
+    def survives(version: PolicyVersion) -> bool:
+        return version.incarnation == 2 or version.version <= 20
+
+    for _ in range(2):
+        said = way_back(last, survives)
+        assert "--from-checkpoint=i0001-v00000020 " in said
+        assert "steps 21 to 30 are undone" in said
+        # The same where it is gone.
+        if last.exists():
+            last.rmdir()
+    first = root / name_of(PolicyVersion(1, 10))
+    assert "there is none before it" in way_back(first, survives)
+    assert "there is none before it" in way_back(tmp_path / "nowhere" / first.name, survives)
+
+
+def test_a_checkpoint_is_chosen_by_its_name(tmp_path: Path) -> None:
+    name = name_of(PolicyVersion(1, 10))
+    (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    assert chosen_of(tmp_path, name) == tmp_path / "checkpoints" / name
+    with pytest.raises(DataError, match=f"it has: best, {name}"):
+        chosen_of(tmp_path, "i0001-v00000011")
+    with pytest.raises(DataError, match="no best checkpoint"):
+        chosen_of(tmp_path, "best")

@@ -1,0 +1,54 @@
+"""The feeder of prompt tasks: what ends it ends the run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from rollmesh.learner.coordinator.prompt_seeder import TaskFeeder
+from rollmesh.learner.data.stream import Window
+from rollmesh.mesh.errors import RollmeshError, UnreachableError
+
+
+class Prompts:
+    """Of which the second window cannot be read."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def after(self, cursor: int, count: int) -> Window:
+        if cursor:
+            raise self._error
+        return Window([], last_ordinal=count, end=False)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(TypeError("no text"), "seeding prompts failed: TypeError: no text"), (UnreachableError("gone"), "gone")],
+)
+async def test_an_error_of_any_kind_is_told(error: Exception, said: str) -> None:
+    async def seed(*_arguments: Any, **_more: Any) -> Any:
+        return SimpleNamespace(pending=4)
+
+    async def mended(verb: Callable[[], Awaitable[None]]) -> None:
+        await verb()
+
+    told: asyncio.Future[RollmeshError] = asyncio.get_running_loop().create_future()
+    feeder = TaskFeeder(
+        cast(Any, SimpleNamespace(seed=seed)),
+        cast(Any, Prompts(error)),
+        incarnation=1,
+        cursor=0,
+        batch=4,
+        window=4,
+        reasserter=cast(Any, SimpleNamespace(mended=mended)),
+        on_error=told.set_result,
+    )
+    await feeder.start()
+    feeder.batch_used()
+    assert (await asyncio.wait_for(told, 60)).message == said
+    await feeder.close()

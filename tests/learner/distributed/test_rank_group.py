@@ -1,0 +1,68 @@
+"""What ranks above 0 do with their orders."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgpack
+import pytest
+
+from rollmesh.learner.control_requests import Controls
+from rollmesh.learner.coordinator.coordinator import Leader
+from rollmesh.learner.distributed.rank_group import follow
+from rollmesh.learner.status import LearnerState
+from rollmesh.mesh.errors import UnreachableError
+from rollmesh.mesh.runtime.service import AsyncBridge
+from rollmesh.mesh.trajectory.versions import PolicyVersion
+
+
+class Orders:
+    """Orders of rank 0, one after the other."""
+
+    def __init__(self, *orders: dict[str, Any]) -> None:
+        self._orders = [msgpack.packb(order) for order in orders]
+
+    def receive(self) -> bytes:
+        return self._orders.pop(0)
+
+
+class Away:
+    """A worker that cannot get its share."""
+
+    def __init__(self) -> None:
+        self.saved: list[str] = []
+
+    def prepare(self, _plan: object) -> None:
+        raise UnreachableError("the mesh is away")
+
+    def save(self, version: object, _extra: object) -> Path:
+        self.saved.append(str(version))
+        return Path()
+
+
+def test_a_rank_without_its_share_still_takes_part_in_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollmesh.learner.distributed.rank_group.TrainPlan.from_bytes", lambda plan: plan)
+    prepare, save = {"order": "prepare", "plan": b""}, {"order": "save", "version": "1:4", "extra": {}}
+    worker: Any = Away()
+    link: Any = Orders(prepare, save, {"order": "end"})
+    follow(worker, link)
+    assert worker.saved == ["1:4"]
+
+
+def test_they_are_told_to_wait_as_long_as_the_last_evaluation_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = threading.Event()
+
+    async def last(_policy: PolicyVersion) -> bool:
+        return await asyncio.to_thread(told.wait, 30)
+
+    monkeypatch.setattr("rollmesh.learner.coordinator.coordinator.TURN_S", 0.01)
+    bridge, team = AsyncBridge("test"), SimpleNamespace(keep_waiting=told.set)
+    leader: Any = SimpleNamespace(_bridge=bridge, _team=team, _state=LearnerState(), _controls=Controls())
+    evaluator: Any = SimpleNamespace(last=last)
+    Leader._evaluate_last(leader, evaluator, PolicyVersion(1, 4), "steps")
+    bridge.close()
+    assert told.is_set()

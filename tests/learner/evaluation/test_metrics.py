@@ -1,0 +1,58 @@
+"""mean@n, pass@k and maj@n against their definitions."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollmesh.learner.evaluation.metrics import answer_of, draws, figures_of, majority_reward, pass_at_k
+
+
+@given(st.integers(1, 8).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
+def test_pass_at_k_is_the_share_of_draws_with_a_right_one(case: tuple[int, int, int]) -> None:
+    n, right, k = case
+    drawn = list(itertools.combinations(range(n), k))
+    assert pass_at_k(n, right, k) == pytest.approx(sum(min(d) < right for d in drawn) / len(drawn))
+
+
+def test_the_majority_is_rewarded_and_ties_are_halved() -> None:
+    assert majority_reward(["7", "8", "7"], [1.0, 0.0, 1.0]) == 1.0
+    assert majority_reward(["8", "8", "7"], [0.0, 0.0, 1.0]) == 0.0
+    assert majority_reward(["8", "7"], [0.0, 1.0]) == 0.5
+    assert majority_reward(["7", "7"], [1.0, 0.5]) == 0.75, "equal answers may be rewarded differently"
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        (r"so \boxed{1} or \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        (r"\boxed{never closed", "neverclosed"),
+        ("2 + 2 = 4\n#### 4 \nindeed", "4"),
+        ("3+4=7", "7"),
+        (" The answer  is four. ", "Theanswerisfour"),
+        ("", ""),
+    ],
+)
+def test_what_a_response_says_in_the_end(response: str, answer: str) -> None:
+    assert answer_of(response) == answer
+
+
+def test_figures_are_means_over_prompts() -> None:
+    prompts = [
+        [(1.0, "=3"), (0.0, "=4"), (0.0, "=4"), (1.0, "=3"), (1.0, "=3")],
+        [(0.0, "=1"), (0.2, "=2"), (0.0, "=1")],
+        [],
+    ]
+    found = figures_of(prompts, n=5, right_at=1.0)
+    assert draws(5) == [1, 2, 4, 5]
+    assert draws(4) == [1, 2, 4]
+    assert found["mean@5"] == pytest.approx((3 / 5 + 0.2 / 3) / 2)
+    assert found["maj@5"] == pytest.approx((1.0 + 0.0) / 2)
+    assert found["pass@1"] == pytest.approx((3 / 5 + 0) / 2)
+    assert found["pass@2"] == pytest.approx((1 - 1 / 10 + 0) / 2)
+    assert found["pass@4"] == found["pass@5"] == 1.0, "only the first prompt has so many scored responses"
+    assert figures_of(prompts, n=5, right_at=0.1)["pass@1"] == pytest.approx((3 / 5 + 1 / 3) / 2)
+    assert figures_of([[(1.0, "x")]], n=1, right_at=1.0) == {}

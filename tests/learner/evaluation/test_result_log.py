@@ -1,0 +1,30 @@
+"""The files of evaluation rounds: whole, by version, bounded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import rollmesh.learner.evaluation.result_log as module
+from rollmesh.learner.evaluation.result_log import MAX_TEXT, EvalLog, shortened
+
+
+def test_results_come_back_by_version_and_rows_of_old_ones_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FILES_WITH_ROWS", 2)
+    log = EvalLog(tmp_path)
+    assert log.results() == []
+    for incarnation, version in ((1, 0), (1, 8), (2, 4), (2, 8)):
+        log.write({"incarnation": incarnation, "version": version, "reward": version / 8}, [{"row": version}])
+    log.write({"incarnation": 2, "version": 8, "reward": 0.5}, [{"row": 8}, {"row": 9}])
+    found = [(result["incarnation"], result["version"], result["reward"]) for result in log.results()]
+    assert found == [(1, 0, 0.0), (1, 8, 1.0), (2, 4, 0.5), (2, 8, 0.5)], "a later round at a version replaces it"
+    assert [len(log.rows(*name)) for name in ((1, 0), (1, 8), (2, 4), (2, 8), (9, 9))] == [0, 0, 1, 2, 0]
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_long_responses_keep_their_end() -> None:
+    assert shortened("x" * MAX_TEXT) == "x" * MAX_TEXT
+    kept = shortened("a" * MAX_TEXT + "the end")
+    assert kept.endswith("the end")
+    assert len(kept) == MAX_TEXT + 4

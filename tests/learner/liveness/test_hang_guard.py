@@ -1,0 +1,107 @@
+"""A training thread that hangs while its event loop answers."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pytest
+
+from rollmesh.learner.liveness.hang_guard import AT_LEAST_S, FACTOR, HangWatch
+from rollmesh.mesh.errors import RollmeshError, StalledError, StuckError
+from tests.repository import REPOSITORY
+
+HUNG = """
+import asyncio, logging, sys, threading
+from rollmesh.learner.control_requests import Controls
+from rollmesh.learner.liveness.hang_guard import end_where_it_hangs
+from rollmesh.learner.status import LearnerState
+from rollmesh.mesh.errors import StalledError
+
+logging.basicConfig()
+phase, judges_steps, fails = sys.argv[1], sys.argv[2] == "steps", sys.argv[3] == "fails"
+state, controls = LearnerState(phase=phase), Controls()
+loop = asyncio.new_event_loop()
+threading.Thread(target=loop.run_forever, daemon=True).start()
+
+async def one_step_is_done():
+    watch = end_where_it_hangs(state, controls, judges_steps=judges_steps, first_s=1000.0, at_least_s=0.2)
+    asyncio.create_task(watch).add_done_callback(print)
+    await asyncio.sleep(0)
+    state.steps = 1
+    if fails:
+        controls.fail(StalledError("nothing has moved"))
+
+asyncio.run_coroutine_threadsafe(one_step_is_done(), loop).result()
+threading.Event().wait()
+"""
+
+
+def seconds(watch: HangWatch, began: float, lasts: float, *, steps: int, training: bool = True) -> float | None:
+    """Looks every five seconds; the first verdict."""
+    looks = (watch.look(began + at, training=training, steps=steps) for at in range(0, int(lasts) + 1, 5))
+    return next((found for found in looks if found is not None), None)
+
+
+def test_a_step_far_beyond_the_longest_hangs() -> None:
+    watch = HangWatch(math.inf)
+    for steps in range(3):
+        assert seconds(watch, 100 * steps, 60, steps=steps) is None
+    assert watch.longest_s == 60
+    assert seconds(watch, 1000, FACTOR * 60, steps=3) is None
+    assert watch.look(1000 + FACTOR * 60 + 5, training=True, steps=3) == FACTOR * 60 + 5
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_short_steps_have_ten_minutes_and_waits_have_all_the_time(training: bool) -> None:
+    watch = HangWatch(math.inf)
+    for steps in range(3):
+        watch.look(steps, training=True, steps=steps)
+    assert seconds(watch, 10, AT_LEAST_S, steps=3, training=training) is None
+    found = watch.look(AT_LEAST_S + 15, training=training, steps=3)
+    assert (found is not None) == training
+
+
+def test_a_learner_that_was_stopped_does_not_hang() -> None:
+    watch = HangWatch(math.inf)
+    for now, steps in ((0.0, 0), (1.0, 1), (2.0, 1), (10 * AT_LEAST_S, 1)):
+        assert watch.look(now, training=True, steps=steps) is None
+
+
+@pytest.mark.parametrize(
+    ("first_s", "hangs_after_s"), [(3 * AT_LEAST_S, 3 * AT_LEAST_S), (1.0, AT_LEAST_S), (math.inf, None)]
+)
+def test_a_first_step_may_compile_for_so_long(first_s: float, hangs_after_s: float | None) -> None:
+    found = seconds(HangWatch(first_s), 0, 10 * AT_LEAST_S, steps=7)
+    assert found == (None if hangs_after_s is None else hangs_after_s + 5)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_an_error_has_to_be_heard_whatever_the_thread_does(training: bool) -> None:
+    watch = HangWatch(math.inf)
+    for at in range(0, int(AT_LEAST_S) + 1, 5):
+        assert watch.look(at, training=training, steps=at // 300, unheard=True) is None
+    assert watch.look(AT_LEAST_S + 5, training=training, steps=0) is None, "the learner has begun to end"
+    assert watch.look(AT_LEAST_S + 10, training=training, steps=0, unheard=True) == AT_LEAST_S + 5
+
+
+@pytest.mark.parametrize(
+    ("phase", "judged", "fails", "error", "told"),
+    [
+        ("training", "steps", "well", StuckError, "the step after 1 has lasted for"),
+        ("waiting_for_groups", "steps", "fails", StalledError, "the main thread (waiting_for_groups) has not heard"),
+        ("training", "errors", "fails", StalledError, "nothing has moved"),
+    ],
+)
+def test_the_process_ends_by_name(phase: str, judged: str, fails: str, error: type[RollmeshError], told: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", HUNG, phase, judged, fails],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == error.exit_code, ended.stderr
+    assert told in ended.stderr

@@ -1,0 +1,116 @@
+"""What becomes of receivers' reports: stages, acknowledgements, failures, and their figures for Prometheus."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from rollmesh.learner.weights import WeightPublisher, WeightsService
+from rollmesh.learner.weights.push_metrics import PushCollector
+from rollmesh.learner.weights.push_statistics import PushStatistics
+from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.protos import weights_pb2
+
+
+def report(member: str, version: int, *, error: str = "", scale: int = 1) -> weights_pb2.SwapReport:
+    return weights_pb2.SwapReport(
+        member_id=member,
+        policy=PolicyVersion(1, version).to_proto(),
+        error=error,
+        digest="" if error else f"digest-{version}",
+        bytes=100,
+        first_byte_us=0 if error else 10 * scale,
+        last_byte_us=0 if error else 20 * scale,
+        pause_us=0 if error else 3 * scale,
+        total_us=0 if error else 40 * scale,
+    )
+
+
+def test_each_stage_of_each_receiver_is_kept() -> None:
+    pushes = PushStatistics()
+    pushes.watches("near")
+    for version in range(1, 101):
+        pushes.announced(PolicyVersion(1, version), time.time_ns())
+        pushes.add(report("near", version, scale=version))
+    pushes.add(report("far", 100, scale=1000))
+    summary = pushes.by_receiver()["near"]
+    assert (summary.count, summary.errors, summary.bytes) == (100, 0, 10_000)
+    assert [summary.p50[stage] for stage in ("first_byte", "last_byte", "pause", "total")] == [505, 1010, 151.5, 2020]
+    assert summary.p99["total"] > 3900
+    assert pushes.summary().count == 101
+    assert pushes.summary().figures("push/")["push/total_ms_p50"] == pushes.summary().p50["total"] / 1e3
+    far, near = pushes.to_proto().receivers
+    assert (far.member_id, near.member_id) == ("far", "near"), "those heard of last come first"
+    assert near.last.policy.version == 100
+    assert near.pause_us.p50 == 151.5
+    assert pushes.served()["near"] == (PolicyVersion(1, 100), "digest-100")
+
+
+def test_an_acknowledgement_counts_only_where_it_was_waited_for() -> None:
+    """A version announced before a receiver came says nothing of the way to it."""
+    pushes = PushStatistics()
+    hour = 3600 * 10**9
+    pushes.announced(PolicyVersion(1, 1), time.time_ns() - hour)
+    pushes.watches("late")
+    pushes.add(report("late", 1))
+    assert pushes.to_proto().receivers[0].last_ack_us == 0
+    pushes.announced(PolicyVersion(1, 2), time.time_ns())
+    pushes.add(report("late", 2))
+    [late] = pushes.to_proto().receivers
+    assert 0 < late.last_ack_us < 60 * 10**6
+    assert late.ack_us.p50 == late.last_ack_us
+
+
+def test_failures_are_kept_with_their_cause_and_what_served_before() -> None:
+    pushes = PushStatistics()
+    pushes.add(report("a", 1))
+    pushes.add(report("b", 1))
+    pushes.add(report("a", 2, error="bucket 0 is damaged"))
+    entries = {entry.member_id: entry for entry in pushes.to_proto().receivers}
+    assert (entries["a"].errors, entries["a"].last_error) == (1, "bucket 0 is damaged")
+    assert entries["a"].last_error_policy.version == 2
+    assert entries["a"].last.policy.version == 1
+    assert entries["b"].last_error == ""
+    assert not entries["b"].HasField("last_error_policy")
+    assert pushes.summary().last_error == "bucket 0 is damaged"
+    assert pushes.summary().errors == 1
+
+
+def test_the_receivers_heard_of_last_are_remembered() -> None:
+    pushes = PushStatistics()
+    for index in range(1500):
+        pushes.add(report(f"generator-{index}", 1))
+        pushes.add(report("stays", index))
+    served = pushes.served()
+    assert len(served) == 1024
+    assert {"stays", "generator-1499"} <= served.keys()
+    assert "generator-0" not in served
+
+
+def test_prometheus_sees_every_receiver() -> None:
+    pushes, registry = PushStatistics(), CollectorRegistry()
+    registry.register(PushCollector(pushes))
+    pushes.add(report("a", 1, scale=1000))
+    pushes.add(report("a", 2, error="no"))
+    labels = {"receiver": "a", "stage": "total", "quantile": "0.99"}
+    assert registry.get_sample_value("rollmesh_learner_push_seconds", labels) == 0.04
+    assert registry.get_sample_value("rollmesh_learner_push_failures_total", {"receiver": "a"}) == 1
+    assert registry.get_sample_value("rollmesh_learner_pushes_total", {"receiver": "a"}) == 1
+    assert registry.get_sample_value("rollmesh_learner_push_bytes_total", {"receiver": "a"}) == 200
+
+
+async def test_a_report_that_cannot_be_summed_up_is_refused(tmp_path: Path) -> None:
+    publisher = WeightPublisher("run", {}, directory=tmp_path)
+    service = WeightsService(publisher)
+    sound = weights_pb2.SwapReport(member_id="gen-1", bytes=1 << 50, total_us=1 << 50)
+    for _ in range(3):
+        await service.Report(sound, None)
+    for field in ("bytes", "total_us", "pause_us", "kept_bytes"):
+        with pytest.raises(PayloadError, match=field):
+            await service.Report(weights_pb2.SwapReport(member_id="gen-1", **{field: (1 << 50) + 1}), None)  # type: ignore[arg-type]
+    assert (await service.Pushes(weights_pb2.PushesRequest(), None)).receivers[0].bytes == 3 << 50
+    publisher.close()

@@ -1,0 +1,115 @@
+"""Which offers a learner makes, and where their sockets listen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from pydantic import ValidationError
+
+from rollmesh.learner.weights import WeightPublisher
+from rollmesh.learner.weights.published_version import PublishedVersion
+from rollmesh.learner.weights.transports import Broadcast, Offer, Rendezvous, further_offers
+from rollmesh.mesh.config.models import Config, NetworkSection, RunSection, SecuritySection, WeightsSection
+from rollmesh.mesh.errors import ConfigError, WeightsError
+from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.protos import weights_pb2
+
+
+def config(**weights: object) -> Config:
+    return Config.model_validate(
+        {"model": {"path": "m"}, "data": {"train": "t"}, "algorithm": "grpo", "weights": weights}
+    )
+
+
+@pytest.mark.parametrize(
+    ("transport", "expected"),
+    [("auto", []), ("shm", []), ("grpc", []), ("gloo", ["gloo"]), ("disk", ["disk"])],
+)
+def test_what_costs_something_is_offered_when_asked_for(tmp_path: Path, transport: str, expected: list[str]) -> None:
+    offers = further_offers(config(transport=transport, dir=str(tmp_path)))
+    assert [offer.name for offer in offers] == expected
+    for offer in offers:
+        offer.close()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="speaks of machines without CUDA")
+def test_nccl_needs_a_device() -> None:
+    with pytest.raises(ConfigError, match=r"weights\.transport is nccl, but torch finds no CUDA device here"):
+        further_offers(config(transport="nccl"))
+
+
+def test_disk_needs_a_folder() -> None:
+    with pytest.raises(ValidationError, match="transport disk needs dir"):
+        WeightsSection(transport="disk")
+
+
+def test_differences_need_grpc() -> None:
+    with pytest.raises(ValidationError, match="encoding delta travels over grpc"):
+        WeightsSection(transport="shm", encoding="delta")
+
+
+@pytest.mark.parametrize("name", [".", "..", "../elsewhere"])
+def test_no_run_lies_outside_its_folder(name: str) -> None:
+    with pytest.raises(ValidationError, match="name"):
+        RunSection(name=name)
+
+
+def test_a_rendezvous_listens_where_it_is_told() -> None:
+    rendezvous = Rendezvous(NetworkSection(), SecuritySection())
+    port = int(rendezvous.address.rpartition(":")[2])
+    listening = [c.laddr for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    assert [address.ip for address in listening if address.port == port] == ["127.0.0.1"]
+
+
+def test_a_rendezvous_that_others_could_reach_is_refused() -> None:
+    with pytest.raises(ConfigError, match="knows neither token nor TLS"):
+        Rendezvous(NetworkSection(host="0.0.0.0"), SecuritySection())
+    network = NetworkSection(host="0.0.0.0", advertise="10.0.0.7:4000")
+    allowed = Rendezvous(network, SecuritySection(allow_insecure=True))
+    host, _, port = allowed.address.rpartition(":")
+    assert host == "10.0.0.7"
+    assert int(port) not in (0, 4000)
+
+
+def test_closing_ends_a_broadcast_that_waits_for_its_members() -> None:
+    broadcast = Broadcast("gloo", Rendezvous(NetworkSection(), SecuritySection()), timeout_s=60, window_s=60)
+    publisher = WeightPublisher("run", {}, transport="gloo", offers=[broadcast])
+    publisher.publish(PolicyVersion(1, 0), [("w", torch.zeros(3))], "float32")
+    waiting = broadcast.join("member", PolicyVersion(1, 0), "")
+    publisher.close()
+    with pytest.raises(WeightsError, match="the learner ends"):
+        waiting.result(10)
+    assert not broadcast._thread.is_alive()
+    with pytest.raises(WeightsError, match="not broadcast any more"):
+        broadcast.join("member", PolicyVersion(1, 0), "")
+
+
+class Noted(Offer):
+    """Offers nothing but a name, and notes what it is asked."""
+
+    name = "noted"
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+
+    def offer(self, version: PublishedVersion) -> weights_pb2.Offer | None:
+        self.calls.append(("offer", version.policy.version))
+        return weights_pb2.Offer(transport="noted") if version.policy.version else None
+
+    def retire(self, version: PublishedVersion) -> None:
+        self.calls.append(("retire", version.policy.version))
+
+    def close(self) -> None:
+        self.calls.append(("close", -1))
+
+
+def test_a_publisher_offers_and_retires_every_version_once() -> None:
+    noted = Noted()
+    publisher = WeightPublisher("run", {}, transport="grpc", offers=[noted], keep_versions=1)
+    manifests = [publisher.publish(PolicyVersion(1, v), [("w", torch.zeros(3))], "float32") for v in range(2)]
+    publisher.close()
+    assert [[offer.transport for offer in manifest.offers] for manifest in manifests] == [[], ["noted"]]
+    assert noted.calls == [("offer", 0), ("offer", 1), ("retire", 0), ("retire", 1), ("close", -1)]

@@ -1,0 +1,28 @@
+"""Who serves HTTP without a key, although the mesh has secrets, is told so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.http.server import http_key
+from tests.secrets_here import write_secret
+
+
+@pytest.mark.parametrize(("token", "key", "warned"), [(True, False, 1), (True, True, 0), (False, False, 0)])
+def test_a_key_that_a_mesh_with_a_token_lacks_is_named(
+    *, token: bool, key: bool, warned: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = write_secret(tmp_path / "file", "of both")
+    security = SecuritySection(token_file=file if token else None, endpoint_key_file=file if key else None)
+    assert http_key(security, "endpoint_key_file", "127.0.0.1", "the endpoint") == ("of both" if key else None)
+    assert ["security.endpoint_key_file (--endpoint-key-file)" in line for line in caplog.messages] == [True] * warned
+
+
+def test_a_key_that_is_not_there_comes_with_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"security\.metrics_key_file .*none: No such file") as caught:
+        http_key(SecuritySection(metrics_key_file=tmp_path / "none"), "metrics_key_file", "127.0.0.1", "metrics")
+    assert "rollmesh token new --out" in caught.value.hint

@@ -1,0 +1,67 @@
+"""What is read of real processes and threads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+from rollmesh.mesh.liveness.freeze_detector import State
+from rollmesh.mesh.liveness.process_state import look, look_at_families, look_at_thread
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems say nothing")
+
+_DEADLINE_S = 60.0
+# One with a child, of which nothing is heard but its number.
+_PARENT = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+print(child.pid, flush=True)
+sys.stdin.read()
+child.kill()
+child.wait()
+"""
+
+
+def test_a_family_is_stopped_where_any_of_it_is() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", _PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        child.suspend()
+        end = time.monotonic() + _DEADLINE_S
+        while child.status() != psutil.STATUS_STOPPED:
+            assert time.monotonic() < end
+        for sight, expected in ((look_at_families([parent.pid]), State.STOPPED), (look(child.pid), State.STOPPED)):
+            assert sight is not None
+            assert sight.state is expected
+        alone, both = look(parent.pid), look(parent.pid, child.pid)
+        assert alone is not None
+        assert both is not None
+        assert alone.state is not State.STOPPED
+        assert both.state is State.STOPPED
+        assert both.cpu_s.keys() == {parent.pid, child.pid}
+    finally:
+        parent.communicate()
+    assert look_at_families([parent.pid]) is None
+    assert look(parent.pid) is None
+
+
+def test_a_thread_by_itself() -> None:
+    """The one that waits is asleep, however much the others compute."""
+    proceed = threading.Event()
+    thread = threading.Thread(target=proceed.wait)
+    thread.start()
+    assert thread.native_id is not None
+    end = time.monotonic() + _DEADLINE_S
+    while (sight := look_at_thread(thread.native_id)) is None or sight.state is not State.ASLEEP:
+        assert time.monotonic() < end
+    assert list(sight.cpu_s) == [thread.native_id]
+    proceed.set()
+    thread.join()
+    while look_at_thread(thread.native_id) is not None:
+        assert time.monotonic() < end

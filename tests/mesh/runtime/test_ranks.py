@@ -1,0 +1,133 @@
+"""Ranks that a program starts of itself: how they end, who hears signals, and which ranks are refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.liveness.process_ends import survivors
+from rollmesh.mesh.runtime import ranks
+from tests.repository import REPOSITORY
+
+DEADLINE_S = 60.0
+PROGRAM = """
+import os, pathlib, signal, sys
+from rollmesh.mesh.runtime import ranks
+ranks._TOGETHER_S = 0.2
+ranks.become_ranks(2)
+rank = os.environ["RANK"]
+def answer(number, frame):
+    sys.exit(int(sys.argv[2]))
+def die(number, frame):
+    sys.exit(3)
+signal.signal(signal.SIGTERM, answer)
+signal.signal(signal.SIGUSR1, die)
+folder = pathlib.Path(os.environ[ranks.MEETING]).parent
+# At once: the other rank writes too.
+os.write(1, f"{rank} {os.getpid()} {oct(folder.stat().st_mode & 0o777)}\\n".encode())
+if rank == sys.argv[1]:
+    sys.exit(0)
+while True:
+    signal.pause()
+"""
+
+
+@contextmanager
+def program(leaves: str = "", status: int = 0) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """The program and the process ids of its ranks.
+
+    Args:
+        leaves: a rank that ends in order at once.
+        status: with which rank 0 answers SIGTERM.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, leaves, str(status)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
+    assert process.stdout is not None
+    try:
+        said = sorted(process.stdout.readline().split() for _ in range(2))
+        assert [(rank, mode) for rank, _, mode in said] == [("0", "0o700"), ("1", "0o700")]
+        yield process, [int(pid) for _, pid, _ in said]
+        assert survivors((int(pid) for _, pid, _ in said), DEADLINE_S) == set()
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.mark.parametrize("status", [0, 40])
+def test_an_end_is_asked_of_rank_0_and_its_status_is_the_programs(status: int) -> None:
+    with program(leaves="1", status=status) as (process, _):
+        process.terminate()
+        assert process.wait(DEADLINE_S) == status
+
+
+def test_a_rank_that_fails_ends_all() -> None:
+    with program() as (process, pids):
+        os.kill(pids[1], signal.SIGUSR1)
+        assert process.wait(DEADLINE_S) == 3
+
+
+def test_a_rank_that_is_killed_ends_all_and_is_told() -> None:
+    with program() as (process, pids):
+        os.kill(pids[1], signal.SIGKILL)
+        assert process.wait(DEADLINE_S) == -signal.SIGKILL
+
+
+def test_ranks_die_with_their_program_stopped_or_not() -> None:
+    with program() as (process, pids):
+        os.kill(pids[0], signal.SIGSTOP)
+        process.kill()
+        process.wait(DEADLINE_S)
+
+
+@pytest.mark.parametrize(
+    ("ends", "status"),
+    [
+        ([0, 0], 0),
+        ([0, 3], 3),
+        # A crash may be the echo of what another tells.
+        ([1, 40], 40),
+        ([1, 1], 1),
+        ([3, 1], 3),
+        ([-9], -9),
+    ],
+)
+def test_the_status_is_the_first_that_says_more_than_a_crash(ends: list[int], status: int) -> None:
+    assert ranks.status_of(ends) == status
+
+
+def test_ranks_that_others_reach_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As torchrun starts them, on one machine or on several."""
+    ranks.check_ranks(SecuritySection())
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=r"torchrun.*neither token nor TLS.*learner\.ranks.*allow_insecure"):
+        ranks.check_ranks(SecuritySection())
+    ranks.check_ranks(SecuritySection(allow_insecure=True))
+    ranks.become_ranks(4)  # is one already
+    for name, value in ranks.environment_of(1, 2, tmp_path / "meeting").items():
+        monkeypatch.setenv(name, value)
+    ranks.check_ranks(SecuritySection())
+
+
+def test_collectives_stay_on_this_machine_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
+    [(name, interface)] = ranks.on_loopback().items()
+    assert name == "NCCL_SOCKET_IFNAME"
+    assert interface in {name for _, name in socket.if_nameindex()}
