@@ -1,4 +1,4 @@
-"""`python -m learner.docs_reference PAGE --exceptions FILE`: writes the generated sections of `docs/algorithms.md` anew."""
+"""`python -m learner.docs_reference PAGE --exceptions FILE`: writes the generated sections of `docs/algorithms.md`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two ranks of a test program, as `mesh.runtime.ranks` starts them, but for one thing: what they import is imported once."""
+"""Two ranks of a test program, as `mesh.runtime.ranks` starts them, but that their imports happen once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tries what a service would load first, before any service is started: `python -m rollmesh.launcher.preflight.trial WHAT`.
+"""Tries what a service would load first, before any is started: `python -m rollmesh.launcher.preflight.trial WHAT`.
 
 It runs in the interpreter of the service, as a process of its own: it imports users' code, and torch, of which the
 launcher needs nothing. Configuration as JSON on stdin; on stdout one marked line says what is wrong, or what the user

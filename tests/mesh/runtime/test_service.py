@@ -19,7 +19,8 @@ from rollmesh.mesh.runtime.service import AsyncBridge, advertised_address, end_t
 def _program(tmp_path: Path, body: str) -> list[str]:
     path = tmp_path / "service_under_test.py"
     path.write_text(
-        "import os, sys\nfrom pathlib import Path\nfrom rollmesh.mesh.runtime.service import run_service, write_ready_file\n"
+        "import os, sys\nfrom pathlib import Path\n"
+        "from rollmesh.mesh.runtime.service import run_service, write_ready_file\n"
         "from rollmesh.mesh.errors import StoreError\n" + textwrap.dedent(body)
     )
     return [sys.executable, str(path)]
