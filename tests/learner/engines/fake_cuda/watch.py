@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.repository import REPOSITORY
 
-_PACKAGES = tuple(str(REPOSITORY / name) for name in ("learner", "mesh"))
+_PACKAGE = REPOSITORY / "rollmesh"
+_WATCHED = tuple(str(_PACKAGE / name) for name in ("learner", "mesh"))
 
 
 class Watch:
@@ -96,6 +97,6 @@ def _place() -> str:
     """The innermost line of ours, else of torch."""
     frames = traceback.extract_stack()
     for frame in reversed(frames):
-        if frame.filename.startswith(_PACKAGES):
-            return f"{Path(frame.filename).relative_to(REPOSITORY)}:{frame.lineno}"
+        if frame.filename.startswith(_WATCHED):
+            return f"{Path(frame.filename).relative_to(_PACKAGE)}:{frame.lineno}"
     return next(f"{f.filename}:{f.lineno}" for f in reversed(frames) if "torch" in f.filename)
