@@ -27,7 +27,7 @@ from rollmesh.mesh.runtime.child_processes import Child, start_process
 
 log = logging.getLogger(__name__)
 
-_KEEPER = Path(__file__).with_name("keeper.py")
+_KEEPER = Path(__file__).with_name("server_watchdog.py")
 _TAIL_BYTES = 4000
 _STOP_S = 60.0
 # Below those that Linux gives out (net.ipv4.ip_local_port_range).

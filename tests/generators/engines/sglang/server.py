@@ -55,9 +55,9 @@ class Traces:
         for process in processes:
             names = {place.path for place in process.memory_maps()} | {file.path for file in process.open_files()}
             shared |= {Path(name) for name in names if name.startswith(_SHARED) and not name.endswith("(deleted)")}
-        [keeper] = [process for process in processes if "keeper.py" in " ".join(process.cmdline())[:500]][:1]
+        [keeper] = [process for process in processes if "server_watchdog.py" in " ".join(process.cmdline())[:500]][:1]
         arguments = keeper.cmdline()
-        scratch = next(Path(arguments[i + 1]) for i, part in enumerate(arguments) if part.endswith("keeper.py"))
+        scratch = next(Path(arguments[i + 1]) for i, part in enumerate(arguments) if part.endswith("server_watchdog.py"))
         return cls(processes, shared, scratch)
 
 

@@ -101,7 +101,7 @@ def run(case: Case) -> Seen:
     with _ranks(case.world) as mesh, patch.object(sharding, "fully_shard", partial(sharding.fully_shard, mesh=mesh)):
         loader = patch("rollmesh.learner.engines.fsdp2.engine.load_model", partial(_model, case))
         # All ranks have micro-batches, which is counted there.
-        with FakeTensorMode(), Watch({"figures.py": case.world}) as watch, loader:
+        with FakeTensorMode(), Watch({"step_metrics.py": case.world}) as watch, loader:
             try:
                 _use(case, algorithm.loss, watch, seen)
             except RuntimeError as error:
