@@ -55,9 +55,10 @@ class Traces:
         for process in processes:
             names = {place.path for place in process.memory_maps()} | {file.path for file in process.open_files()}
             shared |= {Path(name) for name in names if name.startswith(_SHARED) and not name.endswith("(deleted)")}
-        [keeper] = [process for process in processes if "server_watchdog.py" in " ".join(process.cmdline())[:500]][:1]
-        arguments = keeper.cmdline()
-        scratch = next(Path(arguments[i + 1]) for i, part in enumerate(arguments) if part.endswith("server_watchdog.py"))
+        [watchdog] = [process for process in processes if "server_watchdog.py" in " ".join(process.cmdline())[:500]][:1]
+        arguments = watchdog.cmdline()
+        script = next(index for index, part in enumerate(arguments) if part.endswith("server_watchdog.py"))
+        scratch = Path(arguments[script + 1])
         return cls(processes, shared, scratch)
 
 
