@@ -1,9 +1,12 @@
 """The layers of the house: who may import whom, how long a file may be, and what the text may not contain."""
 
 import ast
+import itertools
 import subprocess
 import sys
+from collections import Counter
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -56,6 +59,39 @@ def _offence(path: Path, module: str, at_top: bool) -> str | None:
     return None
 
 
+MOST_MODULES = 20
+# Found by SGLang's server on its path.
+NO_PACKAGE = ROOT / "generators" / "engines" / "sglang" / "cpu" / "shims"
+# Who alone imports what, beside itself; tests import all.
+ALONE = {
+    "redis": ["buffer/redis_backend"],
+    "rollmesh.buffer.reference_model": [],
+}
+
+
+def _module(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    name = ".".join(part for part in parts if part != "__init__")
+    return name if parts[0] == "rollmesh" else f"rollmesh.{name}"
+
+
+def _arrows() -> dict[tuple[str, str], tuple[str, str]]:
+    """(folder or module, another one beside it) -> an import that leads from one to the other."""
+    modules = {_module(path): path for path in FILES}
+    found = {}
+    for importer, path in modules.items():
+        for name, _ in _imports(path):
+            imported = name
+            while imported not in modules and "." in imported:
+                imported = imported.rpartition(".")[0]
+            ours, theirs = importer.split("."), imported.split(".")
+            apart = next((k for k, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None)
+            # A folder's own `__init__` is the folder.
+            if apart:
+                found[".".join(ours[: apart + 1]), ".".join(theirs[: apart + 1])] = (importer, imported)
+    return found
+
+
 # All files in one test each: a test for each file would cost more than what it does.
 def test_imports_respect_the_layers() -> None:
     found = [
@@ -71,6 +107,37 @@ def test_files_are_short_and_say_what_they_are() -> None:
     assert not [path for path in FILES if len(path.read_text().splitlines()) > 600], "too long"
     silent = [path for path in FILES if _tree(path).body and not ast.get_docstring(_tree(path))]
     assert not silent, "a module says what it is"
+
+
+def test_folders_are_small() -> None:
+    modules = Counter(path.parent for path in FILES if path.name != "__init__.py")
+    assert not {folder: count for folder, count in modules.items() if count > MOST_MODULES}
+    silent = {folder for folder in modules if not (folder / "__init__.py").exists()}
+    assert silent == {NO_PACKAGE}, "a folder says what is in it"
+
+
+def test_neither_folders_nor_modules_import_in_circles() -> None:
+    arrows = _arrows()
+    after: dict[str, set[str]] = {}
+    for start, end in arrows:
+        after.setdefault(start, set()).add(end)
+    try:
+        list(TopologicalSorter(after).static_order())
+    except CycleError as circle:
+        pairs = itertools.pairwise(reversed(circle.args[1]))
+        raise AssertionError("\n".join(f"{arrows[pair][0]} imports {arrows[pair][1]}" for pair in pairs)) from None
+
+
+def test_some_is_imported_in_one_place_alone() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {module}"
+        for path in FILES
+        for module, _ in _imports(path)
+        for alone, places in ALONE.items()
+        if f"{module}.".startswith(f"{alone}.") and not _module(path).startswith(alone)
+        if not any(path.is_relative_to(ROOT / place) for place in places)
+    ]
+    assert not found, "\n".join(found)
 
 
 def test_the_command_loads_without_torch() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from rollmesh.protos import buffer_pb2 as pb
 
+# The learner holds leases under this name, whichever member it is.
+LEARNER = "learner"
 # (group id, lease id)
 Lease = tuple[str, str]
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from rollmesh.buffer.policy.reuse import may_be_used_again
 from rollmesh.buffer.policy.rules import Order
+from rollmesh.buffer.protocol.leases import LEARNER
 from rollmesh.buffer.reference_model.generator_commands import GeneratorVerbs
 from rollmesh.buffer.reference_model.group_states import Group, State
-from rollmesh.buffer.reference_model.table_state import LEARNER
 
 
 class Claiming(GeneratorVerbs):

@@ -15,13 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rollmesh.buffer.reference_model.group_states import Fate, Group, State, Task
+from rollmesh.buffer.reference_model.table_machine import TableMachine
+from rollmesh.buffer.reference_model.table_state import Fenced, Suspect
 from rollmesh.mesh.trajectory.versions import PolicyVersion
-
-if TYPE_CHECKING:
-    from rollmesh.buffer.reference_model.table_machine import TableMachine
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +86,35 @@ class Assertion:
             if version is not None and version < min(points):
                 return
             machine.go_on(points[0])
+
+
+def reassert(machine: TableMachine, assertion: Assertion, now: int, *, more: bool, doubt: int) -> tuple[int, int, int]:
+    """The learner says again what it has used: (groups corrected, groups that were unknown, the doubt in force).
+
+    Args:
+        machine: the table.
+        assertion: what it says.
+        now: ms.
+        more: this is not the last portion.
+        doubt: that this is about; 0 asks which there is.
+
+    Raises:
+        Fenced: another learner has taken the run over.
+        Suspect: this is about another doubt.
+    """
+    if not assertion.is_believed(machine):
+        raise Fenced
+    if assertion.incarnation > machine.lineage.incarnation and not machine.doubt:
+        machine.begin_doubt(now)
+    if not doubt:
+        return 0, 0, machine.doubt
+    if doubt != machine.doubt:
+        raise Suspect
+    found = assertion.apply(machine)
+    if not more:
+        assertion.catch_up(machine, None)
+        machine.end_doubt(now, assertion.version)
+    return *found, doubt
 
 
 def _pending(machine: TableMachine, ordinal: int) -> list[Task]:

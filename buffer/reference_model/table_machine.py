@@ -15,11 +15,11 @@ from rollmesh.buffer.policy.batch_selection import freshest_key
 from rollmesh.buffer.policy.reuse import kept_uses, may_be_used_again
 from rollmesh.buffer.policy.rules import Order
 from rollmesh.buffer.policy.version_ranges import Lineage
+from rollmesh.buffer.protocol.leases import LEARNER
 from rollmesh.buffer.reference_model.group_states import LEAP, Fate, Group, State, Task
 from rollmesh.buffer.reference_model.learner_commands import Claiming
 from rollmesh.buffer.reference_model.resume_answers import Given
-from rollmesh.buffer.reference_model.state_recovery import Assertion
-from rollmesh.buffer.reference_model.table_state import LEARNER, Fenced, Suspect
+from rollmesh.buffer.reference_model.table_state import Suspect
 
 # How the groups of a state are ranked.
 _SCORES: Mapping[State, Callable[[Group], float]] = {
@@ -217,36 +217,18 @@ class TableMachine(Claiming):
         """Acknowledged state may be lost. No two doubts have the same number."""
         self.doubt = max(now, self.doubt + 1)
 
-    def reassert(self, assertion: Assertion, now: int, *, more: bool, doubt: int) -> tuple[int, int, int]:
-        """The learner says again what it has used: (groups corrected, groups that were unknown, the doubt in force).
+    def end_doubt(self, now: int, version: int) -> None:
+        """All that was used is known again; nothing of the lost time comes again.
 
         Args:
-            assertion: what it says.
             now: ms.
-            more: this is not the last portion.
-            doubt: that this is about; 0 asks which there is.
-
-        Raises:
-            Fenced: another learner has taken the run over.
-            Suspect: this is about another doubt.
+            version: in force.
         """
-        if not assertion.is_believed(self):
-            raise Fenced
-        if assertion.incarnation > self.lineage.incarnation and not self.doubt:
-            self.begin_doubt(now)
-        if not doubt:
-            return 0, 0, self.doubt
-        if doubt != self.doubt:
-            raise Suspect
-        found = assertion.apply(self)
-        if not more:
-            assertion.catch_up(self, None)
-            self.doubt = 0
-            self.u = max(self.u, assertion.version)
-            self.leap(to=self._seq + LEAP)
-            self._leases = max(self._leases + LEAP, now)
-            self._losses += 1
-        return *found, doubt
+        self.doubt = 0
+        self.u = max(self.u, version)
+        self.leap(to=self._seq + LEAP)
+        self._leases = max(self._leases + LEAP, now)
+        self._losses += 1
 
     def use_again(self, group: Group, version: int) -> None:
         """Adds a use that is asserted; the group is used no further where its payload is incomplete."""

@@ -20,8 +20,6 @@ from rollmesh.buffer.reference_model.group_states import Fate, Group, State, Tas
 from rollmesh.buffer.reference_model.length_classes import length_class
 from rollmesh.buffer.reference_model.resume_answers import Resumes
 
-LEARNER = "learner"
-
 
 class Fenced(Exception):  # noqa: N818  an answer, not a failure of the machine
     """The caller acts under an incarnation that is over."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from rollmesh.buffer.protocol.leases import LEARNER
 from rollmesh.buffer.redis_backend.client import RedisAccess
-from rollmesh.buffer.reference_model.table_state import LEARNER
 from rollmesh.buffer.server.membership import read_members
 from rollmesh.buffer.server.server_state import FrontContext
 from rollmesh.protos import buffer_pb2 as pb

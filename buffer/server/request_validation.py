@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Sequence
 
+from rollmesh.buffer.protocol.leases import LEARNER
 from rollmesh.buffer.protocol.limits import (
     GAUGE_CHARACTERS,
     ID_CHARACTERS,
@@ -19,7 +20,6 @@ from rollmesh.buffer.protocol.limits import (
     MAX_ORDINAL,
     MAX_TASK_BYTES,
 )
-from rollmesh.buffer.reference_model.table_state import LEARNER
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.mesh.text import WAITING_CHARACTERS
 from rollmesh.mesh.trajectory.images import MAX_IMAGE_BYTES

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from rollmesh.buffer.monitoring.wait_clocks import INSERTS
 from rollmesh.buffer.policy.batch_selection import Choice, choose_first, choose_in_order
 from rollmesh.buffer.policy.rules import TRAIN, Order
-from rollmesh.buffer.protocol.leases import Lease, leases_of
-from rollmesh.buffer.reference_model.table_state import LEARNER
+from rollmesh.buffer.protocol.leases import LEARNER, Lease, leases_of
 from rollmesh.buffer.server.change_notifier import wait_for
 from rollmesh.buffer.server.custom_score import Ranking
 from rollmesh.buffer.server.lease_roll_call import RollCall

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rollmesh.buffer.reference_model.table_state import LEARNER
+from rollmesh.buffer.protocol.leases import LEARNER
 
 
 @dataclass(frozen=True, slots=True)

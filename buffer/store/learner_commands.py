@@ -8,8 +8,8 @@ from typing import Any
 import msgpack
 
 from rollmesh.buffer.policy.batch_selection import Candidate, GroupFacts
+from rollmesh.buffer.protocol.leases import LEARNER
 from rollmesh.buffer.protocol.limits import MAX_REASONS
-from rollmesh.buffer.reference_model.table_state import LEARNER
 from rollmesh.buffer.store.commands import PORTION, Verbs, flat
 from rollmesh.buffer.store.errors import checked, fenced
 from rollmesh.buffer.store.payloads import digest_of

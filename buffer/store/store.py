@@ -9,8 +9,7 @@ from functools import partial
 from typing import Any
 
 from rollmesh.buffer.policy.rules import TABLES, TableRules
-from rollmesh.buffer.protocol.leases import Lease
-from rollmesh.buffer.reference_model.table_state import LEARNER
+from rollmesh.buffer.protocol.leases import LEARNER, Lease
 from rollmesh.buffer.store.commands import PORTION, flat
 from rollmesh.buffer.store.errors import other_rules
 from rollmesh.buffer.store.generator_commands import GeneratorVerbs

@@ -24,10 +24,10 @@ from rollmesh.buffer.policy import gate
 from rollmesh.buffer.policy.reuse import weight_of
 from rollmesh.buffer.policy.rules import Order, TableRules
 from rollmesh.buffer.policy.version_ranges import VersionRanges
+from rollmesh.buffer.protocol.leases import LEARNER
 from rollmesh.buffer.redis_backend.client import RedisAccess
 from rollmesh.buffer.reference_model.group_states import Fate, Group, State, Task
 from rollmesh.buffer.reference_model.table_machine import TableMachine
-from rollmesh.buffer.reference_model.table_state import LEARNER
 from rollmesh.buffer.store.drafts import draft_places
 from rollmesh.buffer.store.generator_commands import packed
 from rollmesh.buffer.store.keys import Keys

@@ -14,10 +14,10 @@ from typing import Any
 import msgpack
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
+from rollmesh.buffer.protocol.leases import LEARNER
 from rollmesh.buffer.redis_backend.client import RedisAccess
 from rollmesh.buffer.reference_model.group_states import Fate, State
 from rollmesh.buffer.reference_model.table_machine import TableMachine
-from rollmesh.buffer.reference_model.table_state import LEARNER
 from rollmesh.buffer.server.ledger import discrepancies
 from rollmesh.buffer.store.keys import Keys
 from rollmesh.buffer.store.table_snapshot import TableView

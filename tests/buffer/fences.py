@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis.stateful import rule
 
-from rollmesh.buffer.reference_model.table_state import LEARNER
+from rollmesh.buffer.protocol.leases import LEARNER
 from tests.buffer.comparison import HOLDERS
 from tests.buffer.telling import TellingMachines
 

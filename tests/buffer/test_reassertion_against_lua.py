@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 
 from rollmesh.buffer.policy.rules import Order
-from rollmesh.buffer.reference_model.state_recovery import AssertedUse, Assertion
+from rollmesh.buffer.reference_model.state_recovery import AssertedUse, Assertion, reassert
 from rollmesh.buffer.reference_model.table_machine import TableMachine
 from rollmesh.buffer.reference_model.table_state import Fenced, Suspect
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -125,7 +125,7 @@ class LosingMachines(BothMachines):
         )
         assertion = Assertion(incarnation, self.version, self.takeovers, uses)
         try:
-            expected = self.machine.reassert(assertion, self.now, more=more, doubt=doubt)
+            expected = reassert(self.machine, assertion, self.now, more=more, doubt=doubt)
         except (Fenced, Suspect) as refusal:
             assert answer[0] == type(refusal).__name__.lower().encode()
             self.found["refused"] += 1
