@@ -1,7 +1,7 @@
 """A server that the generator starts and owns: its processes, its log, its end.
 
-Invariants: it ends with this object, and with this process whatever ends that (see `keeper`); whoever waits for it
-is told of its death with the end of its log.
+Invariants: it ends with this object, and with this process whatever ends that (see `server_watchdog`). A wait for it
+ends with its death, and with the end of its log.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ServerProcess:
     def __init__(self) -> None:
         self.scratch = Path(tempfile.mkdtemp(prefix="rollmesh-sglang-"))
         self.log_file = self.scratch / "server.log"
-        self._keeper: Child | None = None
+        self._watchdog: Child | None = None
         self._watch: asyncio.Task[str] | None = None
         self._stopping = False
 
@@ -64,7 +64,7 @@ class ServerProcess:
         temporary.mkdir()
         with self.log_file.open("wb") as output:
             try:
-                self._keeper = await start_process(
+                self._watchdog = await start_process(
                     [command[0], str(_KEEPER), str(self.scratch), *command],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
@@ -86,7 +86,7 @@ class ServerProcess:
 
     def sight(self) -> Sight | None:
         """What its processes do now; None before there are any."""
-        return look_at_families([self._keeper.pid]) if self._keeper is not None else None
+        return look_at_families([self._watchdog.pid]) if self._watchdog is not None else None
 
     def tail(self) -> str:
         """The end of its log, without the colours."""
@@ -95,30 +95,30 @@ class ServerProcess:
     async def stop(self) -> None:
         """Kills it with all its children. May be called twice."""
         self._stopping = True
-        if self._keeper is not None:
-            if self._keeper.stdin is not None:
-                self._keeper.stdin.close()
+        if self._watchdog is not None:
+            if self._watchdog.stdin is not None:
+                self._watchdog.stdin.close()
             try:
-                await asyncio.wait_for(self._keeper.wait(), _STOP_S)
+                await asyncio.wait_for(self._watchdog.wait(), _STOP_S)
             except TimeoutError:
-                log.warning("the SGLang server does not end; killing its keeper")
-                self._keeper.kill()
-                await self._keeper.wait()
+                log.warning("the SGLang server does not end; killing its watchdog")
+                self._watchdog.kill()
+                await self._watchdog.wait()
         if self._watch is not None:
             await asyncio.wait({self._watch})
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     async def _until_dead(self) -> str:
-        assert self._keeper is not None
-        assert self._keeper.stdout is not None
-        said = (await self._keeper.stdout.readline()).decode().strip()
+        assert self._watchdog is not None
+        assert self._watchdog.stdout is not None
+        said = (await self._watchdog.stdout.readline()).decode().strip()
         if self._stopping:
             return "the SGLang server was stopped"
         if said:
             how = f"exit code {said.removeprefix('exit ')}"
         else:
             # Nobody but its end closes its output.
-            how = f"its keeper has ended, with {await self._keeper.wait()}"
+            how = f"its watchdog has ended, with {await self._watchdog.wait()}"
         return f"the SGLang server has died ({how}); the end of its log:\n{self.tail()}"
 
 

@@ -2,11 +2,11 @@
 
 Run as a script by the server's interpreter, which need not have this project's packages: standard library alone.
 
-    keeper.py SCRATCH COMMAND...
+    server_watchdog.py SCRATCH COMMAND...
 
 It starts the command in a session of its own. When standard input ends (the generator has closed it, or has died) or
 the command ends by itself, it kills the whole process group, removes what these processes have left in /dev/shm, and,
-once standard input has ended, the folder SCRATCH. Should the keeper itself be killed, the kernel kills the command.
+once standard input has ended, the folder SCRATCH. Should the watchdog itself be killed, the kernel kills the command.
 On standard output it says `exit CODE` when the command has ended by itself (negative: by that signal).
 """
 
@@ -34,10 +34,10 @@ def main(scratch: str, command: list[str]) -> None:
     """Runs the command until it or standard input ends."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    keeper = os.getpid()
+    watchdog = os.getpid()
     child = os.fork()
     if child == 0:
-        _become(command, keeper)
+        _become(command, watchdog)
     handle = os.pidfd_open(child)
     # Read while the processes are there: afterwards nobody knows what was theirs.
     left_behind: set[str] = set()
@@ -63,13 +63,13 @@ def main(scratch: str, command: list[str]) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _become(command: list[str], keeper: int) -> None:
+def _become(command: list[str], watchdog: int) -> None:
     """Turns this process into the command."""
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != keeper:
+    if os.getppid() != watchdog:
         os._exit(1)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)

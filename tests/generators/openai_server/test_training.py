@@ -20,7 +20,7 @@ from rollmesh.protos import membership_pb2, trajectory_pb2
 from tests.generators.openai_server.world import EOS, chances, chat_tokenizer, markov_model
 from tests.generators.world import TOKENIZER, eventually, mesh
 
-AGENTS = Path(__file__).parents[1] / "agents" / "program_agents.py"
+AGENTS = Path(__file__).parents[1] / "program_agents" / "program_agents.py"
 
 
 async def test_trajectories_of_an_agent_reach_the_learner(tmp_path: Path) -> None:

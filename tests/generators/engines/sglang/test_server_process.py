@@ -49,7 +49,7 @@ from rollmesh.generators.engines.sglang.server_process import ServerProcess
 async def main():
     process = ServerProcess()
     await process.start(sys.argv[1:], {})
-    while "luck" not in process.tail():
+    while len(process.tail().split()) < 5:
         await asyncio.sleep(0.01)
     print(process.scratch, *process.tail().split()[-2:], flush=True)
     await process.until_dead()
@@ -72,7 +72,7 @@ def test_a_server_that_dies_is_told_of_and_takes_its_children_along(shared: Path
     async def run() -> None:
         process = ServerProcess()
         await process.start([sys.executable, "-c", _SERVER, str(shared)], {})
-        while "luck" not in process.tail():
+        while len(process.tail().split()) < 5:
             await asyncio.sleep(0.01)
         server, child = map(int, process.tail().split()[-2:])
         os.kill(server, signal.SIGKILL)
@@ -89,8 +89,8 @@ def test_a_server_that_dies_is_told_of_and_takes_its_children_along(shared: Path
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("killed", ["generator", "keeper"])
-def test_a_server_ends_with_its_generator_or_keeper(killed: str, shared: Path) -> None:
+@pytest.mark.parametrize("killed", ["generator", "watchdog"])
+def test_a_server_ends_with_its_generator_or_watchdog(killed: str, shared: Path) -> None:
     generator = subprocess.Popen(
         [sys.executable, "-c", _GENERATOR, sys.executable, "-c", _SERVER, str(shared)],
         stdout=subprocess.PIPE,
@@ -101,9 +101,9 @@ def test_a_server_ends_with_its_generator_or_keeper(killed: str, shared: Path) -
         assert generator.stdout is not None
         scratch, *found = generator.stdout.readline().split()
         pids = [int(pid) for pid in found]
-        [keeper] = psutil.Process(generator.pid).children()
-        if killed == "keeper":
-            keeper.kill()
+        [watchdog] = psutil.Process(generator.pid).children()
+        if killed == "watchdog":
+            watchdog.kill()
             # The kernel ends the server itself; nobody is left for more.
             _gone(pids[:1])
             os.kill(pids[1], signal.SIGKILL)
@@ -112,7 +112,7 @@ def test_a_server_ends_with_its_generator_or_keeper(killed: str, shared: Path) -
             assert not Path(scratch).exists()
         else:
             generator.kill()
-            _gone([keeper.pid, *pids])
+            _gone([watchdog.pid, *pids])
             assert not shared.exists()
             assert not Path(scratch).exists()
     finally:
@@ -149,28 +149,28 @@ def engine(contract_model: ContractModel, tmp_path: Path) -> Iterator[DrivenEngi
 
 def _processes() -> tuple[psutil.Process, psutil.Process]:
     """Keeper and server of the only engine that this process has."""
-    [keeper] = [child for child in psutil.Process().children() if "keeper.py" in " ".join(child.cmdline())]
-    [server] = keeper.children()
-    return keeper, server
+    [watchdog] = [child for child in psutil.Process().children() if "server_watchdog.py" in " ".join(child.cmdline())]
+    [server] = watchdog.children()
+    return watchdog, server
 
 
 def test_the_death_of_a_server_is_the_end_of_its_engine(engine: DrivenEngine) -> None:
-    keeper, server = _processes()
+    watchdog, server = _processes()
     server.kill()
     collector = engine._life._listener
     assert isinstance(collector, Collector)
     assert "the SGLang server has died (exit code -9)" in str(collector.wait_failure())
     engine.stop()
-    _gone([keeper.pid])
+    _gone([watchdog.pid])
 
 
 def test_a_server_that_is_stopped_is_found_and_nothing_is_left(engine: DrivenEngine) -> None:
-    keeper, server = _processes()
+    watchdog, server = _processes()
     server.suspend()
     with pytest.raises(FrozenEngineError, match="stopped by a signal"):
         asyncio.run(asyncio.wait_for(watch(engine, 1.0), _DEADLINE_S))
     engine.stop()
-    _gone([keeper.pid, server.pid])
+    _gone([watchdog.pid, server.pid])
 
 
 @pytest.fixture
