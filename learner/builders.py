@@ -15,7 +15,7 @@ from rollmesh.learner.algorithms.settings import SettingsError
 from rollmesh.learner.algorithms.types import Role, UpdatePlan
 from rollmesh.learner.checkpoint.store import CheckpointStore
 from rollmesh.learner.distributed.rollout_batch import ACTOR
-from rollmesh.learner.distributed.trajectories import Payloads
+from rollmesh.learner.distributed.trajectories import TrajectorySource
 from rollmesh.learner.distributed.worker import Worker
 from rollmesh.learner.engines.base import Engine, EngineSpec
 from rollmesh.learner.engines.registry import ModelType, create_engine
@@ -166,7 +166,7 @@ def device_of(wanted: DeviceName) -> DeviceType:
 
 
 def build_worker(
-    config: Config, engines: dict[str, Engine], algorithm: Algorithm, payloads: Payloads, checkpoints: Path
+    config: Config, engines: dict[str, Engine], algorithm: Algorithm, payloads: TrajectorySource, checkpoints: Path
 ) -> Worker:
     """This rank's worker.
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from rollmesh.mesh.errors import RollmeshError
 
 
-class Controls:
+class ControlRequests:
     """The wishes to stop and to write a checkpoint.
 
     Attributes:
@@ -63,7 +63,7 @@ class Controls:
         self.wake()
         return future
 
-    def take_checkpoint_requests(self) -> list[Future[tuple[Path, int]]]:
+    def pop_checkpoint_requests(self) -> list[Future[tuple[Path, int]]]:
         """The open requests; the caller answers them all."""
         with self._lock:
             taken = list(self._checkpoints)

@@ -18,11 +18,11 @@ import grpc
 from rollmesh.buffer.client.client import BufferClient
 from rollmesh.learner.builders import build_algorithm, build_engines, build_worker, set_learner_threads
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME
-from rollmesh.learner.control_requests import Controls
-from rollmesh.learner.coordinator.coordinator import Leader
-from rollmesh.learner.distributed.rank_group import Link, Team, follow
+from rollmesh.learner.control_requests import ControlRequests
+from rollmesh.learner.coordinator.coordinator import Coordinator
+from rollmesh.learner.distributed.rank_group import RankChannel, RankGroup, run_follower
 from rollmesh.learner.distributed.rollout_batch import ACTOR
-from rollmesh.learner.distributed.trajectories import FetchedPayloads, HeldPayloads, Payloads
+from rollmesh.learner.distributed.trajectories import FetchedTrajectories, InlineTrajectories, TrajectorySource
 from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.learner.recovery.run_identity import RunRecord
 from rollmesh.mesh.access.credentials import Identity, Role
@@ -74,7 +74,7 @@ def run(
     keep_freed_memory(TENSOR_BYTES)
     rank = int(os.environ.get("RANK", "0"))
     setup_logging("learner" if rank == 0 else f"learner-{rank}", config.logging.level)
-    controls = Controls()
+    controls = ControlRequests()
     try:
         with _Signals(controls, listen=rank == 0):
             _run(
@@ -98,7 +98,7 @@ def _run(
     config: Config,
     mesh: str,
     rank: int,
-    controls: Controls,
+    controls: ControlRequests,
     *,
     takeover: bool,
     allow_changes: bool,
@@ -125,26 +125,26 @@ def _run(
         if rank > 0 and ready_file is not None:
             _answer_health(config, bridge, closers, ready_file.with_stem(f"{ready_file.stem}-{rank}"))
         engines = build_engines(config, algorithm)
-        link = Link() if engines[ACTOR].world_size > 1 else None
-        held = HeldPayloads()
-        payloads: Payloads = held
-        if link is not None:
+        channel = RankChannel() if engines[ACTOR].world_size > 1 else None
+        held = InlineTrajectories()
+        payloads: TrajectorySource = held
+        if channel is not None:
             client = _fetch_client(config, mesh, bridge, closers)
-            payloads = FetchedPayloads(bridge, client, timeout_s=config.network.retry_s)
+            payloads = FetchedTrajectories(bridge, client, timeout_s=config.network.retry_s)
         worker = build_worker(config, engines, algorithm, payloads, config.run.folder / CHECKPOINTS_NAME)
         worker.check_folder()
         settle_heap()
         if record is not None:
-            team = Team(worker, link)
-            leader = Leader(config, mesh, bridge, team, held, algorithm, controls, port=port)
+            ranks = RankGroup(worker, channel)
+            leader = Coordinator(config, mesh, bridge, ranks, held, algorithm, controls, port=port)
             leader.run(
                 takeover=takeover,
                 start_from=start_from,
                 ready_file=ready_file,
                 taken_over=record.keep,
             )
-        elif link is not None:
-            follow(worker, link)
+        elif channel is not None:
+            run_follower(worker, channel)
         worker.close()
 
 
@@ -179,7 +179,7 @@ def _fetch_client(config: Config, mesh: str, bridge: AsyncBridge, closers: ExitS
 class _Signals:
     """SIGTERM and SIGINT ask rank 0 for an orderly end, a second one ends at once; other ranks leave it to rank 0."""
 
-    def __init__(self, controls: Controls, *, listen: bool) -> None:
+    def __init__(self, controls: ControlRequests, *, listen: bool) -> None:
         self._controls = controls
         self._listen = listen
         self._before: dict[signal.Signals, object] = {}

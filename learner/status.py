@@ -12,7 +12,7 @@ Phase = Literal["starting", "waiting_for_groups", "training", "publishing", "che
 
 
 @dataclass(slots=True)
-class LearnerState:
+class LearnerStatus:
     """Plain fields; each is replaced as a whole, so that readers of another thread see a consistent one.
 
     Attributes:

@@ -89,7 +89,7 @@ class BestCheckpoint:
         self._root.mkdir(parents=True, exist_ok=True)
         return self._change(lambda book: dataclasses.replace(book, writer=self._incarnation, candidates=())).best
 
-    def hold(self, checkpoint: str) -> None:
+    def keep_candidate(self, checkpoint: str) -> None:
         """Keeps a checkpoint until it is known what it is worth.
 
         Raises:
@@ -97,7 +97,7 @@ class BestCheckpoint:
         """
         self._change(lambda book: dataclasses.replace(book, candidates=(*book.candidates, checkpoint)))
 
-    def let_go(self, checkpoint: str) -> None:
+    def release(self, checkpoint: str) -> None:
         """The checkpoint is not measured after all.
 
         Raises:
@@ -105,7 +105,7 @@ class BestCheckpoint:
         """
         self._change(lambda book: _without(book, checkpoint))
 
-    def measured(self, found: Best) -> bool:
+    def record_value(self, found: Best) -> bool:
         """A candidate's value is known; returns whether it is the best one now.
 
         Raises:
@@ -146,7 +146,7 @@ def best_checkpoint(root: Path) -> Best | None:
     return _read(root).best
 
 
-def protected(root: Path) -> frozenset[str]:
+def protected_names(root: Path) -> frozenset[str]:
     """Names of checkpoints that must stay.
 
     Raises:

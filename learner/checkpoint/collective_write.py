@@ -11,7 +11,7 @@ from collections.abc import Callable
 from rollmesh.learner.engines.base import Engine
 
 
-def together(engine: Engine, part: Callable[[], object]) -> None:
+def on_every_rank(engine: Engine, part: Callable[[], object]) -> None:
     """Does this rank's part and waits for the others; collective.
 
     Args:

@@ -13,7 +13,7 @@ from pathlib import Path
 import xxhash
 from pydantic import TypeAdapter
 
-from rollmesh.learner.checkpoint.collective_write import together
+from rollmesh.learner.checkpoint.collective_write import on_every_rank
 from rollmesh.learner.checkpoint.names import STATE_NAME
 from rollmesh.learner.engines.base import Engine
 
@@ -41,11 +41,11 @@ def write_digests(engine: Engine, folder: Path) -> None:
     def write() -> None:
         (folder / _FILE).write_text(json.dumps(everything, indent=1), encoding="utf-8")
 
-    together(engine, read)
+    on_every_rank(engine, read)
     everything: dict[str, str] = {}
     for message in engine.gather_bytes(json.dumps(mine).encode()):
         everything |= json.loads(message)
-    together(engine, write if engine.rank == 0 else lambda: None)
+    on_every_rank(engine, write if engine.rank == 0 else lambda: None)
 
 
 def check_digests(engine: Engine, folder: Path) -> None:
@@ -71,7 +71,7 @@ def check_digests(engine: Engine, folder: Path) -> None:
             if found != digest:
                 raise OSError(f"{name} is damaged: it holds other bytes than were written")
 
-    together(engine, read)
+    on_every_rank(engine, read)
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -14,7 +14,7 @@ from rollmesh.learner.checkpoint.names import listed, version_of
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 
-def way_back(failed: Path, survives: Callable[[PolicyVersion], bool]) -> str:
+def fallback_hint(failed: Path, survives: Callable[[PolicyVersion], bool]) -> str:
     """What to do about a checkpoint, for an error's hint.
 
     Args:

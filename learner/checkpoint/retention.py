@@ -14,7 +14,7 @@ import re
 import shutil
 from pathlib import Path
 
-from rollmesh.learner.checkpoint.best import protected
+from rollmesh.learner.checkpoint.best import protected_names
 from rollmesh.learner.checkpoint.names import listed
 
 _log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ def prune(root: Path, *, committed: str, keep: int) -> None:
     Raises:
         DataError: the file about the best one cannot be read.
     """
-    spared = protected(root) - {committed}
+    spared = protected_names(root) - {committed}
     # By name, which is by incarnation and version: a learner that was fenced may have written its last one later.
     others = [path for _, path in listed(root) if path.name not in spared]
     for path in others[:-keep]:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
-from rollmesh.learner.checkpoint.collective_write import together
+from rollmesh.learner.checkpoint.collective_write import on_every_rank
 from rollmesh.learner.checkpoint.compatibility import check_roles
 from rollmesh.learner.checkpoint.digests import check_digests, write_digests
 from rollmesh.learner.checkpoint.names import listed, name_of
@@ -51,8 +51,8 @@ class CheckpointStore:
         (name,) = filter(None, actor.gather_bytes(uuid.uuid4().hex.encode() if actor.rank == 0 else b""))
         probe = self._root / f".probe-{name.decode()}"
         try:
-            together(actor, partial(_make, probe) if actor.rank == 0 else _nothing)
-            together(actor, (probe / str(actor.rank)).touch)
+            on_every_rank(actor, partial(_make, probe) if actor.rank == 0 else _nothing)
+            on_every_rank(actor, (probe / str(actor.rank)).touch)
         except OSError as error:
             raise ConfigError(
                 f"cannot write checkpoints into {self._root}: {error}",
@@ -85,13 +85,13 @@ class CheckpointStore:
         stamp: dict[str, object] = {"incarnation": version.incarnation, "version": version.version}
         made = False
         try:
-            together(actor, partial(_make, *(folder for _, _, folder in parts)) if first else _nothing)
-            together(actor, partial(os.stat, unfinished))
+            on_every_rank(actor, partial(_make, *(folder for _, _, folder in parts)) if first else _nothing)
+            on_every_rank(actor, partial(os.stat, unfinished))
             made = True
             for role, engine, folder in parts:
-                together(actor, partial(engine.save_checkpoint, folder, extra | stamp if role == ACTOR else stamp))
+                on_every_rank(actor, partial(engine.save_checkpoint, folder, extra | stamp if role == ACTOR else stamp))
             write_digests(actor, unfinished)
-            together(actor, partial(_finish, unfinished, final) if first else _nothing)
+            on_every_rank(actor, partial(_finish, unfinished, final) if first else _nothing)
         except OSError as error:
             # Who takes a run over sweeps what is unfinished; no one else does.
             if made and self._root.is_dir() and not unfinished.exists():

@@ -20,10 +20,10 @@ from rollmesh.learner.coordinator.priorities import PrioritySetter
 from rollmesh.learner.distributed.rank_payloads import Unusable
 from rollmesh.learner.recording.recording import BatchRecorder
 from rollmesh.learner.recovery.consumption_log import ConsumptionLog, Use, UsedGroup
-from rollmesh.learner.recovery.redis_recovery import Reasserter
+from rollmesh.learner.recovery.redis_recovery import RedisRecovery
 from rollmesh.learner.rollouts.group import SampledGroup
-from rollmesh.learner.rollouts.group_filter import screen
-from rollmesh.learner.rollouts.group_stream import UNREADABLE, GroupSource
+from rollmesh.learner.rollouts.group_filter import filter_groups
+from rollmesh.learner.rollouts.group_stream import UNREADABLE, GroupStream
 from rollmesh.mesh.errors import StarvedError
 from rollmesh.mesh.runtime.service import AsyncBridge
 from rollmesh.protos import buffer_pb2
@@ -37,7 +37,7 @@ _ANSWER_S = 180.0
 
 
 @dataclass(slots=True, eq=False)
-class Candidate:
+class CandidateBatch:
     """Groups gathered for one version, not claimed yet.
 
     Attributes:
@@ -64,7 +64,7 @@ class BatchClaimer:
         batch: groups per batch.
         on_claimed: told after every claim.
         on_checkpoint_wanted: told where the buffer asks for a checkpoint.
-        reasserter: makes up for what Redis loses.
+        recovery: makes up for what Redis loses.
         priorities: sets those of groups that may be used again; None: they have none.
         recorder: keeps what is claimed; None: it is not kept.
     """
@@ -73,7 +73,7 @@ class BatchClaimer:
         self,
         bridge: AsyncBridge,
         client: BufferClient,
-        source: GroupSource,
+        source: GroupStream,
         algorithm: Algorithm,
         log: ConsumptionLog,
         *,
@@ -82,7 +82,7 @@ class BatchClaimer:
         batch: int,
         on_claimed: Callable[[int], None],
         on_checkpoint_wanted: Callable[[], None],
-        reasserter: Reasserter,
+        recovery: RedisRecovery,
         priorities: PrioritySetter | None = None,
         recorder: BatchRecorder | None = None,
     ) -> None:
@@ -96,11 +96,11 @@ class BatchClaimer:
         self._batch = batch
         self._on_claimed = on_claimed
         self._on_checkpoint_wanted = on_checkpoint_wanted
-        self._reasserter = reasserter
+        self._recovery = recovery
         self._priorities = priorities
         self._recorder = recorder
 
-    def gather(self, candidate: Candidate, timeout_s: float) -> bool:
+    def gather(self, candidate: CandidateBatch, timeout_s: float) -> bool:
         """Fills a candidate up to the batch size.
 
         Returns:
@@ -116,7 +116,7 @@ class BatchClaimer:
             waiting = self._source.batch(candidate.version, self._batch, timeout_s)
             held = self._bridge.call(waiting, timeout_s + _ANSWER_S)
             known = set(candidate.groups)
-            kept, dropped = screen(self._algorithm, [group for group in held if group not in known])
+            kept, dropped = filter_groups(self._algorithm, [group for group in held if group not in known])
             known.update(kept)
             # What the source does not hold any more, under this lease, leaves the candidate as well.
             candidate.groups = [group for group in held if group in known]
@@ -125,7 +125,7 @@ class BatchClaimer:
             if not dropped or len(held) < self._batch:
                 return bool(candidate.groups)
 
-    def discard(self, candidate: Candidate, unusable: Unusable) -> None:
+    def discard(self, candidate: CandidateBatch, unusable: Unusable) -> None:
         """Gives back, as failed, groups that cannot be trained; others take their place when it is gathered again.
 
         Args:
@@ -141,7 +141,7 @@ class BatchClaimer:
             _log.warning("group %s is unusable: %s", group.group_id, why, extra={"group": group.group_id})
         self._drop(candidate, groups, UNREADABLE, buffer_pb2.NACK_DISPOSITION_FAIL)
 
-    async def claim(self, candidate: Candidate) -> bool:
+    async def claim(self, candidate: CandidateBatch) -> bool:
         """Claims and logs a candidate.
 
         Returns:
@@ -155,23 +155,23 @@ class BatchClaimer:
         if self._priorities is not None:
             # Before the claim: after it the groups may be drawn again, and nothing may fail any more.
             await self._priorities.set(candidate.groups)
-        response = await self._reasserter.mended(lambda: self._claim_and_log(candidate))
+        response = await self._recovery.with_recovery(lambda: self._claim_and_log(candidate))
         if not response.claimed:
             for refusal in response.refused:
                 _log.warning("claim refused: %s", refusal.reason, extra={"group": refusal.group_id})
                 candidate.dropped[refusal.reason] += 1
             self._check_bound(candidate)
-            self._source.refused((refusal.group_id, refusal.lease_id) for refusal in response.refused)
+            self._source.drop_refused((refusal.group_id, refusal.lease_id) for refusal in response.refused)
             return False
-        self._source.claimed(candidate.version, candidate.groups)
+        self._source.finish_version(candidate.version, candidate.groups)
         self._on_claimed(candidate.version)
         if response.checkpoint_wanted:
             self._on_checkpoint_wanted()
         if self._recorder is not None:
-            await self._recorder.claimed(candidate.version, candidate.groups, candidate.dropped)
+            await self._recorder.record(candidate.version, candidate.groups, candidate.dropped)
         return True
 
-    async def _claim_and_log(self, candidate: Candidate) -> buffer_pb2.ClaimResponse:
+    async def _claim_and_log(self, candidate: CandidateBatch) -> buffer_pb2.ClaimResponse:
         """One claim, on disk when this returns."""
         leases = [group.lease for group in candidate.groups]
         response = await self._client.claim("train", self._incarnation, candidate.version, leases)
@@ -186,17 +186,17 @@ class BatchClaimer:
 
     def _drop(
         self,
-        candidate: Candidate,
+        candidate: CandidateBatch,
         groups: Sequence[SampledGroup],
         reason: str,
         disposition: buffer_pb2.NackDisposition = buffer_pb2.NACK_DISPOSITION_FILTER,
     ) -> None:
         candidate.dropped[reason] += len(groups)
-        give_back = self._source.give_back(groups, disposition, reason)
+        give_back = self._source.return_groups(groups, disposition, reason)
         self._bridge.call(give_back, _ANSWER_S)
         self._check_bound(candidate)
 
-    def _check_bound(self, candidate: Candidate) -> None:
+    def _check_bound(self, candidate: CandidateBatch) -> None:
         if candidate.dropped.total() > MAX_DROPPED_BATCHES * self._batch:
             raise StarvedError(
                 f"{candidate.dropped.total()} groups were dropped before version {candidate.version} had a batch: "

@@ -18,7 +18,7 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 _log = logging.getLogger(__name__)
 
 
-class BestKeeper:
+class BestTracker:
     """Decides which checkpoint is kept as the best.
 
     Args:
@@ -36,7 +36,7 @@ class BestKeeper:
         # The version whose round ended last, and its result where no checkpoint was there for it.
         self._ended: tuple[PolicyVersion, EvalResult | None] | None = None
 
-    def written(self, policy: PolicyVersion, checkpoint: str) -> None:
+    def checkpoint_written(self, policy: PolicyVersion, checkpoint: str) -> None:
         """A checkpoint of a version that is, or was just, evaluated is there; may be told again at any time.
 
         Raises:
@@ -50,9 +50,9 @@ class BestKeeper:
                     self._decide(result, checkpoint)
             elif policy not in self._held:
                 self._held[policy] = checkpoint
-                self._file.hold(checkpoint)
+                self._file.keep_candidate(checkpoint)
 
-    def result(self, result: EvalResult) -> None:
+    def round_finished(self, result: EvalResult) -> None:
         """A round has finished.
 
         Raises:
@@ -64,7 +64,7 @@ class BestKeeper:
             if checkpoint is not None:
                 self._decide(result, checkpoint)
 
-    def missed(self, policy: PolicyVersion) -> None:
+    def round_abandoned(self, policy: PolicyVersion) -> None:
         """A round was given up.
 
         Raises:
@@ -74,13 +74,13 @@ class BestKeeper:
             self._ended = (policy, None)
             checkpoint = self._held.pop(policy, None)
             if checkpoint is not None:
-                self._file.let_go(checkpoint)
+                self._file.release(checkpoint)
 
     def _decide(self, result: EvalResult, checkpoint: str) -> None:
         value = result.value(self._metric)
         if value is None:
             _log.warning("evaluation of version %s has no %s: see eval.metric", result.policy, self._metric)
-            self._file.let_go(checkpoint)
+            self._file.release(checkpoint)
             return
         policy = result.policy
         found = Best(
@@ -92,5 +92,5 @@ class BestKeeper:
             value,
             result.measured_by,
         )
-        if self._file.measured(found):
+        if self._file.record_value(found):
             _log.info("version %s is the best so far: %s %.6g", policy, self._metric, value)

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from rollmesh.buffer.client.client import BufferClient
 from rollmesh.learner.checkpoint.retention import prune
-from rollmesh.learner.control_requests import Controls
-from rollmesh.learner.coordinator.best_tracker import BestKeeper
-from rollmesh.learner.distributed.rank_group import Team
-from rollmesh.learner.status import LearnerState
+from rollmesh.learner.control_requests import ControlRequests
+from rollmesh.learner.coordinator.best_tracker import BestTracker
+from rollmesh.learner.distributed.rank_group import RankGroup
+from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.config.models import CheckpointSection
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.runtime.service import AsyncBridge
@@ -27,57 +27,57 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 _COMMIT_S = 180.0
 
 
-class CheckpointKeeper:
+class CheckpointScheduler:
     """Writes checkpoints from the training thread.
 
     Args:
-        team: writes them, each rank its part.
+        ranks: writes them, each rank its part.
         bridge, client: to commit.
         controls: requests for checkpoints.
-        state: told the phase and the committed version.
+        status: told the phase and the committed version.
         section: how often.
         incarnation: of this learner.
         extra: what to store besides the engine's state.
-        settle: waits until everything published is in force.
+        wait_in_force: waits until everything published is in force.
         best: keeps the best one; None: nothing is kept for its result.
-        evaluates: whether the present version is evaluated.
+        is_evaluated: whether the present version is evaluated.
         started_at: the version that is durable already.
     """
 
     def __init__(
         self,
-        team: Team,
+        ranks: RankGroup,
         bridge: AsyncBridge,
         client: BufferClient,
-        controls: Controls,
-        state: LearnerState,
+        controls: ControlRequests,
+        status: LearnerStatus,
         section: CheckpointSection,
         *,
         incarnation: int,
         extra: Callable[[], dict[str, object]],
-        settle: Callable[[], None],
-        best: BestKeeper | None,
-        evaluates: Callable[[int], bool],
+        wait_in_force: Callable[[], None],
+        best: BestTracker | None,
+        is_evaluated: Callable[[int], bool],
         started_at: int,
     ) -> None:
-        self._team = team
+        self._ranks = ranks
         self._bridge = bridge
         self._client = client
         self._controls = controls
-        self._state = state
+        self._status = status
         self._section = section
         self._incarnation = incarnation
         self._extra = extra
-        self._settle = settle
+        self._wait_in_force = wait_in_force
         self._best = best
-        self._evaluates = evaluates
+        self._is_evaluated = is_evaluated
         self._written: tuple[int, Path | None] = (started_at, None)
         self._written_at = time.monotonic()
-        self._wanted = False
+        self._requested = False
 
-    def want(self) -> None:
+    def request(self) -> None:
         """Has a checkpoint written at the next occasion; may be called from any thread."""
-        self._wanted = True
+        self._requested = True
 
     def write_if_due(self, version: int, *, changed: bool) -> float:
         """Writes a checkpoint where steps, seconds, the buffer or an evaluation say so; returns the seconds it took.
@@ -91,38 +91,38 @@ class CheckpointKeeper:
         by_steps = section.every_steps is not None and version - self._written[0] >= section.every_steps
         by_time = section.every_s is not None and time.monotonic() - self._written_at >= section.every_s
         began = time.monotonic()
-        evaluated = self._best is not None and self._evaluates(version)
+        evaluated = self._best is not None and self._is_evaluated(version)
         due = changed and (by_steps or by_time or evaluated)
-        if not due and not self._wanted:
+        if not due and not self._requested:
             return 0.0
         self.write(version)
         return time.monotonic() - began
 
     def serve_requests(self, version: int) -> None:
         """Answers requests for a checkpoint."""
-        requests = self._controls.take_checkpoint_requests()
+        requests = self._controls.pop_checkpoint_requests()
         if requests:
             folder = self.write(version)
             for request in requests:
                 request.set_result((folder, version))
 
-    def leave(self, version: int, *, whole: bool) -> str:
+    def write_unannounced(self, version: int, *, at_step_boundary: bool) -> str:
         """Writes a checkpoint where the mesh cannot be told of it; says what the next start will continue from.
 
         Who continues finds it on the disk, and speaks for this learner (`learner.coordinator.coordinator`).
 
         Args:
             version: that was trained last.
-            whole: whether a step has begun since; then it is too late.
+            at_step_boundary: whether a step has begun since; then it is too late.
         """
         durable, _ = self._written
         if version == durable:
             return f"the next start continues from version {version}"
         lost = f"steps {durable + 1} to {version} are undone at the next start"
-        if not whole:
+        if not at_step_boundary:
             return lost
         try:
-            folder = self._team.save(PolicyVersion(self._incarnation, version), self._extra())
+            folder = self._ranks.save(PolicyVersion(self._incarnation, version), self._extra())
         except DataError as error:
             return f"{error.message}; {lost}"
         return f"the next start continues from {folder.name}"
@@ -135,19 +135,19 @@ class CheckpointKeeper:
         """
         written_version, folder = self._written
         if folder is None or written_version != version:
-            before, self._state.phase = self._state.phase, "checkpointing"
-            self._settle()
-            folder = self._team.save(PolicyVersion(self._incarnation, version), self._extra())
-            self._state.durable = (version, str(folder.resolve()))
+            before, self._status.phase = self._status.phase, "checkpointing"
+            self._wait_in_force()
+            folder = self._ranks.save(PolicyVersion(self._incarnation, version), self._extra())
+            self._status.durable = (version, str(folder.resolve()))
             self._bridge.call(
-                self._client.commit("train", self._incarnation, version, checkpoint=self._state.durable[1]), _COMMIT_S
+                self._client.commit("train", self._incarnation, version, checkpoint=self._status.durable[1]), _COMMIT_S
             )
-            self._state.committed = version
+            self._status.committed = version
             self._written = (version, folder)
             prune(folder.parent, committed=folder.name, keep=self._section.keep)
-            self._state.phase = before
-        if self._best is not None and self._evaluates(version):
-            self._best.written(PolicyVersion(self._incarnation, version), folder.name)
+            self._status.phase = before
+        if self._best is not None and self._is_evaluated(version):
+            self._best.checkpoint_written(PolicyVersion(self._incarnation, version), folder.name)
         self._written_at = time.monotonic()
-        self._wanted = False
+        self._requested = False
         return folder

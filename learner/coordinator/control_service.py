@@ -5,31 +5,31 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from rollmesh.learner.control_requests import Controls
-from rollmesh.learner.status import LearnerState
+from rollmesh.learner.control_requests import ControlRequests
+from rollmesh.learner.status import LearnerStatus
 from rollmesh.protos import learner_pb2, learner_pb2_grpc
 
 SERVICE_NAME = learner_pb2.DESCRIPTOR.services_by_name["LearnerControl"].full_name
 
 
 class LearnerControlService(learner_pb2_grpc.LearnerControlServicer):
-    """Answers from the learner's state; wishes go through `Controls`."""
+    """Answers from the learner's state; wishes go through `ControlRequests`."""
 
-    def __init__(self, state: LearnerState, controls: Controls) -> None:
-        self._state = state
+    def __init__(self, status: LearnerStatus, controls: ControlRequests) -> None:
+        self._status = status
         self._controls = controls
 
     async def Status(
         self, _request: learner_pb2.LearnerStatusRequest, _context: Any
     ) -> learner_pb2.LearnerStatusResponse:
         """Phase, versions and the figures of the last step."""
-        state = self._state
+        status = self._status
         return learner_pb2.LearnerStatusResponse(
-            published=state.published.to_proto() if state.published else None,
-            total_steps=state.steps,
-            metrics=state.last_metrics,
-            phase=state.phase,
-            committed_version=state.committed,
+            published=status.published.to_proto() if status.published else None,
+            total_steps=status.steps,
+            metrics=status.last_metrics,
+            phase=status.phase,
+            committed_version=status.committed,
         )
 
     async def Checkpoint(

@@ -16,35 +16,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollmesh.learner.algorithms.base import Algorithm
-from rollmesh.learner.checkpoint.best import protected
-from rollmesh.learner.checkpoint.fallbacks import way_back
+from rollmesh.learner.checkpoint.best import protected_names
+from rollmesh.learner.checkpoint.fallbacks import fallback_hint
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, version_of
 from rollmesh.learner.checkpoint.retention import sweep
 from rollmesh.learner.checkpoint.store import DamagedCheckpointError
-from rollmesh.learner.control_requests import Controls
+from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.coordinator.batch_claim import BatchClaimer
-from rollmesh.learner.coordinator.checkpoint_scheduler import CheckpointKeeper
-from rollmesh.learner.coordinator.evaluation_setup import Evaluating, open_evaluation
-from rollmesh.learner.coordinator.mesh_session import Session
+from rollmesh.learner.coordinator.checkpoint_scheduler import CheckpointScheduler
+from rollmesh.learner.coordinator.evaluation_setup import EvaluationParts, build_evaluation
+from rollmesh.learner.coordinator.mesh_session import MeshSession
 from rollmesh.learner.coordinator.priorities import PrioritySetter, priority_function
-from rollmesh.learner.coordinator.step_recorder import Recorder
+from rollmesh.learner.coordinator.step_recorder import StepRecorder
 from rollmesh.learner.coordinator.training_loop import TURN_S, TrainingLoop
-from rollmesh.learner.coordinator.version_announcer import Announcer
+from rollmesh.learner.coordinator.version_announcer import VersionAnnouncer
 from rollmesh.learner.data import AgentPrompts, DataOrder, PromptEncoder, PromptStream, open_dataset
 from rollmesh.learner.data.prompts import TaskShape
-from rollmesh.learner.distributed.rank_group import Team
-from rollmesh.learner.distributed.trajectories import HeldPayloads
+from rollmesh.learner.distributed.rank_group import RankGroup
+from rollmesh.learner.distributed.trajectories import InlineTrajectories
 from rollmesh.learner.evaluation.evaluator import Evaluator, evaluation_tasks
 from rollmesh.learner.metrics import MetricsWriter, open_trackers
-from rollmesh.learner.metrics.run_totals import RunFigures, write_learner_json
+from rollmesh.learner.metrics.run_totals import RunTotals, write_learner_json
 from rollmesh.learner.metrics.sample_log import SampleLog
 from rollmesh.learner.model_files.checks import check_context
 from rollmesh.learner.model_files.location import context_length, load_tokenizer
 from rollmesh.learner.recovery.consumption_log import LOG_NAME, ConsumptionLog
-from rollmesh.learner.recovery.redis_recovery import History, left_behind
-from rollmesh.learner.status import LearnerState
+from rollmesh.learner.recovery.redis_recovery import RunHistory, read_history
+from rollmesh.learner.status import LearnerStatus
 from rollmesh.learner.weights import WeightPublisher, read_model_bundle
-from rollmesh.learner.weights.transports import further_offers
+from rollmesh.learner.weights.transports import configured_transports
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import DataError, LostStateError, StalledError, StarvedError, StoreError, UnreachableError
 from rollmesh.mesh.runtime.service import AsyncBridge
@@ -64,14 +64,14 @@ _LEAVE_S = 60.0
 _TRIES = 5
 
 
-class Leader:
+class Coordinator:
     """Wires rank 0 and runs it.
 
     Args:
         config: of the run; the model's path is a local folder.
         mesh: address of the buffer.
         bridge: the event loop.
-        team: all ranks.
+        ranks: all ranks.
         held: where one rank keeps its payloads.
         algorithm: screens groups, and says whether they need a greedy baseline.
         controls: from signals and the control service.
@@ -83,20 +83,20 @@ class Leader:
         config: Config,
         mesh: str,
         bridge: AsyncBridge,
-        team: Team,
-        held: HeldPayloads,
+        ranks: RankGroup,
+        held: InlineTrajectories,
         algorithm: Algorithm,
-        controls: Controls,
+        controls: ControlRequests,
         *,
         port: int = 0,
     ) -> None:
         self._config = config
         self._bridge = bridge
-        self._team = team
+        self._ranks = ranks
         self._held = held
         self._algorithm = algorithm
         self._controls = controls
-        self._state = LearnerState()
+        self._status = LearnerStatus()
         folder = Path(config.model.path)
         self._tokenizer = load_tokenizer(folder)
         check_context(context_length(folder), config.rollout.context_tokens)
@@ -113,9 +113,9 @@ class Leader:
             transport=weights.transport,
             encoding=weights.encoding,
             chain=weights.chain,
-            offers=further_offers(config),
+            offers=configured_transports(config),
         )
-        self._session = Session(config, mesh, self._publisher, self._state, controls, port=port)
+        self._session = MeshSession(config, mesh, self._publisher, self._status, controls, port=port)
 
     def run(
         self,
@@ -140,9 +140,9 @@ class Leader:
             if self._opened(ready_file):
                 finished = self._resume(start_from, taken_over, takeover=takeover)
         finally:
-            self._state.phase = "ending"
+            self._status.phase = "ending"
             self._leave(finished)
-        self._team.dismiss()
+        self._ranks.shutdown()
 
     def _opened(self, ready_file: Path | None) -> bool:
         """Joins the mesh; False where the end was asked for first."""
@@ -163,16 +163,16 @@ class Leader:
         # Who names a checkpoint undoes what was committed since. Commits per step run ahead of the checkpoints by
         # design. Either way what lies between is at most once.
         force = start_from is not None or self._config.buffer.commit == "step"
-        left = left_behind(self._config.run.folder)
+        left = read_history(self._config.run.folder)
         # Else the first checkpoint would end the run, by what it must not remove.
-        protected(self._config.run.folder / CHECKPOINTS_NAME)
+        protected_names(self._config.run.folder / CHECKPOINTS_NAME)
         extra, incarnation, seeded = self._take_over(left, start_from, takeover=takeover, force=force)
         taken_over()
         version = int(extra.get("version", 0))
         lineage = Lineage.from_wire(extra.get("lineage", [])).then(incarnation, version)
-        figures = RunFigures.from_wire(extra["figures"]) if "figures" in extra else RunFigures()
+        run_totals = RunTotals.from_wire(extra["figures"]) if "figures" in extra else RunTotals()
         takeovers = {**(left.takeovers if left is not None else {}), **dict(lineage.resumed)}
-        return self._train(version, lineage, takeovers, figures, seeded)
+        return self._train(version, lineage, takeovers, run_totals, seeded)
 
     def _leave(self, finished: bool) -> None:
         """Leaves in order, or else without: what ended the run is not hidden by a mesh that does not answer."""
@@ -184,7 +184,7 @@ class Leader:
             self._publisher.close()
 
     def _take_over(
-        self, left: History | None, start_from: Path | None, *, takeover: bool, force: bool
+        self, left: RunHistory | None, start_from: Path | None, *, takeover: bool, force: bool
     ) -> tuple[dict[str, Any], int, int]:
         """Loads the last checkpoint and takes over: (what the checkpoint holds, incarnation, last ordinal seeded).
 
@@ -203,7 +203,7 @@ class Leader:
             described = self._bridge.call(session.monitor.refresh(), patience)
             known = described.policy.incarnation
             if left is not None and left.incarnation > known:
-                self._bridge.call(session.speak_for(left), 2 * patience)
+                self._bridge.call(session.recover_for(left), 2 * patience)
                 continue
             folder = described.latest_checkpoint if start_from is None else str(start_from.resolve())
             if start_from is None and left is not None and left.untold(described):
@@ -214,7 +214,7 @@ class Leader:
                     self._bridge.call(commit, patience)
             extra = self._load(folder, survives)
             version = int(extra.get("version", 0))
-            self._state.durable = (version, folder)
+            self._status.durable = (version, folder)
             try:
                 incarnation, seeded = self._bridge.call(
                     session.take_over(version, takeover=takeover, force=force), patience
@@ -224,9 +224,9 @@ class Leader:
                     self._bridge.call(commit, patience)
                 return extra, incarnation, seeded
             except LostStateError:
-                nothing = History(known, {}, [], 0, 0, "")
+                nothing = RunHistory(known, {}, [], 0, 0, "")
                 last = dataclasses.replace(left or nothing, incarnation=known)
-                self._bridge.call(session.speak_for(last), 2 * patience)
+                self._bridge.call(session.recover_for(last), 2 * patience)
         raise LostStateError(f"Redis has lost state {_TRIES} times", hint="see the log of Redis, and its disk")
 
     def _load(self, name: str, survives: Callable[[PolicyVersion], bool]) -> dict[str, Any]:
@@ -237,16 +237,16 @@ class Leader:
         if not folder.is_dir():
             raise DataError(
                 f"the run's checkpoint {folder} is not here",
-                hint=f"start the learner where the run folder is; {way_back(folder, survives)}",
+                hint=f"start the learner where the run folder is; {fallback_hint(folder, survives)}",
             )
         _log.info("going on from %s", folder)
         try:
-            return self._team.load(folder)
+            return self._ranks.load(folder)
         except DamagedCheckpointError as error:
-            raise DamagedCheckpointError(error.message, hint=way_back(folder, survives)) from error
+            raise DamagedCheckpointError(error.message, hint=fallback_hint(folder, survives)) from error
 
     def _train(
-        self, version: int, lineage: Lineage, takeovers: Mapping[int, int], figures: RunFigures, seeded: int
+        self, version: int, lineage: Lineage, takeovers: Mapping[int, int], run_totals: RunTotals, seeded: int
     ) -> bool:
         """Trains; True where the run is complete."""
         config, session, incarnation = self._config, self._session, lineage.resumed[-1][0]
@@ -254,11 +254,11 @@ class Leader:
         sweep(run_folder / CHECKPOINTS_NAME, incarnation)
         writer = MetricsWriter(open_trackers(config))
         consumption = ConsumptionLog(run_folder / LOG_NAME)
-        recorder = Recorder(
+        recorder = StepRecorder(
             writer,
             SampleLog(run_folder / "samples.jsonl", self._tokenizer, config.logging.samples_per_step),
-            figures,
-            self._state,
+            run_totals,
+            self._status,
             lineage,
             pushes=self._publisher.pushes,
             clocks=session.monitor.clocks,
@@ -270,29 +270,29 @@ class Leader:
                     incarnation=incarnation,
                     takeovers=takeovers,
                     cursor=seeded,
-                    with_payloads=self._team.ranks == 1,
+                    with_payloads=self._ranks.size == 1,
                 ),
                 config.network.retry_s + _LEAVE_S,
             )
-            evaluating = open_evaluation(
+            evaluating = build_evaluation(
                 config,
                 session.client,
                 self._eval_tasks,
                 self._tokenizer,
                 lineage=lineage,
                 recorder=recorder,
-                figures=figures,
-                state=self._state,
+                run_totals=run_totals,
+                status=self._status,
             )
             evaluator = evaluating.evaluator
-            announcer = self._announcer(incarnation, evaluator, version, figures)
-            checkpoints = self._checkpoints(incarnation, version, lineage, figures, announcer, evaluating)
-            loop = self._loop(version, lineage, figures, recorder, evaluator, announcer, checkpoints, consumption)
+            announcer = self._announcer(incarnation, evaluator, version, run_totals)
+            checkpoints = self._checkpoints(incarnation, version, lineage, run_totals, announcer, evaluating)
+            loop = self._loop(version, lineage, run_totals, recorder, evaluator, announcer, checkpoints, consumption)
             self._controls.wake = lambda: self._bridge.loop.call_soon_threadsafe(session.source.interrupt)
             try:
                 reason = loop.run()
                 _log.info("the run ends after version %d: %s", loop.version, reason)
-                announcer.settle()
+                announcer.wait_in_force()
                 # Before the last evaluation, which may take long; a second time, so that it may become the best one.
                 checkpoints.write(loop.version)
                 if evaluator is not None:
@@ -301,15 +301,15 @@ class Leader:
                 checkpoints.serve_requests(loop.version)
                 self._bridge.call(session.monitor.refresh(), config.network.retry_s + _LEAVE_S)
             except (StalledError, StarvedError, StoreError, UnreachableError) as end:
-                self._state.phase = "ending"
-                left = checkpoints.leave(loop.version, whole=loop.whole)
+                self._status.phase = "ending"
+                left = checkpoints.write_unannounced(loop.version, at_step_boundary=loop.at_step_boundary)
                 raise type(end)(end.message, hint=f"{end.hint}; {left}" if end.hint else left) from end
         finally:
             writer.close()
             consumption.close()
         write_learner_json(
             run_folder / "learner.json",
-            figures,
+            run_totals,
             incarnation=incarnation,
             version=loop.version,
             stop_reason=reason,
@@ -325,27 +325,29 @@ class Leader:
         if reason not in _NATURAL_ENDS:
             self._bridge.call(evaluator.close(), _LEAVE_S)
             return
-        self._state.phase = "evaluating"
-        waiting = self._bridge.submit(evaluator.last(policy))
+        self._status.phase = "evaluating"
+        waiting = self._bridge.submit(evaluator.final_result(policy))
         self._controls.wake = waiting.cancel
         try:
             while not concurrent.futures.wait([waiting], TURN_S).done:
-                self._team.keep_waiting()
+                self._ranks.keep_alive()
             if waiting.result() is None:
                 _log.warning("no evaluation at the last version %s: `rollmesh status` says what generators do", policy)
         except (CancelledError, concurrent.futures.CancelledError):
             self._bridge.call(evaluator.close(), _LEAVE_S)
             self._controls.raise_failure()
 
-    def _announcer(self, incarnation: int, evaluator: Evaluator | None, version: int, figures: RunFigures) -> Announcer:
+    def _announcer(
+        self, incarnation: int, evaluator: Evaluator | None, version: int, run_totals: RunTotals
+    ) -> VersionAnnouncer:
         every = self._config.eval.every_steps
-        first = version if not figures.evals else -1
-        return Announcer(
+        first = version if not run_totals.evals else -1
+        return VersionAnnouncer(
             self._bridge,
             self._session.client,
             self._publisher,
             evaluator,
-            self._state,
+            self._status,
             incarnation=incarnation,
             wire_dtype=self._config.model.dtype,
             evaluate_at=lambda v: v == first or (every is not None and v > 0 and v % every == 0),
@@ -358,22 +360,22 @@ class Leader:
         incarnation: int,
         version: int,
         lineage: Lineage,
-        figures: RunFigures,
-        announcer: Announcer,
-        evaluating: Evaluating,
-    ) -> CheckpointKeeper:
-        return CheckpointKeeper(
-            self._team,
+        run_totals: RunTotals,
+        announcer: VersionAnnouncer,
+        evaluating: EvaluationParts,
+    ) -> CheckpointScheduler:
+        return CheckpointScheduler(
+            self._ranks,
             self._bridge,
             self._session.client,
             self._controls,
-            self._state,
+            self._status,
             self._config.checkpoint,
             incarnation=incarnation,
-            extra=lambda: {"lineage": lineage.to_wire(), "figures": figures.to_wire()},
-            settle=announcer.settle,
+            extra=lambda: {"lineage": lineage.to_wire(), "figures": run_totals.to_wire()},
+            wait_in_force=announcer.wait_in_force,
             best=evaluating.best,
-            evaluates=announcer.evaluates,
+            is_evaluated=announcer.is_evaluated,
             started_at=version,
         )
 
@@ -381,20 +383,20 @@ class Leader:
         self,
         version: int,
         lineage: Lineage,
-        figures: RunFigures,
-        recorder: Recorder,
+        run_totals: RunTotals,
+        recorder: StepRecorder,
         evaluator: Evaluator | None,
-        announcer: Announcer,
-        checkpoints: CheckpointKeeper,
+        announcer: VersionAnnouncer,
+        checkpoints: CheckpointScheduler,
         consumption: ConsumptionLog,
     ) -> TrainingLoop:
         session, batch, steps = self._session, self._config.learner.batch, self._config.learner.steps
         goal = self._config.eval.stop_at
 
         def on_claimed(claimed: int) -> None:
-            session.feeder.batch_used()
+            session.seeder.batch_used()
             if claimed + 1 < steps:
-                session.source.want(claimed + 1, batch.groups)
+                session.source.request(claimed + 1, batch.groups)
 
         def good_enough() -> bool:
             latest = evaluator.latest if evaluator is not None else None
@@ -410,22 +412,22 @@ class Leader:
             resumed_at=version,
             batch=batch.groups,
             on_claimed=on_claimed,
-            on_checkpoint_wanted=checkpoints.want,
-            reasserter=session.reasserter,
+            on_checkpoint_wanted=checkpoints.request,
+            recovery=session.recovery,
             priorities=self._priorities(lineage.resumed[-1][0]),
             recorder=session.recorder,
         )
         return TrainingLoop(
             bridge=self._bridge,
-            team=self._team,
+            ranks=self._ranks,
             claimer=claimer,
             held=self._held,
             announcer=announcer,
             checkpoints=checkpoints,
             recorder=recorder,
-            figures=figures,
+            run_totals=run_totals,
             controls=self._controls,
-            state=self._state,
+            status=self._status,
             lineage=lineage,
             batch=batch,
             version=version,

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from rollmesh.buffer.client.client import BufferClient
 from rollmesh.learner.checkpoint.best import BestCheckpoint
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME
-from rollmesh.learner.coordinator.best_tracker import BestKeeper
-from rollmesh.learner.coordinator.step_recorder import Recorder
+from rollmesh.learner.coordinator.best_tracker import BestTracker
+from rollmesh.learner.coordinator.step_recorder import StepRecorder
 from rollmesh.learner.evaluation.evaluator import EvalResult, Evaluator
 from rollmesh.learner.evaluation.measurement_identity import measured_by
-from rollmesh.learner.evaluation.result_log import EvalLog
-from rollmesh.learner.metrics.run_totals import RunFigures
-from rollmesh.learner.status import LearnerState
+from rollmesh.learner.evaluation.result_log import ResultLog
+from rollmesh.learner.metrics.run_totals import RunTotals
+from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.trajectory.lineage import Lineage
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluating:
+class EvaluationParts:
     """What the leader needs of it.
 
     Attributes:
@@ -36,21 +36,21 @@ class Evaluating:
     """
 
     evaluator: Evaluator | None = None
-    best: BestKeeper | None = None
+    best: BestTracker | None = None
 
 
-def open_evaluation(
+def build_evaluation(
     config: Config,
     client: BufferClient,
     tasks: Sequence[trajectory_pb2.PromptTask] | None,
     tokenizer: PreTrainedTokenizerBase,
     *,
     lineage: Lineage,
-    recorder: Recorder,
-    figures: RunFigures,
-    state: LearnerState,
-) -> Evaluating:
-    """Builds the parts; results that are in the run folder and not in the checkpoint come back into the figures.
+    recorder: StepRecorder,
+    run_totals: RunTotals,
+    status: LearnerStatus,
+) -> EvaluationParts:
+    """Builds the parts; results that are in the run folder and not in the checkpoint come back into the totals.
 
     Results that were measured otherwise stay out of them: what there is to compare with begins at this learner's
     first version.
@@ -61,19 +61,19 @@ def open_evaluation(
         tasks: of a round; None without held-out data.
         tokenizer: of the model.
         lineage: of this learner, the present incarnation last.
-        recorder, figures: keep the books.
-        state: says which version is in force.
+        recorder, run_totals: keep the books.
+        status: says which version is in force.
 
     Raises:
         FencedError: another learner has taken over.
         DataError: the file about the best checkpoint cannot be read.
     """
     if tasks is None:
-        return Evaluating()
+        return EvaluationParts()
     same = measured_by(config)
-    log, incarnation = EvalLog(config.run.folder), lineage.resumed[-1][0]
-    known = {(found["incarnation"], found["version"]): found for found in (*figures.evals, *log.results())}
-    figures.evals = [
+    log, incarnation = ResultLog(config.run.folder), lineage.resumed[-1][0]
+    known = {(found["incarnation"], found["version"]): found for found in (*run_totals.evals, *log.results())}
+    run_totals.evals = [
         known[name]
         for name in sorted(known)
         if lineage.holds(PolicyVersion(*name)) and name[0] < incarnation and known[name]["measured_by"] == same
@@ -82,20 +82,20 @@ def open_evaluation(
     if config.checkpoint.best:
         file = BestCheckpoint(config.run.folder / CHECKPOINTS_NAME, incarnation)
         file.claim()
-        best = BestKeeper(file, metric=config.eval.metric, direction=config.eval.direction)
+        best = BestTracker(file, metric=config.eval.metric, direction=config.eval.direction)
 
     def keep(result: EvalResult) -> None:
-        entry = {**result.summary(), "wall_s": figures.elapsed_s, "time": time.time()}
+        entry = {**result.summary(), "wall_s": run_totals.elapsed_s, "time": time.time()}
         log.write(entry, result.rows[: config.eval.keep_rows])
         if best is not None:
-            best.result(result)
+            best.round_finished(result)
 
     def decode(ids: list[int]) -> str:
         return str(tokenizer.decode(ids, skip_special_tokens=True))
 
     def missed(policy: PolicyVersion) -> None:
         if best is not None:
-            best.missed(policy)
+            best.round_abandoned(policy)
 
     evaluator = Evaluator(
         client,
@@ -106,8 +106,8 @@ def open_evaluation(
         decode=decode,
         measured_by=same,
         keep=keep,
-        in_force=lambda: state.published,
-        on_result=recorder.evaluation,
+        in_force=lambda: status.published,
+        on_result=recorder.record_evaluation,
         on_missed=missed,
     )
-    return Evaluating(evaluator, best)
+    return EvaluationParts(evaluator, best)

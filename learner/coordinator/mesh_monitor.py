@@ -1,7 +1,7 @@
 """Watches the mesh for the learner: heartbeats' gauges, the buffer's clocks, and what must end the run.
 
-Invariants: a learner that was taken over, or that has lost the mesh, is told so through `Controls.fail`; a run whose
-groups all fail ends with an error that names the reason instead of eating the data set in silence.
+Invariants: a learner that was taken over, or that has lost the mesh, is told so through `ControlRequests.fail`; a run
+whose groups all fail ends with an error that names the reason instead of eating the data set in silence.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections import Counter
 import psutil
 
 from rollmesh.buffer.client.client import BufferClient
-from rollmesh.learner.control_requests import Controls
+from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.coordinator.batch_claim import MAX_DROPPED_BATCHES
 from rollmesh.learner.liveness.stall_reporter import StallReporter
 from rollmesh.learner.rollouts.group_stream import fenced_error
-from rollmesh.learner.status import LearnerState
+from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.errors import RollmeshError, StarvedError, ended_by
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.runtime.prometheus import GaugeBoard
@@ -33,13 +33,13 @@ _LONG_PHASE_S = 10.0
 _FAILED_LOOKED_AT = 20
 
 
-class Monitor:
+class MeshMonitor:
     """A task on the event loop.
 
     Args:
         client: of the buffer.
         agent: this learner's membership.
-        state, controls: of this learner.
+        status, controls: of this learner.
         stalls: tells where nothing moves.
         batch: groups per batch.
     """
@@ -48,15 +48,15 @@ class Monitor:
         self,
         client: BufferClient,
         agent: MembershipAgent,
-        state: LearnerState,
-        controls: Controls,
+        status: LearnerStatus,
+        controls: ControlRequests,
         stalls: StallReporter,
         *,
         batch: int,
     ) -> None:
         self._client = client
         self._agent = agent
-        self._state = state
+        self._status = status
         self._controls = controls
         self._stalls = stalls
         self._batch = batch
@@ -94,7 +94,7 @@ class Monitor:
     async def refresh(self) -> buffer_pb2.DescribeResponse:
         """Describes the table now."""
         self.described = await self._client.describe("train")
-        self._state.committed = self.described.committed_version
+        self._status.committed = self.described.committed_version
         return self.described
 
     def clocks(self) -> dict[str, float]:
@@ -121,7 +121,7 @@ class Monitor:
             try:
                 await self.refresh()
                 await self._check_starved()
-                await self._stalls.look(self.described)
+                await self._stalls.observe(self.described)
             except RollmeshError as error:
                 self._controls.fail(error)
                 return
@@ -130,8 +130,8 @@ class Monitor:
 
     async def _check_starved(self) -> None:
         failed = self.described.counts.failed
-        if self._failed_at_step[0] != self._state.steps:
-            self._failed_at_step = (self._state.steps, failed)
+        if self._failed_at_step[0] != self._status.steps:
+            self._failed_at_step = (self._status.steps, failed)
         lost = failed - self._failed_at_step[1]
         if lost > MAX_DROPPED_BATCHES * self._batch:
             reasons = {k: v for k, v in self.described.counts.reasons.items() if k.startswith("failed/")}
@@ -153,13 +153,13 @@ class Monitor:
         """Asks for a checkpoint where used groups fill the buffer until their commit, so that none can become ready."""
         counts = self.described.counts
         stuck = counts.pending and counts.consumed and not counts.generating and not counts.ready
-        if stuck and self._state.phase == "waiting_for_groups" and self._relieved_at_step != self._state.steps:
-            self._relieved_at_step = self._state.steps
+        if stuck and self._status.phase == "waiting_for_groups" and self._relieved_at_step != self._status.steps:
+            self._relieved_at_step = self._status.steps
             self._controls.request_checkpoint()
 
     def _report(self) -> None:
-        state = self._state
-        reason = state.waiting_reason or (self.described.learner_waits if state.phase == "waiting_for_groups" else "")
+        status = self._status
+        reason = status.waiting_reason or (self.described.learner_waits if status.phase == "waiting_for_groups" else "")
         now = asyncio.get_running_loop().time()
         if not reason:
             self._waiting_since = None
@@ -169,22 +169,22 @@ class Monitor:
             self._waiting_since = now
             _log.info("%s", reason)
         reason = reason or self._phase_reason(now)
-        gauges = {name: state.last_metrics[name] for name in _GAUGES if name in state.last_metrics}
-        gauges["steps"] = float(state.steps)
+        gauges = {name: status.last_metrics[name] for name in _GAUGES if name in status.last_metrics}
+        gauges["steps"] = float(status.steps)
         gauges["rss_bytes"] = float(self._process.memory_info().rss)
-        gauges[f"phase/{state.phase}"] = 1.0
-        stale_phases = {f"phase/{name}": 0.0 for name in _PHASES if name != state.phase}
+        gauges[f"phase/{status.phase}"] = 1.0
+        stale_phases = {f"phase/{name}": 0.0 for name in _PHASES if name != status.phase}
         told = {**gauges, **stale_phases, **self._stalls.gauges()}
         self.board.set(told)
-        self._agent.set_status(serving=state.published, gauges=told, waiting_reason=reason)
+        self._agent.set_status(serving=status.published, gauges=told, waiting_reason=reason)
 
     def _phase_reason(self, now: float) -> str:
         """What takes long apart from the wait for groups: each phase has a deadline, and is named meanwhile."""
-        present = (self._state.phase, self._state.steps)
+        present = (self._status.phase, self._status.steps)
         if present != self._phase:
             self._phase, self._phase_since = present, now
         lasted = now - self._phase_since
-        return f"{self._state.phase} for {lasted:.0f} s" if lasted > _LONG_PHASE_S else ""
+        return f"{self._status.phase} for {lasted:.0f} s" if lasted > _LONG_PHASE_S else ""
 
 
 _GAUGES = (

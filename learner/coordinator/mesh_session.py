@@ -13,19 +13,19 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from rollmesh.buffer.client.client import BufferClient
-from rollmesh.learner.control_requests import Controls
+from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.coordinator.control_service import SERVICE_NAME as CONTROL_SERVICE
 from rollmesh.learner.coordinator.control_service import LearnerControlService
-from rollmesh.learner.coordinator.mesh_monitor import Monitor
-from rollmesh.learner.coordinator.prompt_seeder import TaskFeeder
+from rollmesh.learner.coordinator.mesh_monitor import MeshMonitor
+from rollmesh.learner.coordinator.prompt_seeder import PromptSeeder
 from rollmesh.learner.data import PromptStream
 from rollmesh.learner.liveness.hang_guard import end_where_it_hangs
 from rollmesh.learner.liveness.stall_reporter import StallReporter
 from rollmesh.learner.recording.recording import FOLDER, BatchRecorder
 from rollmesh.learner.recovery.consumption_log import LOG_NAME
-from rollmesh.learner.recovery.redis_recovery import History, Reasserter, assert_history
-from rollmesh.learner.rollouts.group_stream import GroupSource
-from rollmesh.learner.status import LearnerState
+from rollmesh.learner.recovery.redis_recovery import RedisRecovery, RunHistory, assert_history
+from rollmesh.learner.rollouts.group_stream import GroupStream
+from rollmesh.learner.status import LearnerStatus
 from rollmesh.learner.weights import WeightPublisher, WeightsService
 from rollmesh.learner.weights.push_metrics import PushCollector
 from rollmesh.learner.weights.service import SERVICE_NAME as WEIGHTS_SERVICE
@@ -46,14 +46,14 @@ _log = logging.getLogger(__name__)
 _SERVER_GRACE_S = 1.0
 
 
-class Session:
+class MeshSession:
     """The learner as a member of the mesh.
 
     Args:
         config: of the run.
         mesh: address of the buffer.
         publisher: the weights to serve.
-        state, controls: of this learner.
+        status, controls: of this learner.
         port: to bind; 0 picks a free one (the mesh's fixed port is the buffer's).
     """
 
@@ -62,25 +62,25 @@ class Session:
         config: Config,
         mesh: str,
         publisher: WeightPublisher,
-        state: LearnerState,
-        controls: Controls,
+        status: LearnerStatus,
+        controls: ControlRequests,
         *,
         port: int = 0,
     ) -> None:
         self._config = config
         self._mesh = mesh
         self._publisher = publisher
-        self._state = state
+        self._status = status
         self._controls = controls
         self._port = port
         self._closers = AsyncExitStack()
         self._run_finished = False
         self.client: BufferClient
         self.agent: MembershipAgent
-        self.monitor: Monitor
-        self.feeder: TaskFeeder
-        self.source: GroupSource
-        self.reasserter: Reasserter
+        self.monitor: MeshMonitor
+        self.seeder: PromptSeeder
+        self.source: GroupStream
+        self.recovery: RedisRecovery
         self.recorder: BatchRecorder | None = None
 
     async def open(self, ready_file: Path | None) -> None:
@@ -97,7 +97,7 @@ class Session:
             WeightsService(self._publisher, self._config.weights.fanout), server
         )
         learner_pb2_grpc.add_LearnerControlServicer_to_server(
-            LearnerControlService(self._state, self._controls), server
+            LearnerControlService(self._status, self._controls), server
         )
         names = (WEIGHTS_SERVICE, CONTROL_SERVICE)
         health = add_health_and_reflection(server, names)
@@ -124,14 +124,14 @@ class Session:
         buffer = self._config.buffer
         stalls = StallReporter(
             self.client,
-            self._state,
+            self._status,
             self._controls,
             self._config.run.folder,
             stall_s=buffer.stall_s,
             limit_s=buffer.stall_limit_s,
         )
-        self.monitor = Monitor(
-            self.client, self.agent, self._state, self._controls, stalls, batch=self._config.learner.batch.groups
+        self.monitor = MeshMonitor(
+            self.client, self.agent, self._status, self._controls, stalls, batch=self._config.learner.batch.groups
         )
         registry = self.monitor.board.registry
         registry.register(PushCollector(self._publisher.pushes))
@@ -148,7 +148,7 @@ class Session:
 
         Raises:
             TakeoverRefusedError: another learner holds the run.
-            LostStateError: Redis may have lost what it had acknowledged: to be told first (`speak_for`).
+            LostStateError: Redis may have lost what it had acknowledged: to be told first (`recover_for`).
             DataError: `version` lies below the last commit, and `force` is not set.
         """
         response = await self.client.resume("train", self.agent.member_id, version, takeover=takeover, force=force)
@@ -161,7 +161,7 @@ class Session:
         )
         return response.incarnation, response.seeded
 
-    async def speak_for(self, history: History) -> None:
+    async def recover_for(self, history: RunHistory) -> None:
         """Tells the buffer what the predecessor has used, since it cannot do so itself any more."""
         await assert_history(self.client, self.agent.member_id, history, patience_s=self._config.network.retry_s)
 
@@ -179,37 +179,37 @@ class Session:
         Raises:
             DataError: no prompt can be used.
         """
-        self.reasserter = Reasserter(
+        self.recovery = RedisRecovery(
             self.client,
             member_id=self.agent.member_id,
             log=self._config.run.folder / LOG_NAME,
             incarnation=incarnation,
             takeovers=takeovers,
-            state=self._state,
+            status=self._status,
             patience_s=self._config.network.retry_s,
         )
         self.monitor.start()
         self._closers.push_async_callback(self.monitor.close)
         watch = end_where_it_hangs(
-            self._state,
+            self._status,
             self._controls,
             judges_steps=self._config.resources.frozen_after_s > 0,
             first_s=self._config.buffer.stall_limit_s or math.inf,
         )
         self._closers.callback(asyncio.create_task(watch, name="hang watch").cancel)
         batch = self._config.learner.batch.groups
-        self.feeder = TaskFeeder(
+        self.seeder = PromptSeeder(
             self.client,
             prompts,
             incarnation=incarnation,
             cursor=cursor,
             batch=batch,
             window=self._config.buffer.seed_ahead * batch,
-            reasserter=self.reasserter,
+            recovery=self.recovery,
             on_error=self._controls.fail,
         )
-        self.reasserter.on_told = self.feeder.go_back
-        self.source = GroupSource(self.client, incarnation, with_payloads=with_payloads)
+        self.recovery.on_recovered = self.seeder.rewind
+        self.source = GroupStream(self.client, incarnation, with_payloads=with_payloads)
         self.source.on_waiting = self._tell_waiting
         if self._config.logging.record:
             folder = self._config.run.folder / FOLDER
@@ -217,8 +217,8 @@ class Session:
             limit = self._config.logging.record_max_bytes
             self.recorder = BatchRecorder(folder, self.client, lineage, max_bytes=limit)
             self._closers.push_async_callback(self.recorder.close)
-        await self.feeder.start()
-        self._closers.push_async_callback(self.feeder.close)
+        await self.seeder.start()
+        self._closers.push_async_callback(self.seeder.close)
         self.source.start()
         self._closers.push_async_callback(self.source.close)
 
@@ -231,4 +231,4 @@ class Session:
         await self.agent.leave(run_finished=self._run_finished)
 
     def _tell_waiting(self, reason: str) -> None:
-        self._state.waiting_reason = reason
+        self._status.waiting_reason = reason

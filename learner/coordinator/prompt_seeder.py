@@ -16,7 +16,7 @@ from functools import partial
 from rollmesh.buffer.client.client import BufferClient
 from rollmesh.learner.data import PromptStream
 from rollmesh.learner.data.stream import Window
-from rollmesh.learner.recovery.redis_recovery import Reasserter
+from rollmesh.learner.recovery.redis_recovery import RedisRecovery
 from rollmesh.mesh.errors import RollmeshError, ended_by
 from rollmesh.protos import buffer_pb2
 
@@ -27,7 +27,7 @@ _CHUNK = 256
 _RECHECK_S = 1.0
 
 
-class TaskFeeder:
+class PromptSeeder:
     """Seeds the table `train`.
 
     Args:
@@ -37,8 +37,8 @@ class TaskFeeder:
         cursor: ordinal behind which to go on.
         batch: groups per optimizer batch.
         window: pending tasks to keep.
-        reasserter: makes up for what Redis loses.
-        on_error: told of what ends the feeder early.
+        recovery: makes up for what Redis loses.
+        on_error: told of what ends the seeder early.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class TaskFeeder:
         cursor: int,
         batch: int,
         window: int,
-        reasserter: Reasserter,
+        recovery: RedisRecovery,
         on_error: Callable[[RollmeshError], None],
     ) -> None:
         self._client = client
@@ -59,7 +59,7 @@ class TaskFeeder:
         self._cursor = cursor
         self._batch = batch
         self._window = window
-        self._reasserter = reasserter
+        self._recovery = recovery
         self._on_error = on_error
         self._pending = 0
         self._ended = False
@@ -87,7 +87,7 @@ class TaskFeeder:
         self._pending = max(0, self._pending - self._batch)
         self._nudged.set()
 
-    def go_back(self, known: buffer_pb2.DescribeResponse) -> None:
+    def rewind(self, known: buffer_pb2.DescribeResponse) -> None:
         """Redis was restarted: goes on behind what it knows."""
         self._cursor = known.seeded
         self._pending = known.counts.pending
@@ -123,7 +123,7 @@ class TaskFeeder:
             count = min(_CHUNK, self._window - self._pending)
             cursor = self._cursor
             window = await asyncio.to_thread(self._prompts.after, cursor, count)
-            await self._reasserter.mended(partial(self._seed, cursor, window))
+            await self._recovery.with_recovery(partial(self._seed, cursor, window))
 
     async def _seed(self, cursor: int, window: Window) -> None:
         """Seeds a window, unless the cursor has gone back meanwhile."""

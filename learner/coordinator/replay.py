@@ -21,24 +21,24 @@ from rollmesh.learner.algorithms.base import Algorithm
 from rollmesh.learner.builders import build_algorithm, build_engines, build_worker, set_learner_threads
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, STATE_NAME
 from rollmesh.learner.checkpoint.store import CheckpointStore
-from rollmesh.learner.control_requests import Controls
-from rollmesh.learner.coordinator.batch_claim import Candidate
-from rollmesh.learner.coordinator.step_recorder import Recorder
+from rollmesh.learner.control_requests import ControlRequests
+from rollmesh.learner.coordinator.batch_claim import CandidateBatch
+from rollmesh.learner.coordinator.step_recorder import StepRecorder
 from rollmesh.learner.coordinator.training_loop import TrainingLoop
-from rollmesh.learner.distributed.rank_group import Link, Team, follow
+from rollmesh.learner.distributed.rank_group import RankChannel, RankGroup, run_follower
 from rollmesh.learner.distributed.rank_payloads import Unusable
 from rollmesh.learner.distributed.rollout_batch import ACTOR
 from rollmesh.learner.distributed.train_plan import PlannedMember
-from rollmesh.learner.distributed.trajectories import Found, HeldPayloads, Payloads
-from rollmesh.learner.metrics.run_totals import RunFigures
+from rollmesh.learner.distributed.trajectories import InlineTrajectories, TrajectoryOrError, TrajectorySource
+from rollmesh.learner.metrics.run_totals import RunTotals
 from rollmesh.learner.metrics.sample_log import SampleLog
 from rollmesh.learner.metrics.trackers import open_trackers
 from rollmesh.learner.metrics.writer import MetricsWriter
 from rollmesh.learner.model_files.location import load_tokenizer, resolve_model
-from rollmesh.learner.recording.recording import FOLDER, Recording, open_groups
+from rollmesh.learner.recording.recording import FOLDER, Recording, decode_groups
 from rollmesh.learner.rollouts.group import SampledGroup
-from rollmesh.learner.rollouts.group_filter import screen
-from rollmesh.learner.status import LearnerState
+from rollmesh.learner.rollouts.group_filter import filter_groups
+from rollmesh.learner.status import LearnerStatus
 from rollmesh.learner.weights.push_statistics import PushStatistics
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import DataError
@@ -103,20 +103,20 @@ def replay(
     algorithm = build_algorithm(config)
     engines = build_engines(config, algorithm)
     rank = int(os.environ.get("RANK", "0"))
-    link = Link() if engines[ACTOR].world_size > 1 else None
-    held = HeldPayloads()
-    payloads: Payloads = held if rank == 0 else RecordedPayloads(recording)
+    channel = RankChannel() if engines[ACTOR].world_size > 1 else None
+    held = InlineTrajectories()
+    payloads: TrajectorySource = held if rank == 0 else RecordedTrajectories(recording)
     worker = build_worker(config, engines, algorithm, payloads, out / CHECKPOINTS_NAME)
     try:
-        if rank > 0 and link is not None:
-            follow(worker, link)
+        if rank > 0 and channel is not None:
+            run_follower(worker, channel)
             return None
         _prepare(out)
-        team = Team(worker, link)
+        ranks = RankGroup(worker, channel)
         try:
-            return _lead(config, recording, team, held, algorithm, checkpoint, steps)
+            return _lead(config, recording, ranks, held, algorithm, checkpoint, steps)
         finally:
-            team.dismiss()
+            ranks.shutdown()
     finally:
         worker.close()
 
@@ -142,29 +142,29 @@ _MARK = "replay"
 def _lead(
     config: Config,
     recording: Recording,
-    team: Team,
-    held: HeldPayloads,
+    ranks: RankGroup,
+    held: InlineTrajectories,
     algorithm: Algorithm,
     checkpoint: Path | None,
     steps: int | None,
 ) -> Replayed:
-    extra = team.load(checkpoint) if checkpoint is not None else {}
+    extra = ranks.load(checkpoint) if checkpoint is not None else {}
     first = int(str(extra.get("version", 0)))
     if recording.batch(first) is None:
         raise DataError(
             f"the recording has no batch of version {first}; it begins with version {recording.versions[0]}",
             hint="start from a checkpoint of a version that is recorded (--from-checkpoint)",
         )
-    figures = RunFigures.from_wire(extra["figures"]) if "figures" in extra else RunFigures()  # type: ignore[arg-type]
+    run_totals = RunTotals.from_wire(extra["figures"]) if "figures" in extra else RunTotals()  # type: ignore[arg-type]
     out = config.run.folder
     writer = MetricsWriter(open_trackers(config))
     bridge = AsyncBridge("replay")
-    state = LearnerState()
-    recorder = Recorder(
+    status = LearnerStatus()
+    recorder = StepRecorder(
         writer,
         SampleLog(out / "samples.jsonl", load_tokenizer(Path(config.model.path)), config.logging.samples_per_step),
-        figures,
-        state,
+        run_totals,
+        status,
         recording.lineage,
         pushes=PushStatistics(),
         clocks=dict,
@@ -172,15 +172,15 @@ def _lead(
     try:
         loop = TrainingLoop(
             bridge=bridge,
-            team=team,
+            ranks=ranks,
             claimer=RecordedBatches(recording, algorithm),
             held=held,
-            announcer=_Nobody(),
+            announcer=_DiscardWeights(),
             checkpoints=_NoCheckpoints(),
             recorder=recorder,
-            figures=figures,
-            controls=Controls(),
-            state=state,
+            run_totals=run_totals,
+            controls=ControlRequests(),
+            status=status,
             lineage=recording.lineage,
             batch=config.learner.batch,
             version=first,
@@ -190,7 +190,7 @@ def _lead(
             max_skipped=config.learner.max_skipped,
         )
         reason = loop.run()
-        team.save(PolicyVersion(_incarnation(recording.lineage), loop.version), {"figures": figures.to_wire()})
+        ranks.save(PolicyVersion(_incarnation(recording.lineage), loop.version), {"figures": run_totals.to_wire()})
     finally:
         writer.close()
         bridge.close()
@@ -214,7 +214,7 @@ class RecordedBatches:
         self._recording = recording
         self._algorithm = algorithm
 
-    def gather(self, candidate: Candidate, timeout_s: float) -> bool:
+    def gather(self, candidate: CandidateBatch, timeout_s: float) -> bool:
         """Fills a candidate with the batch of its version; False where there is none.
 
         Raises:
@@ -226,9 +226,9 @@ class RecordedBatches:
             if candidate.version < self._recording.versions[-1]:
                 _log.warning("the batch of version %d was not recorded: the replay ends before it", candidate.version)
             return False
-        groups = open_groups(batch)
+        groups = decode_groups(batch)
         candidate.dropped.update(batch.dropped)
-        candidate.groups, dropped = screen(self._algorithm, groups)
+        candidate.groups, dropped = filter_groups(self._algorithm, groups)
         for reason, gone in dropped.items():
             candidate.dropped[reason] += len(gone)
         if not candidate.groups:
@@ -238,7 +238,7 @@ class RecordedBatches:
             )
         return True
 
-    def discard(self, candidate: Candidate, unusable: Unusable) -> None:
+    def discard(self, candidate: CandidateBatch, unusable: Unusable) -> None:
         """A recording has nothing to put in their place.
 
         Raises:
@@ -250,13 +250,13 @@ class RecordedBatches:
             hint="the recorded file is damaged: replay other versions (--from-checkpoint, --steps)",
         )
 
-    async def claim(self, candidate: Candidate) -> bool:
+    async def claim(self, candidate: CandidateBatch) -> bool:
         """Every recorded batch may be used."""
         del candidate
         return True
 
 
-class RecordedPayloads:
+class RecordedTrajectories:
     """Trajectories of a recording for the ranks above 0: batch by batch, as they are trained.
 
     Args:
@@ -268,12 +268,12 @@ class RecordedPayloads:
         self._versions = list(recording.versions)
         self._held: dict[tuple[str, int], Trajectory] = {}
 
-    def get(self, members: Sequence[PlannedMember]) -> Sequence[Found]:
+    def get(self, members: Sequence[PlannedMember]) -> Sequence[TrajectoryOrError]:
         """The trajectories of `members`, in their order."""
         wanted = [(member.group_id, member.member) for member in members]
         while self._versions and not all(name in self._held for name in wanted):
             batch = self._recording.batch(self._versions.pop(0))
-            groups = open_groups(batch) if batch is not None else []
+            groups = decode_groups(batch) if batch is not None else []
             self._held = {name: found for group in groups for name, found in _trajectories(group)}
         gone = DataError("the recording lacks a trajectory that the plan names", hint="is it the same folder?")
         return [self._held.get(name, gone) for name in wanted]
@@ -285,7 +285,7 @@ def _trajectories(group: SampledGroup) -> Iterable[tuple[tuple[str, int], Trajec
             yield (group.group_id, meta.member), found
 
 
-class _Nobody:
+class _DiscardWeights:
     """Takes weights that nobody fetches."""
 
     def publish(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:

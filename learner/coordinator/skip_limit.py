@@ -24,11 +24,11 @@ class SkipLimit:
         self._in_a_row: Counter[str] = Counter()
 
     @property
-    def changes(self) -> bool:
+    def last_batch_stepped(self) -> bool:
         """Whether every role has changed with its last batch."""
         return not self._in_a_row.total()
 
-    def trained(self, version: int, stopped: Mapping[str, bool]) -> None:
+    def record(self, version: int, stopped: Mapping[str, bool]) -> None:
         """Notes a batch.
 
         Args:

@@ -1,4 +1,4 @@
-"""Turns finished steps and evaluations into records, kept samples and the run's figures.
+"""Turns finished steps and evaluations into records, kept samples and the run's totals.
 
 The training thread hands over what it has and goes on; records are computed in the metrics writer's thread.
 """
@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollmesh.learner.evaluation.evaluator import EvalResult
-from rollmesh.learner.metrics.run_totals import RunFigures, peak_rss_bytes
+from rollmesh.learner.metrics.run_totals import RunTotals, peak_rss_bytes
 from rollmesh.learner.metrics.sample_log import SampleLog
 from rollmesh.learner.metrics.step_metrics import group_metrics, staleness_histogram, staleness_metrics
 from rollmesh.learner.metrics.writer import MetricsWriter
 from rollmesh.learner.rollouts.group import SampledGroup
-from rollmesh.learner.status import LearnerState
+from rollmesh.learner.status import LearnerStatus
 from rollmesh.learner.weights.push_statistics import PushStatistics
 from rollmesh.mesh.trajectory.lineage import Lineage
 
@@ -87,14 +87,14 @@ class FinishedStep:
     wall_s: float
 
 
-class Recorder:
+class StepRecorder:
     """Keeps the books of a run.
 
     Args:
         writer: takes the records; its thread computes them.
         samples: keeps some responses.
-        figures: totals, updated here by the training thread (steps) and by results of evaluations.
-        state: told the last metrics.
+        run_totals: updated here by the training thread (steps) and by results of evaluations.
+        status: told the last metrics.
         lineage: of this learner.
         pushes: what generators report of the weights.
         clocks: of waiting and of stalls.
@@ -104,8 +104,8 @@ class Recorder:
         self,
         writer: MetricsWriter,
         samples: SampleLog,
-        figures: RunFigures,
-        state: LearnerState,
+        run_totals: RunTotals,
+        status: LearnerStatus,
         lineage: Lineage,
         *,
         pushes: PushStatistics,
@@ -113,32 +113,32 @@ class Recorder:
     ) -> None:
         self._writer = writer
         self._samples = samples
-        self._figures = figures
-        self._state = state
+        self._run_totals = run_totals
+        self._status = status
         self._lineage = lineage
         self._pushes = pushes
         self._clocks = clocks
         self._eval_reward: float | None = None
 
-    def step(self, finished: FinishedStep) -> None:
+    def record_step(self, finished: FinishedStep) -> None:
         """Books a step; the record is made elsewhere."""
         histogram = staleness_histogram(finished.groups, self._lineage, finished.trained_version)
         tokens = sum(histogram.values())
-        self._figures.step(
+        self._run_totals.add_step(
             groups=len(finished.groups),
             samples=sum(sum(group.scored) for group in finished.groups),
             tokens=tokens,
             staleness=histogram,
             wait_s=finished.timings["timing_s/gen"],
         )
-        self._state.steps = self._figures.steps
-        totals = {"total/tokens": self._figures.tokens, "total/samples": self._figures.samples}
+        self._status.steps = self._run_totals.steps
+        totals = {"total/tokens": self._run_totals.tokens, "total/samples": self._run_totals.samples}
         self._writer.submit(functools.partial(self._record_step, finished, histogram, totals))
 
-    def evaluation(self, result: EvalResult) -> None:
+    def record_evaluation(self, result: EvalResult) -> None:
         """Books a finished round."""
-        wall_s = self._figures.elapsed_s
-        self._figures.evals.append({**result.summary(), "wall_s": wall_s})
+        wall_s = self._run_totals.elapsed_s
+        self._run_totals.evals.append({**result.summary(), "wall_s": wall_s})
         self._eval_reward = result.reward
         self._writer.log(result.policy.version, {"time": time.time(), "wall_s": wall_s, **result.record()})
 
@@ -166,12 +166,12 @@ class Recorder:
             **{f"clock/{name}": value for name, value in self._clocks().items()},
             "push/count": pushes.count,
             "push/errors": pushes.errors,
-            **pushes.figures("push/"),
+            **pushes.metrics("push/"),
             "peak_rss_bytes": peak_rss_bytes(),
         }
         numbers = {k: float(v) for k, v in record.items() if isinstance(v, int | float)}
         if self._eval_reward is not None:
             numbers["eval/reward"] = self._eval_reward
-        self._state.last_metrics = numbers
+        self._status.last_metrics = numbers
         self._writer.write_now(finished.step, record)
         self._samples.keep(finished.step, finished.groups)

@@ -12,19 +12,19 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from rollmesh.learner.algorithms.types import Group
-from rollmesh.learner.control_requests import Controls
-from rollmesh.learner.coordinator.batch_claim import Candidate
+from rollmesh.learner.control_requests import ControlRequests
+from rollmesh.learner.coordinator.batch_claim import CandidateBatch
 from rollmesh.learner.coordinator.skip_limit import SkipLimit
-from rollmesh.learner.coordinator.step_recorder import FinishedStep, Recorder, StepTimings
-from rollmesh.learner.distributed.rank_group import Team
+from rollmesh.learner.coordinator.step_recorder import FinishedStep, StepRecorder, StepTimings
+from rollmesh.learner.distributed.rank_group import RankGroup
 from rollmesh.learner.distributed.rank_payloads import Unusable
 from rollmesh.learner.distributed.train_plan import TrainPlan, plan_training
-from rollmesh.learner.distributed.trajectories import HeldPayloads
+from rollmesh.learner.distributed.trajectories import InlineTrajectories
 from rollmesh.learner.distributed.worker import TrainResult
-from rollmesh.learner.metrics.run_totals import RunFigures
+from rollmesh.learner.metrics.run_totals import RunTotals
 from rollmesh.learner.rollouts.group_filter import algorithm_view
 from rollmesh.learner.rollouts.group_stream import Interrupted
-from rollmesh.learner.status import LearnerState
+from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.config.models import BatchSection
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.runtime.service import AsyncBridge
@@ -39,24 +39,24 @@ TURN_S = 30.0
 _CLAIM_S = 180.0
 
 
-class Batches(Protocol):
+class BatchSource(Protocol):
     """Where batches come from: `learner.coordinator.batch_claim.BatchClaimer`, or a recording."""
 
-    def gather(self, candidate: Candidate, timeout_s: float) -> bool:
+    def gather(self, candidate: CandidateBatch, timeout_s: float) -> bool:
         """Fills a candidate; False where there is nothing more to train."""
         ...
 
-    async def claim(self, candidate: Candidate) -> bool:
+    async def claim(self, candidate: CandidateBatch) -> bool:
         """Makes the candidate ours; False where some of it was refused, and has to be gathered again."""
         ...
 
-    def discard(self, candidate: Candidate, unusable: Unusable) -> None:
+    def discard(self, candidate: CandidateBatch, unusable: Unusable) -> None:
         """Gives back groups of a candidate that cannot be trained; it has to be gathered again."""
         ...
 
 
-class Versions(Protocol):
-    """Where new weights go: `learner.coordinator.version_announcer.Announcer`, or nowhere."""
+class WeightSink(Protocol):
+    """Where new weights go: `learner.coordinator.version_announcer.VersionAnnouncer`, or nowhere."""
 
     def publish(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Takes the weights of a version; exhausts `tensors`."""
@@ -67,8 +67,8 @@ class Versions(Protocol):
         ...
 
 
-class Durable(Protocol):
-    """Who writes checkpoints: `learner.coordinator.checkpoint_scheduler.CheckpointKeeper`, or nobody."""
+class CheckpointSink(Protocol):
+    """Who writes checkpoints: `learner.coordinator.checkpoint_scheduler.CheckpointScheduler`, or nobody."""
 
     def serve_requests(self, version: int) -> None:
         """Answers requests for a checkpoint."""
@@ -89,13 +89,13 @@ class TrainingLoop:
 
     Args:
         bridge: the event loop.
-        team: all ranks.
+        ranks: all ranks.
         claimer: gets batches.
         held: where one rank keeps its payloads.
         announcer: makes versions public.
         checkpoints: writes what is durable.
-        recorder, figures: keep the books.
-        controls, state: to and from others.
+        recorder, run_totals: keep the books.
+        controls, status: to and from others.
         lineage: of this learner.
         batch: sizes.
         version: that the learner starts from.
@@ -109,15 +109,15 @@ class TrainingLoop:
         self,
         *,
         bridge: AsyncBridge,
-        team: Team,
-        claimer: Batches,
-        held: HeldPayloads,
-        announcer: Versions,
-        checkpoints: Durable,
-        recorder: Recorder,
-        figures: RunFigures,
-        controls: Controls,
-        state: LearnerState,
+        ranks: RankGroup,
+        claimer: BatchSource,
+        held: InlineTrajectories,
+        announcer: WeightSink,
+        checkpoints: CheckpointSink,
+        recorder: StepRecorder,
+        run_totals: RunTotals,
+        controls: ControlRequests,
+        status: LearnerStatus,
         lineage: Lineage,
         batch: BatchSection,
         version: int,
@@ -127,25 +127,25 @@ class TrainingLoop:
         max_skipped: int,
     ) -> None:
         self._bridge = bridge
-        self._team = team
+        self._ranks = ranks
         self._claimer = claimer
         self._held = held
         self._announcer = announcer
         self._checkpoints = checkpoints
         self._recorder = recorder
-        self._figures = figures
+        self._run_totals = run_totals
         self._controls = controls
-        self._state = state
+        self._status = status
         self._lineage = lineage
         self._batch = batch
         self._last_version = last_version
         self._good_enough = good_enough
         self._expected_cost = expected_cost
         self._skips = SkipLimit(max_skipped)
-        self._candidate = Candidate(version)
+        self._candidate = CandidateBatch(version)
         self._timings = StepTimings()
         self.version = version
-        self.whole = True
+        self.at_step_boundary = True
         """Whether every rank has the weights of `version`, and waits for the next order."""
 
     def run(self) -> str:
@@ -157,19 +157,19 @@ class TrainingLoop:
         """
         self._publish()
         self._timings.checkpoint_s = self._checkpoints.write_if_due(self.version, changed=True)
-        self._figures.begin()
-        while (reason := self._why_end()) is None:
+        self._run_totals.start_clock()
+        while (reason := self._end_reason()) is None:
             self._checkpoints.serve_requests(self.version)
             try:
-                if not self._gather():
+                if not self._gather_batch():
                     return "end_of_data"
             except Interrupted:
-                self._team.keep_waiting()
+                self._ranks.keep_alive()
                 continue
-            self._train()
+            self._train_step()
         return reason
 
-    def _why_end(self) -> str | None:
+    def _end_reason(self) -> str | None:
         self._controls.raise_failure()
         if self._controls.stop_reason is not None:
             return self._controls.stop_reason
@@ -177,22 +177,22 @@ class TrainingLoop:
             return "stop_at"
         return "steps" if self.version >= self._last_version else None
 
-    def _gather(self) -> bool:
+    def _gather_batch(self) -> bool:
         """Fills the candidate; False at the end of the data."""
-        self._state.phase = "waiting_for_groups"
+        self._status.phase = "waiting_for_groups"
         began = time.perf_counter()
         try:
             return self._claimer.gather(self._candidate, TURN_S)
         finally:
             self._timings.wait_s += time.perf_counter() - began
 
-    def _train(self) -> None:
+    def _train_step(self) -> None:
         """One batch; where it is not ours, or cannot be read, nothing changes, and it is gathered again."""
-        self._state.phase = "training"
+        self._status.phase = "training"
         candidate, timings = self._candidate, self._timings
         began = time.perf_counter()
         self._held.hold(candidate.groups)
-        unusable = self._team.prepare(self._plan(candidate))
+        unusable = self._ranks.prepare(self._plan(candidate))
         prepared = time.perf_counter()
         timings.prepare_s += prepared - began
         if unusable:
@@ -213,22 +213,22 @@ class TrainingLoop:
             timings.claim_s += time.perf_counter() - began
             return ours
 
-        self.whole = False
-        result = self._team.train(claimed)
+        self.at_step_boundary = False
+        result = self._ranks.train(claimed)
         timings.train_s = time.perf_counter() - prepared - timings.claim_s
         if result is not None:
             self._finish(candidate, result)
             return
-        self.whole = True
+        self.at_step_boundary = True
         if failure:
             raise failure[0]
 
-    async def _claim(self, candidate: Candidate) -> bool:
+    async def _claim(self, candidate: CandidateBatch) -> bool:
         await self._announcer.in_force()
         return await self._claimer.claim(candidate)
 
-    def _plan(self, candidate: Candidate) -> TrainPlan:
-        ranks = self._team.ranks
+    def _plan(self, candidate: CandidateBatch) -> TrainPlan:
+        ranks = self._ranks.size
         return plan_training(
             candidate.groups,
             version=candidate.version,
@@ -236,28 +236,28 @@ class TrainingLoop:
             token_budget=self._batch.tokens_per_micro_batch,
             minibatches=self._batch.minibatches,
             ranks=ranks,
-            packing=self._team.packing,
+            packing=self._ranks.packing,
             shares=[self._expected_cost(algorithm_view(g)) for g in candidate.groups] if ranks > 1 else None,
         )
 
-    def _finish(self, batch: Candidate, result: TrainResult) -> None:
+    def _finish(self, batch: CandidateBatch, result: TrainResult) -> None:
         self.version += 1
-        self.whole = True
+        self.at_step_boundary = True
         try:
             self._publish()
         finally:
             # It is trained, whatever becomes of its publication.
-            self._book(batch, result)
-        self._skips.trained(batch.version, result.stopped)
-        changed = self._skips.changes
+            self._record_step(batch, result)
+        self._skips.record(batch.version, result.stopped)
+        changed = self._skips.last_batch_stepped
         self._timings.checkpoint_s = self._checkpoints.write_if_due(self.version, changed=changed)
 
-    def _book(self, batch: Candidate, result: TrainResult) -> None:
+    def _record_step(self, batch: CandidateBatch, result: TrainResult) -> None:
         timings, self._timings = self._timings, StepTimings()
-        self._candidate = Candidate(self.version)
-        self._recorder.step(
+        self._candidate = CandidateBatch(self.version)
+        self._recorder.record_step(
             FinishedStep(
-                step=self._figures.steps + 1,
+                step=self._run_totals.steps + 1,
                 incarnation=self._lineage.resumed[-1][0],
                 trained_version=batch.version,
                 groups=batch.groups,
@@ -265,12 +265,12 @@ class TrainingLoop:
                 metrics=result.metrics,
                 skipped=result.skipped,
                 timings=timings.as_metrics(),
-                wall_s=self._figures.elapsed_s,
+                wall_s=self._run_totals.elapsed_s,
             )
         )
 
     def _publish(self) -> None:
-        self._state.phase = "publishing"
+        self._status.phase = "publishing"
         began = time.perf_counter()
-        self._announcer.publish(self.version, self._team.export())
+        self._announcer.publish(self.version, self._ranks.export())
         self._timings.publish_s = time.perf_counter() - began

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from rollmesh.buffer.client.client import BufferClient
 from rollmesh.learner.evaluation.evaluator import Evaluator
-from rollmesh.learner.status import LearnerState
+from rollmesh.learner.status import LearnerStatus
 from rollmesh.learner.weights.publisher import WeightPublisher
 from rollmesh.mesh.runtime.service import AsyncBridge
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Announcer:
+class VersionAnnouncer:
     """Publishes the versions of one learner.
 
     Args:
@@ -30,7 +30,7 @@ class Announcer:
         client: of the buffer.
         publisher: holds the weights.
         evaluator: None without held-out data.
-        state: told what is published.
+        status: told what is published.
         incarnation: of this learner.
         wire_dtype: dtype in which weights travel.
         evaluate_at: whether a version is due for evaluation.
@@ -44,7 +44,7 @@ class Announcer:
         client: BufferClient,
         publisher: WeightPublisher,
         evaluator: Evaluator | None,
-        state: LearnerState,
+        status: LearnerStatus,
         *,
         incarnation: int,
         wire_dtype: str,
@@ -56,7 +56,7 @@ class Announcer:
         self._client = client
         self._publisher = publisher
         self._evaluator = evaluator
-        self._state = state
+        self._status = status
         self._incarnation = incarnation
         self._wire_dtype = wire_dtype
         self._evaluate_at = evaluate_at
@@ -72,15 +72,15 @@ class Announcer:
             FencedError: another learner has taken over.
             WeightsError: the weights could not be stored.
         """
-        self.settle()
+        self.wait_in_force()
         policy = PolicyVersion(self._incarnation, version)
         self._publisher.publish(policy, tensors, self._wire_dtype)
-        self._state.published = policy
-        due = self._evaluator is not None and (self._evaluator.owed or self._evaluate_at(version))
+        self._status.published = policy
+        due = self._evaluator is not None and (self._evaluator.retry_due or self._evaluate_at(version))
         self._evaluating = policy if due else None
         self._running = self._bridge.submit(self._announce(policy))
 
-    def evaluates(self, version: int) -> bool:
+    def is_evaluated(self, version: int) -> bool:
         """Whether the last version, which is `version`, is or was evaluated; waits until it is in force if it is due.
 
         Raises:
@@ -88,10 +88,10 @@ class Announcer:
         """
         policy = PolicyVersion(self._incarnation, version)
         if self._evaluating == policy:
-            self.settle()
+            self.wait_in_force()
         return self._evaluator is not None and self._evaluator.policy == policy
 
-    def settle(self) -> None:
+    def wait_in_force(self) -> None:
         """Waits until the last version is in force.
 
         Raises:
@@ -111,6 +111,6 @@ class Announcer:
             await self._evaluator.begin(policy)
         await self._client.set_policy_version(self._incarnation, policy.version)
         if self._commit_each and policy.version > 0:
-            self._state.durable = (policy.version, self._state.durable[1])
+            self._status.durable = (policy.version, self._status.durable[1])
             await self._client.commit("train", self._incarnation, policy.version)
-            self._state.committed = policy.version
+            self._status.committed = policy.version

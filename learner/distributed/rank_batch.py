@@ -34,40 +34,40 @@ class MicroBatch:
     Attributes:
         members: the sequences, as indices of the batch [S], with repetitions.
         row: for the model.
-        sequences: `members` on the device, int64.
-        places: int64 on the device, the place of every trained token in the batch's [R].
+        sequence_indices: `members` on the device, int64.
+        token_indices: int64 on the device, the place of every trained token in the batch's [R].
     """
 
     members: tuple[int, ...]
     row: Row
-    sequences: Tensor
-    places: Tensor
+    sequence_indices: Tensor
+    token_indices: Tensor
 
     def pack(self, rollouts: Rollouts) -> PackedBatch:
         """With the values of the rollouts as they are now."""
-        places = self.places
+        indices = self.token_indices
 
         def at(values: Tensor | None) -> Tensor | None:
-            return None if values is None else values[places]
+            return None if values is None else values[indices]
 
-        behaviour = rollouts.behaviour_log_probs[places]
+        behaviour = rollouts.behaviour_log_probs[indices]
         advantages = rollouts.advantages
         tokens = TokenBatch(
             sequence_ids=self.row.sequence_ids,
             sequence_lengths=self.row.sequence_lengths,
             behaviour_log_probs=behaviour,
-            advantages=torch.zeros_like(behaviour) if advantages is None else advantages[places],
-            staleness=rollouts.staleness[places],
-            sequence_rewards=rollouts.rewards[self.sequences],
+            advantages=torch.zeros_like(behaviour) if advantages is None else advantages[indices],
+            staleness=rollouts.staleness[indices],
+            sequence_rewards=rollouts.rewards[self.sequence_indices],
             proximal_log_probs=at(rollouts.proximal_log_probs),
             reference_log_probs=at(rollouts.reference_log_probs),
             importance_weights=at(rollouts.importance_weights),
             old_values=at(rollouts.values),
             returns=at(rollouts.returns),
-            extra={name: values[places] for name, values in rollouts.extra.items()},
+            extra={name: values[indices] for name, values in rollouts.extra.items()},
         )
         lengths = self.row.sequence_lengths
-        return self.row.with_tokens(tokens, GlobalCounts(places.numel(), int((lengths > 0).sum())))
+        return self.row.with_tokens(tokens, GlobalCounts(indices.numel(), int((lengths > 0).sum())))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,15 +84,15 @@ class MinibatchView:
     """All tokens of a minibatch, over all ranks, in the plan's order.
 
     Attributes:
-        places: int64 [V], their places in the batch's [R].
-        own: per micro-batch of this rank int64 [R'], the places of its tokens in [V].
+        token_indices: int64 [V], their places in the batch's [R].
+        positions: per micro-batch of this rank int64 [R'], the places of its tokens in [V].
     """
 
-    places: Tensor
-    own: list[Tensor]
+    token_indices: Tensor
+    positions: list[Tensor]
 
 
-class Share:
+class RankBatch:
     """This rank's share of a plan.
 
     Args:
@@ -117,7 +117,7 @@ class Share:
         self._device = device
         self._token_budget = token_budget
         self._lengths = self._starts = np.zeros(0, dtype=np.int64)
-        self._whole: dict[int, list[MicroBatch]] = {}
+        self._planned: dict[int, list[MicroBatch]] = {}
 
     @property
     def minibatches(self) -> int:
@@ -130,7 +130,7 @@ class Share:
         return int(self._lengths.sum())
 
     @property
-    def own(self) -> list[TrainSequence]:
+    def own_sequences(self) -> list[TrainSequence]:
         """This rank's sequences, minibatch after minibatch, in the order of their micro-batches."""
         return [self._sequences[member] for member in self._members(range(self.minibatches), self._rank)]
 
@@ -138,39 +138,39 @@ class Share:
         """Says how many trained tokens every sequence of the batch has, int64 [S]."""
         self._lengths, self._starts = lengths, lengths.cumsum() - lengths
 
-    def order(self, minibatches: Sequence[int]) -> Integers:
+    def rank_order(self, minibatches: Sequence[int]) -> Integers:
         """Sequences in the order in which the ranks, one after another, hold them."""
         ranks = range(len(self._plan.division.minibatches[0]))
         return np.array([m for rank in ranks for m in self._members(minibatches, rank)], dtype=np.int64)
 
-    def places(self, members: Integers) -> Integers:
+    def token_indices(self, members: Integers) -> Integers:
         """Places in [R] of the trained tokens of sequences, one sequence after another."""
         counts = self._lengths[members]
         ends = counts.cumsum()
         total = int(ends[-1]) if len(ends) else 0
         return np.arange(total) + np.repeat(self._starts[members] - (ends - counts), counts)
 
-    def whole(self, minibatch: int) -> list[MicroBatch]:
+    def planned_micro_batches(self, minibatch: int) -> list[MicroBatch]:
         """The planned micro-batches, with all tokens."""
-        if minibatch not in self._whole:
+        if minibatch not in self._planned:
             planned = self._plan.division.minibatches[minibatch][self._rank]
-            self._whole[minibatch] = [self._lay_out(micro, None) for micro in planned]
-        return self._whole[minibatch]
+            self._planned[minibatch] = [self._lay_out(micro, None) for micro in planned]
+        return self._planned[minibatch]
 
-    def steps(self, rollouts: Rollouts, *, leave_out_silent: bool) -> list[Step]:
+    def steps(self, rollouts: Rollouts, *, skip_zero_advantage: bool) -> list[Step]:
         """One optimizer step per minibatch, as the rollouts say what is trained.
 
         Args:
             rollouts: the batch.
-            leave_out_silent: compute nothing for sequences whose advantages are all 0.
+            skip_zero_advantage: compute nothing for sequences whose advantages are all 0.
         """
         kept = _kept(rollouts)
         lengths = self._kept_lengths(kept)
         repeats = _repeats(rollouts)
         computed = repeats * (lengths > 0)
-        if leave_out_silent and rollouts.advantages is not None:
-            loud = rollouts.advantages.detach().cpu().numpy() != 0
-            computed = computed * (self._kept_lengths(loud if kept is None else loud & kept) > 0)
+        if skip_zero_advantage and rollouts.advantages is not None:
+            nonzero = rollouts.advantages.detach().cpu().numpy() != 0
+            computed = computed * (self._kept_lengths(nonzero if kept is None else nonzero & kept) > 0)
         steps = []
         for minibatch in range(self.minibatches):
             micro_batches = self._micro_batches(minibatch, computed, kept)
@@ -181,7 +181,7 @@ class Share:
             steps.append(Step(micro_batches, [micro.pack(rollouts) for micro in micro_batches], counts))
         return steps
 
-    def view(self, minibatch: int, step: Step, rollouts: Rollouts) -> MinibatchView:
+    def minibatch_view(self, minibatch: int, step: Step, rollouts: Rollouts) -> MinibatchView:
         """Everything that a minibatch trains, silent sequences included, and where this rank's part is in it."""
         kept = _kept(rollouts)
         lengths = self._kept_lengths(kept)
@@ -190,25 +190,25 @@ class Share:
         members = np.repeat(members, repeats[members])
         starts = lengths[members].cumsum() - lengths[members]
         first = dict(zip(reversed(members.tolist()), reversed(starts.tolist()), strict=True))
-        places = self.places(members)
+        tokens = self.token_indices(members)
         if kept is not None:
-            places = places[kept[places]]
+            tokens = tokens[kept[tokens]]
         seen: Counter[int] = Counter()
-        own = []
+        positions = []
         for micro in step.micro_batches:
             ranges = []
             for member in micro.members:
                 start = first[member] + seen[member] * lengths[member]
                 ranges.append(np.arange(start, start + lengths[member]))
                 seen[member] += 1
-            own.append(self._to_device(np.concatenate(ranges)))
-        return MinibatchView(self._to_device(places), own)
+            positions.append(self._to_device(np.concatenate(ranges)))
+        return MinibatchView(self._to_device(tokens), positions)
 
     def _micro_batches(self, minibatch: int, computed: Integers, kept: NDArray[np.bool_] | None) -> list[MicroBatch]:
         planned = self._plan.division.minibatches[minibatch][self._rank]
         members = np.array([member for micro in planned for member in micro], dtype=np.int64)
         if kept is None and (computed[members] == 1).all():
-            return self.whole(minibatch)
+            return self.planned_micro_batches(minibatch)
         chosen = np.repeat(np.sort(members), computed[np.sort(members)]).tolist()
         return [self._lay_out(micro, kept) for micro in self._divide(chosen)]
 
@@ -227,14 +227,14 @@ class Share:
 
     def _lay_out(self, members: Sequence[int], kept: NDArray[np.bool_] | None) -> MicroBatch:
         chosen = [self._sequences[member] for member in members]
-        indices = np.array(members, dtype=np.int64)
+        sequences = np.array(members, dtype=np.int64)
         mask = trained_mask(chosen)
-        places = self.places(indices)
+        tokens = self.token_indices(sequences)
         if kept is not None:
-            mask[np.flatnonzero(mask)] = kept[places]
-            places = places[kept[places]]
+            mask[np.flatnonzero(mask)] = kept[tokens]
+            tokens = tokens[kept[tokens]]
         row = lay_out(chosen, mask, self._device)
-        return MicroBatch(tuple(members), row, self._to_device(indices), self._to_device(places))
+        return MicroBatch(tuple(members), row, self._to_device(sequences), self._to_device(tokens))
 
     def _members(self, minibatches: Sequence[int], rank: int) -> list[int]:
         division = self._plan.division.minibatches
@@ -242,7 +242,7 @@ class Share:
 
     def _all_members(self, minibatch: int) -> Integers:
         """Sequences of a minibatch over all ranks, in the plan's order."""
-        return np.sort(self.order([minibatch]))
+        return np.sort(self.rank_order([minibatch]))
 
     def _kept_lengths(self, kept: NDArray[np.bool_] | None) -> Integers:
         """Tokens with the flag per sequence of the batch."""

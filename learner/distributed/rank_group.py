@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # Rank 0 may read checkpoints, evaluate, or wait for a lost buffer between two messages.
-_LINK_TIMEOUT = timedelta(minutes=30)
+_CHANNEL_TIMEOUT = timedelta(minutes=30)
 _YES, _NO = b"yes", b"no"
 
 
-class Link:
+class RankChannel:
     """A gloo group over all ranks for messages, whatever backend the engine uses; making it is collective."""
 
     def __init__(self) -> None:
-        self._group = dist.new_group(backend="gloo", timeout=_LINK_TIMEOUT)
+        self._group = dist.new_group(backend="gloo", timeout=_CHANNEL_TIMEOUT)
         self.size = dist.get_world_size()
 
     def send(self, message: bytes) -> None:
@@ -52,22 +52,22 @@ class Link:
         return data.numpy().tobytes()
 
 
-class Team:
+class RankGroup:
     """Rank 0's view of all ranks.
 
     Args:
         worker: of rank 0.
-        link: to the other ranks; None where there are none.
+        channel: to the other ranks; None where there are none.
     """
 
-    def __init__(self, worker: Worker, link: Link | None) -> None:
+    def __init__(self, worker: Worker, channel: RankChannel | None) -> None:
         self._worker = worker
-        self._link = link
+        self._channel = channel
 
     @property
-    def ranks(self) -> int:
+    def size(self) -> int:
         """Data-parallel ranks."""
-        return 1 if self._link is None else self._link.size
+        return 1 if self._channel is None else self._channel.size
 
     @property
     def packing(self) -> Packing:
@@ -76,8 +76,8 @@ class Team:
 
     def prepare(self, plan: TrainPlan) -> Unusable:
         """Every rank gets its share; gives the groups that cannot be trained, and why."""
-        if self._link is not None:
-            self._tell("prepare", plan=plan.to_bytes())
+        if self._channel is not None:
+            self._send_order("prepare", plan=plan.to_bytes())
         return self._worker.prepare(plan)
 
     def train(self, may_update: Callable[[], bool]) -> TrainResult | None:
@@ -89,12 +89,12 @@ class Team:
         Returns:
             None where the answer was no; then nothing has changed.
         """
-        self._tell("train")
+        self._send_order("train")
 
         def ask() -> None:
             allowed = may_update()
-            if self._link is not None:
-                self._link.send(_YES if allowed else _NO)
+            if self._channel is not None:
+                self._channel.send(_YES if allowed else _NO)
             if not allowed:
                 raise UpdateRefused
 
@@ -105,54 +105,54 @@ class Team:
 
     def export(self) -> Iterator[tuple[str, Tensor]]:
         """The weights; nothing happens before the first is asked for, and then the iterator has to be exhausted."""
-        self._tell("export")
+        self._send_order("export")
         yield from self._worker.export()
 
     def save(self, version: PolicyVersion, extra: dict[str, object]) -> Path:
         """Every rank writes its part of a checkpoint."""
-        self._tell("save", version=str(version), extra=extra)
+        self._send_order("save", version=str(version), extra=extra)
         return self._worker.save(version, extra)
 
     def load(self, folder: Path) -> dict[str, object]:
         """Every rank goes back to a checkpoint."""
-        self._tell("load", folder=str(folder))
+        self._send_order("load", folder=str(folder))
         return self._worker.load(folder)
 
-    def keep_waiting(self) -> None:
+    def keep_alive(self) -> None:
         """Tells the others that all is well, so that their wait for an order does not time out."""
-        self._tell("wait")
+        self._send_order("wait")
 
-    def dismiss(self) -> None:
+    def shutdown(self) -> None:
         """Ends the others' work."""
-        self._tell("end")
+        self._send_order("end")
 
-    def _tell(self, order: str, **arguments: Any) -> None:
-        if self._link is not None:
-            self._link.send(msgpack.packb({"order": order, **arguments}))
+    def _send_order(self, order: str, **arguments: Any) -> None:
+        if self._channel is not None:
+            self._channel.send(msgpack.packb({"order": order, **arguments}))
 
 
-def _train_if_allowed(worker: Worker, link: Link) -> None:
+def _train_if_allowed(worker: Worker, channel: RankChannel) -> None:
     def ask() -> None:
-        if link.receive() != _YES:
+        if channel.receive() != _YES:
             raise UpdateRefused
 
     with contextlib.suppress(UpdateRefused):
         worker.train(ask)
 
 
-def follow(worker: Worker, link: Link) -> None:
+def run_follower(worker: Worker, channel: RankChannel) -> None:
     """The life of a rank above 0: does what it is told until it is dismissed.
 
     What it, or any rank, cannot get of a batch rank 0 hears as well, and decides: it may want a checkpoint first.
     """
     while True:
-        message = msgpack.unpackb(link.receive())
+        message = msgpack.unpackb(channel.receive())
         match message["order"]:
             case "prepare":
                 with contextlib.suppress(UnreachableError, StoreError):
                     worker.prepare(TrainPlan.from_bytes(message["plan"]))
             case "train":
-                _train_if_allowed(worker, link)
+                _train_if_allowed(worker, channel)
             case "export":
                 for _ in worker.export():
                     pass

@@ -1,6 +1,6 @@
 """The payloads of a rank's share of a plan, opened and checked, and what the ranks tell one another about them.
 
-Invariant: every rank learns what any of them has met, so that all train, all drop the same groups, or all give up.
+Invariant: every rank learns which problem any of them has, so that all train, all drop the same groups, or all give up.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 from rollmesh.learner.batching.pack import check
 from rollmesh.learner.batching.types import TrainSequence
 from rollmesh.learner.distributed.train_plan import TrainPlan
-from rollmesh.learner.distributed.trajectories import Payloads
+from rollmesh.learner.distributed.trajectories import TrajectorySource
 from rollmesh.learner.engines.base import Engine
 from rollmesh.mesh.errors import DataError, PayloadError, StoreError, UnreachableError
 
@@ -19,7 +19,9 @@ Unusable = dict[str, str]
 """Groups that cannot be trained, and why."""
 
 
-def gather_share(engine: Engine, plan: TrainPlan, payloads: Payloads) -> tuple[dict[int, TrainSequence], Unusable]:
+def gather_sequences(
+    engine: Engine, plan: TrainPlan, payloads: TrajectorySource
+) -> tuple[dict[int, TrainSequence], Unusable]:
     """This rank's sequences by their index in the plan; collective.
 
     Args:
@@ -34,26 +36,26 @@ def gather_share(engine: Engine, plan: TrainPlan, payloads: Payloads) -> tuple[d
         UnreachableError: the buffer stayed away, from this rank or another.
         StoreError: likewise, Redis.
     """
-    away: UnreachableError | StoreError | None = None
+    unreachable: UnreachableError | StoreError | None = None
     sequences: dict[int, TrainSequence] = {}
     unusable: Unusable = {}
     try:
-        sequences, unusable = _open(engine, plan, payloads)
+        sequences, unusable = _decode(engine, plan, payloads)
     except (UnreachableError, StoreError) as error:
-        away = error
-    met = {"away": str(away) if away is not None else "", "unusable": unusable}
+        unreachable = error
+    problem = {"away": str(unreachable) if unreachable is not None else "", "unusable": unusable}
     everyone = [
         msgpack.unpackb(message)
-        for message in engine.gather_bytes(msgpack.packb(met) if away is not None or unusable else b"")
+        for message in engine.gather_bytes(msgpack.packb(problem) if unreachable is not None or unusable else b"")
         if message
     ]
     for other in everyone:
         if other["away"]:
-            raise away or UnreachableError(f"another rank of the learner: {other['away']}")
+            raise unreachable or UnreachableError(f"another rank of the learner: {other['away']}")
     return sequences, {group: why for other in everyone for group, why in other["unusable"].items()}
 
 
-def _open(engine: Engine, plan: TrainPlan, payloads: Payloads) -> tuple[dict[int, TrainSequence], Unusable]:
+def _decode(engine: Engine, plan: TrainPlan, payloads: TrajectorySource) -> tuple[dict[int, TrainSequence], Unusable]:
     own = sorted({i for minibatch in plan.division.minibatches for micro in minibatch[engine.rank] for i in micro})
     members = [plan.members[index] for index in own]
     prompts = [prompt.array() for prompt in plan.prompts]

@@ -18,7 +18,7 @@ from rollmesh.learner.algorithms.types import ModelOutput, Rollouts, StepView
 from rollmesh.learner.batching.pack import response_lengths, sampled_values, trained_mask
 from rollmesh.learner.batching.transfer import to_device
 from rollmesh.learner.distributed.batch_agreement import agree
-from rollmesh.learner.distributed.rank_batch import Share, Step
+from rollmesh.learner.distributed.rank_batch import RankBatch, Step
 from rollmesh.learner.distributed.train_plan import TrainPlan
 from rollmesh.learner.engines.base import Engine, StepResult
 from rollmesh.mesh.errors import ConfigError
@@ -35,32 +35,32 @@ class RolloutBatch:
 
     Args:
         plan: of the batch.
-        share: this rank's part.
+        rank_batch: this rank's part.
         engines: by role.
         kinds: by role, `language_model` or `value_model`.
-        gate: called before every update; asks for the claim the first time.
+        before_update: called before every update; asks for the claim the first time.
         seed: of the run.
     """
 
     def __init__(
         self,
         plan: TrainPlan,
-        share: Share,
+        rank_batch: RankBatch,
         engines: Mapping[str, Engine],
         kinds: Mapping[str, str],
-        gate: Callable[[], None],
+        before_update: Callable[[], None],
         *,
         seed: int,
     ) -> None:
         self._plan = plan
-        self._share = share
+        self._rank_batch = rank_batch
         self._engines = engines
         self._kinds = kinds
-        self._gate = gate
+        self._before_update = before_update
         self._device = engines[ACTOR].device
         # On the CPU, also for CUDA: draws do not depend on the device, and `torch.multinomial` refuses another one's.
         self._generator = torch.Generator().manual_seed((seed + plan.version * _VERSION_STRIDE) % (1 << 63))
-        self.figures: dict[str, float] = {}
+        self.metrics: dict[str, float] = {}
         self.results: dict[str, list[StepResult]] = {}
         self._rollouts = self._gather_rollouts()
 
@@ -77,51 +77,51 @@ class RolloutBatch:
         return self._generator
 
     def infer(self, role: str, *, sum_pi_squared: bool = False) -> ModelOutput:
-        return self._infer(role, range(self._share.minibatches), sum_pi_squared=sum_pi_squared)
+        return self._infer(role, range(self._rank_batch.minibatches), sum_pi_squared=sum_pi_squared)
 
     def train(self, role: str, loss: Loss) -> None:
         for step in self.steps(role):
             self.update(role, loss, step)
 
     def report(self, figures: Mapping[str, float]) -> None:
-        self.figures.update({name: float(value) for name, value in figures.items()})
+        self.metrics.update({name: float(value) for name, value in figures.items()})
 
-    def steps(self, role: str, *, leave_out_silent: bool = False) -> list[Step]:
+    def steps(self, role: str, *, skip_zero_advantage: bool = False) -> list[Step]:
         """A role's optimizer steps on the rollouts as they are now, one per minibatch.
 
         Raises:
             ConfigError: the algorithm left a field of the wrong size, or names a role that it does not need.
         """
         self._engine(role)
-        self._agree()
+        self._adopt_rank_0()
         _check_shapes(self._rollouts)
-        return self._share.steps(self._rollouts, leave_out_silent=leave_out_silent)
+        return self._rank_batch.steps(self._rollouts, skip_zero_advantage=skip_zero_advantage)
 
     def update(self, role: str, loss: Loss, step: Step) -> None:
         """One optimizer step."""
-        result = self._engine(role).train_batch(step.batches, loss, step.counts, self._gate)
+        result = self._engine(role).train_batch(step.batches, loss, step.counts, self._before_update)
         self.results.setdefault(role, []).append(result)
 
     def select(self, algorithm: Algorithm, minibatch: int, step: Step) -> None:
         """Lets the algorithm look at a whole minibatch under the current policy; fills `TokenBatch.selected`."""
         log_probs, entropy = self._infer(ACTOR, [minibatch]).policy()
         rollouts = self._rollouts
-        view = self._share.view(minibatch, step, rollouts)
+        view = self._rank_batch.minibatch_view(minibatch, step, rollouts)
         anchor = log_probs if rollouts.proximal_log_probs is None else rollouts.proximal_log_probs
         advantages = torch.zeros_like(log_probs) if rollouts.advantages is None else rollouts.advantages
-        places = view.places
+        indices = view.token_indices
         selected = algorithm.select(
-            StepView(log_probs[places], entropy[places], anchor[places], advantages[places], self._generator)
+            StepView(log_probs[indices], entropy[indices], anchor[indices], advantages[indices], self._generator)
         )
         replaced = agree(self._engines[ACTOR], {"selected": selected})
         selected = selected if (theirs := replaced.get("selected")) is None else theirs
-        for batch, own in zip(step.batches, view.own, strict=True):
-            batch.tokens.selected = selected[own]
+        for batch, positions in zip(step.batches, view.positions, strict=True):
+            batch.tokens.selected = selected[positions]
 
-    def _agree(self) -> None:
+    def _adopt_rank_0(self) -> None:
         """Replaces what came out differently on some rank by what rank 0 has."""
         rollouts = self._rollouts
-        replaced = agree(self._engines[ACTOR], {name: values for name, values, _ in _filled_in(rollouts)})
+        replaced = agree(self._engines[ACTOR], {name: values for name, values, _ in _stage_outputs(rollouts)})
         for name, values in replaced.items():
             if not name.startswith(_EXTRA):
                 setattr(rollouts, name, values)
@@ -143,12 +143,16 @@ class RolloutBatch:
 
     def _infer(self, role: str, minibatches: Sequence[int], *, sum_pi_squared: bool = False) -> ModelOutput:
         engine = self._engine(role)
-        batches = [micro.pack(self._rollouts) for minibatch in minibatches for micro in self._share.whole(minibatch)]
+        batches = [
+            micro.pack(self._rollouts)
+            for minibatch in minibatches
+            for micro in self._rank_batch.planned_micro_batches(minibatch)
+        ]
         parts = engine.infer_batch(batches, sum_pi_squared=sum_pi_squared)
-        order = self._share.places(self._share.order(minibatches))
+        order = self._rank_batch.token_indices(self._rank_batch.rank_order(minibatches))
 
         def gathered(name: str) -> Tensor:
-            return self._in_order(_joined([getattr(part, name) for part in parts], self._device), order)
+            return self._in_order(_concatenated([getattr(part, name) for part in parts], self._device), order)
 
         if self._kinds[role] == "value_model":
             return ModelOutput(values=gathered("values"))
@@ -159,16 +163,16 @@ class RolloutBatch:
         )
 
     def _gather_rollouts(self) -> Rollouts:
-        plan, share, device = self._plan, self._share, self._device
-        own = share.own
+        plan, rank_batch, device = self._plan, self._rank_batch, self._device
+        own = rank_batch.own_sequences
         mask = trained_mask(own)
         owner = np.repeat(np.arange(len(own)), response_lengths(own))
         counts = to_device(np.bincount(owner[mask], minlength=len(own)), device)
-        members = share.order(range(share.minibatches))
+        members = rank_batch.rank_order(range(rank_batch.minibatches))
         lengths = torch.zeros(len(plan.members), dtype=torch.int64)
         lengths[torch.from_numpy(members)] = self._all_gather(counts).cpu()
-        share.set_lengths(lengths.numpy())
-        order = share.places(members)
+        rank_batch.set_lengths(lengths.numpy())
+        order = rank_batch.token_indices(members)
         behaviour, staleness = (to_device(values, device) for values in sampled_values(own, mask))
         chances = [plan.prompts[member.prompt].probability for member in plan.members]
         baselines = [plan.prompts[member.prompt].baseline_reward for member in plan.members]
@@ -203,7 +207,7 @@ class RolloutBatch:
             order: place of every value, rank after rank.
         """
         everyone = self._all_gather(values)
-        total = self._share.num_tokens
+        total = self._rank_batch.num_tokens
         if len(order) == total and (order == np.arange(total)).all():
             return everyone
         result = torch.zeros(total, dtype=values.dtype, device=self._device)
@@ -211,7 +215,7 @@ class RolloutBatch:
         return result
 
 
-def _filled_in(rollouts: Rollouts) -> list[tuple[str, Tensor | None, tuple[int]]]:
+def _stage_outputs(rollouts: Rollouts) -> list[tuple[str, Tensor | None, tuple[int]]]:
     """Name, value and declared shape of what a batch stage may fill in."""
     tokens, sequences = (rollouts.num_tokens,), (rollouts.num_sequences,)
     return [
@@ -234,7 +238,7 @@ def _check_shapes(rollouts: Rollouts) -> None:
     Raises:
         ConfigError: names the field.
     """
-    for name, values, size in _filled_in(rollouts):
+    for name, values, size in _stage_outputs(rollouts):
         if values is not None and values.shape != size:
             raise ConfigError(
                 f"the algorithm's batch stage left `{name}` with the shape {tuple(values.shape)}, expected {size}: one "
@@ -243,5 +247,5 @@ def _check_shapes(rollouts: Rollouts) -> None:
             )
 
 
-def _joined(parts: Sequence[Tensor], device: torch.device) -> Tensor:
+def _concatenated(parts: Sequence[Tensor], device: torch.device) -> Tensor:
     return torch.cat(list(parts)) if parts else torch.zeros(0, device=device)

@@ -15,19 +15,19 @@ from rollmesh.mesh.trajectory import payload_codec
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.protos import buffer_pb2
 
-Found = Trajectory | PayloadError | DataError
+TrajectoryOrError = Trajectory | PayloadError | DataError
 """A trajectory, or why there is none: it is malformed, or its group has ended."""
 
 
-class Payloads(Protocol):
+class TrajectorySource(Protocol):
     """Gives trajectories by name."""
 
-    def get(self, members: Sequence[PlannedMember]) -> Sequence[Found]:
+    def get(self, members: Sequence[PlannedMember]) -> Sequence[TrajectoryOrError]:
         """The trajectories of `members`, in their order."""
         ...
 
 
-class HeldPayloads:
+class InlineTrajectories:
     """Trajectories that came with the leases (one rank)."""
 
     def __init__(self) -> None:
@@ -42,11 +42,11 @@ class HeldPayloads:
             if found is not None
         }
 
-    def get(self, members: Sequence[PlannedMember]) -> Sequence[Found]:
+    def get(self, members: Sequence[PlannedMember]) -> Sequence[TrajectoryOrError]:
         return [self._held[member.group_id, member.member] for member in members]
 
 
-class FetchedPayloads:
+class FetchedTrajectories:
     """Trajectories fetched from the buffer by the rank that trains them.
 
     Args:
@@ -60,7 +60,7 @@ class FetchedPayloads:
         self._client = client
         self._timeout_s = timeout_s
 
-    def get(self, members: Sequence[PlannedMember]) -> Sequence[Found]:
+    def get(self, members: Sequence[PlannedMember]) -> Sequence[TrajectoryOrError]:
         """The trajectories of `members`, in their order.
 
         Raises:
@@ -68,15 +68,15 @@ class FetchedPayloads:
         """
         return self._bridge.call(self._get(members), self._timeout_s) if members else []
 
-    async def _get(self, members: Sequence[PlannedMember]) -> Sequence[Found]:
-        found: list[Found] = []
+    async def _get(self, members: Sequence[PlannedMember]) -> Sequence[TrajectoryOrError]:
+        found: list[TrajectoryOrError] = []
         try:
             await self._fetch(members, found)
         except DataError:
             # A call ends with the first group that is gone, and says which one to readers only.
             for _, group in groupby(members[len(found) :], key=lambda member: member.group_id):
                 of_group = list(group)
-                opened: list[Found] = []
+                opened: list[TrajectoryOrError] = []
                 try:
                     await self._fetch(of_group, opened)
                 except DataError as error:
@@ -84,7 +84,7 @@ class FetchedPayloads:
                 found += opened
         return found
 
-    async def _fetch(self, members: Sequence[PlannedMember], found: list[Found]) -> None:
+    async def _fetch(self, members: Sequence[PlannedMember], found: list[TrajectoryOrError]) -> None:
         """Opens each payload as soon as it is there."""
         refs = [buffer_pb2.MemberRef(group_id=member.group_id, member=member.member) for member in members]
         waiting = iter(members)

@@ -18,11 +18,11 @@ from rollmesh.learner.batching.types import Packing
 from rollmesh.learner.checkpoint.compatibility import algorithm_state, name_of
 from rollmesh.learner.checkpoint.store import CheckpointStore, load_checkpoint
 from rollmesh.learner.distributed.batch_agreement import agree_on_state
-from rollmesh.learner.distributed.rank_batch import Share
-from rollmesh.learner.distributed.rank_payloads import Unusable, gather_share
+from rollmesh.learner.distributed.rank_batch import RankBatch
+from rollmesh.learner.distributed.rank_payloads import Unusable, gather_sequences
 from rollmesh.learner.distributed.rollout_batch import ACTOR, RolloutBatch
 from rollmesh.learner.distributed.train_plan import TrainPlan
-from rollmesh.learner.distributed.trajectories import Payloads
+from rollmesh.learner.distributed.trajectories import TrajectorySource
 from rollmesh.learner.engines.base import Engine
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
@@ -70,7 +70,7 @@ class Worker:
         self,
         engines: Mapping[str, Engine],
         algorithm: Algorithm,
-        payloads: Payloads,
+        payloads: TrajectorySource,
         store: CheckpointStore,
         *,
         epochs: int,
@@ -87,7 +87,7 @@ class Worker:
         self._seed = seed
         self._needs = algorithm.needs
         self._kinds = {ACTOR: "language_model"} | {role.name: role.kind for role in self._needs.roles}
-        self._prepared: tuple[TrainPlan, Share] | None = None
+        self._prepared: tuple[TrainPlan, RankBatch] | None = None
 
     @property
     def packing(self) -> Packing:
@@ -107,10 +107,10 @@ class Worker:
             StoreError: likewise, Redis.
         """
         self._prepared = None
-        sequences, unusable = gather_share(self._actor, plan, self._payloads)
+        sequences, unusable = gather_sequences(self._actor, plan, self._payloads)
         if not unusable:
-            share = Share(plan, self._actor.rank, sequences, self._actor.device, self._token_budget)
-            self._prepared = plan, share
+            rank_batch = RankBatch(plan, self._actor.rank, sequences, self._actor.device, self._token_budget)
+            self._prepared = plan, rank_batch
         return unusable
 
     def train(self, before_first_update: Callable[[], None]) -> TrainResult:
@@ -126,17 +126,17 @@ class Worker:
         """
         if self._prepared is None:
             raise RuntimeError("no batch is prepared")
-        (plan, share), self._prepared = self._prepared, None
-        gate = _Gate(before_first_update)
+        (plan, rank_batch), self._prepared = self._prepared, None
+        before_update = _CallOnce(before_first_update)
         before = copy.deepcopy(self._algorithm.state())
         try:
-            batch = RolloutBatch(plan, share, self._engines, self._kinds, gate, seed=self._seed)
+            batch = RolloutBatch(plan, rank_batch, self._engines, self._kinds, before_update, seed=self._seed)
             self._algorithm.batch_stage(batch)
             if (state := agree_on_state(self._actor, self._algorithm.state())) is not None:
                 self._algorithm.restore(state)
-            self._update(batch, share.minibatches)
+            self._update(batch, rank_batch.minibatches)
             # An algorithm may train nothing on a batch; it is claimed like any other.
-            gate()
+            before_update()
         except UpdateRefused:
             self._algorithm.restore(before)
             raise
@@ -146,7 +146,7 @@ class Worker:
             metrics |= _named(role, _mean([result.metrics for result in done]))
         due = {role: [result for result in done if result.metrics] for role, done in batch.results.items()}
         stopped = {role: all(result.skipped for result in steps) for role, steps in due.items() if steps}
-        return TrainResult(metrics | batch.figures, sum(result.skipped for result in results), stopped)
+        return TrainResult(metrics | batch.metrics, sum(result.skipped for result in results), stopped)
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The actor's weights under Hugging Face names; every rank has to exhaust the iterator."""
@@ -186,7 +186,7 @@ class Worker:
     def _update(self, batch: RolloutBatch, minibatches: int) -> None:
         losses = self._algorithm.losses(batch.version)
         silent = self._algorithm.silent_without_advantage
-        steps = {role: batch.steps(role, leave_out_silent=silent and role == ACTOR) for role in losses}
+        steps = {role: batch.steps(role, skip_zero_advantage=silent and role == ACTOR) for role in losses}
         for _ in range(self._epochs):
             for minibatch in range(minibatches):
                 for role, loss in losses.items():
@@ -196,7 +196,7 @@ class Worker:
                     batch.update(role, loss, step)
 
 
-class _Gate:
+class _CallOnce:
     """Asks once."""
 
     def __init__(self, ask: Callable[[], None]) -> None:

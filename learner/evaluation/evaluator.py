@@ -25,7 +25,7 @@ from typing import Any
 from rollmesh.buffer.client.client import Arrived, BufferClient, SampleStream
 from rollmesh.learner.data import PromptEncoder, RowSource
 from rollmesh.learner.data.prompts import Refused, TaskShape
-from rollmesh.learner.evaluation.metrics import figures_of
+from rollmesh.learner.evaluation.metrics import pass_metrics
 from rollmesh.learner.evaluation.result_log import shortened
 from rollmesh.learner.rollouts.group import is_scored
 from rollmesh.mesh.errors import DataError, RollmeshError
@@ -37,7 +37,7 @@ Decode = Callable[[list[int]], str]
 
 _log = logging.getLogger(__name__)
 # How often a round looks whether anybody can still serve it.
-_LOOK_S = 0.5
+_CHECK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class EvalResult:
         scored, failed: responses.
         response_length: mean, in tokens.
         seconds: from seeding to the last response.
-        figures: mean@n, maj@n and pass@k, where there are several responses per prompt (`learner.evaluation.metrics`).
+        metrics: mean@n, maj@n and pass@k, where there are several responses per prompt (`learner.evaluation.metrics`).
         rows: prompts with their responses and rewards, by row of the file.
         skipped: rounds of this learner so far that were left out because the one before still ran.
         measured_by: values under another name cannot be compared (`learner.evaluation.measurement_identity`).
@@ -64,7 +64,7 @@ class EvalResult:
     failed: int
     response_length: float
     seconds: float
-    figures: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
     skipped: int = 0
     measured_by: str = ""
@@ -73,7 +73,7 @@ class EvalResult:
         """A figure by name: `reward`, `reward/<data source>`, `mean@8`, `pass@4`, ...; None where there is none."""
         whole, _, source = metric.partition("/")
         if whole != "reward":
-            return self.figures.get(metric)
+            return self.metrics.get(metric)
         return self.by_source.get(source) if source else self.reward
 
     def summary(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class EvalResult:
             "version": self.policy.version,
             "reward": self.reward,
             "by_source": self.by_source,
-            "figures": self.figures,
+            "figures": self.metrics,
             "scored": self.scored,
             "failed": self.failed,
             "response_length": self.response_length,
@@ -103,12 +103,12 @@ class EvalResult:
             "eval/skipped": self.skipped,
             "eval/measured_by": self.measured_by,
             **{f"eval/reward/{source}": value for source, value in self.by_source.items()},
-            **{f"eval/{name}": value for name, value in self.figures.items()},
+            **{f"eval/{name}": value for name, value in self.metrics.items()},
         }
 
 
-class _Missed(Exception):  # noqa: N818  # an ordinary end of a round, not a failure
-    """Nobody serves the round's version any more."""
+class _NotServedError(Exception):
+    """No generator can serve the round's version any more: an ordinary end of a round."""
 
 
 def evaluation_tasks(
@@ -180,18 +180,18 @@ class Evaluator:
         self._on_result = on_result
         self._on_missed = on_missed
         self._round: asyncio.Task[None] | None = None
-        self._owed = False
+        self._retry_due = False
         self._answered = 0
         self.latest: EvalResult | None = None
         self.policy: PolicyVersion | None = None
         self.skipped = 0
 
     @property
-    def owed(self) -> bool:
+    def retry_due(self) -> bool:
         """A round was missed: the next version should be evaluated instead."""
-        return self._owed
+        return self._retry_due
 
-    async def begin(self, policy: PolicyVersion) -> bool:
+    async def start_round(self, policy: PolicyVersion) -> bool:
         """Seeds a round for a version that is about to come into force, and collects it in the background.
 
         Returns:
@@ -206,7 +206,7 @@ class Evaluator:
             return False
         began = time.monotonic()
         await self._seed(policy)
-        self._owed = False
+        self._retry_due = False
         self.policy = policy
         self._round = asyncio.create_task(self._run(policy, began), name=f"eval-{policy}")
         return True
@@ -221,7 +221,7 @@ class Evaluator:
                 self.policy,
             )
 
-    async def last(self, policy: PolicyVersion, attempts: int = 2) -> EvalResult | None:
+    async def final_result(self, policy: PolicyVersion, attempts: int = 2) -> EvalResult | None:
         """The result at the version in force at the end of the run; None where it cannot be had.
 
         Waits at most for the round that runs and `attempts` more, each bounded by the round's deadline.
@@ -231,7 +231,7 @@ class Evaluator:
                 await asyncio.gather(self._round, return_exceptions=True)
             if self.latest is not None and self.latest.policy == policy:
                 return self.latest
-            await self.begin(policy)
+            await self.start_round(policy)
         await self.close()
         return None
 
@@ -264,15 +264,15 @@ class Evaluator:
         try:
             result = await self._result(policy, began)
             await asyncio.to_thread(self._keep, result)
-        except (_Missed, TimeoutError) as error:
-            why = "found no generator at its version" if isinstance(error, _Missed) else self._overdue()
+        except (_NotServedError, TimeoutError) as error:
+            why = "found no generator at its version" if isinstance(error, _NotServedError) else self._overdue()
             _log.warning("evaluation of version %s is given up: it %s", policy, why)
-            self._owed = True
+            self._retry_due = True
             await self._withdraw()
             await asyncio.to_thread(self._on_missed, policy)
         except RollmeshError as error:
             _log.warning("evaluation of version %s failed: %s", policy, error)
-            self._owed = True
+            self._retry_due = True
             await asyncio.to_thread(self._on_missed, policy)
         else:
             self.latest = result
@@ -294,7 +294,7 @@ class Evaluator:
             result = await asyncio.to_thread(
                 summarize, policy, arrived, self._decode, asked=self._tasks, seconds=seconds, right_at=self._right_at
             )
-            await self._settle(policy, [group.leased for group in arrived])
+            await self._commit(policy, [group.leased for group in arrived])
         finally:
             await stream.close()
         return replace(result, skipped=self.skipped, measured_by=self._measured_by)
@@ -307,9 +307,9 @@ class Evaluator:
         while (missing := len(self._tasks) - len(groups)) > 0:
             if (unasked := missing - stream.on_the_way(policy.version)) > 0:
                 stream.request(unasked, policy.version)
-            response = await stream.next(_LOOK_S)
+            response = await stream.next(_CHECK_S)
             if response is None:
-                await self._look(policy)
+                await self._check_served(policy)
                 continue
             for lost in response.lost:
                 if lost.group_id in groups and groups[lost.group_id].lease == (lost.group_id, lost.lease_id):
@@ -320,15 +320,15 @@ class Evaluator:
                 break
         return list(groups.values())
 
-    async def _look(self, policy: PolicyVersion) -> None:
+    async def _check_served(self, policy: PolicyVersion) -> None:
         """Ends the round where its version has passed and tasks are left that nobody has begun."""
         if self._in_force() in (None, policy):
             return
         counts = (await self._client.describe("eval")).counts
         if counts.pending and not counts.generating:
-            raise _Missed
+            raise _NotServedError
 
-    async def _settle(self, policy: PolicyVersion, groups: Sequence[buffer_pb2.LeasedGroup]) -> None:
+    async def _commit(self, policy: PolicyVersion, groups: Sequence[buffer_pb2.LeasedGroup]) -> None:
         leases = [buffer_pb2.LeaseRef(group_id=group.group_id, lease_id=group.lease_id) for group in groups]
         if not leases:
             return
@@ -390,7 +390,7 @@ def summarize(
         failed=sum(task.n for task in asked) - len(everything),
         response_length=sum(lengths) / len(lengths),
         seconds=seconds,
-        figures=figures_of(scored, n=max(task.n for task in asked), right_at=right_at),
+        metrics=pass_metrics(scored, n=max(task.n for task in asked), right_at=right_at),
         rows=rows,
     )
 

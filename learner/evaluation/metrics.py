@@ -51,7 +51,7 @@ def answer_of(response: str) -> str:
     return _plain(response)
 
 
-def figures_of(prompts: Iterable[Sequence[tuple[float, str]]], *, n: int, right_at: float) -> dict[str, float]:
+def pass_metrics(prompts: Iterable[Sequence[tuple[float, str]]], *, n: int, right_at: float) -> dict[str, float]:
     """mean@n, maj@n, and pass@k for k = 1, 2, 4, ... up to n; none where n is 1.
 
     Args:

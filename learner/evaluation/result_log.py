@@ -21,7 +21,7 @@ FILES_WITH_ROWS = 32
 MAX_TEXT = 4000
 
 
-class EvalLog:
+class ResultLog:
     """The files of one run; one writer at a time.
 
     Args:

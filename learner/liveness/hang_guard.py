@@ -3,8 +3,8 @@
 Invariants:
 - a step hangs when it lasts `FACTOR` times as long as the longest so far, and `AT_LEAST_S` at the least, which is more
   than any deadline within a step; the first one after a start may compile, and has a bound of its own;
-- an error that ends the run (`Controls.fail`) is heard between two steps. Where the learner has not begun to end after
-  `AT_LEAST_S`, its process ends with that error, whatever the thread does: it may be in code of the user;
+- an error that ends the run (`ControlRequests.fail`) is heard between two steps. Where the learner has not begun to end
+  after `AT_LEAST_S`, its process ends with that error, whatever the thread does: it may be in code of the user;
 - else waits for groups, publications and checkpoints are not judged: they have deadlines, or wait for a disk;
 - a look that comes late counts for `MAX_LOOK_S` at most: a learner that was stopped itself does not hang.
 """
@@ -16,9 +16,9 @@ import logging
 import os
 from typing import NoReturn
 
-from rollmesh.learner.control_requests import Controls
+from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.liveness.stall_detector import MAX_LOOK_S
-from rollmesh.learner.status import LearnerState
+from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.errors import RollmeshError, StuckError
 
 _log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class HangWatch:
         self._last_s = self._lasted_s = self._unheard_s = 0.0
         self.longest_s = 0.0
 
-    def look(self, now_s: float, *, training: bool, steps: int, unheard: bool = False) -> float | None:
+    def observe(self, now_s: float, *, training: bool, steps: int, unheard: bool = False) -> float | None:
         """Seconds for which the present step has lasted, or an error was not heard, where the thread hangs.
 
         Args:
@@ -68,8 +68,8 @@ class HangWatch:
 
 
 async def end_where_it_hangs(
-    state: LearnerState,
-    controls: Controls,
+    status: LearnerStatus,
+    controls: ControlRequests,
     *,
     judges_steps: bool,
     first_s: float,
@@ -78,28 +78,29 @@ async def end_where_it_hangs(
     """Watches the main thread until cancelled; ends the process without asking that thread.
 
     Args:
-        state: as that thread tells it.
+        status: as that thread tells it.
         controls: have the error that ends the run.
         judges_steps: else errors alone count.
         first_s, at_least_s: see `HangWatch`.
     """
     watch, clock = HangWatch(first_s, at_least_s), asyncio.get_running_loop().time
     while True:
-        lasted_s = watch.look(
+        lasted_s = watch.observe(
             clock(),
-            training=judges_steps and state.phase == "training",
-            steps=state.steps,
-            unheard=controls.error is not None and state.phase != "ending",
+            training=judges_steps and status.phase == "training",
+            steps=status.steps,
+            unheard=controls.error is not None and status.phase != "ending",
         )
         if lasted_s is not None:
             break
         await asyncio.sleep(min(_LOOK_S, at_least_s / 4))
     if controls.error is not None:
-        _log.warning("the main thread (%s) has not heard for %.0f s that the run ends", state.phase, lasted_s)
+        _log.warning("the main thread (%s) has not heard for %.0f s that the run ends", status.phase, lasted_s)
         _end(controls.error)
     _end(
         StuckError(
-            f"the step after {state.steps} has lasted for {lasted_s:.0f} s, the longest before {watch.longest_s:.0f} s",
+            f"the step after {status.steps} has lasted for {lasted_s:.0f} s, "
+            f"the longest before {watch.longest_s:.0f} s",
             hint="the training thread hangs; resources.frozen_after_s: 0 lets it, and buffer.stall_limit_s bounds "
             "a first step",
         )

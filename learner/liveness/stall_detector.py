@@ -23,7 +23,7 @@ MAX_SAMPLING_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class MeshObservation:
     """The mesh at one moment.
 
     Attributes:
@@ -52,7 +52,7 @@ class Stalled:
 
 
 @dataclass(frozen=True, slots=True)
-class Over:
+class StallEnded:
     """Groups move again after so many seconds; `by_tokens`: what moved first was sampling."""
 
     seconds: float
@@ -60,13 +60,13 @@ class Over:
 
 
 @dataclass(frozen=True, slots=True)
-class Exceeded:
+class LimitExceeded:
     """The limit is reached after so many seconds: the run cannot continue."""
 
     seconds: float
 
 
-class Watchdog:
+class StallDetector:
     """Sees looks in the order of time.
 
     Args:
@@ -77,7 +77,7 @@ class Watchdog:
     def __init__(self, *, stall_s: float, limit_s: float) -> None:
         self._stall_s = stall_s
         self._limit_s = limit_s or math.inf
-        self._last: Look | None = None
+        self._last: MeshObservation | None = None
         self._handovers = self._most_tokens = 0
         self._sampling_s = 0.0
         self._quiet_s = 0.0
@@ -97,8 +97,8 @@ class Watchdog:
         """Seconds of all stalls."""
         return self._ended_s + self.stalled_s
 
-    def look(self, look: Look) -> Stalled | Over | Exceeded | None:
-        """What there is to tell of this look, if anything; `Exceeded` is told once."""
+    def observe(self, look: MeshObservation) -> Stalled | StallEnded | LimitExceeded | None:
+        """What there is to tell of this look, if anything; `LimitExceeded` is told once."""
         last, self._last = self._last, look
         if last is None or look.moved != last.moved:
             self._handovers, self._most_tokens, self._sampling_s = look.handovers, look.tokens, 0.0
@@ -123,11 +123,11 @@ class Watchdog:
             return Stalled(self._quiet_s, begins)
         if self._counted_s >= self._limit_s:
             self._limit_s = math.inf
-            return Exceeded(self._quiet_s)
+            return LimitExceeded(self._quiet_s)
         return None
 
-    def _progressed(self, *, by_tokens: bool) -> Over | None:
+    def _progressed(self, *, by_tokens: bool) -> StallEnded | None:
         stalled_s, self._ended_s = self.stalled_s, self.total_s
         self._quiet_s = self._counted_s = self._loading_s = 0.0
         self._tell_at_s = self._stall_s
-        return Over(stalled_s, by_tokens) if stalled_s else None
+        return StallEnded(stalled_s, by_tokens) if stalled_s else None

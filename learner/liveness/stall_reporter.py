@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rollmesh.buffer.client.client import BufferClient
-from rollmesh.learner.control_requests import Controls
-from rollmesh.learner.liveness.stall_detector import Exceeded, Look, Over, Stalled, Watchdog
-from rollmesh.learner.status import LearnerState
+from rollmesh.learner.control_requests import ControlRequests
+from rollmesh.learner.liveness.stall_detector import LimitExceeded, MeshObservation, StallDetector, Stalled, StallEnded
+from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.errors import RollmeshError, StalledError
 from rollmesh.mesh.lease_holders import NAMED, reasons
 from rollmesh.protos import buffer_pb2
@@ -31,7 +31,7 @@ class StallReporter:
 
     Args:
         client: of the buffer.
-        state, controls: of this learner.
+        status, controls: of this learner.
         folder: of the run.
         stall_s, limit_s: see `learner.liveness.stall_detector`.
         clock: seconds, monotonic.
@@ -40,8 +40,8 @@ class StallReporter:
     def __init__(
         self,
         client: BufferClient,
-        state: LearnerState,
-        controls: Controls,
+        status: LearnerStatus,
+        controls: ControlRequests,
         folder: Path,
         *,
         stall_s: float,
@@ -49,10 +49,10 @@ class StallReporter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
-        self._state = state
+        self._status = status
         self._controls = controls
         self._path = folder / FILE
-        self._watchdog = Watchdog(stall_s=stall_s, limit_s=limit_s)
+        self._watchdog = StallDetector(stall_s=stall_s, limit_s=limit_s)
         self._limit_s = limit_s
         self._clock = clock
         self._over = False
@@ -66,25 +66,25 @@ class StallReporter:
             "stalls_total": float(dog.stalls),
         }
 
-    async def look(self, table: buffer_pb2.DescribeResponse) -> None:
+    async def observe(self, table: buffer_pb2.DescribeResponse) -> None:
         """Takes in a description of the table."""
-        told = self._watchdog.look(
-            Look(
+        told = self._watchdog.observe(
+            MeshObservation(
                 now_s=self._clock(),
                 moved=table.moved_unix_ms,
                 tokens=table.sampled_tokens,
                 handovers=table.counts.readmissions,
-                waits=self._state.phase == "waiting_for_groups",
+                waits=self._status.phase == "waiting_for_groups",
                 loading=bool(table.generators_loading) and not table.generators_serving,
             )
         )
         match told:
             case Stalled():
                 await self._stalled(told, table)
-            case Over():
+            case StallEnded():
                 _log.warning("groups move again after %.0f s", told.seconds)
                 await self._keep("over", told.seconds, "tokens are sampled" if told.by_tokens else "groups move again")
-            case Exceeded():
+            case LimitExceeded():
                 await self._exceeded(told, table)
 
     async def close(self) -> None:
@@ -97,7 +97,7 @@ class StallReporter:
         _log.warning("nothing has moved for %.0f s: %s", told.seconds, why)
         await self._keep("begins" if told.begins else "lasts", told.seconds, why)
 
-    async def _exceeded(self, told: Exceeded, table: buffer_pb2.DescribeResponse) -> None:
+    async def _exceeded(self, told: LimitExceeded, table: buffer_pb2.DescribeResponse) -> None:
         self._over = True
         await self._keep("over", told.seconds, "the run ended: buffer.stall_limit_s was reached")
         self._controls.fail(

@@ -1,4 +1,4 @@
-"""The figures of the whole run that end in `learner.json`, carried over restarts by the checkpoint."""
+"""Totals of the whole run that end in `learner.json`, carried over restarts by the checkpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rollmesh.learner.weights.push_statistics import PushSummary
 
 
 @dataclass(slots=True)
-class RunFigures:
+class RunTotals:
     """Totals over all learners of the run.
 
     Attributes:
@@ -38,7 +38,7 @@ class RunFigures:
     evals: list[dict[str, Any]] = field(default_factory=list)
     _began: float | None = None
 
-    def begin(self) -> None:
+    def start_clock(self) -> None:
         """The first version of this learner has been published: its clock runs."""
         self._began = time.monotonic()
 
@@ -47,7 +47,7 @@ class RunFigures:
         """Seconds from the first version of the run to now, time between learners left out."""
         return self.wall_s + (0.0 if self._began is None else time.monotonic() - self._began)
 
-    def step(self, *, groups: int, samples: int, tokens: int, staleness: Mapping[int, int], wait_s: float) -> None:
+    def add_step(self, *, groups: int, samples: int, tokens: int, staleness: Mapping[int, int], wait_s: float) -> None:
         """Adds one trained batch."""
         self.steps += 1
         self.groups += groups
@@ -70,7 +70,7 @@ class RunFigures:
         }
 
     @classmethod
-    def from_wire(cls, wire: Mapping[str, Any]) -> RunFigures:
+    def from_wire(cls, wire: Mapping[str, Any]) -> RunTotals:
         """Inverse of `to_wire`."""
         return cls(
             steps=int(wire["steps"]),
@@ -86,7 +86,7 @@ class RunFigures:
 
 def write_learner_json(
     path: Path,
-    figures: RunFigures,
+    run_totals: RunTotals,
     *,
     incarnation: int,
     version: int,
@@ -100,7 +100,7 @@ def write_learner_json(
 
     Args:
         path: `learner.json` of the run folder.
-        figures: totals.
+        run_totals: of the run.
         incarnation, version: of the last published weights.
         stop_reason: steps, stop_at, end_of_data, signal or request.
         pushes: what generators reported of the weights they received.
@@ -108,7 +108,7 @@ def write_learner_json(
         waiting: the buffer's cumulative clocks, in seconds.
         refused_prompts: prompts skipped, by reason.
     """
-    wire = figures.to_wire()
+    wire = run_totals.to_wire()
     content = {
         "steps": wire["steps"],
         "groups_trained": wire["groups"],
@@ -119,16 +119,16 @@ def write_learner_json(
         "incarnation": incarnation,
         "version": version,
         "stop_reason": stop_reason,
-        "eval_first": figures.evals[0] if figures.evals else None,
-        "eval_last": figures.evals[-1] if figures.evals else None,
-        "evals": figures.evals,
+        "eval_first": run_totals.evals[0] if run_totals.evals else None,
+        "eval_last": run_totals.evals[-1] if run_totals.evals else None,
+        "evals": run_totals.evals,
         "staleness_tokens": wire["staleness"],
-        "waiting": {**waiting, "learner_s": figures.learner_wait_s},
+        "waiting": {**waiting, "learner_s": run_totals.learner_wait_s},
         "pushes": {
             "count": pushes.count,
             "errors": pushes.errors,
             "bytes": pushes.bytes,
-            **pushes.figures(),
+            **pushes.metrics(),
             "receivers": receivers,
         },
         "refused_prompts": dict(refused_prompts),

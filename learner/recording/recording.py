@@ -23,7 +23,7 @@ from typing import BinaryIO, Protocol
 import xxhash
 import zstandard
 
-from rollmesh.learner.rollouts.group import SampledGroup, open_group
+from rollmesh.learner.rollouts.group import SampledGroup, decode_group
 from rollmesh.mesh.errors import DataError, RollmeshError
 from rollmesh.mesh.trajectory import payload_codec
 from rollmesh.mesh.trajectory.lineage import Lineage
@@ -41,7 +41,7 @@ _FILES = 8
 _PENDING = 4
 
 
-class Fetches(Protocol):
+class PayloadFetcher(Protocol):
     """Gives payloads that did not come along with the leases."""
 
     def fetch(self, table: str, refs: Sequence[buffer_pb2.MemberRef]) -> AsyncIterator[bytes]:
@@ -59,7 +59,7 @@ class BatchRecorder:
         max_bytes: of all files together.
     """
 
-    def __init__(self, folder: Path, client: Fetches, lineage: Lineage, *, max_bytes: int) -> None:
+    def __init__(self, folder: Path, client: PayloadFetcher, lineage: Lineage, *, max_bytes: int) -> None:
         self._client = client
         self._lineage = lineage
         self._files = _Files(folder, lineage.resumed[-1][0], max_bytes)
@@ -67,7 +67,7 @@ class BatchRecorder:
         self._room = asyncio.Semaphore(_PENDING)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def claimed(self, version: int, groups: Sequence[SampledGroup], dropped: Mapping[str, int]) -> None:
+    async def record(self, version: int, groups: Sequence[SampledGroup], dropped: Mapping[str, int]) -> None:
         """Takes a batch that has just been claimed; it is written beside the training."""
         await self._room.acquire()
         task = asyncio.create_task(self._keep(version, list(groups), dict(dropped)))
@@ -138,14 +138,14 @@ def _whole(group: SampledGroup) -> buffer_pb2.LeasedGroup:
     return whole
 
 
-def open_groups(batch: recording_pb2.RecordedBatch) -> list[SampledGroup]:
+def decode_groups(batch: recording_pb2.RecordedBatch) -> list[SampledGroup]:
     """The groups of a recorded batch, decoded.
 
     Raises:
         PayloadError: a payload is malformed or missing.
     """
     payloads = iter(batch.payloads)
-    return [open_group(group, list(islice(payloads, len(group.members)))) for group in batch.groups]
+    return [decode_group(group, list(islice(payloads, len(group.members)))) for group in batch.groups]
 
 
 class _Files:

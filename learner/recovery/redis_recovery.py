@@ -22,7 +22,7 @@ from rollmesh.buffer.client.client import BufferClient
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, STATE_NAME
 from rollmesh.learner.checkpoint.store import CheckpointStore
 from rollmesh.learner.recovery.consumption_log import LOG_NAME, Use, read_log, surviving
-from rollmesh.learner.status import LearnerState
+from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.errors import DataError, LostStateError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2
@@ -34,7 +34,7 @@ _AGAIN_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class RunHistory:
     """What a learner knows of a run.
 
     Attributes:
@@ -66,7 +66,7 @@ class History:
         )
 
 
-def left_behind(run_folder: Path) -> History | None:
+def read_history(run_folder: Path) -> RunHistory | None:
     """What the last learner of a run has left on disk; None where there was none.
 
     Raises:
@@ -84,7 +84,7 @@ def left_behind(run_folder: Path) -> History | None:
     committed, folder = (durable[-1][0].version, str(durable[-1][1].resolve())) if durable else (0, "")
     kept = surviving(uses, takeovers)
     version = max([committed, *(use.train_version + 1 for use in kept)])
-    return History(max(takeovers), takeovers, kept, version, committed, folder)
+    return RunHistory(max(takeovers), takeovers, kept, version, committed, folder)
 
 
 def _survives(version: PolicyVersion, takeovers: Mapping[int, int]) -> bool:
@@ -103,7 +103,7 @@ def _lineage_of(checkpoint: Path) -> dict[int, int]:
         ) from error
 
 
-async def assert_history(client: BufferClient, member_id: str, history: History, *, patience_s: float) -> None:
+async def assert_history(client: BufferClient, member_id: str, history: RunHistory, *, patience_s: float) -> None:
     """Tells the buffer, until it has understood.
 
     Raises:
@@ -150,7 +150,7 @@ def _asserted(uses: Sequence[Use], since: int) -> list[buffer_pb2.AssertedUse]:
     ]
 
 
-class Reasserter:
+class RedisRecovery:
     """Makes up for what Redis loses under a running learner. Belongs to the event loop.
 
     Args:
@@ -159,7 +159,7 @@ class Reasserter:
         log: the consumption log.
         incarnation: of this learner.
         takeovers: the version from which each incarnation went on, this one among them.
-        state: says which version is in force, and what is durable.
+        status: says which version is in force, and what is durable.
         patience_s: longest time until the buffer is ready to be told.
     """
 
@@ -171,7 +171,7 @@ class Reasserter:
         log: Path,
         incarnation: int,
         takeovers: Mapping[int, int],
-        state: LearnerState,
+        status: LearnerStatus,
         patience_s: float,
     ) -> None:
         self._client = client
@@ -179,15 +179,15 @@ class Reasserter:
         self._log = log
         self._incarnation = incarnation
         self._takeovers = dict(takeovers)
-        self._state = state
+        self._status = status
         self._patience_s = patience_s
         self._steady = asyncio.Lock()
         self._running: asyncio.Task[None] | None = None
-        self.on_told: Callable[[buffer_pb2.DescribeResponse], None] = lambda _: None
+        self.on_recovered: Callable[[buffer_pb2.DescribeResponse], None] = lambda _: None
         """Called with what the buffer knows now, before anything else goes on."""
         client.repair = self.repair
 
-    async def mended(self, step: Callable[[], Awaitable[T]]) -> T:
+    async def with_recovery(self, step: Callable[[], Awaitable[T]]) -> T:
         """A step that no assertion interrupts, begun again where Redis has lost state.
 
         Raises:
@@ -218,13 +218,13 @@ class Reasserter:
         async with self._steady:
             history = await asyncio.to_thread(self._history)
             await assert_history(self._client, self._member_id, history, patience_s=self._patience_s)
-            self.on_told(await self._client.describe("train"))
+            self.on_recovered(await self._client.describe("train"))
 
-    def _history(self) -> History:
+    def _history(self) -> RunHistory:
         uses = list(read_log(self._log)) if self._log.exists() else []
-        published = self._state.published
-        committed, checkpoint = self._state.durable
-        return History(
+        published = self._status.published
+        committed, checkpoint = self._status.durable
+        return RunHistory(
             self._incarnation,
             self._takeovers,
             surviving(uses, self._takeovers),

@@ -76,12 +76,12 @@ def is_scored(member: trajectory_pb2.MemberMeta) -> bool:
     return bool(member.outcome == trajectory_pb2.OUTCOME_SCORED)
 
 
-def left_out(leased: buffer_pb2.LeasedGroup) -> list[int]:
+def unsent_members(leased: buffer_pb2.LeasedGroup) -> list[int]:
     """Members whose payload is too large to come with the lease: it has to be fetched."""
     return [meta.member for meta, pieces in zip(leased.members, leased.pieces, strict=False) if pieces]
 
 
-def open_group(
+def decode_group(
     leased: buffer_pb2.LeasedGroup,
     payloads: Sequence[bytes | memoryview] | None,
     fetched: Mapping[int, bytes] = MappingProxyType({}),
@@ -110,13 +110,13 @@ def open_group(
         found = {meta.member: data for meta, data in zip(leased.members, payloads, strict=True)}
         found.update(fetched)
         opened = [
-            open_member(member, found[member.member]) if has_reward else None
+            decode_member(member, found[member.member]) if has_reward else None
             for member, has_reward in zip(members, scored, strict=True)
         ]
     return SampledGroup(leased, prompt_ids, opened, scored)
 
 
-def open_member(member: trajectory_pb2.MemberMeta, payload: bytes | memoryview) -> Trajectory:
+def decode_member(member: trajectory_pb2.MemberMeta, payload: bytes | memoryview) -> Trajectory:
     """Decodes one member's payload.
 
     Raises:

@@ -43,7 +43,7 @@ def is_truncated(member: trajectory_pb2.MemberMeta) -> bool:
     return bool(member.finish_reason == trajectory_pb2.FINISH_REASON_LENGTH)
 
 
-def screen(
+def filter_groups(
     algorithm: Algorithm, groups: Sequence[SampledGroup]
 ) -> tuple[list[SampledGroup], dict[str, list[SampledGroup]]]:
     """Runs the group stage.

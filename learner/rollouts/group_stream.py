@@ -15,8 +15,8 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from rollmesh.buffer.client.client import Arrived, BufferClient, Lease
-from rollmesh.learner.rollouts.group import SampledGroup, open_group
-from rollmesh.learner.rollouts.unsent_payloads import fetch_left_out
+from rollmesh.learner.rollouts.group import SampledGroup, decode_group
+from rollmesh.learner.rollouts.unsent_payloads import fetch_unsent
 from rollmesh.mesh.errors import DataError, FencedError, PayloadError, RollmeshError, ended_by
 from rollmesh.protos import buffer_pb2
 
@@ -24,14 +24,14 @@ _log = logging.getLogger(__name__)
 UNREADABLE = "payload_invalid"
 """Why a group that cannot be read has failed."""
 # How often the reason for a wait is looked at.
-_LOOK_S = 1.0
+_RECHECK_S = 1.0
 
 
 class Interrupted(Exception):  # noqa: N818  # no failure: somebody asked the waiter to stop
     """A wait for groups ended early: somebody wants the waiter's attention."""
 
 
-class GroupSource:
+class GroupStream:
     """Leases groups for the versions to come.
 
     Args:
@@ -50,27 +50,27 @@ class GroupSource:
         self._held: defaultdict[int, dict[str, SampledGroup]] = defaultdict(dict)
         self._wanted: dict[int, int] = {}
         # Taken from the stream and not opened yet; given back, and not acknowledged yet.
-        self._opening: list[Arrived] = []
+        self._decoding: list[Arrived] = []
         self._leaving: set[Lease] = set()
         self._releases: set[asyncio.Task[None]] = set()
-        self._complete = -1
+        self._finished_version = -1
         self._changed = asyncio.Event()
         self._exhausted = False
         self._interrupted = False
         self._error: RollmeshError | None = None
         self._reason = ""
-        self._pump_task: asyncio.Task[None] | None = None
+        self._reader: asyncio.Task[None] | None = None
         self.on_waiting: Callable[[str], None] = lambda _reason: None
         """Called with the reason whenever a wait for groups is told one; empty when it ends."""
 
     def start(self) -> None:
         """Begins to read the stream."""
-        self._pump_task = asyncio.create_task(self._pump(), name="sample")
-        self._pump_task.add_done_callback(self._ended)
+        self._reader = asyncio.create_task(self._read_stream(), name="sample")
+        self._reader.add_done_callback(self._ended)
 
     async def close(self) -> None:
         """Stops reading. Leases that were not claimed end with the learner's membership."""
-        tasks = [*self._releases, *([self._pump_task] if self._pump_task is not None else [])]
+        tasks = [*self._releases, *([self._reader] if self._reader is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -86,12 +86,12 @@ class GroupSource:
         """Why nothing comes at present, as the buffer last said; empty when groups come."""
         return self._reason
 
-    def want(self, version: int, count: int) -> None:
+    def request(self, version: int, count: int) -> None:
         """Asks for groups so that `count` in all are held, or on their way, for training at `version`."""
         self._wanted[version] = count
-        self._ask(version)
+        self._request_missing(version)
 
-    async def batch(self, version: int, count: int, timeout_s: float) -> list[SampledGroup]:
+    async def next_batch(self, version: int, count: int, timeout_s: float) -> list[SampledGroup]:
         """Waits until `count` groups are held for training at `version`, fewer only where the data has ended.
 
         They stay in the book: the next call gives the same ones, apart from what was lost or given back meanwhile.
@@ -101,7 +101,7 @@ class GroupSource:
             FencedError: another learner has taken over.
             UnreachableError: the buffer was away for longer than clients retry.
         """
-        self.want(version, count)
+        self.request(version, count)
         try:
             async with asyncio.timeout(timeout_s):
                 while len(self._held[version]) < count and not self._exhausted:
@@ -116,23 +116,23 @@ class GroupSource:
         self._raise_if_over()
         return list(self._held[version].values())[:count]
 
-    def claimed(self, version: int, groups: Collection[SampledGroup]) -> None:
+    def finish_version(self, version: int, groups: Collection[SampledGroup]) -> None:
         """The batch of a version is complete; what else was held for it is given back."""
         used = {group.key for group in groups}
-        self._complete = version
+        self._finished_version = version
         self._wanted = {later: count for later, count in self._wanted.items() if later > version}
         over = [self._held.pop(earlier) for earlier in sorted(self._held) if earlier <= version]
         self._release([group.key for held in over for group in held.values() if group.key not in used])
 
-    def refused(self, leases: Iterable[Lease]) -> None:
+    def drop_refused(self, leases: Iterable[Lease]) -> None:
         """These leases cannot be claimed: their groups leave the book, and others are asked for."""
-        self._release(self._strike(set(leases)))
+        self._release(self._remove(set(leases)))
 
-    async def give_back(
+    async def return_groups(
         self, groups: Sequence[SampledGroup], disposition: buffer_pb2.NackDisposition, reason: str
     ) -> None:
         """Ends the leases of groups that will not be trained."""
-        await self._nack(self._strike({group.key for group in groups}), disposition, reason)
+        await self._nack(self._remove({group.key for group in groups}), disposition, reason)
 
     def interrupt(self) -> None:
         """Ends the present wait, or else the next one."""
@@ -157,11 +157,11 @@ class GroupSource:
         """All that the learner holds, from the moment at which it came to that at which it is known to be gone."""
         for held in self._held.values():
             yield from (group.key for group in held.values())
-        yield from (arrived.lease for arrived in self._opening)
+        yield from (arrived.lease for arrived in self._decoding)
         yield from self._leaving
 
-    def _ask(self, version: int) -> None:
-        coming = sum(arrived.leased.for_version == version for arrived in self._opening)
+    def _request_missing(self, version: int) -> None:
+        coming = sum(arrived.leased.for_version == version for arrived in self._decoding)
         coming += self._stream.on_the_way(version)
         missing = self._wanted.get(version, 0) - len(self._held[version]) - coming
         if missing > 0:
@@ -169,7 +169,7 @@ class GroupSource:
             self._exhausted = False
             self._stream.request(missing, version)
 
-    def _strike(self, leases: Collection[Lease]) -> list[Lease]:
+    def _remove(self, leases: Collection[Lease]) -> list[Lease]:
         """Takes leases out of the book; returns those that were there, and asks for as many others."""
         found = []
         for held in self._held.values():
@@ -178,14 +178,14 @@ class GroupSource:
                 del held[group_id]
             found += gone
         if found:
-            self._ask_for_missing()
+            self._request_all_missing()
         return found
 
-    def _ask_for_missing(self) -> None:
+    def _request_all_missing(self) -> None:
         for version in self._wanted:
-            self._ask(version)
+            self._request_missing(version)
 
-    def _enter(self, group: SampledGroup) -> bool:
+    def _add(self, group: SampledGroup) -> bool:
         """Under its newest lease: an earlier one is over, for whatever version it was. False where there was one."""
         earlier = [held.pop(group.group_id, None) for held in self._held.values()]
         self._held[group.leased.for_version][group.group_id] = group
@@ -219,35 +219,35 @@ class GroupSource:
 
     # --------------------------------------------------------------------------------------------------- reading
 
-    async def _pump(self) -> None:
+    async def _read_stream(self) -> None:
         while True:
-            response = await self._stream.next(_LOOK_S)
+            response = await self._stream.next(_RECHECK_S)
             self._reason = self._stream.waiting_reason
             if response is not None:
                 self._exhausted = self._exhausted or response.exhausted
-                self._strike({(lease.group_id, lease.lease_id) for lease in response.lost})
-                await self._take_in(response.groups)
+                self._remove({(lease.group_id, lease.lease_id) for lease in response.lost})
+                await self._add_arrived(response.groups)
             self._changed.set()
 
-    async def _take_in(self, groups: Sequence[Arrived]) -> None:
-        self._opening = list(groups)
+    async def _add_arrived(self, groups: Sequence[Arrived]) -> None:
+        self._decoding = list(groups)
         added = True
-        while self._opening:
-            added = await self._open(self._opening[0]) and added
-            del self._opening[0]
+        while self._decoding:
+            added = await self._decode_arrived(self._decoding[0]) and added
+            del self._decoding[0]
         if not added:
-            self._ask_for_missing()
+            self._request_all_missing()
 
-    async def _open(self, arrived: Arrived) -> bool:
+    async def _decode_arrived(self, arrived: Arrived) -> bool:
         """Enters a group; False where the book has not become longer by it."""
         leased = arrived.leased
-        if leased.for_version <= self._complete:
+        if leased.for_version <= self._finished_version:
             self._release([arrived.lease])
             return False
         try:
-            fetched = await fetch_left_out(self._client, self._table, leased) if self._with_payloads else {}
+            fetched = await fetch_unsent(self._client, self._table, leased) if self._with_payloads else {}
             payloads = arrived.payloads if self._with_payloads else None
-            return self._enter(open_group(leased, payloads, fetched))
+            return self._add(decode_group(leased, payloads, fetched))
         except (PayloadError, DataError) as error:
             _log.warning("group %s is unusable: %s", leased.group_id, error, extra={"group": leased.group_id})
             await self._nack([arrived.lease], buffer_pb2.NACK_DISPOSITION_FAIL, UNREADABLE)

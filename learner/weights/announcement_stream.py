@@ -4,7 +4,7 @@ A version is fetchable at once, its link only once it has been encoded. A receiv
 way) with the learner loses by waiting; one behind a slow link wins, because the few bytes of a link then come sooner
 than all of them. What a receiver's link carries is known from its reports of full transfers.
 
-Invariants: no one waits longer than a full transfer would have taken beyond that of the link (`patience_s`), except
+Invariants: no one waits longer than a full transfer would have taken beyond that of the link (`delta_wait_s`), except
 where `weights.encoding: delta` asks for links always; the first manifest of a stream comes at once; a stream never goes
 back, and always ends up at the newest version.
 """
@@ -20,7 +20,7 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import weights_pb2
 
 
-def patience_s(full_bytes: int, *, share: float, encoded_bytes_per_s: float, received_bytes_per_s: float) -> float:
+def delta_wait_s(full_bytes: int, *, share: float, encoded_bytes_per_s: float, received_bytes_per_s: float) -> float:
     """Seconds for which waiting for a link pays; 0 where the full bytes would be there before it.
 
     Args:
@@ -33,7 +33,7 @@ def patience_s(full_bytes: int, *, share: float, encoded_bytes_per_s: float, rec
     return saved if saved > full_bytes / encoded_bytes_per_s else 0.0
 
 
-class Watcher:
+class AnnouncementStream:
     """One stream of announcements.
 
     Args:
@@ -65,10 +65,10 @@ class Watcher:
         if chain is None or self._sent is None:
             return self._announce(newest), None
         tip = chain.tip
-        if tip is not None and tip.policy > self._sent and self._leads_on(chain, tip.policy):
+        if tip is not None and tip.policy > self._sent and self._continues(chain, tip.policy):
             return self._announce(tip.manifest), None
-        remaining = self._patience_left(newest, chain)
-        if remaining > 0 and chain.awaited(self._sent):
+        remaining = self._remaining_wait(newest, chain)
+        if remaining > 0 and chain.link_pending(self._sent):
             return None, remaining if remaining < math.inf else None
         return self._announce(newest), None
 
@@ -76,19 +76,19 @@ class Watcher:
         self._sent, self._until = PolicyVersion.from_proto(manifest.policy), None
         return self._publisher.with_links(manifest)
 
-    def _leads_on(self, chain: DeltaChain, policy: PolicyVersion) -> bool:
+    def _continues(self, chain: DeltaChain, policy: PolicyVersion) -> bool:
         return any(link.base == self._sent for link in chain.links_to(policy))
 
-    def _patience_left(self, newest: weights_pb2.Manifest, chain: DeltaChain) -> float:
+    def _remaining_wait(self, newest: weights_pb2.Manifest, chain: DeltaChain) -> float:
         """Seconds left to wait, counted from the first version that this stream has not announced."""
         if self._until is None:
-            self._until = self._clock() + self._patience(newest, chain)
+            self._until = self._clock() + self._longest_wait(newest, chain)
         remaining = self._until - self._clock()
         if remaining > 0:
-            chain.want()
+            chain.request_link()
         return remaining
 
-    def _patience(self, newest: weights_pb2.Manifest, chain: DeltaChain) -> float:
+    def _longest_wait(self, newest: weights_pb2.Manifest, chain: DeltaChain) -> float:
         if self._publisher.encoding == "delta":
             return math.inf
         if any(offer.host_id in ("", self._host_id) for offer in newest.offers):
@@ -97,4 +97,6 @@ class Watcher:
         if received is None:
             return 0.0
         full = sum(bucket.nbytes for bucket in newest.buckets)
-        return patience_s(full, share=chain.share, encoded_bytes_per_s=chain.bytes_per_s, received_bytes_per_s=received)
+        return delta_wait_s(
+            full, share=chain.share, encoded_bytes_per_s=chain.bytes_per_s, received_bytes_per_s=received
+        )

@@ -36,7 +36,7 @@ _FORGOTTEN_AFTER = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class DeltaLink:
     """One link: what is announced of it, and its bytes.
 
     Attributes:
@@ -56,7 +56,7 @@ class _Encoded:
     """A finished piece of work; `link` is None where the two versions cannot be linked, or it does not pay."""
 
     target: PublishedVersion
-    link: Link | None
+    link: DeltaLink | None
 
 
 class DeltaChain:
@@ -79,7 +79,7 @@ class DeltaChain:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="delta")
         self._encoders = ThreadPoolExecutor(threads, thread_name_prefix="delta-bucket")
         self._closed = False
-        self._links: list[Link] = []
+        self._links: list[DeltaLink] = []
         # Where the next link begins, and the newest version.
         self._tip: PublishedVersion | None = None
         self._newest: PublishedVersion | None = None
@@ -110,7 +110,7 @@ class DeltaChain:
             if not self._links:
                 self._tip = previous
 
-    def want(self) -> None:
+    def request_link(self) -> None:
         """A receiver could use a link to the newest version: it is encoded, unless it is there already."""
         with self._lock:
             if self._target is not None:
@@ -118,13 +118,13 @@ class DeltaChain:
             else:
                 self._begin()
 
-    def links_to(self, policy: PolicyVersion) -> list[Link]:
+    def links_to(self, policy: PolicyVersion) -> list[DeltaLink]:
         """The links that lead to a version, oldest first; none where there is no link to it."""
         with self._lock:
             ends = [link.policy for link in self._links]
             return self._links[: ends.index(policy) + 1] if policy in ends else []
 
-    def awaited(self, base: PolicyVersion) -> bool:
+    def link_pending(self, base: PolicyVersion) -> bool:
         """Whether a link is being encoded that continues a receiver's way from `base`."""
         with self._lock:
             if self._target is None or self._tip is None:
@@ -216,7 +216,7 @@ def _log_failure(work: Future[None]) -> None:
         log.error("no difference was made, weights travel in full", exc_info=error)
 
 
-def _link(base: PublishedVersion, target: PublishedVersion, buckets: Sequence[bytes]) -> Link:
+def _link(base: PublishedVersion, target: PublishedVersion, buckets: Sequence[bytes]) -> DeltaLink:
     delta = weights_pb2.Delta(
         base=base.policy.to_proto(),
         policy=target.policy.to_proto(),
@@ -224,4 +224,4 @@ def _link(base: PublishedVersion, target: PublishedVersion, buckets: Sequence[by
         digest=target.manifest.digest,
         buckets=[weights_pb2.BucketEntry(nbytes=len(bucket), digest=digest_of(bucket)) for bucket in buckets],
     )
-    return Link(base.policy, target.policy, delta, buckets)
+    return DeltaLink(base.policy, target.policy, delta, buckets)

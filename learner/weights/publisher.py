@@ -21,7 +21,7 @@ import torch
 from rollmesh.learner.weights.delta_chain import DeltaChain
 from rollmesh.learner.weights.published_version import PublishedVersion
 from rollmesh.learner.weights.push_statistics import PushStatistics
-from rollmesh.learner.weights.transports import SHARED_MEMORY, Offer, shared_memory
+from rollmesh.learner.weights.transports import SHARED_MEMORY, SenderTransport, shared_memory
 from rollmesh.learner.weights.version_storage import VersionBytes, VersionWriter
 from rollmesh.mesh.config.models import EncodingName, TransportName
 from rollmesh.mesh.errors import VersionGoneError, WeightsError
@@ -65,7 +65,7 @@ class WeightPublisher:
         bucket_bytes: int = 64 << 20,
         transport: TransportName = "auto",
         directory: Path = SHARED_MEMORY,
-        offers: Sequence[Offer] = (),
+        offers: Sequence[SenderTransport] = (),
         encoding: EncodingName = "full",
         chain: int = 4,
     ) -> None:
@@ -80,7 +80,7 @@ class WeightPublisher:
         self._bucket_bytes = bucket_bytes
         self._required = transport == "shm"
         shared = shared_memory(directory, required=self._required) if transport in ("auto", "shm") else None
-        self.offers: tuple[Offer, ...] = (*([shared] if shared else []), *offers)
+        self.offers: tuple[SenderTransport, ...] = (*([shared] if shared else []), *offers)
         self._lock = threading.Lock()
         self._versions: dict[PolicyVersion, PublishedVersion] = {}
         self._newest: PublishedVersion | None = None
@@ -189,7 +189,7 @@ class WeightPublisher:
         if self.chain is not None:
             self.chain.published(published)
             if self.encoding == "delta":
-                self.chain.want()
+                self.chain.request_link()
         self._retire(retired)
         self.pushes.announced(policy, manifest.announced_unix_ns)
         self._tell_listeners()

@@ -50,7 +50,7 @@ class PushSummary:
     p99: dict[str, float]
     last_error: str
 
-    def figures(self, prefix: str = "") -> dict[str, float]:
+    def metrics(self, prefix: str = "") -> dict[str, float]:
         """As milliseconds by name: `total_ms_p50` and so on."""
         return {
             f"{prefix}{stage}_ms_{name}": values[stage] / 1e3
@@ -161,7 +161,7 @@ class PushStatistics:
         """Per member id, as JSON: counts, percentiles in milliseconds, the last push and the last failure."""
         with self._lock:
             return {
-                name: {**_last_push(receiver), **_summarize([receiver]).figures(), "errors": receiver.errors}
+                name: {**_last_push(receiver), **_summarize([receiver]).metrics(), "errors": receiver.errors}
                 for name, receiver in self._receivers.items()
                 if receiver.reported_ns
             }

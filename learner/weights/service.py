@@ -12,7 +12,7 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
-from rollmesh.learner.weights.announcement_stream import Watcher
+from rollmesh.learner.weights.announcement_stream import AnnouncementStream
 from rollmesh.learner.weights.publisher import WeightPublisher
 from rollmesh.learner.weights.relay_tree import RelayTrees
 from rollmesh.learner.weights.transports import Broadcast
@@ -48,7 +48,7 @@ class WeightsService(weights_pb2_grpc.WeightsServicer):
                 yield weights_pb2.ModelFile(name=name, content=content[offset : offset + CHUNK_BYTES])
 
     async def Watch(self, request: weights_pb2.WatchRequest, _context: Any) -> AsyncIterator[weights_pb2.Manifest]:
-        """The newest manifest, and each one that is the newest when the stream can take it (`Watcher` says when)."""
+        """The newest manifest, and each one that is the newest when the stream is ready (see `AnnouncementStream`)."""
         loop = asyncio.get_running_loop()
         news = asyncio.Event()
 
@@ -56,7 +56,7 @@ class WeightsService(weights_pb2_grpc.WeightsServicer):
             loop.call_soon_threadsafe(news.set)
 
         unsubscribe = self._publisher.subscribe(on_publish)
-        watcher = Watcher(self._publisher, request, loop.time)
+        watcher = AnnouncementStream(self._publisher, request, loop.time)
         self._publisher.pushes.watches(request.member_id)
         try:
             while True:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rollmesh.learner.checkpoint.best import Best, best_checkpoint
-from rollmesh.learner.evaluation.result_log import EvalLog
+from rollmesh.learner.evaluation.result_log import ResultLog
 from rollmesh.mesh.errors import DataError
 
 # Of a run folder; named here because the store of checkpoints loads torch.
@@ -20,7 +20,7 @@ def evaluations(run: Path) -> tuple[list[dict[str, Any]], Best | None]:
     Raises:
         DataError: the run has none.
     """
-    results = EvalLog(run).results()
+    results = ResultLog(run).results()
     if not results:
         raise DataError(
             f"{run} has no evaluation yet", hint="data.eval and eval.every_steps say what is evaluated when"
@@ -91,7 +91,7 @@ def row_lines(run: Path, version: str, number: int) -> Iterator[str]:
     found = [name for name in names if version in (f"{name[0]}:{name[1]}", str(name[1]))]
     if not found:
         raise DataError(f"version {version} was not evaluated", hint="`rollmesh evals RUN` lists those that were")
-    rows = EvalLog(run).rows(*found[-1])
+    rows = ResultLog(run).rows(*found[-1])
     if not rows:
         raise DataError(
             f"the prompts of version {version} are not kept", hint="see eval.keep_rows; old ones are removed"

@@ -12,9 +12,9 @@ import pytest
 
 from rollmesh.buffer.client.client import Outgoing
 from rollmesh.learner.distributed.train_plan import PlannedMember
-from rollmesh.learner.distributed.trajectories import FetchedPayloads
-from rollmesh.learner.rollouts.group import left_out, open_group
-from rollmesh.learner.rollouts.unsent_payloads import fetch_left_out
+from rollmesh.learner.distributed.trajectories import FetchedTrajectories
+from rollmesh.learner.rollouts.group import decode_group, unsent_members
+from rollmesh.learner.rollouts.unsent_payloads import fetch_unsent
 from rollmesh.mesh.rpc.rpc import open_channel
 from rollmesh.mesh.trajectory.payload_codec import Codec, Trajectory, encode
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
@@ -78,13 +78,13 @@ async def test_a_very_long_trajectory_is_written_sealed_leased_and_read(
     (result,) = await generator.writer().write([write_of(grant, 0, long, codec)])
     assert (result.status, result.sealed) == (pb.WRITE_STATUS_STORED, True), result
     (leased,) = await learner.batch(learner.sampler(), 1, 0)
-    assert left_out(leased)[0] == 0
-    fetched = await fetch_left_out(learner.client, "train", leased)
-    group = open_group(leased, learner.payloads[leased.group_id], fetched)
+    assert unsent_members(leased)[0] == 0
+    fetched = await fetch_unsent(learner.client, "train", leased)
+    group = decode_group(leased, learner.payloads[leased.group_id], fetched)
     grown = front.peak() - before
     # A rank that trains its share gets it by name.
     planned = [PlannedMember(0, leased.group_id, m.member, m.response_tokens, 1.0, False) for m in leased.members]
-    ranks = FetchedPayloads(None, learner.client, timeout_s=1.0)  # type: ignore[arg-type]  # this loop is the bridge
+    ranks = FetchedTrajectories(None, learner.client, timeout_s=1.0)  # type: ignore[arg-type]  # this loop is the bridge
     of_rank = await ranks._get(planned)
     for found, expected in zip([*group.trajectories, *of_rank], (long, short) * 2, strict=True):
         assert isinstance(found, Trajectory)

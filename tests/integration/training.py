@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from transformers import AutoTokenizer
 
-from rollmesh.learner.recording.recording import Recording, open_groups
+from rollmesh.learner.recording.recording import Recording, decode_groups
 from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.protos import buffer_pb2
@@ -44,7 +44,7 @@ class Trained:
         """What was trained on, as it was recorded."""
         recording = Recording(self._config.run.folder / "recording")
         batches = [recording.batch(version) for version in recording.versions]
-        groups = [group for batch in batches if batch is not None for group in open_groups(batch)]
+        groups = [group for batch in batches if batch is not None for group in decode_groups(batch)]
         found = [trajectory for group in groups for trajectory in group.trajectories]
         return [trajectory for trajectory in found if isinstance(trajectory, Trajectory)]
 

@@ -34,11 +34,11 @@ from rollmesh.learner.algorithms.types import (
 )
 from rollmesh.learner.checkpoint.store import CheckpointStore
 from rollmesh.learner.distributed.train_plan import TrainPlan, plan_training
-from rollmesh.learner.distributed.trajectories import HeldPayloads
+from rollmesh.learner.distributed.trajectories import InlineTrajectories
 from rollmesh.learner.distributed.worker import TrainResult, Worker
 from rollmesh.learner.engines.base import Engine
 from rollmesh.learner.engines.registry import create_engine
-from rollmesh.learner.rollouts.group import SampledGroup, open_group
+from rollmesh.learner.rollouts.group import SampledGroup, decode_group
 from rollmesh.mesh.config.models import OptimizerSection
 from rollmesh.mesh.trajectory.lineage import Lineage
 from rollmesh.mesh.trajectory.payload_codec import Trajectory, encode
@@ -83,7 +83,7 @@ def make_group(number: int, members: Sequence[Any], rng: np.random.Generator, *,
         trajectory = Trajectory(ids, rng.normal(-3.0, 0.5, count).astype(np.float32) * mask, mask, runs)
         payloads.append(encode(trajectory) if meta.outcome == _SCORED else b"")
     leased = buffer_pb2.LeasedGroup(group_id=f"g{number}", lease_id="l", task=task, members=members)
-    return open_group(leased, payloads)
+    return decode_group(leased, payloads)
 
 
 def make_groups(seed: int = 0, groups: int = 6, members: int = 3, longest: int = 9) -> list[SampledGroup]:
@@ -120,14 +120,14 @@ def make_plan(
 def make_worker(
     algorithm: Algorithm,
     engines: Mapping[str, Engine],
-    groups: Sequence[SampledGroup] | HeldPayloads,
+    groups: Sequence[SampledGroup] | InlineTrajectories,
     folder: Path,
     *,
     epochs: int = 1,
     token_budget: int = 1 << 20,
 ) -> Worker:
-    held = groups if isinstance(groups, HeldPayloads) else HeldPayloads()
-    if not isinstance(groups, HeldPayloads):
+    held = groups if isinstance(groups, InlineTrajectories) else InlineTrajectories()
+    if not isinstance(groups, InlineTrajectories):
         held.hold(groups)
     store = CheckpointStore(folder)
     return Worker(engines, algorithm, held, store, epochs=epochs, token_budget=token_budget, seed=3)
@@ -284,7 +284,7 @@ def main(model: Path, out: Path) -> None:
     seen, result, worker, engines, algorithm = train_probe(model, out / "checkpoints", token_budget=40, ranks=2)
     path = worker.save(PolicyVersion(1, VERSION + 1), {})
     told = save_where_ranks_fail(engines, out)
-    groups, held = make_groups(), HeldPayloads()
+    groups, held = make_groups(), InlineTrajectories()
     held.hold(groups)
     plain = make_worker(Plain(), {"actor": engines["actor"]}, held, out / "plain")
     failing = train_without_what_rank_1_cannot_read(plain, held, groups, lambda some: make_plan(some, ranks=2))

@@ -12,9 +12,9 @@ from typing import Any
 import torch.distributed as dist
 
 from rollmesh.learner.checkpoint.store import CheckpointStore
-from rollmesh.learner.distributed.rank_group import Link, Team, follow
+from rollmesh.learner.distributed.rank_group import RankChannel, RankGroup, run_follower
 from rollmesh.learner.distributed.train_plan import TrainPlan
-from rollmesh.learner.distributed.trajectories import HeldPayloads
+from rollmesh.learner.distributed.trajectories import InlineTrajectories
 from rollmesh.learner.distributed.worker import Worker
 from rollmesh.learner.engines.base import Engine
 from rollmesh.learner.rollouts.group import SampledGroup
@@ -63,21 +63,24 @@ def _files_up_to(size: int) -> Iterator[None]:
 
 
 def train_without_what_rank_1_cannot_read(
-    worker: Worker, held: HeldPayloads, groups: list[SampledGroup], plan: Callable[[list[SampledGroup]], TrainPlan]
+    worker: Worker,
+    held: InlineTrajectories,
+    groups: list[SampledGroup],
+    plan: Callable[[list[SampledGroup]], TrainPlan],
 ) -> dict[str, Any]:
     """Rank 0 leads, rank 1 follows and has an unknown token in a group of its share; gives what rank 0 sees."""
-    whole, link = plan(groups), Link()
+    whole, channel = plan(groups), RankChannel()
     place = next(index for micro in whole.division.minibatches[0][1] for index in micro)
     bad = whole.members[place].group_id
     if dist.get_rank() == 1:
         held.hold([_with_unknown_token(group) if group.group_id == bad else group for group in groups])
-        follow(worker, link)
+        run_follower(worker, channel)
         return {}
-    team = Team(worker, link)
-    unusable = team.prepare(whole)
-    again = team.prepare(plan([group for group in groups if group.group_id not in unusable]))
-    result = team.train(lambda: True)
-    team.dismiss()
+    ranks = RankGroup(worker, channel)
+    unusable = ranks.prepare(whole)
+    again = ranks.prepare(plan([group for group in groups if group.group_id not in unusable]))
+    result = ranks.train(lambda: True)
+    ranks.shutdown()
     return {"bad": bad, "unusable": unusable, "again": again, "trained": result is not None}
 
 

@@ -12,8 +12,8 @@ import rollmesh.learner.coordinator.checkpoint_scheduler
 import rollmesh.learner.coordinator.coordinator
 import rollmesh.learner.coordinator.training_loop
 import rollmesh.learner.distributed.rank_group
-from rollmesh.learner.coordinator.mesh_monitor import Monitor
-from rollmesh.learner.status import LearnerState
+from rollmesh.learner.coordinator.mesh_monitor import MeshMonitor
+from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.config import Config
 from tests.repository import REPOSITORY
 
@@ -62,12 +62,12 @@ def test_every_wait_has_a_deadline_and_an_end() -> None:
 
 
 def test_what_takes_long_is_named_with_its_seconds() -> None:
-    state = LearnerState(phase="checkpointing")
+    status = LearnerStatus(phase="checkpointing")
     anybody: Any = None
-    monitor = Monitor(anybody, anybody, state, anybody, anybody, batch=4)
+    monitor = MeshMonitor(anybody, anybody, status, anybody, anybody, batch=4)
     said = [monitor._phase_reason(now) for now in (100.0, 110.0, 112.0)]
     assert said == ["", "", "checkpointing for 12 s"]
-    state.phase = "training"
+    status.phase = "training"
     assert [monitor._phase_reason(now) for now in (113.0, 120.0)] == ["", ""]
-    state.steps += 1
+    status.steps += 1
     assert monitor._phase_reason(125.0) == "", "each step again, however short the phases between are"

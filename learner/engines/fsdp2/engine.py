@@ -39,7 +39,7 @@ from rollmesh.learner.engines.fsdp2.rows import build_rows
 from rollmesh.learner.engines.fsdp2.schedule import learning_rate
 from rollmesh.learner.engines.fsdp2.sharding import computing_in, plain_name, prepare, recover
 from rollmesh.learner.engines.fsdp2.state import load_state, save_state
-from rollmesh.learner.engines.fsdp2.step_metrics import step_figures
+from rollmesh.learner.engines.fsdp2.step_metrics import step_metrics
 from rollmesh.learner.engines.fsdp2.varlen import build_varlen_layout, has_varlen, without_kernel
 from rollmesh.learner.engines.fsdp2.world import World
 from rollmesh.learner.engines.tolerances import Evidence
@@ -216,8 +216,8 @@ class Fsdp2Engine(Engine):
             optimizer.step()
             self._steps += 1
         seen = sum(batch.tokens.num_tokens for batch in real)
-        figures = step_figures(self._world, parts, seen, value)
-        return StepResult(figures | {"grad_norm": norm, "lr": rate}, skipped)
+        metrics = step_metrics(self._world, parts, seen, value)
+        return StepResult(metrics | {"grad_norm": norm, "lr": rate}, skipped)
 
     @torch.no_grad()
     def infer_batch(self, batches: Sequence[PackedBatch], *, sum_pi_squared: bool = False) -> list[ModelOutput]:

@@ -17,7 +17,7 @@ from rollmesh.learner.algorithms.metrics import Metrics, summarize
 from rollmesh.learner.engines.fsdp2.world import World
 
 
-def step_figures(world: World, parts: Sequence[Metrics], tokens: int, loss: Tensor) -> dict[str, float]:
+def step_metrics(world: World, parts: Sequence[Metrics], tokens: int, loss: Tensor) -> dict[str, float]:
     """Loss and metrics over everything; collective.
 
     Args:
@@ -28,14 +28,14 @@ def step_figures(world: World, parts: Sequence[Metrics], tokens: int, loss: Tens
     """
     # One reading for both: the host waits for the device with each.
     total, present = world.sum(torch.stack((loss, loss.new_full((), float(bool(parts)))))).tolist()
-    figures = {"loss": total}
+    metrics = {"loss": total}
     if not present:
-        return figures
+        return metrics
     if present < world.size:
         messages = world.gather_bytes(_names(parts))
         parts = parts or [_neutral(json.loads(next(message for message in messages if message)))]
     reduce = {"reduce_sum": world.sum, "reduce_max": world.max} if world.size > 1 else {}
-    return figures | summarize(parts, tokens, **reduce)
+    return metrics | summarize(parts, tokens, **reduce)
 
 
 def _names(parts: Sequence[Metrics]) -> bytes:

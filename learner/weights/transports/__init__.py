@@ -6,7 +6,7 @@ versions are written anyhow. All others cost time or disk for every version, and
 
 from __future__ import annotations
 
-from rollmesh.learner.weights.transports.base import Offer
+from rollmesh.learner.weights.transports.base import SenderTransport
 from rollmesh.learner.weights.transports.broadcast import Broadcast
 from rollmesh.learner.weights.transports.disk import Disk
 from rollmesh.learner.weights.transports.rendezvous import Rendezvous
@@ -17,15 +17,15 @@ __all__ = [
     "SHARED_MEMORY",
     "Broadcast",
     "Disk",
-    "Offer",
     "Rendezvous",
+    "SenderTransport",
     "SharedMemory",
-    "further_offers",
+    "configured_transports",
     "shared_memory",
 ]
 
 
-def further_offers(config: Config) -> list[Offer]:
+def configured_transports(config: Config) -> list[SenderTransport]:
     """What is offered besides shared memory, which belongs to the publisher's own bytes.
 
     Raises:

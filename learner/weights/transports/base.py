@@ -18,7 +18,7 @@ from rollmesh.learner.weights.published_version import PublishedVersion
 from rollmesh.protos import weights_pb2
 
 
-class Offer(ABC):
+class SenderTransport(ABC):
     """Makes versions available by one transport. `offer` and `retire` belong to the thread that trains.
 
     Attributes:

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 import torch
 
 from rollmesh.learner.weights.published_version import PublishedVersion
-from rollmesh.learner.weights.transports.base import Offer
+from rollmesh.learner.weights.transports.base import SenderTransport
 from rollmesh.learner.weights.transports.rendezvous import Rendezvous
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.runtime.devices import need_cuda
@@ -69,7 +69,7 @@ class _Group:
     ranks: dict[str, int]
 
 
-class Broadcast(Offer):
+class Broadcast(SenderTransport):
     """Broadcasts versions to those that join.
 
     Args:
@@ -109,13 +109,13 @@ class Broadcast(Offer):
         self._thread.start()
 
     def offer(self, version: PublishedVersion) -> weights_pb2.Offer | None:
-        """See Offer."""
+        """See SenderTransport."""
         with self._changed:
             self._versions[version.policy] = version
         return weights_pb2.Offer(transport=self.name, address=self._rendezvous.address)
 
     def retire(self, version: PublishedVersion) -> None:
-        """See Offer; a round that has begun goes on."""
+        """See SenderTransport; a round that has begun goes on."""
         with self._changed:
             self._versions.pop(version.policy, None)
 

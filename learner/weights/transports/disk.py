@@ -21,7 +21,7 @@ import numpy as np
 from safetensors import SafetensorError, TensorSpec, serialize_file
 
 from rollmesh.learner.weights.published_version import PublishedVersion
-from rollmesh.learner.weights.transports.base import Offer
+from rollmesh.learner.weights.transports.base import SenderTransport
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights.safetensors_format import INDEX_NAME, bucket_file, metadata_of, version_folder
@@ -33,7 +33,7 @@ _UNFINISHED = ".unfinished-"
 _FOLDER = re.compile(rf"(?P<incarnation>\d+)-\d+|{re.escape(_UNFINISHED)}(?P<of_unfinished>\d+)-\d+-[0-9a-f]+")
 
 
-class Disk(Offer):
+class Disk(SenderTransport):
     """Writes versions below `folder/<run>`.
 
     Args:
@@ -60,7 +60,7 @@ class Disk(Offer):
             ) from error
 
     def offer(self, version: PublishedVersion) -> weights_pb2.Offer | None:
-        """See Offer; None where the disk refuses."""
+        """See SenderTransport; None where the disk refuses."""
         policy = version.policy
         unfinished = self._folder / self._run / f"{_UNFINISHED}{_name(policy)}-{secrets.token_hex(4)}"
         relative = version_folder(self._run, policy)
@@ -78,7 +78,7 @@ class Disk(Offer):
         return weights_pb2.Offer(transport=self.name, address=relative.as_posix())
 
     def retire(self, version: PublishedVersion) -> None:
-        """See Offer; a reader in the middle finds a file missing."""
+        """See SenderTransport; a reader in the middle finds a file missing."""
         self._written.discard(version.policy)
         shutil.rmtree(self._folder / version_folder(self._run, version.policy), ignore_errors=True)
 

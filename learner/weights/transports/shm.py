@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 from rollmesh.learner.weights.published_version import PublishedVersion
-from rollmesh.learner.weights.transports.base import Offer
+from rollmesh.learner.weights.transports.base import SenderTransport
 from rollmesh.learner.weights.version_storage import sweep, usable_directory
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.runtime.hosts import host_id
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  meant to be shared; files are created unnamed and readable by the owner only
 
 
-class SharedMemory(Offer):
+class SharedMemory(SenderTransport):
     """Offers the publisher's own files; what killed publishers left behind is removed first.
 
     Args:
@@ -32,14 +32,14 @@ class SharedMemory(Offer):
         self._host_id = host_id()
 
     def offer(self, version: PublishedVersion) -> weights_pb2.Offer | None:
-        """See Offer; None once the tmpfs was full, and the bytes have gone to anonymous memory."""
+        """See SenderTransport; None once the tmpfs was full, and the bytes have gone to anonymous memory."""
         if version.data.path is None:
             self.directory = None
             return None
         return weights_pb2.Offer(transport=self.name, address=str(version.data.path), host_id=self._host_id)
 
     def retire(self, version: PublishedVersion) -> None:
-        """See Offer; receivers keep what they have mapped."""
+        """See SenderTransport; receivers keep what they have mapped."""
         version.data.unlink()
 
 

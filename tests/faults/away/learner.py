@@ -1,4 +1,4 @@
-"""A learner that computes nothing: the product's own loop, claimer, source, feeder and reasserter, without engines."""
+"""A learner that computes nothing: the product's own loop, claimer, source, seeder and recovery, without engines."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any, cast
 from rollmesh.learner.algorithms.base import Algorithm
 from rollmesh.learner.algorithms.types import Needs
 from rollmesh.learner.batching.types import Packing
-from rollmesh.learner.control_requests import Controls
+from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.coordinator.batch_claim import BatchClaimer
-from rollmesh.learner.coordinator.prompt_seeder import TaskFeeder
-from rollmesh.learner.coordinator.step_recorder import FinishedStep, Recorder
+from rollmesh.learner.coordinator.prompt_seeder import PromptSeeder
+from rollmesh.learner.coordinator.step_recorder import FinishedStep, StepRecorder
 from rollmesh.learner.coordinator.training_loop import TrainingLoop
 from rollmesh.learner.data.stream import PromptStream, Window
-from rollmesh.learner.distributed.rank_group import Team
-from rollmesh.learner.distributed.trajectories import HeldPayloads
+from rollmesh.learner.distributed.rank_group import RankGroup
+from rollmesh.learner.distributed.trajectories import InlineTrajectories
 from rollmesh.learner.distributed.worker import TrainResult
-from rollmesh.learner.metrics.run_totals import RunFigures
+from rollmesh.learner.metrics.run_totals import RunTotals
 from rollmesh.learner.recovery.consumption_log import LOG_NAME, ConsumptionLog
-from rollmesh.learner.recovery.redis_recovery import Reasserter
-from rollmesh.learner.rollouts.group_stream import GroupSource
-from rollmesh.learner.status import LearnerState
+from rollmesh.learner.recovery.redis_recovery import RedisRecovery
+from rollmesh.learner.rollouts.group_stream import GroupStream
+from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.config.models import BatchSection
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.runtime.service import AsyncBridge
@@ -54,10 +54,10 @@ class _EveryGroup:
         return None
 
 
-class _Team:
+class _Ranks:
     """One rank that computes nothing."""
 
-    ranks = 1
+    size = 1
     packing = Packing.SHARED
 
     def prepare(self, _plan: object) -> dict[str, str]:
@@ -69,7 +69,7 @@ class _Team:
     def export(self) -> Iterator[Any]:
         return iter(())
 
-    def keep_waiting(self) -> None:
+    def keep_alive(self) -> None:
         pass
 
 
@@ -81,7 +81,7 @@ class Learner(Member):
         self._run, self._folder, self._bridge = run, folder, bridge
         self._batch = BatchSection(groups=groups)
         self._commit_every = commit_every
-        self._state, self._controls = LearnerState(), Controls()
+        self._status, self._controls = LearnerStatus(), ControlRequests()
         self._incarnation = 0
         self._announced: Any = None
 
@@ -90,28 +90,28 @@ class Learner(Member):
         await self.agent.start()
         self._incarnation = (await self.client.resume("train", self.agent.member_id, 0)).incarnation
         self.agent.set_status(incarnation=self._incarnation)
-        self._reasserter = Reasserter(
+        self._recovery = RedisRecovery(
             self.client,
             member_id=self.agent.member_id,
             log=self._folder / LOG_NAME,
             incarnation=self._incarnation,
             takeovers={self._incarnation: 0},
-            state=self._state,
+            status=self._status,
             patience_s=PATIENCE_S,
         )
-        self._feeder = TaskFeeder(
+        self._seeder = PromptSeeder(
             self.client,
             cast(PromptStream, _Prompts()),
             incarnation=self._incarnation,
             cursor=0,
             batch=self._batch.groups,
             window=_SEEDED_AHEAD * self._batch.groups,
-            reasserter=self._reasserter,
+            recovery=self._recovery,
             on_error=self._controls.fail,
         )
-        self._reasserter.on_told = self._feeder.go_back
-        await self._feeder.start()
-        self._source = GroupSource(self.client, self._incarnation, with_payloads=True)
+        self._recovery.on_recovered = self._seeder.rewind
+        await self._seeder.start()
+        self._source = GroupStream(self.client, self._incarnation, with_payloads=True)
         self._source.start()
         self._controls.wake = lambda: self._bridge.loop.call_soon_threadsafe(self._source.interrupt)
 
@@ -128,19 +128,19 @@ class Learner(Member):
             batch=self._batch.groups,
             on_claimed=self._claimed,
             on_checkpoint_wanted=lambda: None,
-            reasserter=self._reasserter,
+            recovery=self._recovery,
         )
         loop = TrainingLoop(
             bridge=self._bridge,
-            team=cast(Team, _Team()),
+            ranks=cast(RankGroup, _Ranks()),
             claimer=claimer,
-            held=HeldPayloads(),
+            held=InlineTrajectories(),
             announcer=self,
             checkpoints=self,
-            recorder=cast(Recorder, self),
-            figures=RunFigures(),
+            recorder=cast(StepRecorder, self),
+            run_totals=RunTotals(),
             controls=self._controls,
-            state=self._state,
+            status=self._status,
             lineage=Lineage(((self._incarnation, 0),)),
             batch=self._batch,
             version=0,
@@ -155,13 +155,13 @@ class Learner(Member):
             say(self._run, "failed", error=repr(error))
 
     def _claimed(self, version: int) -> None:
-        self._feeder.batch_used()
-        self._source.want(version + 1, self._batch.groups)
+        self._seeder.batch_used()
+        self._source.request(version + 1, self._batch.groups)
 
     # What the loop asks of an announcer, of a keeper of checkpoints and of a recorder.
 
     def publish(self, version: int, tensors: Iterable[Any]) -> None:
-        self._state.published = PolicyVersion(self._incarnation, version)
+        self._status.published = PolicyVersion(self._incarnation, version)
         self._announced = self._bridge.submit(self.client.set_policy_version(self._incarnation, version))
 
     async def in_force(self) -> None:
@@ -174,9 +174,9 @@ class Learner(Member):
         assert changed
         if version and version % self._commit_every == 0:
             self._bridge.call(self.client.commit("train", self._incarnation, version, "here"), PATIENCE_S)
-            self._state.durable = (version, "here")
+            self._status.durable = (version, "here")
         return 0.0
 
-    def step(self, finished: FinishedStep) -> None:
+    def record_step(self, finished: FinishedStep) -> None:
         groups = [(group.group_id, group.leased.task.ordinal) for group in finished.groups]
         say(self._run, "trained", version=finished.trained_version, groups=groups, at=time.monotonic())

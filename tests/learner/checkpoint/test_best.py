@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 import pytest
 
-from rollmesh.learner.checkpoint.best import FILE, Best, BestCheckpoint, best_checkpoint, protected
+from rollmesh.learner.checkpoint.best import FILE, Best, BestCheckpoint, best_checkpoint, protected_names
 from rollmesh.learner.checkpoint.retention import prune
 from rollmesh.learner.checkpoint.store import CheckpointStore
-from rollmesh.learner.coordinator.best_tracker import BestKeeper
+from rollmesh.learner.coordinator.best_tracker import BestTracker
 from rollmesh.learner.evaluation.evaluator import EvalResult
 from rollmesh.mesh.errors import DataError, FencedError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -25,7 +25,7 @@ class Run:
         self.store = CheckpointStore(root)
         self.file = BestCheckpoint(root, incarnation)
         self.before = self.file.claim()
-        self.keeper = BestKeeper(self.file, metric="reward", direction=direction)
+        self.tracker = BestTracker(self.file, metric="reward", direction=direction)
         self.root = root
 
     def save(self, version: int, *, evaluated: bool = False) -> None:
@@ -34,10 +34,10 @@ class Run:
         path = self.store.save(engines, policy, {})
         prune(self.root, committed=path.name, keep=2)
         if evaluated:
-            self.keeper.written(policy, path.name)
+            self.tracker.checkpoint_written(policy, path.name)
 
     def result(self, version: int, reward: float) -> None:
-        self.keeper.result(EvalResult(PolicyVersion(self.incarnation, version), reward, {}, 1, 0, 1.0, 1.0))
+        self.tracker.round_finished(EvalResult(PolicyVersion(self.incarnation, version), reward, {}, 1, 0, 1.0, 1.0))
 
     @property
     def best(self) -> tuple[int, int] | None:
@@ -82,8 +82,8 @@ def test_a_result_may_come_before_its_checkpoint_and_a_round_may_be_missed(tmp_p
     assert run.best == (1, 3)
     run.save(4, evaluated=True)
     run.save(4, evaluated=True)
-    run.keeper.missed(PolicyVersion(1, 4))
-    assert protected(tmp_path) == {"i0001-v00000003"}
+    run.tracker.round_abandoned(PolicyVersion(1, 4))
+    assert protected_names(tmp_path) == {"i0001-v00000003"}
     run.save(5, evaluated=True)
     run.result(5, 0.25)
     assert run.best == (1, 5), "less is better here"
@@ -99,15 +99,15 @@ def test_a_checkpoint_behind_its_round_waits_for_nothing(tmp_path: Path, how: st
         run.save(2, evaluated=True)
         run.result(2, 0.25)
     else:
-        run.keeper.missed(PolicyVersion(1, 2))
+        run.tracker.round_abandoned(PolicyVersion(1, 2))
     run.save(2, evaluated=True)
-    assert protected(tmp_path) == {"i0001-v00000001"}
+    assert protected_names(tmp_path) == {"i0001-v00000001"}
 
 
 def test_a_round_that_is_begun_anew_is_measured(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.save(1, evaluated=True)
-    run.keeper.missed(PolicyVersion(1, 1))
+    run.tracker.round_abandoned(PolicyVersion(1, 1))
     run.result(1, 0.5)
     run.save(1, evaluated=True)
     assert run.best == (1, 1)
@@ -121,7 +121,7 @@ def test_a_successor_finds_the_best_and_the_superseded_changes_nothing(tmp_path:
     second = Run(tmp_path, incarnation=2)
     assert second.before is not None
     assert (second.before.version, second.before.value) == (2, 0.5)
-    assert protected(tmp_path) == {"i0001-v00000002"}, "nobody waits for the round of the old learner any more"
+    assert protected_names(tmp_path) == {"i0001-v00000002"}, "nobody waits for the round of the old learner any more"
     with pytest.raises(FencedError):
         first.result(4, 0.9)
     with pytest.raises(FencedError):
@@ -137,24 +137,26 @@ def test_values_of_another_metric_or_measured_otherwise_give_way_and_what_is_gon
 ) -> None:
     run = Run(tmp_path)
     run.save(1)
-    assert run.file.measured(Best("i0001-v00000001", 1, 1, "reward", "max", 0.9, "so"))
-    assert not run.file.measured(Best("i0001-v00000002", 1, 2, "reward", "max", 0.95, "so")), "there is no such folder"
+    assert run.file.record_value(Best("i0001-v00000001", 1, 1, "reward", "max", 0.9, "so"))
+    assert not run.file.record_value(Best("i0001-v00000002", 1, 2, "reward", "max", 0.95, "so")), (
+        "there is no such folder"
+    )
     run.save(2)
-    assert run.file.measured(Best("i0001-v00000002", 1, 2, "pass@4", "max", 0.1, "so"))
+    assert run.file.record_value(Best("i0001-v00000002", 1, 2, "pass@4", "max", 0.1, "so"))
     assert run.best == (1, 2)
     run.save(3)
-    assert not run.file.measured(Best("i0001-v00000003", 1, 3, "pass@4", "max", 0.05, "so"))
-    assert run.file.measured(Best("i0001-v00000003", 1, 3, "pass@4", "max", 0.05, "otherwise"))
+    assert not run.file.record_value(Best("i0001-v00000003", 1, 3, "pass@4", "max", 0.05, "so"))
+    assert run.file.record_value(Best("i0001-v00000003", 1, 3, "pass@4", "max", 0.05, "otherwise"))
     assert run.best == (1, 3)
 
 
 def test_a_metric_that_the_round_does_not_have_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = Run(tmp_path)
-    run.keeper = BestKeeper(run.file, metric="reward/other", direction="max")
+    run.tracker = BestTracker(run.file, metric="reward/other", direction="max")
     run.save(1, evaluated=True)
     run.result(1, 0.5)
     assert "has no reward/other" in caplog.text
-    assert protected(tmp_path) == frozenset()
+    assert protected_names(tmp_path) == frozenset()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rollmesh.checkpoint_choice import chosen_of
-from rollmesh.learner.checkpoint.fallbacks import way_back
+from rollmesh.learner.checkpoint.fallbacks import fallback_hint
 from rollmesh.learner.checkpoint.names import name_of
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -24,15 +24,15 @@ def test_the_newest_ancestor_is_offered_with_what_it_costs(tmp_path: Path) -> No
         return version.incarnation == 2 or version.version <= 20
 
     for _ in range(2):
-        said = way_back(last, survives)
+        said = fallback_hint(last, survives)
         assert "--from-checkpoint=i0001-v00000020 " in said
         assert "steps 21 to 30 are undone" in said
         # The same where it is gone.
         if last.exists():
             last.rmdir()
     first = root / name_of(PolicyVersion(1, 10))
-    assert "there is none before it" in way_back(first, survives)
-    assert "there is none before it" in way_back(tmp_path / "nowhere" / first.name, survives)
+    assert "there is none before it" in fallback_hint(first, survives)
+    assert "there is none before it" in fallback_hint(tmp_path / "nowhere" / first.name, survives)
 
 
 def test_a_checkpoint_is_chosen_by_its_name(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The feeder of prompt tasks: what ends it ends the run."""
+"""The seeder of prompt tasks: what ends it ends the run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from rollmesh.learner.coordinator.prompt_seeder import TaskFeeder
+from rollmesh.learner.coordinator.prompt_seeder import PromptSeeder
 from rollmesh.learner.data.stream import Window
 from rollmesh.mesh.errors import RollmeshError, UnreachableError
 
@@ -34,21 +34,21 @@ async def test_an_error_of_any_kind_is_told(error: Exception, said: str) -> None
     async def seed(*_arguments: Any, **_more: Any) -> Any:
         return SimpleNamespace(pending=4)
 
-    async def mended(verb: Callable[[], Awaitable[None]]) -> None:
+    async def with_recovery(verb: Callable[[], Awaitable[None]]) -> None:
         await verb()
 
     told: asyncio.Future[RollmeshError] = asyncio.get_running_loop().create_future()
-    feeder = TaskFeeder(
+    seeder = PromptSeeder(
         cast(Any, SimpleNamespace(seed=seed)),
         cast(Any, Prompts(error)),
         incarnation=1,
         cursor=0,
         batch=4,
         window=4,
-        reasserter=cast(Any, SimpleNamespace(mended=mended)),
+        recovery=cast(Any, SimpleNamespace(with_recovery=with_recovery)),
         on_error=told.set_result,
     )
-    await feeder.start()
-    feeder.batch_used()
+    await seeder.start()
+    seeder.batch_used()
     assert (await asyncio.wait_for(told, 60)).message == said
-    await feeder.close()
+    await seeder.close()

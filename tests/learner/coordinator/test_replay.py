@@ -158,7 +158,7 @@ def batch(count: int) -> list[SampledGroup]:
 async def record(folder: Path, resumed: Sequence[tuple[int, int]], versions: range, max_bytes: int = 1 << 30) -> None:
     recorder = BatchRecorder(folder, Stored(), Lineage(tuple(resumed)), max_bytes=max_bytes)
     for version in versions:
-        await recorder.claimed(version, batch(2), {"zero_variance": version})
+        await recorder.record(version, batch(2), {"zero_variance": version})
     await recorder.close()
 
 

@@ -10,24 +10,24 @@ from rollmesh.mesh.errors import DivergedError
 
 def test_a_run_outlives_some_batches_without_a_step_and_ends_with_one_more() -> None:
     limit = SkipLimit(2)
-    assert limit.changes
+    assert limit.last_batch_stepped
     for version in range(6):
         # Every third batch is followed.
-        limit.trained(version, {"actor": version % 3 != 2})
-        assert limit.changes == (version % 3 == 2)
-    limit.trained(6, {"actor": True})
-    limit.trained(7, {"actor": True})
+        limit.record(version, {"actor": version % 3 != 2})
+        assert limit.last_batch_stepped == (version % 3 == 2)
+    limit.record(6, {"actor": True})
+    limit.record(7, {"actor": True})
     with pytest.raises(
         DivergedError, match=r"the actor's gradient was not finite in 3 batches in a row, .* version 8;"
     ):
-        limit.trained(8, {"actor": True})
+        limit.record(8, {"actor": True})
 
 
 def test_every_role_counts_for_itself_and_a_batch_without_its_share_changes_nothing() -> None:
     limit = SkipLimit(2)
-    limit.trained(0, {"actor": False, "critic": True})
-    limit.trained(1, {"actor": False})
-    limit.trained(2, {"actor": False, "critic": True})
-    assert not limit.changes
+    limit.record(0, {"actor": False, "critic": True})
+    limit.record(1, {"actor": False})
+    limit.record(2, {"actor": False, "critic": True})
+    assert not limit.last_batch_stepped
     with pytest.raises(DivergedError, match="the critic's"):
-        limit.trained(3, {"actor": False, "critic": True})
+        limit.record(3, {"actor": False, "critic": True})

@@ -1,4 +1,4 @@
-"""A rank's share: every token that is trained is in a micro-batch, as often as it is repeated, with its own values."""
+"""A rank's part of a batch: each trained token is in a micro-batch, as often as repeated, with its values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rollmesh.learner.algorithms.types import Rollouts
 from rollmesh.learner.batching.types import TrainSequence
-from rollmesh.learner.distributed.rank_batch import Share
+from rollmesh.learner.distributed.rank_batch import RankBatch
 from tests.learner.dataflow import make_groups, make_plan
 
 
@@ -54,14 +54,14 @@ def test_shares_are_complete_and_views_point_at_them(
         taken: list[int] = []
         sizes = set()
         for rank in range(ranks):
-            share = Share(plan, rank, sequences, torch.device("cpu"), budget)
-            share.set_lengths(lengths)
-            step = share.steps(rollouts, leave_out_silent=silent)[minibatch]
-            view = share.view(minibatch, step, rollouts)
-            sizes.add((step.counts.tokens, step.counts.sequences, view.places.numel()))
-            for micro, batch, own in zip(step.micro_batches, step.batches, view.own, strict=True):
+            rank_batch = RankBatch(plan, rank, sequences, torch.device("cpu"), budget)
+            rank_batch.set_lengths(lengths)
+            step = rank_batch.steps(rollouts, skip_zero_advantage=silent)[minibatch]
+            view = rank_batch.minibatch_view(minibatch, step, rollouts)
+            sizes.add((step.counts.tokens, step.counts.sequences, view.token_indices.numel()))
+            for micro, batch, own in zip(step.micro_batches, step.batches, view.positions, strict=True):
                 places = batch.tokens.extra["place"]
-                assert torch.equal(view.places[own], places)
+                assert torch.equal(view.token_indices[own], places)
                 assert torch.equal(batch.tokens.behaviour_log_probs, rollouts.behaviour_log_probs[places])
                 in_batch = [micro.members[i] for i in batch.tokens.sequence_ids.tolist()]
                 assert owner[places.numpy()].tolist() == in_batch

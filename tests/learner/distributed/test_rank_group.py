@@ -11,10 +11,10 @@ from typing import Any
 import msgpack
 import pytest
 
-from rollmesh.learner.control_requests import Controls
-from rollmesh.learner.coordinator.coordinator import Leader
-from rollmesh.learner.distributed.rank_group import follow
-from rollmesh.learner.status import LearnerState
+from rollmesh.learner.control_requests import ControlRequests
+from rollmesh.learner.coordinator.coordinator import Coordinator
+from rollmesh.learner.distributed.rank_group import run_follower
+from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.errors import UnreachableError
 from rollmesh.mesh.runtime.service import AsyncBridge
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -49,20 +49,22 @@ def test_a_rank_without_its_share_still_takes_part_in_a_checkpoint(monkeypatch: 
     prepare, save = {"order": "prepare", "plan": b""}, {"order": "save", "version": "1:4", "extra": {}}
     worker: Any = Away()
     link: Any = Orders(prepare, save, {"order": "end"})
-    follow(worker, link)
+    run_follower(worker, link)
     assert worker.saved == ["1:4"]
 
 
 def test_they_are_told_to_wait_as_long_as_the_last_evaluation_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     told = threading.Event()
 
-    async def last(_policy: PolicyVersion) -> bool:
+    async def final_result(_policy: PolicyVersion) -> bool:
         return await asyncio.to_thread(told.wait, 30)
 
     monkeypatch.setattr("rollmesh.learner.coordinator.coordinator.TURN_S", 0.01)
-    bridge, team = AsyncBridge("test"), SimpleNamespace(keep_waiting=told.set)
-    leader: Any = SimpleNamespace(_bridge=bridge, _team=team, _state=LearnerState(), _controls=Controls())
-    evaluator: Any = SimpleNamespace(last=last)
-    Leader._evaluate_last(leader, evaluator, PolicyVersion(1, 4), "steps")
+    bridge, ranks = AsyncBridge("test"), SimpleNamespace(keep_alive=told.set)
+    coordinator: Any = SimpleNamespace(
+        _bridge=bridge, _ranks=ranks, _status=LearnerStatus(), _controls=ControlRequests()
+    )
+    evaluator: Any = SimpleNamespace(final_result=final_result)
+    Coordinator._evaluate_last(coordinator, evaluator, PolicyVersion(1, 4), "steps")
     bridge.close()
     assert told.is_set()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmesh.learner.evaluation.metrics import answer_of, draws, figures_of, majority_reward, pass_at_k
+from rollmesh.learner.evaluation.metrics import answer_of, draws, majority_reward, pass_at_k, pass_metrics
 
 
 @given(st.integers(1, 8).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
@@ -46,7 +46,7 @@ def test_figures_are_means_over_prompts() -> None:
         [(0.0, "=1"), (0.2, "=2"), (0.0, "=1")],
         [],
     ]
-    found = figures_of(prompts, n=5, right_at=1.0)
+    found = pass_metrics(prompts, n=5, right_at=1.0)
     assert draws(5) == [1, 2, 4, 5]
     assert draws(4) == [1, 2, 4]
     assert found["mean@5"] == pytest.approx((3 / 5 + 0.2 / 3) / 2)
@@ -54,5 +54,5 @@ def test_figures_are_means_over_prompts() -> None:
     assert found["pass@1"] == pytest.approx((3 / 5 + 0) / 2)
     assert found["pass@2"] == pytest.approx((1 - 1 / 10 + 0) / 2)
     assert found["pass@4"] == found["pass@5"] == 1.0, "only the first prompt has so many scored responses"
-    assert figures_of(prompts, n=5, right_at=0.1)["pass@1"] == pytest.approx((3 / 5 + 1 / 3) / 2)
-    assert figures_of([[(1.0, "x")]], n=1, right_at=1.0) == {}
+    assert pass_metrics(prompts, n=5, right_at=0.1)["pass@1"] == pytest.approx((3 / 5 + 1 / 3) / 2)
+    assert pass_metrics([[(1.0, "x")]], n=1, right_at=1.0) == {}

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 import rollmesh.learner.evaluation.result_log as module
-from rollmesh.learner.evaluation.result_log import MAX_TEXT, EvalLog, shortened
+from rollmesh.learner.evaluation.result_log import MAX_TEXT, ResultLog, shortened
 
 
 def test_results_come_back_by_version_and_rows_of_old_ones_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FILES_WITH_ROWS", 2)
-    log = EvalLog(tmp_path)
+    log = ResultLog(tmp_path)
     assert log.results() == []
     for incarnation, version in ((1, 0), (1, 8), (2, 4), (2, 8)):
         log.write({"incarnation": incarnation, "version": version, "reward": version / 8}, [{"row": version}])

@@ -14,7 +14,7 @@ from rollmesh.checkpoint_choice import best_of
 from rollmesh.cli.app import app
 from rollmesh.learner.checkpoint.best import best_checkpoint
 from rollmesh.learner.checkpoint.store import CheckpointStore
-from rollmesh.learner.evaluation.result_log import EvalLog
+from rollmesh.learner.evaluation.result_log import ResultLog
 from rollmesh.learner.recovery.consumption_log import read_log
 from rollmesh.mesh.errors import DataError
 from tests.learner.live.test_runs import wait_for_line
@@ -49,7 +49,7 @@ def test_the_best_version_is_kept_listed_exported_and_gone_on_from(
         # Ended in order before its last step: the generator stays.
         with meanwhile(end_it):
             assert run_learner(config, mesh) == 0
-        results = EvalLog(run).results()
+        results = ResultLog(run).results()
         assert results[0]["version"] == 0
         best = best_checkpoint(run / "checkpoints")
         assert best is not None
@@ -60,7 +60,7 @@ def test_the_best_version_is_kept_listed_exported_and_gone_on_from(
         assert best.version in kept
         # The last two, the best, and the one whose evaluation was under way when the last one came.
         assert len(kept) <= 4
-        rows = EvalLog(run).rows(1, best.version)
+        rows = ResultLog(run).rows(1, best.version)
         assert [len(row["responses"]) for row in rows] == [2, 2, 2]
         assert all(response["reward"] is not None for row in rows for response in row["responses"])
 
@@ -81,7 +81,7 @@ def test_the_best_version_is_kept_listed_exported_and_gone_on_from(
     again = [use for use in read_log(log) if use.incarnation == 2]
     assert [use.train_version for use in again] == [best.version, best.version + 1]
     assert again[0].resumed_at == best.version
-    found = EvalLog(run).results()
+    found = ResultLog(run).results()
     assert {result["incarnation"] for result in found} == {1, 2}
 
     listed = CliRunner().invoke(app, ["evals", str(run)])

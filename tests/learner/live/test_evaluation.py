@@ -143,10 +143,10 @@ async def test_a_round_is_collected_settled_and_reported(tmp_path: Path) -> None
     async with mesh(tmp_path) as found:
         evaluator = evaluator_of(found.client, tasks(4), kept=kept, on_result=results.append)
         for policy in (V0, V1):
-            assert await evaluator.begin(policy)
-            assert not await evaluator.begin(policy)
+            assert await evaluator.start_round(policy)
+            assert not await evaluator.start_round(policy)
             await found.answer(policy, 4)
-            assert await evaluator.last(policy) is results[-1]
+            assert await evaluator.final_result(policy) is results[-1]
         ledger = await found.client.ledger("eval")
     assert [result.policy for result in results] == [V0, V1]
     assert kept == results, "kept before anybody is told"
@@ -156,7 +156,7 @@ async def test_a_round_is_collected_settled_and_reported(tmp_path: Path) -> None
         {"text": "", "reward": None, "reason": "broken", "tokens": 2},
     ]
     # One response of two is scored: it counts for pass@1, and for pass@2 there are too few.
-    assert results[0].figures == {"mean@2": 1.5, "maj@2": 1.5, "pass@1": 0.75}
+    assert results[0].metrics == {"mean@2": 1.5, "maj@2": 1.5, "pass@1": 0.75}
     assert results[0].value("reward/odd") == 2.0
     assert (results[0].value("pass@1"), results[0].value("reward"), results[0].value("reward/x")) == (0.75, 1.5, None)
     assert results[0].reward == 1.5
@@ -170,20 +170,20 @@ async def test_a_round_that_no_one_can_serve_is_withdrawn_and_owed(tmp_path: Pat
     in_force, missed = V1, list[PolicyVersion]()
     async with mesh(tmp_path) as found:
         evaluator = evaluator_of(found.client, tasks(3), in_force=lambda: in_force, on_missed=missed.append)
-        await evaluator.begin(V1)
+        await evaluator.start_round(V1)
         in_force = V2
         assert evaluator._round is not None
         await asyncio.wait_for(evaluator._round, 10)
-        assert evaluator.owed
+        assert evaluator.retry_due
         assert evaluator.latest is None
         assert missed == [V1]
         ledger = await found.client.ledger("eval")
         assert (ledger.recounted.withdrawn, ledger.recounted.pending) == (3, 0)
-        assert await evaluator.begin(V2)
+        assert await evaluator.start_round(V2)
         await found.answer(V2, 3)
-        result = await evaluator.last(V2)
+        result = await evaluator.final_result(V2)
     assert result is not None
-    assert not evaluator.owed
+    assert not evaluator.retry_due
 
 
 async def test_a_round_that_comes_due_while_another_runs_is_told_of_and_counted(
@@ -192,12 +192,12 @@ async def test_a_round_that_comes_due_while_another_runs_is_told_of_and_counted(
     results: list[EvalResult] = []
     async with mesh(tmp_path) as found:
         evaluator = evaluator_of(found.client, tasks(2), on_result=results.append)
-        assert await evaluator.begin(V0)
+        assert await evaluator.start_round(V0)
         for policy in (V0, V1, V2):
-            assert not await evaluator.begin(policy)
+            assert not await evaluator.start_round(policy)
         told = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
         await found.answer(V0, 2)
-        assert await evaluator.last(V0) is results[0]
+        assert await evaluator.final_result(V0) is results[0]
     assert len(told) == 1
     assert "version 1:1 is left out" in told[0]
     assert "eval.every_steps" in told[0]
@@ -207,7 +207,7 @@ async def test_a_round_that_comes_due_while_another_runs_is_told_of_and_counted(
 async def test_a_round_that_takes_too_long_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with mesh(tmp_path) as found:
         evaluator = evaluator_of(found.client, tasks(2), timeout_s=0.2)
-        assert await evaluator.last(V0, attempts=1) is None
+        assert await evaluator.final_result(V0, attempts=1) is None
     assert "(eval.timeout_s), in which 0 of 2 prompts were answered and scored" in caplog.text
 
 
@@ -227,14 +227,14 @@ async def test_a_round_whose_stream_was_away_counts_every_prompt_once(tmp_path: 
                         await asyncio.sleep(0.02)
 
             evaluator = evaluator_of(client, tasks(4))
-            await evaluator.begin(V0)
+            await evaluator.start_round(V0)
             await found.answer(V0, 2)
             await until(leased=2, ready=0)
             await asyncio.to_thread(link.apply, "*", Conditions("cut"))
             await until(leased=0, ready=2)
             await asyncio.to_thread(link.apply, "*", Conditions())
             await found.answer(V0, 2)
-            result = await evaluator.last(V0, attempts=0)
+            result = await evaluator.final_result(V0, attempts=0)
             ledger = await found.client.ledger("eval")
         finally:
             await channel.close()

@@ -22,7 +22,7 @@ from rollmesh.buffer.client.client import BufferClient, Outgoing
 from rollmesh.generators.rollout.active_group import HeldGroup
 from rollmesh.generators.rollout.encoding import member_write
 from rollmesh.learner.checkpoint.names import listed
-from rollmesh.learner.coordinator.coordinator import Leader
+from rollmesh.learner.coordinator.coordinator import Coordinator
 from rollmesh.learner.engines.fsdp2.engine import Fsdp2Engine
 from rollmesh.learner.recording.recording import FOLDER, Recording
 from rollmesh.learner.recovery.consumption_log import Use, read_log, surviving
@@ -234,13 +234,13 @@ def test_a_refused_claim_changes_nothing_and_the_group_is_replaced(
 
 def test_a_run_survives_a_restart_of_the_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config(tmp_path, {"learner.steps": 60})
-    evaluate_last, found = Leader._evaluate_last, list[str]()
+    evaluate_last, found = Coordinator._evaluate_last, list[str]()
 
-    def look_first(self: Leader, *how: Any) -> None:
+    def look_first(self: Coordinator, *how: Any) -> None:
         found.extend(folder.name for _, folder in listed(config.run.folder / "checkpoints"))
         evaluate_last(self, *how)
 
-    monkeypatch.setattr(Leader, "_evaluate_last", look_first)
+    monkeypatch.setattr(Coordinator, "_evaluate_last", look_first)
 
     with open_mesh(config) as mesh:
 

@@ -16,9 +16,9 @@ from rich.console import Console
 from rollmesh.buffer.server.process import BufferService
 from rollmesh.launcher.console.view import figures
 from rollmesh.launcher.mesh_monitor import MeshView, Snapshot
-from rollmesh.learner.control_requests import Controls
+from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.liveness.stall_reporter import StallReporter
-from rollmesh.learner.status import LearnerState
+from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import StalledError
 from rollmesh.mesh.runtime.service import AsyncBridge
@@ -150,13 +150,13 @@ async def _advance(reporter: StallReporter, clock: list[float], learner: Learner
     """So many seconds, in looks of ten."""
     for _ in range(seconds // 10):
         clock[0] += 10
-        await reporter.look(await learner.client.describe("train"))
+        await reporter.observe(await learner.client.describe("train"))
 
 
 def test_a_slow_run_is_left_alone_while_it_moves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Hours pass on the clock of the watchdog; the buffer, the learner and the generator are real."""
     config = make_config(tmp_path, {"data.eval": None})
-    controls, state, clock = Controls(), LearnerState(phase="waiting_for_groups"), [0.0]
+    controls, status, clock = ControlRequests(), LearnerStatus(phase="waiting_for_groups"), [0.0]
 
     async def run(world: Scripted) -> None:
         learner = await world.learner()
@@ -164,16 +164,16 @@ def test_a_slow_run_is_left_alone_while_it_moves(tmp_path: Path, caplog: pytest.
         generator, (first, second) = await world.holder(2)
         writer = generator.writer()
         reporter = StallReporter(
-            learner.client, state, controls, config.run.folder, stall_s=60, limit_s=600, clock=lambda: clock[0]
+            learner.client, status, controls, config.run.folder, stall_s=60, limit_s=600, clock=lambda: clock[0]
         )
         for tokens in range(1, 20):
             draft = make_write(first, 0, [V0] * tokens)
             draft.head.draft = True
             await writer.write([draft])
             await _advance(reporter, clock, learner, 50)
-        state.phase = "checkpointing"
+        status.phase = "checkpointing"
         await _advance(reporter, clock, learner, 7200)
-        state.phase = "waiting_for_groups"
+        status.phase = "waiting_for_groups"
         assert reporter.gauges() == {"stalled_seconds": 0, "stalled_seconds_total": 0, "stalls_total": 0}
         # It is given back and taken again for ever: grants are no progress.
         for _ in range(2):

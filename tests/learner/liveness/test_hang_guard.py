@@ -14,22 +14,22 @@ from tests.repository import REPOSITORY
 
 HUNG = """
 import asyncio, logging, sys, threading
-from rollmesh.learner.control_requests import Controls
+from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.liveness.hang_guard import end_where_it_hangs
-from rollmesh.learner.status import LearnerState
+from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.errors import StalledError
 
 logging.basicConfig()
 phase, judges_steps, fails = sys.argv[1], sys.argv[2] == "steps", sys.argv[3] == "fails"
-state, controls = LearnerState(phase=phase), Controls()
+status, controls = LearnerStatus(phase=phase), ControlRequests()
 loop = asyncio.new_event_loop()
 threading.Thread(target=loop.run_forever, daemon=True).start()
 
 async def one_step_is_done():
-    watch = end_where_it_hangs(state, controls, judges_steps=judges_steps, first_s=1000.0, at_least_s=0.2)
+    watch = end_where_it_hangs(status, controls, judges_steps=judges_steps, first_s=1000.0, at_least_s=0.2)
     asyncio.create_task(watch).add_done_callback(print)
     await asyncio.sleep(0)
-    state.steps = 1
+    status.steps = 1
     if fails:
         controls.fail(StalledError("nothing has moved"))
 
@@ -40,7 +40,7 @@ threading.Event().wait()
 
 def seconds(watch: HangWatch, began: float, lasts: float, *, steps: int, training: bool = True) -> float | None:
     """Looks every five seconds; the first verdict."""
-    looks = (watch.look(began + at, training=training, steps=steps) for at in range(0, int(lasts) + 1, 5))
+    looks = (watch.observe(began + at, training=training, steps=steps) for at in range(0, int(lasts) + 1, 5))
     return next((found for found in looks if found is not None), None)
 
 
@@ -50,23 +50,23 @@ def test_a_step_far_beyond_the_longest_hangs() -> None:
         assert seconds(watch, 100 * steps, 60, steps=steps) is None
     assert watch.longest_s == 60
     assert seconds(watch, 1000, FACTOR * 60, steps=3) is None
-    assert watch.look(1000 + FACTOR * 60 + 5, training=True, steps=3) == FACTOR * 60 + 5
+    assert watch.observe(1000 + FACTOR * 60 + 5, training=True, steps=3) == FACTOR * 60 + 5
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_short_steps_have_ten_minutes_and_waits_have_all_the_time(training: bool) -> None:
     watch = HangWatch(math.inf)
     for steps in range(3):
-        watch.look(steps, training=True, steps=steps)
+        watch.observe(steps, training=True, steps=steps)
     assert seconds(watch, 10, AT_LEAST_S, steps=3, training=training) is None
-    found = watch.look(AT_LEAST_S + 15, training=training, steps=3)
+    found = watch.observe(AT_LEAST_S + 15, training=training, steps=3)
     assert (found is not None) == training
 
 
 def test_a_learner_that_was_stopped_does_not_hang() -> None:
     watch = HangWatch(math.inf)
     for now, steps in ((0.0, 0), (1.0, 1), (2.0, 1), (10 * AT_LEAST_S, 1)):
-        assert watch.look(now, training=True, steps=steps) is None
+        assert watch.observe(now, training=True, steps=steps) is None
 
 
 @pytest.mark.parametrize(
@@ -81,9 +81,9 @@ def test_a_first_step_may_compile_for_so_long(first_s: float, hangs_after_s: flo
 def test_an_error_has_to_be_heard_whatever_the_thread_does(training: bool) -> None:
     watch = HangWatch(math.inf)
     for at in range(0, int(AT_LEAST_S) + 1, 5):
-        assert watch.look(at, training=training, steps=at // 300, unheard=True) is None
-    assert watch.look(AT_LEAST_S + 5, training=training, steps=0) is None, "the learner has begun to end"
-    assert watch.look(AT_LEAST_S + 10, training=training, steps=0, unheard=True) == AT_LEAST_S + 5
+        assert watch.observe(at, training=training, steps=at // 300, unheard=True) is None
+    assert watch.observe(AT_LEAST_S + 5, training=training, steps=0) is None, "the learner has begun to end"
+    assert watch.observe(AT_LEAST_S + 10, training=training, steps=0, unheard=True) == AT_LEAST_S + 5
 
 
 @pytest.mark.parametrize(

@@ -11,30 +11,30 @@ from rollmesh.learner.liveness.stall_detector import (
     MAX_LOADING_S,
     MAX_LOOK_S,
     MAX_SAMPLING_S,
-    Exceeded,
-    Look,
-    Over,
+    LimitExceeded,
+    MeshObservation,
+    StallDetector,
     Stalled,
-    Watchdog,
+    StallEnded,
 )
 
-START = Look(now_s=0.0, moved=1, tokens=0, handovers=0, waits=True, loading=False)
+START = MeshObservation(now_s=0.0, moved=1, tokens=0, handovers=0, waits=True, loading=False)
 
 
 class Looks:
     """A watchdog and the mesh that it looks at, second by second."""
 
     def __init__(self, stall_s: float = 60, limit_s: float = 1800) -> None:
-        self.dog = Watchdog(stall_s=stall_s, limit_s=limit_s)
+        self.dog = StallDetector(stall_s=stall_s, limit_s=limit_s)
         self.at = START
-        self.dog.look(START)
+        self.dog.observe(START)
 
-    def after(self, seconds: float, **changes: int) -> Stalled | Over | Exceeded | None:
+    def after(self, seconds: float, **changes: int) -> Stalled | StallEnded | LimitExceeded | None:
         """The first thing told while so many seconds pass, one by one; what changes does so with the first."""
         self.at = replace(self.at, **changes)
         for _ in range(round(seconds)):
             self.at = replace(self.at, now_s=self.at.now_s + 1)
-            if told := self.dog.look(self.at):
+            if told := self.dog.observe(self.at):
                 return told
         return None
 
@@ -46,7 +46,7 @@ def test_a_stall_is_told_when_it_begins_then_at_doubling_intervals_and_when_it_i
     assert looks.after(1000) == Stalled(120, begins=False)
     assert looks.after(1000) == Stalled(240, begins=False)
     assert looks.dog.stalled_s == 240
-    assert looks.after(1, moved=2) == Over(240, by_tokens=False)
+    assert looks.after(1, moved=2) == StallEnded(240, by_tokens=False)
     assert (looks.dog.stalled_s, looks.dog.total_s, looks.dog.stalls) == (0, 240, 1)
     assert looks.after(60) == Stalled(60, begins=True), "the next one begins from its own beginning"
     assert (looks.dog.total_s, looks.dog.stalls) == (300, 2)
@@ -55,7 +55,7 @@ def test_a_stall_is_told_when_it_begins_then_at_doubling_intervals_and_when_it_i
 def test_a_run_that_cannot_go_on_is_told_once() -> None:
     looks = Looks(limit_s=100)
     assert looks.after(60) == Stalled(60, begins=True)
-    assert looks.after(40) == Exceeded(100)
+    assert looks.after(40) == LimitExceeded(100)
     assert looks.after(19) is None
     assert looks.after(1) == Stalled(120, begins=False)
 
@@ -83,8 +83,8 @@ def test_long_answers_are_no_stall_while_tokens_are_sampled() -> None:
 def test_tokens_of_which_nothing_comes_for_an_hour_count_no_longer() -> None:
     looks = Looks(limit_s=100)
     told = [looks.after(10, tokens=n) for n in range(1, round(MAX_SAMPLING_S / 10) + 12)]
-    assert [each for each in told if each] == [Stalled(60, begins=True), Exceeded(100)]
-    assert looks.after(1, moved=2) == Over(110, by_tokens=False)
+    assert [each for each in told if each] == [Stalled(60, begins=True), LimitExceeded(100)]
+    assert looks.after(1, moved=2) == StallEnded(110, by_tokens=False)
     assert looks.after(50, tokens=1000) is None
     assert looks.after(50, tokens=1001) is None, "from the next progress on they count again"
 
@@ -94,7 +94,7 @@ def test_tokens_that_are_sampled_again_for_ever_are_no_progress() -> None:
     looks = Looks()
     told = [looks.after(5, tokens=7 * n, handovers=n) for n in range(1, 14)]
     assert told[11] == Stalled(60, begins=True)
-    assert looks.after(1, moved=2) == Over(65, by_tokens=False)
+    assert looks.after(1, moved=2) == StallEnded(65, by_tokens=False)
     assert looks.after(50, tokens=1000) is None
     assert looks.after(50, tokens=1001) is None, "from the next progress on they count again"
 
@@ -111,21 +111,21 @@ def test_while_a_first_generator_loads_only_the_limit_stands_still() -> None:
     assert looks.after(60, loading=True) == Stalled(60, begins=True)
     assert [looks.after(1000) for _ in range(2)] == [Stalled(120, begins=False), Stalled(240, begins=False)]
     assert looks.after(99, loading=False) is None
-    assert looks.after(1) == Exceeded(340)
+    assert looks.after(1) == LimitExceeded(340)
 
 
 def test_a_model_that_never_comes_up_counts_towards_the_limit_in_the_end() -> None:
     looks = Looks(limit_s=100)
     looks.at = replace(looks.at, loading=True)
     while left := MAX_LOADING_S + 99 - looks.at.now_s:
-        assert not isinstance(looks.after(left), Exceeded)
-    assert looks.after(1) == Exceeded(MAX_LOADING_S + 100)
+        assert not isinstance(looks.after(left), LimitExceeded)
+    assert looks.after(1) == LimitExceeded(MAX_LOADING_S + 100)
 
 
 def test_a_learner_that_was_stopped_itself_blames_no_one() -> None:
     looks = Looks()
     looks.at = replace(looks.at, now_s=5000.0)
-    assert looks.dog.look(looks.at) is None
+    assert looks.dog.observe(looks.at) is None
     assert looks.after(60 - MAX_LOOK_S) == Stalled(60, begins=True)
 
 
@@ -144,9 +144,9 @@ def test_what_is_told_is_what_the_waited_seconds_since_the_last_progress_say(
 ) -> None:
     """Against a restatement that keeps a list of looks instead of clocks."""
     limit_s = stall_s + more_s
-    dog = Watchdog(stall_s=stall_s, limit_s=limit_s)
+    dog = StallDetector(stall_s=stall_s, limit_s=limit_s)
     look, since = START, [(0.0, False)]
-    assert dog.look(look) is None
+    assert dog.observe(look) is None
     handed = stalled = exceeded = False
     for seconds, what in steps:
         look = replace(
@@ -158,22 +158,22 @@ def test_what_is_told_is_what_the_waited_seconds_since_the_last_progress_say(
             waits=what != "busy",
             loading=what == "loading",
         )
-        told = dog.look(look)
+        told = dog.observe(look)
         handed = what != "progress" and (handed or what == "handover")
         if what == "progress" or (what == "tokens" and not handed):
-            assert (type(told) is Over) == stalled
+            assert (type(told) is StallEnded) == stalled
             since, stalled = [], False
             continue
         if what != "busy":
             since.append((min(seconds, MAX_LOOK_S), look.loading))
         quiet = sum(each for each, _ in since)
         counted = sum(each for each, loading in since if not loading)
-        assert not isinstance(told, Over)
+        assert not isinstance(told, StallEnded)
         if isinstance(told, Stalled):
             assert quiet >= stall_s - 1e-6
             assert told.begins is not stalled
             stalled = True
-        elif isinstance(told, Exceeded):
+        elif isinstance(told, LimitExceeded):
             assert stalled
             assert not exceeded
             assert counted >= limit_s - 1e-6

@@ -1,4 +1,4 @@
-"""Records of a step and the figures of a run."""
+"""Records of a step and the totals of a run."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollmesh.learner.metrics.run_totals import RunFigures, write_learner_json
+from rollmesh.learner.metrics.run_totals import RunTotals, write_learner_json
 from rollmesh.learner.metrics.step_metrics import group_metrics, staleness_histogram, staleness_metrics
-from rollmesh.learner.rollouts.group import SampledGroup, open_group
+from rollmesh.learner.rollouts.group import SampledGroup, decode_group
 from rollmesh.learner.weights.push_statistics import PushStatistics
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.mesh.trajectory.lineage import Lineage
@@ -52,7 +52,7 @@ def leased(rewards: list[float | None], versions: list[PolicyVersion]) -> tuple[
 
 def group(rewards: list[float | None], versions: list[PolicyVersion], *, payloads: bool = True) -> SampledGroup:
     found, stored = leased(rewards, versions)
-    return open_group(found, stored if payloads else None)
+    return decode_group(found, stored if payloads else None)
 
 
 V3, V4 = PolicyVersion(1, 3), PolicyVersion(1, 4)
@@ -117,22 +117,22 @@ def test_a_group_that_contradicts_itself_is_refused() -> None:
     wrong_length, stored = leased([1.0], [V3, V4])
     wrong_length.members[0].response_tokens = 9
     with pytest.raises(PayloadError, match="response_tokens"):
-        open_group(wrong_length, stored)
+        decode_group(wrong_length, stored)
     with pytest.raises(PayloadError, match="no scored member"):
         group([None], [V3])
     short, (payload,) = leased([1.0], [V3])
     with pytest.raises(PayloadError, match="payload"):
-        open_group(short, [payload[:-1]])
+        decode_group(short, [payload[:-1]])
     with pytest.raises(PayloadError, match="0 for 1 members"):
-        open_group(short, [])
+        decode_group(short, [])
 
 
 def test_figures_survive_a_checkpoint_and_end_in_learner_json(tmp_path: Path) -> None:
-    figures = RunFigures()
-    figures.step(groups=2, samples=4, tokens=10, staleness=Counter({0: 4, 2: 6}), wait_s=0.5)
-    figures.evals.append({"version": 0, "reward": 0.25})
-    again = RunFigures.from_wire(json.loads(json.dumps(figures.to_wire())))
-    again.step(groups=1, samples=1, tokens=1, staleness=Counter({2: 1}), wait_s=0.25)
+    run_totals = RunTotals()
+    run_totals.add_step(groups=2, samples=4, tokens=10, staleness=Counter({0: 4, 2: 6}), wait_s=0.5)
+    run_totals.evals.append({"version": 0, "reward": 0.25})
+    again = RunTotals.from_wire(json.loads(json.dumps(run_totals.to_wire())))
+    again.add_step(groups=1, samples=1, tokens=1, staleness=Counter({2: 1}), wait_s=0.25)
     write_learner_json(
         tmp_path / "learner.json",
         again,

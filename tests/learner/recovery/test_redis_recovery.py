@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from rollmesh.learner.recovery.consumption_log import ConsumptionLog, Use, UsedGroup
-from rollmesh.learner.recovery.redis_recovery import Reasserter, assert_history, left_behind
-from rollmesh.learner.status import LearnerState
+from rollmesh.learner.recovery.redis_recovery import RedisRecovery, assert_history, read_history
+from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.errors import DataError, FencedError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
@@ -45,7 +45,7 @@ def write_checkpoint(folder: Path, incarnation: int, version: int, lineage: list
 
 
 def test_a_new_run_has_left_nothing(tmp_path: Path) -> None:
-    assert left_behind(tmp_path) is None
+    assert read_history(tmp_path) is None
 
 
 def test_what_is_left_is_the_surviving_lineage_and_its_newest_checkpoint(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_what_is_left_is_the_surviving_lineage_and_its_newest_checkpoint(tmp_pat
     )
     kept = write_checkpoint(tmp_path, 1, 1, [[1, 0]])
     write_checkpoint(tmp_path, 1, 2, [[1, 0]])  # of a learner that had been replaced: not on the lineage
-    left = left_behind(tmp_path)
+    left = read_history(tmp_path)
     assert left is not None
     assert (left.incarnation, dict(left.takeovers)) == (2, {1: 0, 2: 1})
     assert (left.version, left.committed, left.checkpoint) == (2, 1, str(kept.resolve()))
@@ -67,7 +67,7 @@ def test_what_is_left_is_the_surviving_lineage_and_its_newest_checkpoint(tmp_pat
 def test_a_learner_that_used_nothing_is_known_by_its_checkpoint(tmp_path: Path) -> None:
     write_log(tmp_path, [(1, 0, 0, ["train-1"])])
     write_checkpoint(tmp_path, 3, 1, [[1, 0], [3, 1]])
-    left = left_behind(tmp_path)
+    left = read_history(tmp_path)
     assert left is not None
     assert (left.incarnation, dict(left.takeovers)) == (3, {1: 0, 3: 1})
 
@@ -75,7 +75,7 @@ def test_a_learner_that_used_nothing_is_known_by_its_checkpoint(tmp_path: Path) 
 def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
     (write_checkpoint(tmp_path, 1, 1, []) / "state.json").write_text("{")
     with pytest.raises(DataError, match="is damaged"):
-        left_behind(tmp_path)
+        read_history(tmp_path)
 
 
 async def test_a_step_is_never_interrupted_by_an_assertion_and_is_repeated_after_it(mesh: Mesh) -> None:
@@ -85,13 +85,13 @@ async def test_a_step_is_never_interrupted_by_an_assertion_and_is_repeated_after
     await learner.seed(1, 40)
     await run.step()
     write_log(mesh.folder, [(1, 0, 0, run.trained)])
-    state = LearnerState()
-    reasserter = Reasserter(
-        learner.client, member_id=learner.agent.member_id, log=log, incarnation=1, takeovers={1: 0}, state=state,
+    status = LearnerStatus()
+    recovery = RedisRecovery(
+        learner.client, member_id=learner.agent.member_id, log=log, incarnation=1, takeovers={1: 0}, status=status,
         patience_s=10,
     )  # fmt: skip
     seen: list[str] = []
-    reasserter.on_told = lambda known: seen.append(f"told {known.seeded}")
+    recovery.on_recovered = lambda known: seen.append(f"told {known.seeded}")
     await front.access.client.hset(f"{{rollmesh:{front.run_name}}}", "suspect", "1")
 
     async def step() -> pb.CommitResponse:
@@ -102,7 +102,7 @@ async def test_a_step_is_never_interrupted_by_an_assertion_and_is_repeated_after
         seen.append("ends")
         return response
 
-    assert (await reasserter.mended(step)).trained == 2
+    assert (await recovery.with_recovery(step)).trained == 2
     assert seen == ["begins", "told 40", "begins", "ends"]
 
     # Another assertion waits for the end of a step, and those who want one share it.
@@ -113,9 +113,9 @@ async def test_a_step_is_never_interrupted_by_an_assertion_and_is_repeated_after
         await gate.wait()
         seen.append("long step ends")
 
-    stepping = asyncio.create_task(reasserter.mended(long_step))
+    stepping = asyncio.create_task(recovery.with_recovery(long_step))
     await going_on.wait()
-    repairs = [asyncio.create_task(reasserter.repair()) for _ in range(3)]
+    repairs = [asyncio.create_task(recovery.repair()) for _ in range(3)]
     await asyncio.sleep(0)
     gate.set()
     await asyncio.gather(stepping, *repairs)
@@ -137,7 +137,7 @@ async def test_a_successor_speaks_for_a_learner_whose_takeover_is_lost(mesh: Mes
     await lost.learner.kill()
     write_log(tmp_path, [(1, 0, 0, run.trained[:2]), (1, 1, 0, run.trained[2:]), (2, 1, 1, lost.trained)])
     await snapshot.restore()
-    left = left_behind(tmp_path)
+    left = read_history(tmp_path)
     assert left is not None
     next_one = Learner(front.address, "learner", mesh.log)
     mesh.adopt(next_one)

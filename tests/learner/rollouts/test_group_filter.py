@@ -9,7 +9,7 @@ import pytest
 
 from rollmesh.learner.algorithms.types import Group, Needs
 from rollmesh.learner.rollouts.group import SampledGroup
-from rollmesh.learner.rollouts.group_filter import algorithm_view, screen
+from rollmesh.learner.rollouts.group_filter import algorithm_view, filter_groups
 from rollmesh.mesh.errors import RewardError
 from rollmesh.protos import trajectory_pb2
 from tests.learner.dataflow import Plain, make_group, member
@@ -61,7 +61,7 @@ def test_groups_are_kept_or_dropped_by_reason() -> None:
         greedy_group(4, [None, None, 1.0]),
     ]
     algorithm = Picky(greedy_baseline=True, group_size=2)
-    kept, dropped = screen(algorithm, groups)
+    kept, dropped = filter_groups(algorithm, groups)
     assert [g.group_id for g in kept] == ["g0"]
     assert {reason: [g.group_id for g in found] for reason, found in dropped.items()} == {
         "no_baseline": ["g1"],
@@ -70,7 +70,7 @@ def test_groups_are_kept_or_dropped_by_reason() -> None:
     }
     # The group stage sees only groups that lack nothing.
     assert len(algorithm.seen) == 2
-    kept, dropped = screen(Picky(), groups)
+    kept, dropped = filter_groups(Picky(), groups)
     assert [g.group_id for g in kept] == ["g0", "g1", "g2"]
     assert sorted(dropped) == ["all_wrong", "too_few_members"]
 
@@ -92,6 +92,6 @@ def test_algorithms_see_truncation_and_components() -> None:
 
 def test_a_missing_component_is_an_error_not_a_zero() -> None:
     group = make_group(0, [member(0, 1, 1.0, components={"style": 1.0})], RNG)
-    assert screen(Picky(components=("style",)), [group])[0] == [group]
+    assert filter_groups(Picky(components=("style",)), [group])[0] == [group]
     with pytest.raises(RewardError, match=r"components form, but a response of group g0 has style"):
-        screen(Picky(components=("style", "form")), [group])
+        filter_groups(Picky(components=("style", "form")), [group])

@@ -13,10 +13,10 @@ import pytest
 from rollmesh.buffer.client.client import AdmitStream, Lease, Writer
 from rollmesh.buffer.server.process import BufferService
 from rollmesh.learner.algorithms.types import Group
-from rollmesh.learner.coordinator.batch_claim import BatchClaimer, Candidate
-from rollmesh.learner.distributed.trajectories import FetchedPayloads
+from rollmesh.learner.coordinator.batch_claim import BatchClaimer, CandidateBatch
+from rollmesh.learner.distributed.trajectories import FetchedTrajectories
 from rollmesh.learner.recovery.consumption_log import ConsumptionLog, read_log
-from rollmesh.learner.rollouts.group_stream import UNREADABLE, GroupSource
+from rollmesh.learner.rollouts.group_stream import UNREADABLE, GroupStream
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import DataError, PayloadError, RollmeshError
 from rollmesh.mesh.trajectory.payload_codec import Trajectory, decode, encode
@@ -54,7 +54,7 @@ class Here:
 
 
 class Steady:
-    async def mended(self, step: Callable[[], Awaitable[Any]]) -> Any:
+    async def with_recovery(self, step: Callable[[], Awaitable[Any]]) -> Any:
         return await step()
 
 
@@ -76,7 +76,7 @@ class Training:
         self.learner, self.generator = await self.mesh.learner(self.front), await self.mesh.generator(self.front)
         await self.learner.seed(1, 6 * B)
         self.admission, self.writer = self.generator.admission(), self.generator.writer()
-        self.source = GroupSource(self.learner.client, 1, with_payloads=with_payloads)
+        self.source = GroupStream(self.learner.client, 1, with_payloads=with_payloads)
         self.source.start()
         self.log = ConsumptionLog(self.mesh.folder / "log")
         self.claimer = BatchClaimer(
@@ -88,9 +88,9 @@ class Training:
             incarnation=1,
             resumed_at=0,
             batch=B,
-            on_claimed=lambda version: self.source.want(version + 1, B),
+            on_claimed=lambda version: self.source.request(version + 1, B),
             on_checkpoint_wanted=lambda: None,
-            reasserter=Steady(),  # type: ignore[arg-type]
+            recovery=Steady(),  # type: ignore[arg-type]
         )
 
     async def close(self) -> None:
@@ -118,7 +118,7 @@ class Training:
         await asyncio.sleep(seconds)
         self.front = await self.mesh.front(self.config, port=port)
 
-    async def gather(self, candidate: Candidate) -> None:
+    async def gather(self, candidate: CandidateBatch) -> None:
         async with asyncio.timeout(TIMEOUT_S):
             assert await asyncio.to_thread(self.claimer.gather, candidate, TIMEOUT_S)
         assert len({group.group_id for group in candidate.groups}) == len(candidate.groups) == B
@@ -153,7 +153,7 @@ async def training(
 
 
 async def test_a_learner_that_was_away_beyond_the_grace_with_part_of_a_batch_trains_on(training: Training) -> None:
-    gathering = asyncio.create_task(training.gather(candidate := Candidate(0)))
+    gathering = asyncio.create_task(training.gather(candidate := CandidateBatch(0)))
     await training.finish(B - 1)
     await training.counts(leased=B - 1)
     await training.away(1.0)
@@ -163,7 +163,7 @@ async def test_a_learner_that_was_away_beyond_the_grace_with_part_of_a_batch_tra
         await training.gather(candidate)
         assert await training.claimer.claim(candidate)
     await training.publish(1)
-    await training.gather(after := Candidate(1))
+    await training.gather(after := CandidateBatch(1))
     assert await training.claimer.claim(after)
     uses = [group.group_id for use in read_log(training.mesh.folder / "log") for group in use.groups]
     assert len(set(uses)) == len(uses) == 2 * B
@@ -172,7 +172,7 @@ async def test_a_learner_that_was_away_beyond_the_grace_with_part_of_a_batch_tra
 
 async def test_leases_that_are_lost_under_a_candidate_are_replaced_one_by_one(training: Training) -> None:
     await training.finish(2 * B)
-    await training.gather(candidate := Candidate(0))
+    await training.gather(candidate := CandidateBatch(0))
     gone = [group.key for group in candidate.groups[:2]]
     await training.release(gone)
     assert not await training.claimer.claim(candidate)
@@ -186,11 +186,11 @@ async def test_leases_that_are_lost_under_a_candidate_are_replaced_one_by_one(tr
 
 async def test_the_learner_hears_of_lost_leases_before_it_trains_on_them(training: Training) -> None:
     await training.finish(2 * B)
-    await training.gather(candidate := Candidate(0))
+    await training.gather(candidate := CandidateBatch(0))
     await training.release([group.key for group in candidate.groups])
     # The next question asks for what it holds; none of it is alive.
     async with asyncio.timeout(TIMEOUT_S):
-        while set(candidate.groups) & set(await training.source.batch(0, B, TIMEOUT_S)):
+        while set(candidate.groups) & set(await training.source.next_batch(0, B, TIMEOUT_S)):
             await asyncio.sleep(0.02)
     await training.gather(candidate)
     assert await training.claimer.claim(candidate)
@@ -199,7 +199,7 @@ async def test_the_learner_hears_of_lost_leases_before_it_trains_on_them(trainin
 
 async def test_what_a_claim_leaves_over_is_given_back(training: Training) -> None:
     await training.finish(2 * B)
-    await training.gather(candidate := Candidate(0))
+    await training.gather(candidate := CandidateBatch(0))
     candidate.groups.pop()
     assert await training.claimer.claim(candidate)
     # Either the spare group is leased for the next version, or one that was ready before.
@@ -208,12 +208,12 @@ async def test_what_a_claim_leaves_over_is_given_back(training: Training) -> Non
 
 async def test_prefetched_groups_that_are_lost_are_asked_for_again(training: Training) -> None:
     await training.finish(2 * B)
-    await training.gather(candidate := Candidate(0))
+    await training.gather(candidate := CandidateBatch(0))
     assert await training.claimer.claim(candidate)
     await training.counts(leased=B)
     await training.away(1.0)
     await training.publish(1)
-    await training.gather(after := Candidate(1))
+    await training.gather(after := CandidateBatch(1))
     if not await training.claimer.claim(after):
         await training.gather(after)
         assert await training.claimer.claim(after)
@@ -223,7 +223,7 @@ async def test_prefetched_groups_that_are_lost_are_asked_for_again(training: Tra
 async def test_dropped_groups_are_replaced_by_as_many(training: Training) -> None:
     training.algorithm.verdicts = ["dull", "dull"]
     await training.finish(2 * B)
-    await training.gather(candidate := Candidate(0))
+    await training.gather(candidate := CandidateBatch(0))
     assert candidate.dropped == {"dull": 2}
     assert await training.claimer.claim(candidate)
     await training.counts(consumed=B, filtered=2)
@@ -231,7 +231,7 @@ async def test_dropped_groups_are_replaced_by_as_many(training: Training) -> Non
 
 async def test_groups_that_cannot_be_trained_fail_and_others_take_their_place(training: Training) -> None:
     await training.finish(2 * B)
-    await training.gather(candidate := Candidate(0))
+    await training.gather(candidate := CandidateBatch(0))
     unusable = {group.group_id: "damaged" for group in candidate.groups[:2]}
     await asyncio.to_thread(training.claimer.discard, candidate, unusable)
     assert candidate.dropped == {UNREADABLE: 2}
@@ -252,11 +252,11 @@ async def test_a_rank_hears_of_every_payload_that_is_gone_or_damaged(training: T
     writes[2] = dataclasses.replace(writes[2], payload=compressed[:-4] + bytes(4))
     damaged = writes[2].head.group_id
     await training.writer.write(writes)
-    await training.gather(candidate := Candidate(0))
+    await training.gather(candidate := CandidateBatch(0))
     plan = make_plan(candidate.groups)
     gone = next(group for group in candidate.groups if group.group_id != damaged)
     await training.learner.client.nack("train", 1, [gone.lease], disposition=pb.NACK_DISPOSITION_FAIL, reason="test")
-    payloads = FetchedPayloads(Here(), training.learner.client, timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
+    payloads = FetchedTrajectories(Here(), training.learner.client, timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
     found = await asyncio.to_thread(payloads.get, plan.members)
     kinds = {(member.group_id, member.member): type(what) for member, what in zip(plan.members, found, strict=True)}
     expected: dict[tuple[str, int], type] = dict.fromkeys(kinds, Trajectory)
@@ -272,8 +272,8 @@ async def test_a_fault_while_groups_are_taken_in_ends_the_wait_for_them(
     def fault(*_: Any) -> None:
         raise ValueError("a fault of ours")
 
-    monkeypatch.setattr("rollmesh.learner.rollouts.group_stream.open_group", fault)
-    waiting = asyncio.create_task(training.source.batch(0, B, 2 * TIMEOUT_S))
+    monkeypatch.setattr("rollmesh.learner.rollouts.group_stream.decode_group", fault)
+    waiting = asyncio.create_task(training.source.next_batch(0, B, 2 * TIMEOUT_S))
     await training.finish(1)
     with pytest.raises(RollmeshError, match="a fault of ours"):
         async with asyncio.timeout(TIMEOUT_S):

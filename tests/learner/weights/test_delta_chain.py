@@ -13,7 +13,7 @@ import torch
 
 import rollmesh.learner.weights.delta_chain as chain_module
 from rollmesh.learner.weights import WeightPublisher
-from rollmesh.learner.weights.announcement_stream import Watcher, patience_s
+from rollmesh.learner.weights.announcement_stream import AnnouncementStream, delta_wait_s
 from rollmesh.learner.weights.delta_chain import DeltaChain
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -186,13 +186,13 @@ def test_auto_encodes_on_demand_and_forgets_what_no_one_wants(published: Publish
     published.publish()
     published.publish()
     assert not encoder.begun.acquire(blocking=False)
-    published.chain.want()
+    published.chain.request_link()
     published.wait()
     assert published.links() == [(0, 1)]
     for _ in range(4):
         published.publish()
     assert published.chain.tip is None
-    published.chain.want()
+    published.chain.request_link()
     published.wait()
     assert published.links() == [(4, 5)]
 
@@ -217,9 +217,9 @@ class Clock:
         return self.now
 
 
-def watcher(published: Published, clock: Clock | None = None, host: str = "elsewhere") -> Watcher:
+def watcher(published: Published, clock: Clock | None = None, host: str = "elsewhere") -> AnnouncementStream:
     request = weights_pb2.WatchRequest(member_id="gen-1", host_id=host)
-    return Watcher(published.publisher, request, clock or Clock())
+    return AnnouncementStream(published.publisher, request, clock or Clock())
 
 
 def told(found: tuple[weights_pb2.Manifest | None, float | None]) -> tuple[int, list[tuple[int, int]]]:
@@ -322,10 +322,10 @@ def test_auto_makes_no_links_for_those_who_share_memory(
 
 
 def test_patience_is_what_can_be_saved() -> None:
-    slow = patience_s(10**9, share=0.01, encoded_bytes_per_s=1e9, received_bytes_per_s=125e6)
+    slow = delta_wait_s(10**9, share=0.01, encoded_bytes_per_s=1e9, received_bytes_per_s=125e6)
     assert slow == pytest.approx(8 * 0.99)
-    assert patience_s(10**9, share=0.01, encoded_bytes_per_s=1e9, received_bytes_per_s=3e9) == 0.0
-    assert patience_s(10**9, share=1.0, encoded_bytes_per_s=math.inf, received_bytes_per_s=1.0) == 0.0
+    assert delta_wait_s(10**9, share=0.01, encoded_bytes_per_s=1e9, received_bytes_per_s=3e9) == 0.0
+    assert delta_wait_s(10**9, share=1.0, encoded_bytes_per_s=math.inf, received_bytes_per_s=1.0) == 0.0
 
 
 def test_the_network_is_known_from_full_transfers_over_it(published: Published) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from rollmesh.learner.weights import WeightPublisher, read_model_bundle
 from rollmesh.learner.weights.published_version import PublishedVersion
-from rollmesh.learner.weights.transports import Offer
+from rollmesh.learner.weights.transports import SenderTransport
 from rollmesh.learner.weights.version_storage import VersionWriter, sweep
 from rollmesh.mesh.errors import DataError, WeightsError
 from rollmesh.mesh.runtime.hosts import host_id
@@ -165,7 +165,7 @@ def test_what_a_killed_publisher_left_is_swept(shared: Path) -> None:
     assert not list(shared.iterdir())
 
 
-class Interrupted(Offer):
+class Interrupted(SenderTransport):
     name = "interrupted"
 
     def offer(self, version: PublishedVersion) -> weights_pb2.Offer | None:

@@ -42,7 +42,7 @@ def test_each_stage_of_each_receiver_is_kept() -> None:
     assert [summary.p50[stage] for stage in ("first_byte", "last_byte", "pause", "total")] == [505, 1010, 151.5, 2020]
     assert summary.p99["total"] > 3900
     assert pushes.summary().count == 101
-    assert pushes.summary().figures("push/")["push/total_ms_p50"] == pushes.summary().p50["total"] / 1e3
+    assert pushes.summary().metrics("push/")["push/total_ms_p50"] == pushes.summary().p50["total"] / 1e3
     far, near = pushes.to_proto().receivers
     assert (far.member_id, near.member_id) == ("far", "near"), "those heard of last come first"
     assert near.last.policy.version == 100

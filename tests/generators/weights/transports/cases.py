@@ -10,13 +10,13 @@ from rollmesh.generators.weights.transports.grpc_transport import Grpc
 from rollmesh.generators.weights.transports.shm import SharedMemory
 from rollmesh.learner.weights import WeightPublisher
 from rollmesh.learner.weights import transports as learner_offers
-from rollmesh.learner.weights.transports import Offer
+from rollmesh.learner.weights.transports import SenderTransport
 from rollmesh.mesh.config.models import NetworkSection
 from rollmesh.mesh.runtime.hosts import host_id
 from tests.generators.weights.transports.world import RUN, SECURITY, Case, default_publisher
 
 
-def _offering(folder: Path, bucket_bytes: int, *offers: Offer) -> WeightPublisher:
+def _offering(folder: Path, bucket_bytes: int, *offers: SenderTransport) -> WeightPublisher:
     return WeightPublisher(RUN, {"config.json": b"{}"}, bucket_bytes=bucket_bytes, directory=folder, offers=offers)
 
 

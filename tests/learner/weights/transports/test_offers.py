@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from rollmesh.learner.weights import WeightPublisher
 from rollmesh.learner.weights.published_version import PublishedVersion
-from rollmesh.learner.weights.transports import Broadcast, Offer, Rendezvous, further_offers
+from rollmesh.learner.weights.transports import Broadcast, Rendezvous, SenderTransport, configured_transports
 from rollmesh.mesh.config.models import Config, NetworkSection, RunSection, SecuritySection, WeightsSection
 from rollmesh.mesh.errors import ConfigError, WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -29,7 +29,7 @@ def config(**weights: object) -> Config:
     [("auto", []), ("shm", []), ("grpc", []), ("gloo", ["gloo"]), ("disk", ["disk"])],
 )
 def test_what_costs_something_is_offered_when_asked_for(tmp_path: Path, transport: str, expected: list[str]) -> None:
-    offers = further_offers(config(transport=transport, dir=str(tmp_path)))
+    offers = configured_transports(config(transport=transport, dir=str(tmp_path)))
     assert [offer.name for offer in offers] == expected
     for offer in offers:
         offer.close()
@@ -38,7 +38,7 @@ def test_what_costs_something_is_offered_when_asked_for(tmp_path: Path, transpor
 @pytest.mark.skipif(torch.cuda.is_available(), reason="speaks of machines without CUDA")
 def test_nccl_needs_a_device() -> None:
     with pytest.raises(ConfigError, match=r"weights\.transport is nccl, but torch finds no CUDA device here"):
-        further_offers(config(transport="nccl"))
+        configured_transports(config(transport="nccl"))
 
 
 def test_disk_needs_a_folder() -> None:
@@ -87,7 +87,7 @@ def test_closing_ends_a_broadcast_that_waits_for_its_members() -> None:
         broadcast.join("member", PolicyVersion(1, 0), "")
 
 
-class Noted(Offer):
+class Noted(SenderTransport):
     """Offers nothing but a name, and notes what it is asked."""
 
     name = "noted"
