@@ -20,11 +20,13 @@ from rollmesh.learner.builders import build_algorithm, build_engines, build_work
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.coordinator.coordinator import Coordinator
+from rollmesh.learner.coordinator.runtime import LearnerRuntime
 from rollmesh.learner.distributed.rank_group import RankChannel, RankGroup, run_follower
 from rollmesh.learner.distributed.rollout_batch import ACTOR
 from rollmesh.learner.distributed.trajectories import FetchedTrajectories, InlineTrajectories, TrajectorySource
 from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.learner.recovery.run_identity import RunRecord
+from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.access.credentials import Identity, Role
 from rollmesh.mesh.access.secret_files import check_security
 from rollmesh.mesh.config import Config
@@ -126,8 +128,8 @@ def _run(
             _answer_health(config, bridge, closers, ready_file.with_stem(f"{ready_file.stem}-{rank}"))
         engines = build_engines(config, algorithm)
         channel = RankChannel() if engines[ACTOR].world_size > 1 else None
-        held = InlineTrajectories()
-        payloads: TrajectorySource = held
+        inline = InlineTrajectories()
+        payloads: TrajectorySource = inline
         if channel is not None:
             client = _fetch_client(config, mesh, bridge, closers)
             payloads = FetchedTrajectories(bridge, client, timeout_s=config.network.retry_s)
@@ -135,9 +137,8 @@ def _run(
         worker.check_folder()
         settle_heap()
         if record is not None:
-            ranks = RankGroup(worker, channel)
-            leader = Coordinator(config, mesh, bridge, ranks, held, algorithm, controls, port=port)
-            leader.run(
+            runtime = LearnerRuntime(bridge, RankGroup(worker, channel), inline, controls, LearnerStatus())
+            Coordinator(config, mesh, runtime, algorithm, port=port).run(
                 takeover=takeover,
                 start_from=start_from,
                 ready_file=ready_file,

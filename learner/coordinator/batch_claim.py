@@ -11,19 +11,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rollmesh.buffer.client.client import BufferClient
 from rollmesh.learner.algorithms.base import Algorithm
+from rollmesh.learner.coordinator.checkpoint_scheduler import CheckpointScheduler
 from rollmesh.learner.coordinator.priorities import PrioritySetter
+from rollmesh.learner.coordinator.run_progress import RunProgress
+from rollmesh.learner.coordinator.train_table import TrainTable
 from rollmesh.learner.distributed.rank_payloads import Unusable
-from rollmesh.learner.recording.recording import BatchRecorder
 from rollmesh.learner.recovery.consumption_log import ConsumptionLog, Use, UsedGroup
-from rollmesh.learner.recovery.redis_recovery import RedisRecovery
 from rollmesh.learner.rollouts.group import SampledGroup
 from rollmesh.learner.rollouts.group_filter import filter_groups
-from rollmesh.learner.rollouts.group_stream import UNREADABLE, GroupStream
+from rollmesh.learner.rollouts.group_stream import UNREADABLE
+from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import StarvedError
 from rollmesh.mesh.runtime.service import AsyncBridge
 from rollmesh.protos import buffer_pb2
@@ -51,54 +52,59 @@ class CandidateBatch:
     dropped: Counter[str] = field(default_factory=Counter)
 
 
+@dataclass(frozen=True, slots=True)
+class ClaimRules:
+    """What is claimed.
+
+    Attributes:
+        incarnation: of this learner.
+        resumed_at: version from which it continues the run.
+        groups: per batch.
+        last_version: the run ends with it, so that no group is requested for it.
+    """
+
+    incarnation: int
+    resumed_at: int
+    groups: int
+    last_version: int
+
+    @classmethod
+    def of(cls, config: Config, progress: RunProgress) -> ClaimRules:
+        """Those of a run that a learner continues."""
+        learner = config.learner
+        return cls(progress.incarnation, progress.resumed_at, learner.batch.groups, learner.steps)
+
+
 class BatchClaimer:
     """Gathers and claims the batches of rank 0. `gather` belongs to the main thread, the rest to the event loop.
 
     Args:
         bridge: the event loop.
-        client: of the buffer.
-        source: leased groups.
-        algorithm: keeps or drops them.
+        table: has the groups, and is told of what was claimed.
+        algorithm: keeps or drops groups.
         log: records claims.
-        incarnation, resumed_at: of this learner.
-        batch: groups per batch.
-        on_claimed: told after every claim.
-        on_checkpoint_wanted: told where the buffer asks for a checkpoint.
-        recovery: makes up for what Redis loses.
+        checkpoints: asked for a checkpoint where the buffer wants one.
+        rules: of the run.
         priorities: sets those of groups that may be used again; None: they have none.
-        recorder: keeps what is claimed; None: it is not kept.
     """
 
     def __init__(
         self,
         bridge: AsyncBridge,
-        client: BufferClient,
-        source: GroupStream,
+        table: TrainTable,
         algorithm: Algorithm,
         log: ConsumptionLog,
-        *,
-        incarnation: int,
-        resumed_at: int,
-        batch: int,
-        on_claimed: Callable[[int], None],
-        on_checkpoint_wanted: Callable[[], None],
-        recovery: RedisRecovery,
+        checkpoints: CheckpointScheduler,
+        rules: ClaimRules,
         priorities: PrioritySetter | None = None,
-        recorder: BatchRecorder | None = None,
     ) -> None:
         self._bridge = bridge
-        self._client = client
-        self._source = source
+        self._table = table
         self._algorithm = algorithm
         self._consumption = log
-        self._incarnation = incarnation
-        self._resumed_at = resumed_at
-        self._batch = batch
-        self._on_claimed = on_claimed
-        self._on_checkpoint_wanted = on_checkpoint_wanted
-        self._recovery = recovery
+        self._checkpoints = checkpoints
+        self._rules = rules
         self._priorities = priorities
-        self._recorder = recorder
 
     def gather(self, candidate: CandidateBatch, timeout_s: float) -> bool:
         """Fills a candidate up to the batch size.
@@ -113,7 +119,7 @@ class BatchClaimer:
             RewardError: a response lacks a reward component that the algorithm needs.
         """
         while True:
-            waiting = self._source.batch(candidate.version, self._batch, timeout_s)
+            waiting = self._table.groups.next_batch(candidate.version, self._rules.groups, timeout_s)
             held = self._bridge.call(waiting, timeout_s + _ANSWER_S)
             known = set(candidate.groups)
             kept, dropped = filter_groups(self._algorithm, [group for group in held if group not in known])
@@ -122,7 +128,7 @@ class BatchClaimer:
             candidate.groups = [group for group in held if group in known]
             for reason, groups in dropped.items():
                 self._drop(candidate, groups, reason)
-            if not dropped or len(held) < self._batch:
+            if not dropped or len(held) < self._rules.groups:
                 return bool(candidate.groups)
 
     def discard(self, candidate: CandidateBatch, unusable: Unusable) -> None:
@@ -155,32 +161,34 @@ class BatchClaimer:
         if self._priorities is not None:
             # Before the claim: after it the groups may be drawn again, and nothing may fail any more.
             await self._priorities.set(candidate.groups)
-        response = await self._recovery.with_recovery(lambda: self._claim_and_log(candidate))
+        response = await self._table.recovery.with_recovery(lambda: self._claim_and_log(candidate))
         if not response.claimed:
             for refusal in response.refused:
                 _log.warning("claim refused: %s", refusal.reason, extra={"group": refusal.group_id})
                 candidate.dropped[refusal.reason] += 1
             self._check_bound(candidate)
-            self._source.drop_refused((refusal.group_id, refusal.lease_id) for refusal in response.refused)
+            self._table.groups.drop_refused((refusal.group_id, refusal.lease_id) for refusal in response.refused)
             return False
-        self._source.finish_version(candidate.version, candidate.groups)
-        self._on_claimed(candidate.version)
+        self._table.groups.finish_version(candidate.version, candidate.groups)
+        self._table.seeder.batch_used()
+        if candidate.version + 1 < self._rules.last_version:
+            self._table.groups.request(candidate.version + 1, self._rules.groups)
         if response.checkpoint_wanted:
-            self._on_checkpoint_wanted()
-        if self._recorder is not None:
-            await self._recorder.record(candidate.version, candidate.groups, candidate.dropped)
+            self._checkpoints.request()
+        if self._table.recorder is not None:
+            await self._table.recorder.record(candidate.version, candidate.groups, candidate.dropped)
         return True
 
     async def _claim_and_log(self, candidate: CandidateBatch) -> buffer_pb2.ClaimResponse:
         """One claim, on disk when this returns."""
         leases = [group.lease for group in candidate.groups]
-        response = await self._client.claim("train", self._incarnation, candidate.version, leases)
+        response = await self._table.client.claim("train", self._rules.incarnation, candidate.version, leases)
         if response.claimed:
             groups = [
                 UsedGroup(g.group_id, _trained_members(g), g.leased.task.ordinal, g.leased.use)
                 for g in candidate.groups
             ]
-            use = Use(self._incarnation, candidate.version, self._resumed_at, groups)
+            use = Use(self._rules.incarnation, candidate.version, self._rules.resumed_at, groups)
             await asyncio.to_thread(self._consumption.append, use)
         return response
 
@@ -192,12 +200,12 @@ class BatchClaimer:
         disposition: buffer_pb2.NackDisposition = buffer_pb2.NACK_DISPOSITION_FILTER,
     ) -> None:
         candidate.dropped[reason] += len(groups)
-        give_back = self._source.return_groups(groups, disposition, reason)
+        give_back = self._table.groups.return_groups(groups, disposition, reason)
         self._bridge.call(give_back, _ANSWER_S)
         self._check_bound(candidate)
 
     def _check_bound(self, candidate: CandidateBatch) -> None:
-        if candidate.dropped.total() > MAX_DROPPED_BATCHES * self._batch:
+        if candidate.dropped.total() > MAX_DROPPED_BATCHES * self._rules.groups:
             raise StarvedError(
                 f"{candidate.dropped.total()} groups were dropped before version {candidate.version} had a batch: "
                 f"{dict(candidate.dropped)}",

@@ -9,18 +9,16 @@ out to be the best one.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from rollmesh.buffer.client.client import BufferClient
 from rollmesh.learner.checkpoint.retention import prune
-from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.coordinator.best_tracker import BestTracker
-from rollmesh.learner.distributed.rank_group import RankGroup
-from rollmesh.learner.status import LearnerStatus
+from rollmesh.learner.coordinator.run_progress import RunProgress
+from rollmesh.learner.coordinator.runtime import LearnerRuntime
+from rollmesh.learner.coordinator.version_announcer import VersionAnnouncer
 from rollmesh.mesh.config.models import CheckpointSection
 from rollmesh.mesh.errors import DataError
-from rollmesh.mesh.runtime.service import AsyncBridge
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 # Longest commit; its client repeats the call for less than this.
@@ -31,47 +29,33 @@ class CheckpointScheduler:
     """Writes checkpoints from the training thread.
 
     Args:
-        ranks: writes them, each rank its part.
-        bridge, client: to commit.
-        controls: requests for checkpoints.
-        status: told the phase and the committed version.
+        runtime: of rank 0; all ranks write, each its part.
+        client: commits what is written.
         section: how often.
-        incarnation: of this learner.
-        extra: what to store besides the engine's state.
-        wait_in_force: waits until everything published is in force.
+        progress: stored with every checkpoint; the version from which it was resumed is durable already.
+        announcer: of the versions, all of which have to be in force before a checkpoint.
         best: keeps the best one; None: nothing is kept for its result.
-        is_evaluated: whether the present version is evaluated.
-        started_at: the version that is durable already.
     """
 
     def __init__(
         self,
-        ranks: RankGroup,
-        bridge: AsyncBridge,
+        runtime: LearnerRuntime,
         client: BufferClient,
-        controls: ControlRequests,
-        status: LearnerStatus,
         section: CheckpointSection,
-        *,
-        incarnation: int,
-        extra: Callable[[], dict[str, object]],
-        wait_in_force: Callable[[], None],
+        progress: RunProgress,
+        announcer: VersionAnnouncer,
         best: BestTracker | None,
-        is_evaluated: Callable[[int], bool],
-        started_at: int,
     ) -> None:
-        self._ranks = ranks
-        self._bridge = bridge
+        self._bridge = runtime.bridge
+        self._ranks = runtime.ranks
+        self._controls = runtime.controls
+        self._status = runtime.status
         self._client = client
-        self._controls = controls
-        self._status = status
         self._section = section
-        self._incarnation = incarnation
-        self._extra = extra
-        self._wait_in_force = wait_in_force
+        self._progress = progress
+        self._announcer = announcer
         self._best = best
-        self._is_evaluated = is_evaluated
-        self._written: tuple[int, Path | None] = (started_at, None)
+        self._written: tuple[int, Path | None] = (progress.resumed_at, None)
         self._written_at = time.monotonic()
         self._requested = False
 
@@ -91,7 +75,7 @@ class CheckpointScheduler:
         by_steps = section.every_steps is not None and version - self._written[0] >= section.every_steps
         by_time = section.every_s is not None and time.monotonic() - self._written_at >= section.every_s
         began = time.monotonic()
-        evaluated = self._best is not None and self._is_evaluated(version)
+        evaluated = self._best is not None and self._announcer.is_evaluated(version)
         due = changed and (by_steps or by_time or evaluated)
         if not due and not self._requested:
             return 0.0
@@ -122,7 +106,7 @@ class CheckpointScheduler:
         if not at_step_boundary:
             return lost
         try:
-            folder = self._ranks.save(PolicyVersion(self._incarnation, version), self._extra())
+            folder = self._save(version)
         except DataError as error:
             return f"{error.message}; {lost}"
         return f"the next start continues from {folder.name}"
@@ -136,18 +120,25 @@ class CheckpointScheduler:
         written_version, folder = self._written
         if folder is None or written_version != version:
             before, self._status.phase = self._status.phase, "checkpointing"
-            self._wait_in_force()
-            folder = self._ranks.save(PolicyVersion(self._incarnation, version), self._extra())
+            self._announcer.wait_in_force()
+            folder = self._save(version)
             self._status.durable = (version, str(folder.resolve()))
             self._bridge.call(
-                self._client.commit("train", self._incarnation, version, checkpoint=self._status.durable[1]), _COMMIT_S
+                self._client.commit("train", self._progress.incarnation, version, checkpoint=self._status.durable[1]),
+                _COMMIT_S,
             )
             self._status.committed = version
             self._written = (version, folder)
             prune(folder.parent, committed=folder.name, keep=self._section.keep)
             self._status.phase = before
-        if self._best is not None and self._is_evaluated(version):
-            self._best.checkpoint_written(PolicyVersion(self._incarnation, version), folder.name)
+        if self._best is not None and self._announcer.is_evaluated(version):
+            self._best.checkpoint_written(self._policy(version), folder.name)
         self._written_at = time.monotonic()
         self._requested = False
         return folder
+
+    def _save(self, version: int) -> Path:
+        return self._ranks.save(self._policy(version), self._progress.to_wire())
+
+    def _policy(self, version: int) -> PolicyVersion:
+        return PolicyVersion(self._progress.incarnation, version)

@@ -11,14 +11,14 @@ from rollmesh.buffer.client.client import BufferClient
 from rollmesh.learner.checkpoint.best import BestCheckpoint
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME
 from rollmesh.learner.coordinator.best_tracker import BestTracker
+from rollmesh.learner.coordinator.run_progress import RunProgress
 from rollmesh.learner.coordinator.step_recorder import StepRecorder
-from rollmesh.learner.evaluation.evaluator import EvalResult, Evaluator
+from rollmesh.learner.evaluation.evaluator import EvalResult, Evaluator, RoundRules
 from rollmesh.learner.evaluation.measurement_identity import measured_by
 from rollmesh.learner.evaluation.result_log import ResultLog
 from rollmesh.learner.metrics.run_totals import RunTotals
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.config import Config
-from rollmesh.mesh.trajectory.lineage import Lineage
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import trajectory_pb2
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationParts:
-    """What the leader needs of it.
+    """What the coordinator needs of the evaluation.
 
     Attributes:
         evaluator: None without held-out data.
@@ -39,15 +39,39 @@ class EvaluationParts:
     best: BestTracker | None = None
 
 
+class _Results:
+    """Keeps results in the run folder, tells the tracker of the best checkpoint, and records them."""
+
+    def __init__(
+        self, log: ResultLog, best: BestTracker | None, recorder: StepRecorder, totals: RunTotals, *, keep_rows: int
+    ) -> None:
+        self._log = log
+        self._best = best
+        self._recorder = recorder
+        self._totals = totals
+        self._keep_rows = keep_rows
+
+    def keep(self, result: EvalResult) -> None:
+        entry = {**result.summary(), "wall_s": self._totals.elapsed_s, "time": time.time()}
+        self._log.write(entry, result.rows[: self._keep_rows])
+        if self._best is not None:
+            self._best.round_finished(result)
+
+    def finished(self, result: EvalResult) -> None:
+        self._recorder.record_evaluation(result)
+
+    def abandoned(self, policy: PolicyVersion) -> None:
+        if self._best is not None:
+            self._best.round_abandoned(policy)
+
+
 def build_evaluation(
     config: Config,
     client: BufferClient,
     tasks: Sequence[trajectory_pb2.PromptTask] | None,
     tokenizer: PreTrainedTokenizerBase,
-    *,
-    lineage: Lineage,
+    progress: RunProgress,
     recorder: StepRecorder,
-    run_totals: RunTotals,
     status: LearnerStatus,
 ) -> EvaluationParts:
     """Builds the parts; results that are in the run folder and not in the checkpoint come back into the totals.
@@ -60,8 +84,8 @@ def build_evaluation(
         client: of the buffer.
         tasks: of a round; None without held-out data.
         tokenizer: of the model.
-        lineage: of this learner, the present incarnation last.
-        recorder, run_totals: keep the books.
+        progress: its totals get the results.
+        recorder: of results.
         status: says which version is in force.
 
     Raises:
@@ -70,10 +94,11 @@ def build_evaluation(
     """
     if tasks is None:
         return EvaluationParts()
+    lineage, totals, incarnation = progress.lineage, progress.totals, progress.incarnation
     same = measured_by(config)
-    log, incarnation = ResultLog(config.run.folder), lineage.resumed[-1][0]
-    known = {(found["incarnation"], found["version"]): found for found in (*run_totals.evals, *log.results())}
-    run_totals.evals = [
+    log = ResultLog(config.run.folder)
+    known = {(found["incarnation"], found["version"]): found for found in (*totals.evals, *log.results())}
+    totals.evals = [
         known[name]
         for name in sorted(known)
         if lineage.holds(PolicyVersion(*name)) and name[0] < incarnation and known[name]["measured_by"] == same
@@ -84,30 +109,15 @@ def build_evaluation(
         file.claim()
         best = BestTracker(file, metric=config.eval.metric, direction=config.eval.direction)
 
-    def keep(result: EvalResult) -> None:
-        entry = {**result.summary(), "wall_s": run_totals.elapsed_s, "time": time.time()}
-        log.write(entry, result.rows[: config.eval.keep_rows])
-        if best is not None:
-            best.round_finished(result)
-
     def decode(ids: list[int]) -> str:
         return str(tokenizer.decode(ids, skip_special_tokens=True))
-
-    def missed(policy: PolicyVersion) -> None:
-        if best is not None:
-            best.round_abandoned(policy)
 
     evaluator = Evaluator(
         client,
         tasks,
-        incarnation=incarnation,
-        timeout_s=config.eval.timeout_s,
-        right_at=config.eval.right_at,
-        decode=decode,
-        measured_by=same,
-        keep=keep,
-        in_force=lambda: status.published,
-        on_result=recorder.record_evaluation,
-        on_missed=missed,
+        RoundRules(incarnation, timeout_s=config.eval.timeout_s, right_at=config.eval.right_at, measured_by=same),
+        decode,
+        status,
+        _Results(log, best, recorder, totals, keep_rows=config.eval.keep_rows),
     )
     return EvaluationParts(evaluator, best)

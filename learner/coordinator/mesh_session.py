@@ -17,7 +17,8 @@ from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.coordinator.control_service import SERVICE_NAME as CONTROL_SERVICE
 from rollmesh.learner.coordinator.control_service import LearnerControlService
 from rollmesh.learner.coordinator.mesh_monitor import MeshMonitor
-from rollmesh.learner.coordinator.prompt_seeder import PromptSeeder
+from rollmesh.learner.coordinator.prompt_seeder import PromptSeeder, SeedingRules
+from rollmesh.learner.coordinator.train_table import TrainTable
 from rollmesh.learner.data import PromptStream
 from rollmesh.learner.liveness.hang_guard import end_where_it_hangs
 from rollmesh.learner.liveness.stall_reporter import StallReporter
@@ -78,10 +79,6 @@ class MeshSession:
         self.client: BufferClient
         self.agent: MembershipAgent
         self.monitor: MeshMonitor
-        self.seeder: PromptSeeder
-        self.source: GroupStream
-        self.recovery: RedisRecovery
-        self.recorder: BatchRecorder | None = None
 
     async def open(self, ready_file: Path | None) -> None:
         """Serves weights and control, and joins the mesh.
@@ -173,13 +170,20 @@ class MeshSession:
         takeovers: Mapping[int, int],
         cursor: int,
         with_payloads: bool,
-    ) -> None:
+    ) -> TrainTable:
         """Begins to watch, to seed and to sample.
+
+        Args:
+            prompts: the training prompts.
+            incarnation: of this learner.
+            takeovers: the version from which each incarnation continued the run, this one among them.
+            cursor: ordinal of the last task that was seeded.
+            with_payloads: groups come with their payloads (one rank).
 
         Raises:
             DataError: no prompt can be used.
         """
-        self.recovery = RedisRecovery(
+        recovery = RedisRecovery(
             self.client,
             member_id=self.agent.member_id,
             log=self._config.run.folder / LOG_NAME,
@@ -198,29 +202,29 @@ class MeshSession:
         )
         self._closers.callback(asyncio.create_task(watch, name="hang watch").cancel)
         batch = self._config.learner.batch.groups
-        self.seeder = PromptSeeder(
+        seeder = PromptSeeder(
             self.client,
             prompts,
-            incarnation=incarnation,
+            recovery,
+            SeedingRules(incarnation, batch, window=self._config.buffer.seed_ahead * batch),
             cursor=cursor,
-            batch=batch,
-            window=self._config.buffer.seed_ahead * batch,
-            recovery=self.recovery,
             on_error=self._controls.fail,
         )
-        self.recovery.on_recovered = self.seeder.rewind
-        self.source = GroupStream(self.client, incarnation, with_payloads=with_payloads)
-        self.source.on_waiting = self._tell_waiting
+        recovery.on_recovered = seeder.rewind
+        groups = GroupStream(self.client, incarnation, with_payloads=with_payloads)
+        groups.on_waiting = self._set_waiting_reason
+        recorder = None
         if self._config.logging.record:
             folder = self._config.run.folder / FOLDER
             lineage = Lineage(tuple(sorted(takeovers.items())))
             limit = self._config.logging.record_max_bytes
-            self.recorder = BatchRecorder(folder, self.client, lineage, max_bytes=limit)
-            self._closers.push_async_callback(self.recorder.close)
-        await self.seeder.start()
-        self._closers.push_async_callback(self.seeder.close)
-        self.source.start()
-        self._closers.push_async_callback(self.source.close)
+            recorder = BatchRecorder(folder, self.client, lineage, max_bytes=limit)
+            self._closers.push_async_callback(recorder.close)
+        await seeder.start()
+        self._closers.push_async_callback(seeder.close)
+        groups.start()
+        self._closers.push_async_callback(groups.close)
+        return TrainTable(self.client, groups, seeder, recovery, recorder)
 
     async def close(self, *, run_finished: bool) -> None:
         """Leaves the mesh in order and stops serving."""
@@ -230,5 +234,5 @@ class MeshSession:
     async def _leave(self) -> None:
         await self.agent.leave(run_finished=self._run_finished)
 
-    def _tell_waiting(self, reason: str) -> None:
+    def _set_waiting_reason(self, reason: str) -> None:
         self._status.waiting_reason = reason

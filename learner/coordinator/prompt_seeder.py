@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from rollmesh.buffer.client.client import BufferClient
@@ -27,17 +28,30 @@ _CHUNK = 256
 _RECHECK_S = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class SeedingRules:
+    """How far ahead prompts are seeded.
+
+    Attributes:
+        incarnation: of this learner.
+        batch: groups per optimizer batch.
+        window: pending tasks to keep.
+    """
+
+    incarnation: int
+    batch: int
+    window: int
+
+
 class PromptSeeder:
     """Seeds the table `train`.
 
     Args:
         client: of the buffer.
         prompts: the training prompts.
-        incarnation: of this learner.
-        cursor: ordinal behind which to go on.
-        batch: groups per optimizer batch.
-        window: pending tasks to keep.
-        recovery: makes up for what Redis loses.
+        recovery: replays what Redis has lost.
+        rules: how far ahead.
+        cursor: ordinal of the last task that was seeded.
         on_error: told of what ends the seeder early.
     """
 
@@ -45,21 +59,17 @@ class PromptSeeder:
         self,
         client: BufferClient,
         prompts: PromptStream,
-        *,
-        incarnation: int,
-        cursor: int,
-        batch: int,
-        window: int,
         recovery: RedisRecovery,
+        rules: SeedingRules,
+        *,
+        cursor: int,
         on_error: Callable[[RollmeshError], None],
     ) -> None:
         self._client = client
         self._prompts = prompts
-        self._incarnation = incarnation
-        self._cursor = cursor
-        self._batch = batch
-        self._window = window
         self._recovery = recovery
+        self._rules = rules
+        self._cursor = cursor
         self._on_error = on_error
         self._pending = 0
         self._ended = False
@@ -84,7 +94,7 @@ class PromptSeeder:
 
     def batch_used(self) -> None:
         """A batch was claimed: about as many tasks have left the window."""
-        self._pending = max(0, self._pending - self._batch)
+        self._pending = max(0, self._pending - self._rules.batch)
         self._nudged.set()
 
     def rewind(self, known: buffer_pb2.DescribeResponse) -> None:
@@ -119,8 +129,8 @@ class PromptSeeder:
             await self._fill()
 
     async def _fill(self) -> None:
-        while not self._ended and self._pending < self._window:
-            count = min(_CHUNK, self._window - self._pending)
+        while not self._ended and self._pending < self._rules.window:
+            count = min(_CHUNK, self._rules.window - self._pending)
             cursor = self._cursor
             window = await asyncio.to_thread(self._prompts.after, cursor, count)
             await self._recovery.with_recovery(partial(self._seed, cursor, window))
@@ -129,7 +139,7 @@ class PromptSeeder:
         """Seeds a window, unless the cursor has gone back meanwhile."""
         if cursor != self._cursor:
             return
-        response = await self._client.seed("train", self._incarnation, window.tasks, end_of_data=window.end)
+        response = await self._client.seed("train", self._rules.incarnation, window.tasks, end_of_data=window.end)
         self._cursor = window.last_ordinal
         self._pending = response.pending
         if window.end:

@@ -23,8 +23,10 @@ from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, STATE_NAME
 from rollmesh.learner.checkpoint.store import CheckpointStore
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.coordinator.batch_claim import CandidateBatch
+from rollmesh.learner.coordinator.run_progress import RunProgress
+from rollmesh.learner.coordinator.runtime import LearnerRuntime
 from rollmesh.learner.coordinator.step_recorder import StepRecorder
-from rollmesh.learner.coordinator.training_loop import TrainingLoop
+from rollmesh.learner.coordinator.training_loop import LoopRules, TrainingLoop
 from rollmesh.learner.distributed.rank_group import RankChannel, RankGroup, run_follower
 from rollmesh.learner.distributed.rank_payloads import Unusable
 from rollmesh.learner.distributed.rollout_batch import ACTOR
@@ -44,7 +46,6 @@ from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.runtime.ranks import check_ranks
 from rollmesh.mesh.runtime.service import AsyncBridge
-from rollmesh.mesh.trajectory.lineage import Lineage
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
@@ -104,18 +105,20 @@ def replay(
     engines = build_engines(config, algorithm)
     rank = int(os.environ.get("RANK", "0"))
     channel = RankChannel() if engines[ACTOR].world_size > 1 else None
-    held = InlineTrajectories()
-    payloads: TrajectorySource = held if rank == 0 else RecordedTrajectories(recording)
+    inline = InlineTrajectories()
+    payloads: TrajectorySource = inline if rank == 0 else RecordedTrajectories(recording)
     worker = build_worker(config, engines, algorithm, payloads, out / CHECKPOINTS_NAME)
     try:
         if rank > 0 and channel is not None:
             run_follower(worker, channel)
             return None
         _prepare(out)
-        ranks = RankGroup(worker, channel)
+        ranks, bridge = RankGroup(worker, channel), AsyncBridge("replay")
+        runtime = LearnerRuntime(bridge, ranks, inline, ControlRequests(), LearnerStatus())
         try:
-            return _lead(config, recording, ranks, held, algorithm, checkpoint, steps)
+            return _train(config, recording, runtime, algorithm, checkpoint, steps)
         finally:
+            bridge.close()
             ranks.shutdown()
     finally:
         worker.close()
@@ -139,67 +142,49 @@ def _prepare(out: Path) -> None:
 _MARK = "replay"
 
 
-def _lead(
+def _train(
     config: Config,
     recording: Recording,
-    ranks: RankGroup,
-    held: InlineTrajectories,
+    runtime: LearnerRuntime,
     algorithm: Algorithm,
     checkpoint: Path | None,
     steps: int | None,
 ) -> Replayed:
-    extra = ranks.load(checkpoint) if checkpoint is not None else {}
+    extra = runtime.ranks.load(checkpoint) if checkpoint is not None else {}
     first = int(str(extra.get("version", 0)))
     if recording.batch(first) is None:
         raise DataError(
             f"the recording has no batch of version {first}; it begins with version {recording.versions[0]}",
             hint="start from a checkpoint of a version that is recorded (--from-checkpoint)",
         )
-    run_totals = RunTotals.from_wire(extra["figures"]) if "figures" in extra else RunTotals()  # type: ignore[arg-type]
+    totals = RunTotals.from_wire(extra["figures"]) if "figures" in extra else RunTotals()  # type: ignore[arg-type]
+    progress = RunProgress(recording.lineage, totals)
     out = config.run.folder
     writer = MetricsWriter(open_trackers(config))
-    bridge = AsyncBridge("replay")
-    status = LearnerStatus()
     recorder = StepRecorder(
         writer,
         SampleLog(out / "samples.jsonl", load_tokenizer(Path(config.model.path)), config.logging.samples_per_step),
-        run_totals,
-        status,
-        recording.lineage,
+        progress,
+        runtime.status,
         pushes=PushStatistics(),
         clocks=dict,
     )
+    rules = LoopRules(
+        recording.lineage,
+        version=first,
+        last_version=max(recording.versions) + 1 if steps is None else first + steps,
+        batch=config.learner.batch,
+        max_skipped=config.learner.max_skipped,
+    )
+    batches = RecordedBatches(recording, algorithm)
+    loop = TrainingLoop(runtime, batches, _DiscardWeights(), _NoCheckpoints(), recorder, algorithm, rules)
     try:
-        loop = TrainingLoop(
-            bridge=bridge,
-            ranks=ranks,
-            claimer=RecordedBatches(recording, algorithm),
-            held=held,
-            announcer=_DiscardWeights(),
-            checkpoints=_NoCheckpoints(),
-            recorder=recorder,
-            run_totals=run_totals,
-            controls=ControlRequests(),
-            status=status,
-            lineage=recording.lineage,
-            batch=config.learner.batch,
-            version=first,
-            last_version=max(recording.versions) + 1 if steps is None else first + steps,
-            good_enough=lambda: False,
-            expected_cost=algorithm.expected_cost,
-            max_skipped=config.learner.max_skipped,
-        )
         reason = loop.run()
-        ranks.save(PolicyVersion(_incarnation(recording.lineage), loop.version), {"figures": run_totals.to_wire()})
+        runtime.ranks.save(PolicyVersion(progress.incarnation, loop.version), {"figures": totals.to_wire()})
     finally:
         writer.close()
-        bridge.close()
     _log.info("replayed versions %d to %d: %s", first, loop.version, reason)
     return Replayed(first, loop.version, reason, out)
-
-
-def _incarnation(lineage: Lineage) -> int:
-    return lineage.resumed[-1][0]
 
 
 class RecordedBatches:

@@ -12,15 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rollmesh.learner.coordinator.run_progress import RunProgress
 from rollmesh.learner.evaluation.evaluator import EvalResult
-from rollmesh.learner.metrics.run_totals import RunTotals, peak_rss_bytes
+from rollmesh.learner.metrics.run_totals import peak_rss_bytes
 from rollmesh.learner.metrics.sample_log import SampleLog
 from rollmesh.learner.metrics.step_metrics import group_metrics, staleness_histogram, staleness_metrics
 from rollmesh.learner.metrics.writer import MetricsWriter
 from rollmesh.learner.rollouts.group import SampledGroup
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.learner.weights.push_statistics import PushStatistics
-from rollmesh.mesh.trajectory.lineage import Lineage
 
 
 @dataclass(slots=True)
@@ -66,36 +66,30 @@ class FinishedStep:
     """What the training thread knows of a step when it is done.
 
     Attributes:
-        step: batches trained over the whole run, this one included.
-        incarnation, trained_version: the version that was trained; it made the next one.
+        trained_version: the version that was trained; it made the next one.
         groups: the batch.
         dropped: groups given back on the way, by reason.
         metrics: of engine and algorithm.
         skipped: optimizer steps whose gradient was not finite.
         timings: of the training thread.
-        wall_s: of the run so far.
     """
 
-    step: int
-    incarnation: int
     trained_version: int
     groups: Sequence[SampledGroup]
     dropped: Mapping[str, int]
     metrics: Mapping[str, float]
     skipped: int
     timings: Mapping[str, float]
-    wall_s: float
 
 
 class StepRecorder:
-    """Keeps the books of a run.
+    """Records the steps and evaluations of a run.
 
     Args:
         writer: takes the records; its thread computes them.
         samples: keeps some responses.
-        run_totals: updated here by the training thread (steps) and by results of evaluations.
+        progress: its totals are updated here, by the training thread (steps) and by results of evaluations.
         status: told the last metrics.
-        lineage: of this learner.
         pushes: what generators report of the weights.
         clocks: of waiting and of stalls.
     """
@@ -104,59 +98,73 @@ class StepRecorder:
         self,
         writer: MetricsWriter,
         samples: SampleLog,
-        run_totals: RunTotals,
+        progress: RunProgress,
         status: LearnerStatus,
-        lineage: Lineage,
         *,
         pushes: PushStatistics,
         clocks: Callable[[], Mapping[str, float]],
     ) -> None:
         self._writer = writer
         self._samples = samples
-        self._run_totals = run_totals
+        self._totals = progress.totals
+        self._lineage = progress.lineage
+        self._incarnation = progress.incarnation
         self._status = status
-        self._lineage = lineage
         self._pushes = pushes
         self._clocks = clocks
         self._eval_reward: float | None = None
 
+    @property
+    def eval_reward(self) -> float | None:
+        """Held-out reward of the last evaluation of this learner; None before the first."""
+        return self._eval_reward
+
+    def start_clock(self) -> None:
+        """The first version of this learner has been published: the run's time counts."""
+        self._totals.start_clock()
+
     def record_step(self, finished: FinishedStep) -> None:
-        """Books a step; the record is made elsewhere."""
+        """Adds a step to the totals; its record is computed in the writer's thread."""
         histogram = staleness_histogram(finished.groups, self._lineage, finished.trained_version)
         tokens = sum(histogram.values())
-        self._run_totals.add_step(
+        self._totals.add_step(
             groups=len(finished.groups),
             samples=sum(sum(group.scored) for group in finished.groups),
             tokens=tokens,
             staleness=histogram,
             wait_s=finished.timings["timing_s/gen"],
         )
-        self._status.steps = self._run_totals.steps
-        totals = {"total/tokens": self._run_totals.tokens, "total/samples": self._run_totals.samples}
-        self._writer.submit(functools.partial(self._record_step, finished, histogram, totals))
+        self._status.steps = self._totals.steps
+        totals = {
+            "wall_s": self._totals.elapsed_s,
+            "total/tokens": self._totals.tokens,
+            "total/samples": self._totals.samples,
+        }
+        self._writer.submit(functools.partial(self._write_record, self._totals.steps, finished, histogram, totals))
 
     def record_evaluation(self, result: EvalResult) -> None:
-        """Books a finished round."""
-        wall_s = self._run_totals.elapsed_s
-        self._run_totals.evals.append({**result.summary(), "wall_s": wall_s})
+        """Adds a finished round to the totals and writes its record."""
+        wall_s = self._totals.elapsed_s
+        self._totals.evals.append({**result.summary(), "wall_s": wall_s})
         self._eval_reward = result.reward
         self._writer.log(result.policy.version, {"time": time.time(), "wall_s": wall_s, **result.record()})
 
-    def _record_step(self, finished: FinishedStep, histogram: Counter[int], totals: Mapping[str, int]) -> None:
+    def _write_record(
+        self, step: int, finished: FinishedStep, histogram: Counter[int], totals: Mapping[str, float]
+    ) -> None:
         pushes = self._pushes.summary()
         tokens, step_s = sum(histogram.values()), finished.timings["timing_s/step"]
         of_groups = group_metrics(finished.groups)
         record: dict[str, Any] = {
             "time": time.time(),
-            "wall_s": finished.wall_s,
+            **totals,
             "version": finished.trained_version + 1,
-            "incarnation": finished.incarnation,
+            "incarnation": self._incarnation,
             **of_groups,
             "tokens": tokens,
             "tokens_per_second": tokens / step_s,
             "perf/throughput": of_groups["perf/total_num_tokens"] / step_s,
             "perf/time_per_step": step_s,
-            **totals,
             **{f"dropped/{reason}": count for reason, count in finished.dropped.items()},
             "skipped_updates": finished.skipped,
             **finished.metrics,
@@ -173,5 +181,5 @@ class StepRecorder:
         if self._eval_reward is not None:
             numbers["eval/reward"] = self._eval_reward
         self._status.last_metrics = numbers
-        self._writer.write_now(finished.step, record)
-        self._samples.keep(finished.step, finished.groups)
+        self._writer.write_now(step, record)
+        self._samples.keep(step, finished.groups)

@@ -8,26 +8,24 @@ groups of the next batch come in; the optimizer waits for the claim's answer, an
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from rollmesh.learner.algorithms.types import Group
-from rollmesh.learner.control_requests import ControlRequests
+from rollmesh.learner.algorithms.base import Algorithm
 from rollmesh.learner.coordinator.batch_claim import CandidateBatch
+from rollmesh.learner.coordinator.run_progress import RunProgress
+from rollmesh.learner.coordinator.runtime import LearnerRuntime
 from rollmesh.learner.coordinator.skip_limit import SkipLimit
 from rollmesh.learner.coordinator.step_recorder import FinishedStep, StepRecorder, StepTimings
-from rollmesh.learner.distributed.rank_group import RankGroup
 from rollmesh.learner.distributed.rank_payloads import Unusable
 from rollmesh.learner.distributed.train_plan import TrainPlan, plan_training
-from rollmesh.learner.distributed.trajectories import InlineTrajectories
 from rollmesh.learner.distributed.worker import TrainResult
-from rollmesh.learner.metrics.run_totals import RunTotals
 from rollmesh.learner.rollouts.group_filter import algorithm_view
 from rollmesh.learner.rollouts.group_stream import Interrupted
-from rollmesh.learner.status import LearnerStatus
+from rollmesh.mesh.config import Config
 from rollmesh.mesh.config.models import BatchSection
 from rollmesh.mesh.errors import RollmeshError
-from rollmesh.mesh.runtime.service import AsyncBridge
 from rollmesh.mesh.trajectory.lineage import Lineage
 
 if TYPE_CHECKING:
@@ -84,67 +82,78 @@ class CheckpointSink(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class LoopRules:
+    """What the loop trains, and until when.
+
+    Attributes:
+        lineage: of this learner.
+        version: to begin with.
+        last_version: the run ends with it.
+        batch: sizes.
+        max_skipped: batches in a row that may change nothing.
+        stop_at: held-out reward that ends the run; None: none does.
+    """
+
+    lineage: Lineage
+    version: int
+    last_version: int
+    batch: BatchSection
+    max_skipped: int
+    stop_at: float | None = None
+
+    @classmethod
+    def of(cls, config: Config, progress: RunProgress) -> LoopRules:
+        """Those of a run that a learner continues."""
+        learner = config.learner
+        return cls(
+            progress.lineage,
+            version=progress.resumed_at,
+            last_version=learner.steps,
+            batch=learner.batch,
+            max_skipped=learner.max_skipped,
+            stop_at=config.eval.stop_at,
+        )
+
+
 class TrainingLoop:
     """Rank 0's loop.
 
     Args:
-        bridge: the event loop.
-        ranks: all ranks.
-        claimer: gets batches.
-        held: where one rank keeps its payloads.
-        announcer: makes versions public.
-        checkpoints: writes what is durable.
-        recorder, run_totals: keep the books.
-        controls, status: to and from others.
-        lineage: of this learner.
-        batch: sizes.
-        version: that the learner starts from.
-        last_version: the run ends with it.
-        good_enough: whether the held-out reward has reached its goal.
-        expected_cost: see `Algorithm.expected_cost`.
-        max_skipped: batches in a row that may change nothing.
+        runtime: of rank 0.
+        batches: gathered and claimed here.
+        weights: published here.
+        checkpoints: written here.
+        recorder: of steps; knows the last held-out reward.
+        algorithm: expects what a group costs to train.
+        rules: of the run.
     """
 
     def __init__(
         self,
-        *,
-        bridge: AsyncBridge,
-        ranks: RankGroup,
-        claimer: BatchSource,
-        held: InlineTrajectories,
-        announcer: WeightSink,
+        runtime: LearnerRuntime,
+        batches: BatchSource,
+        weights: WeightSink,
         checkpoints: CheckpointSink,
         recorder: StepRecorder,
-        run_totals: RunTotals,
-        controls: ControlRequests,
-        status: LearnerStatus,
-        lineage: Lineage,
-        batch: BatchSection,
-        version: int,
-        last_version: int,
-        good_enough: Callable[[], bool],
-        expected_cost: Callable[[Group], float],
-        max_skipped: int,
+        algorithm: Algorithm,
+        rules: LoopRules,
     ) -> None:
-        self._bridge = bridge
-        self._ranks = ranks
-        self._claimer = claimer
-        self._held = held
-        self._announcer = announcer
+        self._bridge = runtime.bridge
+        self._ranks = runtime.ranks
+        self._trajectories = runtime.trajectories
+        self._controls = runtime.controls
+        self._status = runtime.status
+        self._batches = batches
+        self._weights = weights
         self._checkpoints = checkpoints
         self._recorder = recorder
-        self._run_totals = run_totals
-        self._controls = controls
-        self._status = status
-        self._lineage = lineage
-        self._batch = batch
-        self._last_version = last_version
-        self._good_enough = good_enough
-        self._expected_cost = expected_cost
-        self._skips = SkipLimit(max_skipped)
-        self._candidate = CandidateBatch(version)
+        self._algorithm = algorithm
+        self._rules = rules
+        self._skips = SkipLimit(rules.max_skipped)
+        self._candidate = CandidateBatch(rules.version)
         self._timings = StepTimings()
-        self.version = version
+        self.version = rules.version
         self.at_step_boundary = True
         """Whether every rank has the weights of `version`, and waits for the next order."""
 
@@ -157,7 +166,7 @@ class TrainingLoop:
         """
         self._publish()
         self._timings.checkpoint_s = self._checkpoints.write_if_due(self.version, changed=True)
-        self._run_totals.start_clock()
+        self._recorder.start_clock()
         while (reason := self._end_reason()) is None:
             self._checkpoints.serve_requests(self.version)
             try:
@@ -173,16 +182,17 @@ class TrainingLoop:
         self._controls.raise_failure()
         if self._controls.stop_reason is not None:
             return self._controls.stop_reason
-        if self._good_enough():
+        goal, reward = self._rules.stop_at, self._recorder.eval_reward
+        if goal is not None and reward is not None and reward >= goal:
             return "stop_at"
-        return "steps" if self.version >= self._last_version else None
+        return "steps" if self.version >= self._rules.last_version else None
 
     def _gather_batch(self) -> bool:
         """Fills the candidate; False at the end of the data."""
         self._status.phase = "waiting_for_groups"
         began = time.perf_counter()
         try:
-            return self._claimer.gather(self._candidate, TURN_S)
+            return self._batches.gather(self._candidate, TURN_S)
         finally:
             self._timings.wait_s += time.perf_counter() - began
 
@@ -191,12 +201,12 @@ class TrainingLoop:
         self._status.phase = "training"
         candidate, timings = self._candidate, self._timings
         began = time.perf_counter()
-        self._held.hold(candidate.groups)
+        self._trajectories.set_batch(candidate.groups)
         unusable = self._ranks.prepare(self._plan(candidate))
         prepared = time.perf_counter()
         timings.prepare_s += prepared - began
         if unusable:
-            self._claimer.discard(candidate, unusable)
+            self._batches.discard(candidate, unusable)
             return
         # What is claimed counts as used: every rank has its share before.
         claim = self._bridge.submit(self._claim(candidate))
@@ -224,20 +234,20 @@ class TrainingLoop:
             raise failure[0]
 
     async def _claim(self, candidate: CandidateBatch) -> bool:
-        await self._announcer.in_force()
-        return await self._claimer.claim(candidate)
+        await self._weights.in_force()
+        return await self._batches.claim(candidate)
 
     def _plan(self, candidate: CandidateBatch) -> TrainPlan:
         ranks = self._ranks.size
         return plan_training(
             candidate.groups,
             version=candidate.version,
-            lineage=self._lineage,
-            token_budget=self._batch.tokens_per_micro_batch,
-            minibatches=self._batch.minibatches,
+            lineage=self._rules.lineage,
+            token_budget=self._rules.batch.tokens_per_micro_batch,
+            minibatches=self._rules.batch.minibatches,
             ranks=ranks,
             packing=self._ranks.packing,
-            shares=[self._expected_cost(algorithm_view(g)) for g in candidate.groups] if ranks > 1 else None,
+            shares=[self._algorithm.expected_cost(algorithm_view(g)) for g in candidate.groups] if ranks > 1 else None,
         )
 
     def _finish(self, batch: CandidateBatch, result: TrainResult) -> None:
@@ -257,20 +267,17 @@ class TrainingLoop:
         self._candidate = CandidateBatch(self.version)
         self._recorder.record_step(
             FinishedStep(
-                step=self._run_totals.steps + 1,
-                incarnation=self._lineage.resumed[-1][0],
                 trained_version=batch.version,
                 groups=batch.groups,
                 dropped=dict(batch.dropped),
                 metrics=result.metrics,
                 skipped=result.skipped,
                 timings=timings.as_metrics(),
-                wall_s=self._run_totals.elapsed_s,
             )
         )
 
     def _publish(self) -> None:
         self._status.phase = "publishing"
         began = time.perf_counter()
-        self._announcer.publish(self.version, self._ranks.export())
+        self._weights.publish(self.version, self._ranks.export())
         self._timings.publish_s = time.perf_counter() - began

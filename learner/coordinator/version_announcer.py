@@ -7,61 +7,86 @@ because each waits for the one before; training goes on while the buffer is told
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rollmesh.buffer.client.client import BufferClient
+from rollmesh.learner.coordinator.run_progress import RunProgress
+from rollmesh.learner.coordinator.runtime import LearnerRuntime
 from rollmesh.learner.evaluation.evaluator import Evaluator
-from rollmesh.learner.status import LearnerStatus
 from rollmesh.learner.weights.publisher import WeightPublisher
-from rollmesh.mesh.runtime.service import AsyncBridge
+from rollmesh.mesh.config import Config
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 if TYPE_CHECKING:
     import torch
 
 
+@dataclass(frozen=True, slots=True)
+class AnnouncementRules:
+    """How versions are announced.
+
+    Attributes:
+        incarnation: of this learner.
+        wire_dtype: dtype in which weights travel.
+        commit_each: every step counts as trained at once (`commit: step`).
+        timeout_s: deadline of one announcement.
+        evaluate_first: version that is evaluated whatever `evaluate_every` says; None: there is none.
+        evaluate_every: versions from one evaluation to the next; None: only the first and the last.
+    """
+
+    incarnation: int
+    wire_dtype: str
+    commit_each: bool
+    timeout_s: float
+    evaluate_first: int | None
+    evaluate_every: int | None
+
+    @classmethod
+    def of(cls, config: Config, progress: RunProgress, timeout_s: float) -> AnnouncementRules:
+        """Those of a run that a learner continues; a run without a result begins with an evaluation."""
+        return cls(
+            incarnation=progress.incarnation,
+            wire_dtype=config.model.dtype,
+            commit_each=config.buffer.commit == "step",
+            timeout_s=timeout_s,
+            evaluate_first=None if progress.totals.evals else progress.resumed_at,
+            evaluate_every=config.eval.every_steps,
+        )
+
+    def evaluates(self, version: int) -> bool:
+        """Whether a version is due for evaluation."""
+        every = self.evaluate_every
+        return version == self.evaluate_first or (every is not None and version > 0 and version % every == 0)
+
+
 class VersionAnnouncer:
     """Publishes the versions of one learner.
 
     Args:
-        bridge: the event loop.
+        runtime: of rank 0.
         client: of the buffer.
         publisher: holds the weights.
         evaluator: None without held-out data.
-        status: told what is published.
-        incarnation: of this learner.
-        wire_dtype: dtype in which weights travel.
-        evaluate_at: whether a version is due for evaluation.
-        commit_each: every step counts as trained at once (`commit: step`).
-        timeout_s: deadline of one announcement.
+        rules: of the run.
     """
 
     def __init__(
         self,
-        bridge: AsyncBridge,
+        runtime: LearnerRuntime,
         client: BufferClient,
         publisher: WeightPublisher,
         evaluator: Evaluator | None,
-        status: LearnerStatus,
-        *,
-        incarnation: int,
-        wire_dtype: str,
-        evaluate_at: Callable[[int], bool],
-        commit_each: bool,
-        timeout_s: float,
+        rules: AnnouncementRules,
     ) -> None:
-        self._bridge = bridge
+        self._bridge = runtime.bridge
+        self._status = runtime.status
         self._client = client
         self._publisher = publisher
         self._evaluator = evaluator
-        self._status = status
-        self._incarnation = incarnation
-        self._wire_dtype = wire_dtype
-        self._evaluate_at = evaluate_at
-        self._commit_each = commit_each
-        self._timeout_s = timeout_s
+        self._rules = rules
         self._running: Future[None] | None = None
         self._evaluating: PolicyVersion | None = None
 
@@ -73,10 +98,10 @@ class VersionAnnouncer:
             WeightsError: the weights could not be stored.
         """
         self.wait_in_force()
-        policy = PolicyVersion(self._incarnation, version)
-        self._publisher.publish(policy, tensors, self._wire_dtype)
+        policy = PolicyVersion(self._rules.incarnation, version)
+        self._publisher.publish(policy, tensors, self._rules.wire_dtype)
         self._status.published = policy
-        due = self._evaluator is not None and (self._evaluator.retry_due or self._evaluate_at(version))
+        due = self._evaluator is not None and (self._evaluator.retry_due or self._rules.evaluates(version))
         self._evaluating = policy if due else None
         self._running = self._bridge.submit(self._announce(policy))
 
@@ -86,7 +111,7 @@ class VersionAnnouncer:
         Raises:
             RollmeshError: the announcement failed.
         """
-        policy = PolicyVersion(self._incarnation, version)
+        policy = PolicyVersion(self._rules.incarnation, version)
         if self._evaluating == policy:
             self.wait_in_force()
         return self._evaluator is not None and self._evaluator.policy == policy
@@ -99,7 +124,7 @@ class VersionAnnouncer:
         """
         if self._running is not None:
             running, self._running = self._running, None
-            self._bridge.result(running, self._timeout_s)
+            self._bridge.result(running, self._rules.timeout_s)
 
     async def in_force(self) -> None:
         """Returns when the last version is in force; its errors come out of `settle`."""
@@ -108,9 +133,9 @@ class VersionAnnouncer:
 
     async def _announce(self, policy: PolicyVersion) -> None:
         if self._evaluator is not None and self._evaluating == policy:
-            await self._evaluator.begin(policy)
-        await self._client.set_policy_version(self._incarnation, policy.version)
-        if self._commit_each and policy.version > 0:
+            await self._evaluator.start_round(policy)
+        await self._client.set_policy_version(self._rules.incarnation, policy.version)
+        if self._rules.commit_each and policy.version > 0:
             self._status.durable = (policy.version, self._status.durable[1])
-            await self._client.commit("train", self._incarnation, policy.version)
+            await self._client.commit("train", self._rules.incarnation, policy.version)
             self._status.committed = policy.version

@@ -33,7 +33,7 @@ class InlineTrajectories:
     def __init__(self) -> None:
         self._held: dict[tuple[str, int], Trajectory] = {}
 
-    def hold(self, groups: Sequence[SampledGroup]) -> None:
+    def set_batch(self, groups: Sequence[SampledGroup]) -> None:
         """Takes the groups of a batch in place of those of the batch before."""
         self._held = {
             (group.group_id, meta.member): found

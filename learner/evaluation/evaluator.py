@@ -20,7 +20,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from rollmesh.buffer.client.client import Arrived, BufferClient, SampleStream
 from rollmesh.learner.data import PromptEncoder, RowSource
@@ -28,6 +28,7 @@ from rollmesh.learner.data.prompts import Refused, TaskShape
 from rollmesh.learner.evaluation.metrics import pass_metrics
 from rollmesh.learner.evaluation.result_log import shortened
 from rollmesh.learner.rollouts.group import is_scored
+from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.errors import DataError, RollmeshError
 from rollmesh.mesh.trajectory import payload_codec
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -131,21 +132,49 @@ def evaluation_tasks(
     return tasks
 
 
+@dataclass(frozen=True, slots=True)
+class RoundRules:
+    """How rounds are held.
+
+    Attributes:
+        incarnation: of this learner.
+        timeout_s: longest duration of a round.
+        right_at: reward from which a response is right.
+        measured_by: see `EvalResult`.
+    """
+
+    incarnation: int
+    timeout_s: float
+    right_at: float
+    measured_by: str
+
+
+class RoundListener(Protocol):
+    """Hears what became of a round. A finished one is kept before it is announced."""
+
+    def keep(self, result: EvalResult) -> None:
+        """Stores a finished round; called in a thread of its own."""
+        ...
+
+    def finished(self, result: EvalResult) -> None:
+        """Announces a finished round."""
+        ...
+
+    def abandoned(self, policy: PolicyVersion) -> None:
+        """The round of a version was given up; called in a thread of its own."""
+        ...
+
+
 class Evaluator:
     """Runs the rounds.
 
     Args:
         client: of the buffer.
         tasks: as `evaluation_tasks` gives them.
-        incarnation: of this learner.
-        timeout_s: longest duration of a round.
-        right_at: reward from which a response is right.
+        rules: of all rounds.
         decode: token ids to text.
-        measured_by: see `EvalResult`.
-        keep: stores a finished round, in a thread of its own.
-        in_force: the version that is in force now.
-        on_result: told of every finished round.
-        on_missed: told of the version of a round that was given up, in a thread of its own.
+        status: says which version is in force.
+        listener: hears what became of every round.
 
     Attributes:
         latest: the last result; None before the first.
@@ -157,28 +186,17 @@ class Evaluator:
         self,
         client: BufferClient,
         tasks: Sequence[trajectory_pb2.PromptTask],
-        *,
-        incarnation: int,
-        timeout_s: float,
-        right_at: float,
+        rules: RoundRules,
         decode: Decode,
-        measured_by: str,
-        keep: Callable[[EvalResult], None],
-        in_force: Callable[[], PolicyVersion | None],
-        on_result: Callable[[EvalResult], None],
-        on_missed: Callable[[PolicyVersion], None],
+        status: LearnerStatus,
+        listener: RoundListener,
     ) -> None:
         self._client = client
         self._tasks = tasks
-        self._incarnation = incarnation
-        self._timeout_s = timeout_s
-        self._right_at = right_at
+        self._rules = rules
         self._decode = decode
-        self._measured_by = measured_by
-        self._keep = keep
-        self._in_force = in_force
-        self._on_result = on_result
-        self._on_missed = on_missed
+        self._status = status
+        self._listener = listener
         self._round: asyncio.Task[None] | None = None
         self._retry_due = False
         self._answered = 0
@@ -245,7 +263,7 @@ class Evaluator:
             return
         self._round.cancel()
         await asyncio.gather(self._round, return_exceptions=True)
-        await asyncio.to_thread(self._on_missed, self.policy)
+        await asyncio.to_thread(self._listener.abandoned, self.policy)
 
     async def _seed(self, policy: PolicyVersion) -> None:
         """What an earlier round left is withdrawn in the same call."""
@@ -258,46 +276,52 @@ class Evaluator:
             task.task_id, task.ordinal = f"eval-{policy}-{ordinal}", ordinal
             task.pinned.CopyFrom(pinned)
             tasks.append(task)
-        await self._client.seed("eval", self._incarnation, tasks, end_of_data=True, withdraw_pending=True)
+        await self._client.seed("eval", self._rules.incarnation, tasks, end_of_data=True, withdraw_pending=True)
 
     async def _run(self, policy: PolicyVersion, began: float) -> None:
         try:
             result = await self._result(policy, began)
-            await asyncio.to_thread(self._keep, result)
+            await asyncio.to_thread(self._listener.keep, result)
         except (_NotServedError, TimeoutError) as error:
             why = "found no generator at its version" if isinstance(error, _NotServedError) else self._overdue()
             _log.warning("evaluation of version %s is given up: it %s", policy, why)
             self._retry_due = True
             await self._withdraw()
-            await asyncio.to_thread(self._on_missed, policy)
+            await asyncio.to_thread(self._listener.abandoned, policy)
         except RollmeshError as error:
             _log.warning("evaluation of version %s failed: %s", policy, error)
             self._retry_due = True
-            await asyncio.to_thread(self._on_missed, policy)
+            await asyncio.to_thread(self._listener.abandoned, policy)
         else:
             self.latest = result
-            self._on_result(result)
+            self._listener.finished(result)
 
     def _overdue(self) -> str:
         return (
-            f"took more than {self._timeout_s:g} s (eval.timeout_s), in which {self._answered} of {len(self._tasks)} "
-            "prompts were answered and scored"
+            f"took more than {self._rules.timeout_s:g} s (eval.timeout_s), "
+            f"in which {self._answered} of {len(self._tasks)} prompts were answered and scored"
         )
 
     async def _result(self, policy: PolicyVersion, began: float) -> EvalResult:
         """Collects a round, sums it up, and settles its groups, which stay leased until then."""
-        stream = self._client.sample("eval", self._incarnation)
+        stream = self._client.sample("eval", self._rules.incarnation)
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._rules.timeout_s):
                 arrived = await self._collect(stream, policy)
             seconds = time.monotonic() - began
             result = await asyncio.to_thread(
-                summarize, policy, arrived, self._decode, asked=self._tasks, seconds=seconds, right_at=self._right_at
+                summarize,
+                policy,
+                arrived,
+                self._decode,
+                asked=self._tasks,
+                seconds=seconds,
+                right_at=self._rules.right_at,
             )
             await self._commit(policy, [group.leased for group in arrived])
         finally:
             await stream.close()
-        return replace(result, skipped=self.skipped, measured_by=self._measured_by)
+        return replace(result, skipped=self.skipped, measured_by=self._rules.measured_by)
 
     async def _collect(self, stream: SampleStream, policy: PolicyVersion) -> list[Arrived]:
         """The groups of a round, each once: one that comes again comes under the lease that counts."""
@@ -322,7 +346,7 @@ class Evaluator:
 
     async def _check_served(self, policy: PolicyVersion) -> None:
         """Ends the round where its version has passed and tasks are left that nobody has begun."""
-        if self._in_force() in (None, policy):
+        if self._status.published in (None, policy):
             return
         counts = (await self._client.describe("eval")).counts
         if counts.pending and not counts.generating:
@@ -332,14 +356,14 @@ class Evaluator:
         leases = [buffer_pb2.LeaseRef(group_id=group.group_id, lease_id=group.lease_id) for group in groups]
         if not leases:
             return
-        response = await self._client.claim("eval", self._incarnation, policy.version, leases)
+        response = await self._client.claim("eval", self._rules.incarnation, policy.version, leases)
         if not response.claimed:
             _log.warning("%d evaluated groups could not be claimed; they are withdrawn", len(response.refused))
-        await self._client.commit("eval", self._incarnation, policy.version + 1)
+        await self._client.commit("eval", self._rules.incarnation, policy.version + 1)
 
     async def _withdraw(self) -> None:
         try:
-            await self._client.seed("eval", self._incarnation, [], withdraw_pending=True)
+            await self._client.seed("eval", self._rules.incarnation, [], withdraw_pending=True)
         except RollmeshError as error:
             _log.warning("the evaluation round was not withdrawn: %s", error)
 

@@ -128,7 +128,7 @@ def make_worker(
 ) -> Worker:
     held = groups if isinstance(groups, InlineTrajectories) else InlineTrajectories()
     if not isinstance(groups, InlineTrajectories):
-        held.hold(groups)
+        held.set_batch(groups)
     store = CheckpointStore(folder)
     return Worker(engines, algorithm, held, store, epochs=epochs, token_budget=token_budget, seed=3)
 
@@ -285,7 +285,7 @@ def main(model: Path, out: Path) -> None:
     path = worker.save(PolicyVersion(1, VERSION + 1), {})
     told = save_where_ranks_fail(engines, out)
     groups, held = make_groups(), InlineTrajectories()
-    held.hold(groups)
+    held.set_batch(groups)
     plain = make_worker(Plain(), {"actor": engines["actor"]}, held, out / "plain")
     failing = train_without_what_rank_1_cannot_read(plain, held, groups, lambda some: make_plan(some, ranks=2))
     if engines["actor"].rank == 0:

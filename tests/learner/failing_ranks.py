@@ -73,7 +73,7 @@ def train_without_what_rank_1_cannot_read(
     place = next(index for micro in whole.division.minibatches[0][1] for index in micro)
     bad = whole.members[place].group_id
     if dist.get_rank() == 1:
-        held.hold([_with_unknown_token(group) if group.group_id == bad else group for group in groups])
+        held.set_batch([_with_unknown_token(group) if group.group_id == bad else group for group in groups])
         run_follower(worker, channel)
         return {}
     ranks = RankGroup(worker, channel)

@@ -52,7 +52,7 @@ def test_every_deadline_is_a_setting_or_a_constant() -> None:
     for words, seconds in CONSTANTS.items():
         (row,) = [row for row in rows if words in row[0]]
         assert f"{seconds:g} s" in row[1]
-    assert f"{rollmesh.learner.distributed.rank_group._LINK_TIMEOUT.seconds // 60} min" in str(rows)
+    assert f"{rollmesh.learner.distributed.rank_group._CHANNEL_TIMEOUT.seconds // 60} min" in str(rows)
 
 
 def test_every_wait_has_a_deadline_and_an_end() -> None:

@@ -12,15 +12,17 @@ from rollmesh.learner.algorithms.base import Algorithm
 from rollmesh.learner.algorithms.types import Needs
 from rollmesh.learner.batching.types import Packing
 from rollmesh.learner.control_requests import ControlRequests
-from rollmesh.learner.coordinator.batch_claim import BatchClaimer
-from rollmesh.learner.coordinator.prompt_seeder import PromptSeeder
+from rollmesh.learner.coordinator.batch_claim import BatchClaimer, ClaimRules
+from rollmesh.learner.coordinator.checkpoint_scheduler import CheckpointScheduler
+from rollmesh.learner.coordinator.prompt_seeder import PromptSeeder, SeedingRules
+from rollmesh.learner.coordinator.runtime import LearnerRuntime
 from rollmesh.learner.coordinator.step_recorder import FinishedStep, StepRecorder
-from rollmesh.learner.coordinator.training_loop import TrainingLoop
+from rollmesh.learner.coordinator.train_table import TrainTable
+from rollmesh.learner.coordinator.training_loop import LoopRules, TrainingLoop
 from rollmesh.learner.data.stream import PromptStream, Window
 from rollmesh.learner.distributed.rank_group import RankGroup
 from rollmesh.learner.distributed.trajectories import InlineTrajectories
 from rollmesh.learner.distributed.worker import TrainResult
-from rollmesh.learner.metrics.run_totals import RunTotals
 from rollmesh.learner.recovery.consumption_log import LOG_NAME, ConsumptionLog
 from rollmesh.learner.recovery.redis_recovery import RedisRecovery
 from rollmesh.learner.rollouts.group_stream import GroupStream
@@ -36,6 +38,7 @@ from tests.faults.away.member import PATIENCE_S, Member, say
 
 # Prompt tasks that are pending, in batches.
 _SEEDED_AHEAD = 8
+_LAST_VERSION = 1 << 30
 
 
 class _Prompts:
@@ -52,6 +55,9 @@ class _EveryGroup:
 
     def group_stage(self, _group: object) -> None:
         return None
+
+    def expected_cost(self, _group: object) -> float:
+        return 1.0
 
 
 class _Ranks:
@@ -102,11 +108,9 @@ class Learner(Member):
         self._seeder = PromptSeeder(
             self.client,
             cast(PromptStream, _Prompts()),
-            incarnation=self._incarnation,
+            self._recovery,
+            SeedingRules(self._incarnation, self._batch.groups, window=_SEEDED_AHEAD * self._batch.groups),
             cursor=0,
-            batch=self._batch.groups,
-            window=_SEEDED_AHEAD * self._batch.groups,
-            recovery=self._recovery,
             on_error=self._controls.fail,
         )
         self._recovery.on_recovered = self._seeder.rewind
@@ -117,48 +121,34 @@ class Learner(Member):
 
     def train(self) -> None:
         """The training thread."""
+        algorithm = cast(Algorithm, _EveryGroup())
         claimer = BatchClaimer(
             self._bridge,
-            self.client,
-            self._source,
-            cast(Algorithm, _EveryGroup()),
+            TrainTable(self.client, self._source, self._seeder, self._recovery),
+            algorithm,
             ConsumptionLog(self._folder / LOG_NAME),
-            incarnation=self._incarnation,
-            resumed_at=0,
-            batch=self._batch.groups,
-            on_claimed=self._claimed,
-            on_checkpoint_wanted=lambda: None,
-            recovery=self._recovery,
+            cast(CheckpointScheduler, self),
+            ClaimRules(self._incarnation, resumed_at=0, groups=self._batch.groups, last_version=_LAST_VERSION),
         )
-        loop = TrainingLoop(
-            bridge=self._bridge,
-            ranks=cast(RankGroup, _Ranks()),
-            claimer=claimer,
-            held=InlineTrajectories(),
-            announcer=self,
-            checkpoints=self,
-            recorder=cast(StepRecorder, self),
-            run_totals=RunTotals(),
-            controls=self._controls,
-            status=self._status,
-            lineage=Lineage(((self._incarnation, 0),)),
-            batch=self._batch,
-            version=0,
-            last_version=1 << 30,
-            good_enough=lambda: False,
-            expected_cost=lambda _group: 1.0,
-            max_skipped=1,
-        )
+        ranks = cast(RankGroup, _Ranks())
+        runtime = LearnerRuntime(self._bridge, ranks, InlineTrajectories(), self._controls, self._status)
+        lineage = Lineage(((self._incarnation, 0),))
+        rules = LoopRules(lineage, version=0, last_version=_LAST_VERSION, batch=self._batch, max_skipped=1)
+        loop = TrainingLoop(runtime, claimer, self, self, cast(StepRecorder, self), algorithm, rules)
         try:
             loop.run()
         except RollmeshError as error:
             say(self._run, "failed", error=repr(error))
 
-    def _claimed(self, version: int) -> None:
-        self._seeder.batch_used()
-        self._source.request(version + 1, self._batch.groups)
+    # What the loop asks of an announcer, of a scheduler of checkpoints and of a recorder.
 
-    # What the loop asks of an announcer, of a keeper of checkpoints and of a recorder.
+    eval_reward = None
+
+    def start_clock(self) -> None:
+        pass
+
+    def request(self) -> None:
+        """The buffer wants a checkpoint: there is one every few steps."""
 
     def publish(self, version: int, tensors: Iterable[Any]) -> None:
         self._status.published = PolicyVersion(self._incarnation, version)

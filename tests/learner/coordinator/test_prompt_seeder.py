@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from rollmesh.learner.coordinator.prompt_seeder import PromptSeeder
+from rollmesh.learner.coordinator.prompt_seeder import PromptSeeder, SeedingRules
 from rollmesh.learner.data.stream import Window
 from rollmesh.mesh.errors import RollmeshError, UnreachableError
 
@@ -41,11 +41,9 @@ async def test_an_error_of_any_kind_is_told(error: Exception, said: str) -> None
     seeder = PromptSeeder(
         cast(Any, SimpleNamespace(seed=seed)),
         cast(Any, Prompts(error)),
-        incarnation=1,
+        cast(Any, SimpleNamespace(with_recovery=with_recovery)),
+        SeedingRules(incarnation=1, batch=4, window=4),
         cursor=0,
-        batch=4,
-        window=4,
-        recovery=cast(Any, SimpleNamespace(with_recovery=with_recovery)),
         on_error=told.set_result,
     )
     await seeder.start()

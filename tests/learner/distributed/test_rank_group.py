@@ -62,7 +62,10 @@ def test_they_are_told_to_wait_as_long_as_the_last_evaluation_takes(monkeypatch:
     monkeypatch.setattr("rollmesh.learner.coordinator.coordinator.TURN_S", 0.01)
     bridge, ranks = AsyncBridge("test"), SimpleNamespace(keep_alive=told.set)
     coordinator: Any = SimpleNamespace(
-        _bridge=bridge, _ranks=ranks, _status=LearnerStatus(), _controls=ControlRequests()
+        _bridge=bridge,
+        _runtime=SimpleNamespace(ranks=ranks),
+        _status=LearnerStatus(),
+        _controls=ControlRequests(),
     )
     evaluator: Any = SimpleNamespace(final_result=final_result)
     Coordinator._evaluate_last(coordinator, evaluator, PolicyVersion(1, 4), "steps")

@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from rollmesh.buffer.client.client import BufferClient, Outgoing
 from rollmesh.buffer.server.process import BufferService
-from rollmesh.learner.evaluation.evaluator import EvalResult, Evaluator
+from rollmesh.learner.evaluation.evaluator import EvalResult, Evaluator, RoundRules
+from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.membership import MembershipAgent
@@ -117,31 +117,33 @@ def evaluator_of(
     prompts: list[trajectory_pb2.PromptTask],
     *,
     kept: list[EvalResult] | None = None,
+    results: list[EvalResult] | None = None,
+    missed: list[PolicyVersion] | None = None,
+    status: LearnerStatus | None = None,
     timeout_s: float = 20,
-    **hooks: Any,
 ) -> Evaluator:
     return Evaluator(
         client,
         prompts,
-        incarnation=1,
-        timeout_s=timeout_s,
-        right_at=1.0,
-        decode=lambda ids: " ".join(map(str, ids)),
-        measured_by="so",
-        keep=([] if kept is None else kept).append,
-        **{"in_force": lambda: V0, "on_result": _ignore, "on_missed": _ignore, **hooks},
+        RoundRules(1, timeout_s=timeout_s, right_at=1.0, measured_by="so"),
+        lambda ids: " ".join(map(str, ids)),
+        status or LearnerStatus(published=V0),
+        Heard([] if kept is None else kept, [] if results is None else results, [] if missed is None else missed),
     )
 
 
-def _ignore(_: object) -> None:
-    """Nobody is told."""
+class Heard:
+    """What a listener of the rounds is told."""
+
+    def __init__(self, kept: list[EvalResult], results: list[EvalResult], missed: list[PolicyVersion]) -> None:
+        self.keep, self.finished, self.abandoned = kept.append, results.append, missed.append
 
 
 async def test_a_round_is_collected_settled_and_reported(tmp_path: Path) -> None:
     results: list[EvalResult] = []
     kept: list[EvalResult] = []
     async with mesh(tmp_path) as found:
-        evaluator = evaluator_of(found.client, tasks(4), kept=kept, on_result=results.append)
+        evaluator = evaluator_of(found.client, tasks(4), kept=kept, results=results)
         for policy in (V0, V1):
             assert await evaluator.start_round(policy)
             assert not await evaluator.start_round(policy)
@@ -167,11 +169,11 @@ async def test_a_round_is_collected_settled_and_reported(tmp_path: Path) -> None
 
 
 async def test_a_round_that_no_one_can_serve_is_withdrawn_and_owed(tmp_path: Path) -> None:
-    in_force, missed = V1, list[PolicyVersion]()
+    status, missed = LearnerStatus(published=V1), list[PolicyVersion]()
     async with mesh(tmp_path) as found:
-        evaluator = evaluator_of(found.client, tasks(3), in_force=lambda: in_force, on_missed=missed.append)
+        evaluator = evaluator_of(found.client, tasks(3), status=status, missed=missed)
         await evaluator.start_round(V1)
-        in_force = V2
+        status.published = V2
         assert evaluator._round is not None
         await asyncio.wait_for(evaluator._round, 10)
         assert evaluator.retry_due
@@ -191,7 +193,7 @@ async def test_a_round_that_comes_due_while_another_runs_is_told_of_and_counted(
 ) -> None:
     results: list[EvalResult] = []
     async with mesh(tmp_path) as found:
-        evaluator = evaluator_of(found.client, tasks(2), on_result=results.append)
+        evaluator = evaluator_of(found.client, tasks(2), results=results)
         assert await evaluator.start_round(V0)
         for policy in (V0, V1, V2):
             assert not await evaluator.start_round(policy)

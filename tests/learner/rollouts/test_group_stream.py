@@ -6,14 +6,15 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from rollmesh.buffer.client.client import AdmitStream, Lease, Writer
 from rollmesh.buffer.server.process import BufferService
 from rollmesh.learner.algorithms.types import Group
-from rollmesh.learner.coordinator.batch_claim import BatchClaimer, CandidateBatch
+from rollmesh.learner.coordinator.batch_claim import BatchClaimer, CandidateBatch, ClaimRules
+from rollmesh.learner.coordinator.train_table import TrainTable
 from rollmesh.learner.distributed.trajectories import FetchedTrajectories
 from rollmesh.learner.recovery.consumption_log import ConsumptionLog, read_log
 from rollmesh.learner.rollouts.group_stream import UNREADABLE, GroupStream
@@ -54,6 +55,11 @@ class Here:
 
 
 class Steady:
+    """A Redis that loses nothing, and prompts that need no refill."""
+
+    def batch_used(self) -> None:
+        pass
+
     async def with_recovery(self, step: Callable[[], Awaitable[Any]]) -> Any:
         return await step()
 
@@ -81,16 +87,11 @@ class Training:
         self.log = ConsumptionLog(self.mesh.folder / "log")
         self.claimer = BatchClaimer(
             Here(),  # type: ignore[arg-type]
-            self.learner.client,
-            self.source,
+            TrainTable(self.learner.client, self.source, seeder=cast(Any, Steady()), recovery=cast(Any, Steady())),
             self.algorithm,
             self.log,
-            incarnation=1,
-            resumed_at=0,
-            batch=B,
-            on_claimed=lambda version: self.source.request(version + 1, B),
-            on_checkpoint_wanted=lambda: None,
-            recovery=Steady(),  # type: ignore[arg-type]
+            cast(Any, None),
+            ClaimRules(incarnation=1, resumed_at=0, groups=B, last_version=1 << 30),
         )
 
     async def close(self) -> None:

@@ -1,0 +1,43 @@
+"""How far a run has come: what every checkpoint stores besides the state of the engines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rollmesh.learner.metrics.run_totals import RunTotals
+from rollmesh.mesh.trajectory.lineage import Lineage
+
+
+@dataclass(frozen=True, slots=True)
+class RunProgress:
+    """The run from the point of view of its present learner.
+
+    Attributes:
+        lineage: the incarnations, this learner's last.
+        totals: over all learners; updated as the run continues.
+    """
+
+    lineage: Lineage
+    totals: RunTotals
+
+    @property
+    def incarnation(self) -> int:
+        """Of this learner."""
+        return self.lineage.resumed[-1][0]
+
+    @property
+    def resumed_at(self) -> int:
+        """The version from which this learner continues the run."""
+        return self.lineage.resumed[-1][1]
+
+    @classmethod
+    def resume(cls, extra: Mapping[str, Any], incarnation: int, version: int) -> RunProgress:
+        """From what a checkpoint stores, empty for a new run; `incarnation` continues it from `version`."""
+        lineage = Lineage.from_wire(extra.get("lineage", [])).then(incarnation, version)
+        return cls(lineage, RunTotals.from_wire(extra["figures"]) if "figures" in extra else RunTotals())
+
+    def to_wire(self) -> dict[str, object]:
+        """As JSON, for the checkpoint."""
+        return {"lineage": self.lineage.to_wire(), "figures": self.totals.to_wire()}

@@ -1,0 +1,30 @@
+"""What the parts of rank 0 share for the life of its process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rollmesh.learner.control_requests import ControlRequests
+from rollmesh.learner.distributed.rank_group import RankGroup
+from rollmesh.learner.distributed.trajectories import InlineTrajectories
+from rollmesh.learner.status import LearnerStatus
+from rollmesh.mesh.runtime.service import AsyncBridge
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerRuntime:
+    """The process around a run: there before the run is taken over, and until its end.
+
+    Attributes:
+        bridge: the event loop.
+        ranks: all ranks.
+        trajectories: where one rank keeps those that came with the leases.
+        controls: requests to the training thread, from signals, the control service and background tasks.
+        status: what the learner reports of itself.
+    """
+
+    bridge: AsyncBridge
+    ranks: RankGroup
+    trajectories: InlineTrajectories
+    controls: ControlRequests
+    status: LearnerStatus
