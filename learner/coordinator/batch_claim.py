@@ -185,7 +185,7 @@ class BatchClaimer:
         response = await self._table.client.claim("train", self._rules.incarnation, candidate.version, leases)
         if response.claimed:
             groups = [
-                UsedGroup(g.group_id, _trained_members(g), g.leased.task.ordinal, g.leased.use)
+                UsedGroup(g.group_id, [m.meta.member for m in g.scored_members], g.leased.task.ordinal, g.leased.use)
                 for g in candidate.groups
             ]
             use = Use(self._rules.incarnation, candidate.version, self._rules.resumed_at, groups)
@@ -211,7 +211,3 @@ class BatchClaimer:
                 f"{dict(candidate.dropped)}",
                 hint="look at the rewards (`rollmesh samples`), or at the algorithm's filters",
             )
-
-
-def _trained_members(group: SampledGroup) -> list[int]:
-    return [member.member for member, scored in zip(group.members, group.scored, strict=True) if scored]

@@ -265,9 +265,9 @@ class RecordedTrajectories:
 
 
 def _trajectories(group: SampledGroup) -> Iterable[tuple[tuple[str, int], Trajectory]]:
-    for meta, found in zip(group.members, group.trajectories, strict=True):
-        if found is not None:
-            yield (group.group_id, meta.member), found
+    for member in group.members:
+        if member.trajectory is not None:
+            yield (group.group_id, member.meta.member), member.trajectory
 
 
 class _DiscardWeights:

@@ -129,7 +129,7 @@ class StepRecorder:
         tokens = sum(histogram.values())
         self._totals.add_step(
             groups=len(finished.groups),
-            samples=sum(sum(group.scored) for group in finished.groups),
+            samples=sum(len(group.scored_members) for group in finished.groups),
             tokens=tokens,
             staleness=histogram,
             wait_s=finished.timings["timing_s/gen"],

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from rollmesh.learner.batching.plan import BatchPlan, Item, plan_batch
 from rollmesh.learner.batching.types import Packing
 from rollmesh.learner.rollouts.group import SampledGroup
-from rollmesh.learner.rollouts.group_filter import is_truncated
 from rollmesh.mesh.trajectory.lineage import Lineage
 
 
@@ -145,28 +144,22 @@ def plan_training(
         packing: that all models of the run can take.
         shares: per group, of its cost that is expected to be computed; None: all of it.
     """
-    names = sorted({name for group in groups for member in group.members for name in member.components})
+    names = sorted({name for group in groups for member in group.members for name in member.meta.components})
     prompts, members, items = [], [], []
     for index, group in enumerate(groups):
         task = group.leased.task
         prompts.append(
             Prompt(task.prompt_ids, task.sampling.temperature, group.baseline_reward, group.leased.probability or 1.0)
         )
-        for meta, scored in zip(group.members, group.scored, strict=True):
-            if scored:
-                components = [meta.components.get(name, 0.0) for name in names]
-                members.append(
-                    PlannedMember(
-                        index,
-                        group.group_id,
-                        meta.member,
-                        meta.response_tokens,
-                        meta.reward,
-                        is_truncated(meta),
-                        components,
-                    )
+        share = 1.0 if shares is None else shares[index]
+        for member in group.scored_members:
+            meta = member.meta
+            components = [meta.components.get(name, 0.0) for name in names]
+            members.append(
+                PlannedMember(
+                    index, group.group_id, meta.member, meta.response_tokens, meta.reward, member.truncated, components
                 )
-                share = 1.0 if shares is None else shares[index]
-                items.append(Item(index, len(group.prompt_ids), meta.response_tokens, share))
+            )
+            items.append(Item(index, len(group.prompt_ids), meta.response_tokens, share))
     division = plan_batch(items, token_budget=token_budget, ranks=ranks, minibatches=minibatches, packing=packing)
     return TrainPlan(version, lineage, prompts, members, names, division, packing)

@@ -36,10 +36,10 @@ class InlineTrajectories:
     def set_batch(self, groups: Sequence[SampledGroup]) -> None:
         """Takes the groups of a batch in place of those of the batch before."""
         self._held = {
-            (group.group_id, meta.member): found
+            (group.group_id, member.meta.member): member.trajectory
             for group in groups
-            for meta, found in zip(group.members, group.trajectories, strict=True)
-            if found is not None
+            for member in group.members
+            if member.trajectory is not None
         }
 
     def get(self, members: Sequence[PlannedMember]) -> Sequence[TrajectoryOrError]:

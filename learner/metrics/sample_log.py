@@ -42,14 +42,14 @@ class SampleLog:
     def keep(self, step: int, groups: Sequence[SampledGroup]) -> None:
         """Keeps some of a step's samples; a full disk is reported, not raised."""
         candidates = [
-            (group, position)
+            (group, member.meta, member.trajectory)
             for group in groups
-            for position, trajectory in enumerate(group.trajectories)
-            if trajectory is not None
+            for member in group.members
+            if member.trajectory is not None
         ]
         if not candidates or self._per_step == 0:
             return
-        candidates.sort(key=lambda item: item[0].members[item[1]].reward)
+        candidates.sort(key=lambda item: item[1].reward)
         chosen = np.unique(np.linspace(0, len(candidates) - 1, self._per_step).round().astype(int))
         lines = [self._line(step, *candidates[index]) for index in chosen]
         try:
@@ -58,9 +58,7 @@ class SampleLog:
         except OSError as error:
             _log.warning("samples not kept: %s: %s", self._path, error.strerror)
 
-    def _line(self, step: int, group: SampledGroup, position: int) -> str:
-        member, trajectory = group.members[position], group.trajectories[position]
-        assert isinstance(trajectory, Trajectory)
+    def _line(self, step: int, group: SampledGroup, member: trajectory_pb2.MemberMeta, trajectory: Trajectory) -> str:
         finish = trajectory_pb2.FinishReason.Name(member.finish_reason)
         entry = {
             "step": step,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollmesh.learner.rollouts.group import SampledGroup, is_scored
+from rollmesh.learner.rollouts.group import SampledGroup
 from rollmesh.mesh.trajectory.lineage import Lineage
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import trajectory_pb2
@@ -28,13 +28,12 @@ def group_metrics(groups: Sequence[SampledGroup]) -> dict[str, Any]:
     Returns:
         Metric name -> value. Lengths in tokens, delays in seconds, shares in 0..1.
     """
-    members = [member for group in groups for member in group.members]
-    scored = [member for member in members if is_scored(member)]
+    scored = [member.meta for group in groups for member in group.scored_members]
     rewards = np.array([member.reward for member in scored])
     lengths = np.array([member.response_tokens for member in scored])
     prompts = np.array([member.prompt_tokens for member in scored])
-    by_group = [[m.reward for m in group.members if is_scored(m)] for group in groups]
-    capped = np.array([member.finish_reason == trajectory_pb2.FINISH_REASON_LENGTH for member in scored])
+    by_group = [[member.meta.reward for member in group.scored_members] for group in groups]
+    capped = np.array([member.truncated for group in groups for member in group.scored_members])
     metrics: dict[str, Any] = {
         "groups": len(groups),
         "samples": len(scored),
@@ -49,7 +48,7 @@ def group_metrics(groups: Sequence[SampledGroup]) -> dict[str, Any]:
         **_extremes("completions/{}_terminated_length", lengths[~capped]),
         **_extremes("prompt_length/{}", prompts),
         "perf/total_num_tokens": int(lengths.sum() + prompts.sum()),
-        **_unscored(members),
+        **_unscored([member.meta for group in groups for member in group.members if not member.scored]),
         "attempts/max": max(group.leased.attempt for group in groups),
         "delay/generating_s": float(np.mean([group.leased.generating_ms for group in groups])) / 1e3,
         "delay/queued_s": float(np.mean([group.leased.queued_ms for group in groups])) / 1e3,
@@ -67,9 +66,8 @@ def group_metrics(groups: Sequence[SampledGroup]) -> dict[str, Any]:
     return metrics
 
 
-def _unscored(members: Sequence[trajectory_pb2.MemberMeta]) -> dict[str, Any]:
+def _unscored(without: Sequence[trajectory_pb2.MemberMeta]) -> dict[str, Any]:
     """How many members have no reward, how many by code, and the newest cause in words."""
-    without = [member for member in members if not is_scored(member)]
     metrics: dict[str, Any] = {"unscored_members": len(without)}
     if without:
         codes = Counter(_code(member) for member in without)
@@ -105,13 +103,13 @@ def staleness_histogram(groups: Sequence[SampledGroup], lineage: Lineage, now: i
     """Trained tokens by staleness; members without payload at hand count by their oldest token."""
     histogram: Counter[int] = Counter()
     for group in groups:
-        for member, trajectory in zip(group.members, group.trajectories, strict=True):
-            if trajectory is not None:
-                for length, version in trajectory.versions.runs:
+        for member in group.scored_members:
+            if member.trajectory is not None:
+                for length, version in member.trajectory.versions.runs:
                     histogram[lineage.staleness(version, now)] += length
-            elif is_scored(member):
-                oldest = PolicyVersion.from_proto(member.oldest)
-                histogram[lineage.staleness(oldest, now)] += member.response_tokens
+            else:
+                oldest = PolicyVersion.from_proto(member.meta.oldest)
+                histogram[lineage.staleness(oldest, now)] += member.meta.response_tokens
     return histogram
 
 

@@ -81,10 +81,10 @@ class BatchRecorder:
     async def _keep(self, version: int, groups: Sequence[SampledGroup], dropped: Mapping[str, int]) -> None:
         try:
             absent = [
-                buffer_pb2.MemberRef(group_id=group.group_id, member=meta.member)
+                buffer_pb2.MemberRef(group_id=group.group_id, member=member.meta.member)
                 for group in groups
-                for meta, scored, found in zip(group.members, group.scored, group.trajectories, strict=True)
-                if scored and found is None
+                for member in group.scored_members
+                if member.trajectory is None
             ]
             names = [(ref.group_id, ref.member) for ref in absent]
             payloads = [data async for data in self._client.fetch("train", absent)] if absent else []
@@ -121,9 +121,9 @@ class BatchRecorder:
 def _payloads(group: SampledGroup, fetched: Mapping[tuple[str, int], bytes]) -> Iterator[bytes]:
     """By position in `leased.members`: the payloads of what is trained."""
     found = {
-        meta.member: payload_codec.encode(one)
-        for meta, one in zip(group.members, group.trajectories, strict=True)
-        if one is not None
+        member.meta.member: payload_codec.encode(member.trajectory)
+        for member in group.members
+        if member.trajectory is not None
     }
     for meta in group.leased.members:
         yield found.get(meta.member) or fetched.get((group.group_id, meta.member), b"")

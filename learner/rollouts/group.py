@@ -15,6 +15,25 @@ from rollmesh.mesh.trajectory import payload_codec
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.protos import buffer_pb2, trajectory_pb2
 
+_Meta = trajectory_pb2.MemberMeta
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampledMember:
+    """One sampled response of a leased group.
+
+    Attributes:
+        meta: its metadata, as the buffer sent it.
+        scored: whether it has a reward, and so a payload.
+        truncated: whether the token budget ended it.
+        trajectory: its payload, decoded; None without a reward, and where the rank that trains it fetches it.
+    """
+
+    meta: trajectory_pb2.MemberMeta
+    scored: bool
+    truncated: bool
+    trajectory: Trajectory | None = None
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampledGroup:
@@ -25,15 +44,29 @@ class SampledGroup:
     Attributes:
         leased: the lease, the prompt task and all metadata, as the buffer sent them.
         prompt_ids: int32 [P].
-        trajectories: by position in `members`; None for members that are not scored, and for all members where the
-            payloads are fetched by the ranks that train them.
-        scored: by position in `members`: whether the member has a reward.
+        members: the sampled responses.
+        baseline_reward: reward of the greedy response; None without one that is scored.
     """
 
     leased: buffer_pb2.LeasedGroup
     prompt_ids: NDArray[np.int32]
-    trajectories: Sequence[Trajectory | None]
-    scored: Sequence[bool]
+    members: Sequence[SampledMember]
+    baseline_reward: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        leased: buffer_pb2.LeasedGroup,
+        prompt_ids: NDArray[np.int32],
+        trajectories: Mapping[int, Trajectory] = MappingProxyType({}),
+    ) -> SampledGroup:
+        """From the metadata, and the trajectories that are here, by member."""
+        sampled, greedy = _divided(leased)
+        members = [
+            SampledMember(meta, is_scored(meta), is_truncated(meta), trajectories.get(meta.member)) for meta in sampled
+        ]
+        baseline = next((meta.reward for meta in greedy if is_scored(meta)), None)
+        return cls(leased, prompt_ids, members, baseline)
 
     @property
     def group_id(self) -> str:
@@ -49,31 +82,29 @@ class SampledGroup:
         return (self.leased.group_id, self.leased.lease_id)
 
     @property
-    def members(self) -> Sequence[trajectory_pb2.MemberMeta]:
-        """Metadata of the sampled responses."""
-        return sampled_members(self.leased)
-
-    @property
-    def baseline_reward(self) -> float | None:
-        """Reward of the greedy response; None without one that is scored."""
-        task = self.leased.task
-        if not task.greedy:
-            return None
-        greedy = (member for member in self.leased.members if member.member >= task.n - task.greedy)
-        return next((member.reward for member in greedy if is_scored(member)), None)
+    def scored_members(self) -> list[SampledMember]:
+        """Those that are trained."""
+        return [member for member in self.members if member.scored]
 
 
-def sampled_members(leased: buffer_pb2.LeasedGroup) -> Sequence[trajectory_pb2.MemberMeta]:
-    """Members without the greedy ones, which have the highest indices."""
+def _divided(leased: buffer_pb2.LeasedGroup) -> tuple[Sequence[_Meta], Sequence[_Meta]]:
+    """The sampled members, and the greedy ones, which have the highest indices."""
     task = leased.task
     if not task.greedy:
-        return leased.members
-    return [member for member in leased.members if member.member < task.n - task.greedy]
+        return leased.members, ()
+    first = task.n - task.greedy
+    sampled = [meta for meta in leased.members if meta.member < first]
+    return sampled, [meta for meta in leased.members if meta.member >= first]
 
 
 def is_scored(member: trajectory_pb2.MemberMeta) -> bool:
     """Whether a member has a reward, and so a payload."""
     return bool(member.outcome == trajectory_pb2.OUTCOME_SCORED)
+
+
+def is_truncated(member: trajectory_pb2.MemberMeta) -> bool:
+    """Whether the token budget ended the response."""
+    return bool(member.finish_reason == trajectory_pb2.FINISH_REASON_LENGTH)
 
 
 def unsent_members(leased: buffer_pb2.LeasedGroup) -> list[int]:
@@ -101,25 +132,16 @@ def decode_group(
     prompt_ids = np.frombuffer(leased.task.prompt_ids, dtype="<i4")
     if not any(is_scored(member) for member in leased.members):
         raise PayloadError("members", f"group {leased.group_id} has no scored member")
-    members = sampled_members(leased)
-    scored = [is_scored(member) for member in members]
-    opened: list[Trajectory | None] = [None] * len(members)
-    if payloads is not None:
-        if len(payloads) != len(leased.members):
-            raise PayloadError("payloads", f"{len(payloads)} for {len(leased.members)} members")
-        found = {meta.member: data for meta, data in zip(leased.members, payloads, strict=True)}
-        found.update(fetched)
-        opened = [
-            decode_member(member, found[member.member]) if has_reward else None
-            for member, has_reward in zip(members, scored, strict=True)
-        ]
-    return SampledGroup(leased, prompt_ids, opened, scored)
-
-
-def decode_member(member: trajectory_pb2.MemberMeta, payload: bytes | memoryview) -> Trajectory:
-    """Decodes one member's payload.
-
-    Raises:
-        PayloadError: malformed, or of another length than the metadata says.
-    """
-    return payload_codec.decode(payload, tokens=member.response_tokens)
+    if payloads is None:
+        return SampledGroup.of(leased, prompt_ids)
+    if len(payloads) != len(leased.members):
+        raise PayloadError("payloads", f"{len(payloads)} for {len(leased.members)} members")
+    found = {meta.member: data for meta, data in zip(leased.members, payloads, strict=True)}
+    found.update(fetched)
+    sampled, _ = _divided(leased)
+    trajectories = {
+        meta.member: payload_codec.decode(found[meta.member], tokens=meta.response_tokens)
+        for meta in sampled
+        if is_scored(meta)
+    }
+    return SampledGroup.of(leased, prompt_ids, trajectories)

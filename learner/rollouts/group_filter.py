@@ -13,7 +13,6 @@ from rollmesh.learner.algorithms.base import Algorithm
 from rollmesh.learner.algorithms.types import Group, Needs
 from rollmesh.learner.rollouts.group import SampledGroup
 from rollmesh.mesh.errors import RewardError
-from rollmesh.protos import trajectory_pb2
 
 # The greedy response that the algorithm subtracts was not scored.
 NO_BASELINE = "no_baseline"
@@ -23,24 +22,19 @@ TOO_FEW_MEMBERS = "too_few_members"
 
 def algorithm_view(group: SampledGroup) -> Group:
     """The group as algorithms see it; lengths count response tokens, as the metadata states them."""
-    members = group.members
-    names = sorted({name for member in members for name in member.components})
+    metas = [member.meta for member in group.members]
+    names = sorted({name for meta in metas for name in meta.components})
     return Group(
-        rewards=torch.tensor([member.reward for member in members], dtype=torch.float32),
-        scored=torch.tensor(group.scored, dtype=torch.bool),
-        lengths=torch.tensor([member.response_tokens for member in members], dtype=torch.int64),
-        truncated=torch.tensor([is_truncated(member) for member in members], dtype=torch.bool),
+        rewards=torch.tensor([meta.reward for meta in metas], dtype=torch.float32),
+        scored=torch.tensor([member.scored for member in group.members], dtype=torch.bool),
+        lengths=torch.tensor([meta.response_tokens for meta in metas], dtype=torch.int64),
+        truncated=torch.tensor([member.truncated for member in group.members], dtype=torch.bool),
         components={
-            name: torch.tensor([member.components.get(name, 0.0) for member in members], dtype=torch.float32)
+            name: torch.tensor([meta.components.get(name, 0.0) for meta in metas], dtype=torch.float32)
             for name in names
         },
         baseline_reward=group.baseline_reward,
     )
-
-
-def is_truncated(member: trajectory_pb2.MemberMeta) -> bool:
-    """Whether the token budget ended the response."""
-    return bool(member.finish_reason == trajectory_pb2.FINISH_REASON_LENGTH)
 
 
 def filter_groups(
@@ -58,7 +52,7 @@ def filter_groups(
     kept: list[SampledGroup] = []
     dropped: dict[str, list[SampledGroup]] = {}
     for group in groups:
-        reason = _unfit(needs, group) or algorithm.group_stage(algorithm_view(group))
+        reason = _rejection(needs, group) or algorithm.group_stage(algorithm_view(group))
         if reason is None:
             kept.append(group)
         else:
@@ -66,17 +60,17 @@ def filter_groups(
     return kept, dropped
 
 
-def _unfit(needs: Needs, group: SampledGroup) -> str | None:
-    if sum(group.scored) < max(needs.group_size, 1):
+def _rejection(needs: Needs, group: SampledGroup) -> str | None:
+    if len(group.scored_members) < max(needs.group_size, 1):
         return TOO_FEW_MEMBERS
     if needs.greedy_baseline and group.baseline_reward is None:
         return NO_BASELINE
-    for member, scored in zip(group.members, group.scored, strict=True):
-        missing = [name for name in needs.components if scored and name not in member.components]
+    for member in group.scored_members:
+        missing = [name for name in needs.components if name not in member.meta.components]
         if missing:
             raise RewardError(
                 f"the algorithm needs the reward components {', '.join(missing)}, but a response of group "
-                f"{group.group_id} has {', '.join(sorted(member.components)) or 'none'}",
+                f"{group.group_id} has {', '.join(sorted(member.meta.components)) or 'none'}",
                 hint="name components as the reward functions report them, see reward.functions",
             )
     return None

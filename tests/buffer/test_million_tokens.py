@@ -86,7 +86,7 @@ async def test_a_very_long_trajectory_is_written_sealed_leased_and_read(
     planned = [PlannedMember(0, leased.group_id, m.member, m.response_tokens, 1.0, False) for m in leased.members]
     ranks = FetchedTrajectories(None, learner.client, timeout_s=1.0)  # type: ignore[arg-type]  # this loop is the bridge
     of_rank = await ranks._get(planned)
-    for found, expected in zip([*group.trajectories, *of_rank], (long, short) * 2, strict=True):
+    for found, expected in zip([*(m.trajectory for m in group.members), *of_rank], (long, short) * 2, strict=True):
         assert isinstance(found, Trajectory)
         for name in ("response_ids", "log_probs", "response_mask"):
             assert np.array_equal(getattr(found, name), getattr(expected, name)), name

@@ -45,8 +45,7 @@ class Trained:
         recording = Recording(self._config.run.folder / "recording")
         batches = [recording.batch(version) for version in recording.versions]
         groups = [group for batch in batches if batch is not None for group in decode_groups(batch)]
-        found = [trajectory for group in groups for trajectory in group.trajectories]
-        return [trajectory for trajectory in found if isinstance(trajectory, Trajectory)]
+        return [m.trajectory for group in groups for m in group.members if m.trajectory is not None]
 
     def texts(self, trajectory: Trajectory) -> list[tuple[bool, str]]:
         """(sampled, text), in order."""

@@ -85,11 +85,11 @@ def train_without_what_rank_1_cannot_read(
 
 
 def _with_unknown_token(group: SampledGroup) -> SampledGroup:
-    opened = []
-    for found in group.trajectories:
-        if found is not None:
+    members = []
+    for member in group.members:
+        if (found := member.trajectory) is not None:
             ids = found.response_ids.copy()
             ids[-1] = VOCABULARY
-            found = dataclasses.replace(found, response_ids=ids)
-        opened.append(found)
-    return dataclasses.replace(group, trajectories=opened)
+            member = dataclasses.replace(member, trajectory=dataclasses.replace(found, response_ids=ids))
+        members.append(member)
+    return dataclasses.replace(group, members=members)

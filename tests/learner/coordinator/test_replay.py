@@ -151,7 +151,7 @@ def batch(count: int) -> list[SampledGroup]:
         leased = buffer_pb2.LeasedGroup(group_id=f"g{index}")
         for member in range(2):
             leased.members.add(member=member, outcome=trajectory_pb2.OUTCOME_SCORED)
-        found.append(SampledGroup(leased, np.zeros(1, np.int32), [None, None], [True, True]))
+        found.append(SampledGroup.of(leased, np.zeros(1, np.int32)))
     return found
 
 

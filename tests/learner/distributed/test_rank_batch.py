@@ -27,7 +27,7 @@ def test_shares_are_complete_and_views_point_at_them(
     rng = np.random.default_rng(seed)
     groups = make_groups(seed % 5, groups=5)
     plan = make_plan(groups, token_budget=budget, minibatches=minibatches, ranks=ranks)
-    found = [t for group in groups for t in group.trajectories if t is not None]
+    found = [m.trajectory for group in groups for m in group.members if m.trajectory is not None]
     sequences = {
         index: TrainSequence(groups[member.prompt].prompt_ids, t.response_ids, t.response_mask, t.log_probs)
         for index, (member, t) in enumerate(zip(plan.members, found, strict=True))

@@ -18,6 +18,7 @@ def sampled(index: int, lengths: list[int], scored: list[bool], baseline: float 
     members = [
         trajectory_pb2.MemberMeta(
             member=m,
+            outcome=trajectory_pb2.OUTCOME_SCORED if scored[m] else trajectory_pb2.OUTCOME_ERROR,
             prompt_tokens=3,
             response_tokens=length,
             reward=0.5 * m,
@@ -40,7 +41,7 @@ def sampled(index: int, lengths: list[int], scored: list[bool], baseline: float 
         greedy=greedy,
     )
     leased = buffer_pb2.LeasedGroup(group_id=f"g{index}", task=task, members=members)
-    return SampledGroup(leased, prompt, [None] * len(lengths), scored)
+    return SampledGroup.of(leased, prompt)
 
 
 member = st.tuples(st.integers(1, 40), st.booleans())

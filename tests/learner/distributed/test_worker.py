@@ -215,11 +215,11 @@ def sequences_of(groups: Any) -> list[TrainSequence]:
             found.response_mask.copy(),
             found.log_probs,
             staleness=LINEAGE.per_token(found.versions, VERSION),
-            reward=meta.reward,
+            reward=member.meta.reward,
         )
         for group in groups
-        for meta, found in zip(group.members, group.trajectories, strict=True)
-        if found is not None
+        for member in group.members
+        if (found := member.trajectory) is not None
     ]
 
 
@@ -273,7 +273,7 @@ def test_rollouts_are_those_of_the_plan(trainer: Trainer) -> None:
     (rollouts,) = seen
     sequences = sequences_of(groups)
     trained = [s.response_mask.astype(bool) for s in sequences]
-    metas = [(i, m) for i, g in enumerate(groups) for m, s in zip(g.members, g.scored, strict=True) if s]
+    metas = [(i, m.meta) for i, g in enumerate(groups) for m in g.scored_members]
     expected = np.concatenate([s.behaviour_log_probs[t] for s, t in zip(sequences, trained, strict=True)])
     np.testing.assert_array_equal(rollouts.behaviour_log_probs.numpy(), expected)
     ages = [np.broadcast_to(s.staleness, t.shape)[t] for s, t in zip(sequences, trained, strict=True)]

@@ -82,7 +82,8 @@ def test_group_metrics_say_why_members_have_no_reward() -> None:
         (error, "", 0),
     ]
     for member, (outcome, reason, finished) in zip(found.members[1:], told, strict=True):
-        member.outcome, member.reason, member.finished_unix_ns = outcome, reason, finished
+        meta = member.meta
+        meta.outcome, meta.reason, meta.finished_unix_ns = outcome, reason, finished
     metrics = group_metrics([found])
     assert {name: value for name, value in metrics.items() if name.startswith("unscored")} == {
         "unscored_members": 4,

@@ -42,9 +42,9 @@ def greedy_group(number: int, rewards: list[float | None]) -> SampledGroup:
 
 def test_greedy_members_give_the_baseline_and_nothing_else() -> None:
     group = greedy_group(0, [1.0, None, 3.0, 7.0])
-    assert [m.member for m in group.members] == [0, 1, 2]
-    assert list(group.scored) == [True, False, True]
-    assert [t is not None for t in group.trajectories] == [True, False, True]
+    assert [m.meta.member for m in group.members] == [0, 1, 2]
+    assert [m.scored for m in group.members] == [True, False, True]
+    assert [m.trajectory is not None for m in group.members] == [True, False, True]
     view = algorithm_view(group)
     assert view.baseline_reward == 7.0
     assert view.rewards.tolist() == [1.0, 0.0, 3.0]
