@@ -17,8 +17,7 @@ local serving_pin = serving_inc .. ':' .. serving
 
 local function grant(gid, g, number)
   if g.attempt > 0 then cancel(gid, g) end
-  add('leases', 1)
-  g.lease, g.former = 'a' .. C.leases, nil
+  g.lease, g.former = new_lease('a'), nil
   g.attempt, g.holder, g.leased_ms = g.attempt + 1, member, now
   local drafts = hand_out(gid, g)
   enter(held_by(member), gid, number)

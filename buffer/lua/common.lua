@@ -45,7 +45,8 @@ end
 
 -- What verbs go by. What grows with the age of a run (its takeovers) is in keys of its own, for those that need it.
 local STATE = {
-  'incarnation', 'version', 'learner_until', 'committed', 'finished', 'fronts', 'learner', 'suspect', 'redis_run_id'
+  'incarnation', 'version', 'learner_until', 'committed', 'finished', 'fronts', 'learner', 'suspect', 'redis_run_id',
+  'lease_secret'
 }
 local NUMBERS = 6
 
@@ -62,6 +63,12 @@ local function add(field, by)
   if by == 0 then return end
   C[field] = C[field] + by
   changed = true
+end
+
+-- The name of a lease is the right to write and to release under it: no other member can guess it.
+local function new_lease(kind)
+  add('leases', 1)
+  return kind .. C.leases .. '-' .. string.sub(redis.sha1hex((R.lease_secret or '') .. TABLE .. C.leases), 1, 16)
 end
 
 local function put(field, value)

@@ -30,8 +30,7 @@ for i = 5, #ARGV do
     enter(set_of('leased'), gid, ARGV[3])
     add('ready', -1)
     add('leased', 1)
-    add('leases', 1)
-    g.state, g.holder, g.lease, g.for_version, g.leased_ms = 'leased', 'learner', 's' .. C.leases, version, now
+    g.state, g.holder, g.lease, g.for_version, g.leased_ms = 'leased', 'learner', new_lease('s'), version, now
     save_group(gid, g)
     answer[#answer + 1] = leased_group(gid, g)
   end

@@ -63,8 +63,7 @@ class GeneratorVerbs(TableState):
     def _granted(self, group: Group, member: str) -> Group:
         if group.attempt:
             self._cancel(group)
-        self._leases += 1
-        group.lease = f"a{self._leases}"
+        group.lease = self._new_lease("a")
         group.attempt += 1
         group.holder, group.former, group.orphan = member, "", False
         self._hand_out(group)

@@ -29,9 +29,8 @@ class Claiming(GeneratorVerbs):
         for group_id in group_ids:
             group = self.groups.get(group_id)
             if len(leased) < room and group and group.state is State.READY and group.deadline >= version:
-                self._leases += 1
                 self._draw(group)
-                group.state, group.holder, group.lease = State.LEASED, LEARNER, f"s{self._leases}"
+                group.state, group.holder, group.lease = State.LEASED, LEARNER, self._new_lease("s")
                 group.for_version = version
                 leased.append(group)
         if leased:

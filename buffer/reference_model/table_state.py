@@ -6,6 +6,7 @@ Invariants (checked by `check`): every group is in exactly one state; admitted =
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter, defaultdict
 from dataclasses import replace
 
@@ -19,6 +20,9 @@ from rollmesh.buffer.reference_model.drafts import Draft
 from rollmesh.buffer.reference_model.group_states import Fate, Group, State, Task
 from rollmesh.buffer.reference_model.length_classes import length_class
 from rollmesh.buffer.reference_model.resume_answers import Resumes
+
+# Of the run that it is compared with.
+LEASE_SECRET = "secret"  # noqa: S105  of a test
 
 
 class Fenced(Exception):  # noqa: N818  an answer, not a failure of the machine
@@ -65,6 +69,11 @@ class TableState:
         self._race = 0.0
         self.progress = 0
         """How often a group has come nearer to its end; what can be undone and done again for ever does not count."""
+
+    def _new_lease(self, kind: str) -> str:
+        self._leases += 1
+        digest = hashlib.sha1(f"{LEASE_SECRET}{self.name}{self._leases}".encode(), usedforsecurity=False).hexdigest()
+        return f"{kind}{self._leases}-{digest[:16]}"
 
     # -------------------------------------------------------------------------------------------- figures
 

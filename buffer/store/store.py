@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -38,7 +39,9 @@ class Store(GeneratorVerbs, LearnerVerbs):
         """
         await self._redis.load()
         fields = json.dumps({table: table_rules.to_fields() for table, table_rules in rules.items()})
-        answer = await self._redis.verb("bootstrap", "", front_id, member_ttl_ms, int(sole), config_json, fields)
+        answer = await self._redis.verb(
+            "bootstrap", "", front_id, member_ttl_ms, int(sole), config_json, fields, secrets.token_hex(16)
+        )
         if answer[0] == b"differs":
             raise other_rules(answer[1].decode(), answer[2])
         for table in TABLES:

@@ -28,6 +28,7 @@ from rollmesh.buffer.protocol.leases import LEARNER
 from rollmesh.buffer.redis_backend.client import RedisAccess
 from rollmesh.buffer.reference_model.group_states import Fate, Group, State, Task
 from rollmesh.buffer.reference_model.table_machine import TableMachine
+from rollmesh.buffer.reference_model.table_state import LEASE_SECRET
 from rollmesh.buffer.store.drafts import draft_places
 from rollmesh.buffer.store.generator_commands import packed
 from rollmesh.buffer.store.keys import Keys
@@ -92,7 +93,7 @@ class BothMachines(FencedMachines):
         # The table `train` leads the run, also where the other one is looked at.
         of_tables = {"train": replace(self.rules, bounded=True), self.table: self.rules}
         rules = json.dumps({name: rules.to_fields() for name, rules in {"eval": self.rules, **of_tables}.items()})
-        self.verb("bootstrap", "", "front", 1000, 1, "{}", rules)
+        self.verb("bootstrap", "", "front", 1000, 1, "{}", rules, LEASE_SECRET)
         self.verb("expire", self.table, 100, 10_000_000)
         self.resume(0)
 

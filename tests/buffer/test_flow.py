@@ -110,6 +110,28 @@ async def test_repeated_and_malformed_writes_change_nothing(mesh: Mesh) -> None:
     assert (counts.duplicate_writes, counts.superseded_writes, counts.admitted) == (2, 1, 1)
 
 
+async def test_what_another_generator_holds_cannot_be_guessed(mesh: Mesh) -> None:
+    """Groups and leases are counted, and known to whoever counts along; the rest of a lease's name is not."""
+    front = await mesh.front()
+    learner, holder, other = await mesh.learner(front), await mesh.generator(front), await mesh.generator(front)
+    await learner.seed(1, 2)
+    admission = holder.admission()
+    admission.update(2, V0)
+    grants = await holder.grants(admission, 2)
+    counted = [(number, digest) for number, _, digest in (grant.lease_id.partition("-") for grant in grants)]
+    assert [number for number, _ in counted] == ["a1", "a2"]
+    assert all(len(digest) == 16 for _, digest in counted)
+    assert counted[0][1] != counted[1][1]
+    guessed = [
+        pb.GroupGrant(group_id=grants[0].group_id, lease_id=lease, attempt=1)
+        for lease in ("a1", "a1-", "a1-" + counted[1][1], "")
+    ]
+    outcomes = await other.writer().write([make_write(grant, 0, [V0]) for grant in guessed])
+    assert {outcome.status for outcome in outcomes} <= {pb.WRITE_STATUS_SUPERSEDED, pb.WRITE_STATUS_REJECTED}
+    (stored,) = await holder.writer().write([make_write(grants[0], 0, [V0])])
+    assert stored.status == pb.WRITE_STATUS_STORED
+
+
 async def test_the_gate_holds_the_bound_and_opens_with_the_version(mesh: Mesh) -> None:
     front = await mesh.front()  # B = 2, S = 1: at most 4 unclaimed groups for a generator that is up to date
     learner, generator = await mesh.learner(front), await mesh.generator(front)
