@@ -57,7 +57,7 @@ def build_algorithm(config: Config) -> Algorithm:
 def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
     """The engines of this rank by role, the actor first, each proven right; collective over the ranks.
 
-    A role without a model of its own starts from the actor's initial weights, also where the actor goes on from a
+    A role without a model of its own starts from the actor's initial weights, also where the actor continues from a
     checkpoint: that is what a reference policy is.
 
     Args:

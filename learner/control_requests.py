@@ -1,4 +1,4 @@
-"""What others may ask of a running learner, handed from the event loop to the training thread.
+"""Requests to a running learner, handed from the event loop to the training thread.
 
 Requests are served between two steps, or at once where the learner waits for groups. All methods may be called from
 any thread, and `stop` from a signal handler.
@@ -16,7 +16,7 @@ from rollmesh.mesh.errors import RollmeshError
 
 
 class ControlRequests:
-    """The wishes to stop and to write a checkpoint.
+    """Requests to stop and to write a checkpoint.
 
     Attributes:
         wake: called after every request, to end a wait for groups; set once the learner waits.

@@ -1,7 +1,7 @@
 """The learner process: `run` is what the command line calls, in every rank.
 
 Invariants: expected failures end with one log line and the error's exit code; a learner that was superseded ends with
-`FencedError.exit_code`, so that nobody starts it again; SIGTERM ends the run after the present step, with a checkpoint
+`FencedError.exit_code`, so that it is not restarted; SIGTERM ends the run after the present step, with a checkpoint
 and its commit; rank 0 alone listens to signals and to the mesh, the other ranks follow it.
 """
 
@@ -63,7 +63,7 @@ def run(
     Args:
         config: of the run.
         mesh: host:port of the buffer.
-        takeover: go on although another learner's lease has not ended; that learner is fenced.
+        takeover: continue although another learner's lease has not ended; that learner is fenced.
         allow_changes: continue a run of another model or of other data (see `learner.recovery.run_identity`).
         start_from: checkpoint of this run to continue from, which undoes the steps since; None: the last one.
         port: to bind on rank 0, from which generators fetch the weights; 0 picks a free one.

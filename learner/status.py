@@ -1,4 +1,4 @@
-"""What the learner tells of itself: written by the training thread, read by heartbeats and the control service."""
+"""The status of a learner: written by the training thread, read by heartbeats and the control service."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LearnerStatus:
         steps: batches trained over the whole run.
         committed: uses below this version are committed.
         durable: version of the last checkpoint (of the last step with `commit: step`), and the checkpoint's folder.
-        last_metrics: numeric figures of the last step.
+        last_metrics: numeric metrics of the last step.
         waiting_reason: why it waits for groups; empty when it does not.
     """
 

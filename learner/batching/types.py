@@ -2,7 +2,7 @@
 
 Layout of a packed micro-batch: N tokens in one row, made of segments. A prompt is one segment and appears once for
 all neighbouring sequences that share it; a response is a segment that continues its prompt's. Positions count from 0
-in a prompt and go on in its responses, and attention sees a token's own segment and the one it continues, so that no
+in a prompt and continue in its responses, and attention sees a token's own segment and the one it continues, so that no
 token is padding, none sees another sequence, and a group's prompt is computed once. The log-prob of a token is read
 from the hidden state of the token before it: `predictors` holds these places for the R trained tokens, in order. A
 token that predicts nothing trained at the end of a response is left out, and so is a sequence that trains nothing. A

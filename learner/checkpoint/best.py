@@ -90,7 +90,7 @@ class BestCheckpoint:
         return self._change(lambda book: dataclasses.replace(book, writer=self._incarnation, candidates=())).best
 
     def keep_candidate(self, checkpoint: str) -> None:
-        """Keeps a checkpoint until it is known what it is worth.
+        """Keeps a checkpoint until it is evaluated.
 
         Raises:
             FencedError: another learner has taken over.
@@ -98,7 +98,7 @@ class BestCheckpoint:
         self._change(lambda book: dataclasses.replace(book, candidates=(*book.candidates, checkpoint)))
 
     def release(self, checkpoint: str) -> None:
-        """The checkpoint is not measured after all.
+        """Drops a candidate that is not evaluated after all.
 
         Raises:
             FencedError: another learner has taken over.
@@ -106,7 +106,7 @@ class BestCheckpoint:
         self._change(lambda book: _without(book, checkpoint))
 
     def record_value(self, found: Best) -> bool:
-        """A candidate's value is known; returns whether it is the best one now.
+        """Records the value of a candidate; returns whether it is the best one now.
 
         Raises:
             FencedError: another learner has taken over.
@@ -126,7 +126,7 @@ class BestCheckpoint:
             if before.writer > self._incarnation:
                 raise FencedError(
                     f"incarnation {before.writer} has taken over, this learner is {self._incarnation}",
-                    hint="it goes on with the run; this one ends",
+                    hint="it continues the run; this one ends",
                 )
             book = change(before)
             if book != before:

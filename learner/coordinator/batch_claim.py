@@ -1,9 +1,11 @@
-"""Getting a batch that may be trained: leased, screened by the algorithm, claimed.
+"""Batches that may be trained: leased, filtered by the algorithm, claimed.
 
-Invariants: a batch that is claimed has exactly the configured number of groups, fewer only at the end of the data,
-each under a lease that the source holds; every group that is not trained is given back with a reason and replaced at
-the same version; refusals are judged by the lease; replacements are bounded by a named error; the claim is durable, and
-logged on disk, before its answer lets the optimizer step.
+Invariants:
+- a claimed batch has the configured number of groups, fewer only at the end of the data, each under a held lease;
+- a group that is not trained is returned with a reason and replaced at the same version;
+- a refusal concerns one lease, never a living one of the same group;
+- replacements are bounded by a named error;
+- the claim is durable, and logged on disk, before its answer lets the optimizer step.
 """
 
 from __future__ import annotations
@@ -124,7 +126,7 @@ class BatchClaimer:
             known = set(candidate.groups)
             kept, dropped = filter_groups(self._algorithm, [group for group in held if group not in known])
             known.update(kept)
-            # What the source does not hold any more, under this lease, leaves the candidate as well.
+            # A group that is not held any more, under this lease, leaves the candidate as well.
             candidate.groups = [group for group in held if group in known]
             for reason, groups in dropped.items():
                 self._drop(candidate, groups, reason)
@@ -132,7 +134,7 @@ class BatchClaimer:
                 return bool(candidate.groups)
 
     def discard(self, candidate: CandidateBatch, unusable: Unusable) -> None:
-        """Gives back, as failed, groups that cannot be trained; others take their place when it is gathered again.
+        """Returns groups that cannot be trained as failed; the next `gather` replaces them.
 
         Args:
             candidate: has them.

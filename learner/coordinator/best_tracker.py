@@ -1,8 +1,8 @@
-"""Brings together the checkpoint of an evaluated version and what the evaluation found, whichever comes first.
+"""The best checkpoint: matches the checkpoint of an evaluated version with its result, whichever comes first.
 
-The checkpoint is written by the training thread at the version's own state; the result comes from a thread of the
-event loop, as a rule while the training is versions further. Invariant: a checkpoint is held only while its round is
-under way; one that is written behind the end of its round is judged at once, or left alone.
+The training thread writes the checkpoint at the version's own state. The result comes later, from a thread of the
+event loop, when the training has usually passed the version. Invariant: a checkpoint is a candidate only while its
+round runs; one that is written after its round has ended is judged at once, or left alone.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ SERVICE_NAME = learner_pb2.DESCRIPTOR.services_by_name["LearnerControl"].full_na
 
 
 class LearnerControlService(learner_pb2_grpc.LearnerControlServicer):
-    """Answers from the learner's state; wishes go through `ControlRequests`."""
+    """Answers from the learner's state; requests go through `ControlRequests`."""
 
     def __init__(self, status: LearnerStatus, controls: ControlRequests) -> None:
         self._status = status
@@ -22,7 +22,7 @@ class LearnerControlService(learner_pb2_grpc.LearnerControlServicer):
     async def Status(
         self, _request: learner_pb2.LearnerStatusRequest, _context: Any
     ) -> learner_pb2.LearnerStatusResponse:
-        """Phase, versions and the figures of the last step."""
+        """Phase, versions and the metrics of the last step."""
         status = self._status
         return learner_pb2.LearnerStatusResponse(
             published=status.published.to_proto() if status.published else None,

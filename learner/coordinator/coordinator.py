@@ -48,7 +48,7 @@ from rollmesh.mesh.errors import StalledError, StarvedError, StoreError, Unreach
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 _log = logging.getLogger(__name__)
-# Reasons after which the run is complete; after a signal it can be gone on with.
+# Reasons after which the run is complete; after a signal it can be continued.
 _NATURAL_ENDS = ("steps", "stop_at", "end_of_data")
 _LEAVE_S = 60.0
 

@@ -1,6 +1,6 @@
 """Watches the mesh for the learner: heartbeats' gauges, the buffer's clocks, and what must end the run.
 
-Invariants: a learner that was taken over, or that has lost the mesh, is told so through `ControlRequests.fail`; a run
+Invariants: a learner that was taken over, or that has lost the mesh, ends through `ControlRequests.fail`; a run
 whose groups all fail ends with an error that names the reason instead of eating the data set in silence.
 """
 
@@ -62,7 +62,7 @@ class MeshMonitor:
         self._batch = batch
         self._process = psutil.Process()
         self.board = GaugeBoard("learner")
-        """The heartbeats' figures, for Prometheus."""
+        """The heartbeats' gauges, for Prometheus."""
         self._task: asyncio.Task[None] | None = None
         self._failed_at_step = (-1, 0)
         self._relieved_at_step = -1
@@ -85,7 +85,7 @@ class MeshMonitor:
         await self._stalls.close()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Without its watch a run might stand still, or train on as somebody else's: it ends."""
+        """Ends the run: unwatched it might stall, or train on after another learner has taken it over."""
         if task.cancelled() or (error := task.exception()) is None:
             return
         _log.error("the watch over the mesh failed", exc_info=error)

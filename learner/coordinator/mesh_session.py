@@ -1,4 +1,4 @@
-"""Rank 0's side of the mesh: its server, its membership, the verbs of a takeover, and the tasks that serve the loop.
+"""Rank 0's side of the mesh: its server, its membership, its takeover, and the tasks that serve the loop.
 
 Everything here is asyncio and belongs to the event loop's thread.
 """
@@ -145,13 +145,13 @@ class MeshSession:
 
         Raises:
             TakeoverRefusedError: another learner holds the run.
-            LostStateError: Redis may have lost what it had acknowledged: to be told first (`recover_for`).
+            LostStateError: Redis may have lost what it had acknowledged: call `recover_for` first.
             DataError: `version` lies below the last commit, and `force` is not set.
         """
         response = await self.client.resume("train", self.agent.member_id, version, takeover=takeover, force=force)
         self.agent.set_status(incarnation=response.incarnation)
         _log.info(
-            "incarnation %d goes on from version %d",
+            "incarnation %d continues from version %d",
             response.incarnation,
             version,
             extra={"trained": response.trained, "returned": response.returned, "evicted": response.evicted_stale},
@@ -159,7 +159,7 @@ class MeshSession:
         return response.incarnation, response.seeded
 
     async def recover_for(self, history: RunHistory) -> None:
-        """Tells the buffer what the predecessor has used, since it cannot do so itself any more."""
+        """Reports to the buffer what the predecessor has used, because the predecessor cannot do so any more."""
         await assert_history(self.client, self.agent.member_id, history, patience_s=self._config.network.retry_s)
 
     async def start(

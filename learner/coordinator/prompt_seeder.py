@@ -1,9 +1,8 @@
 """Keeps prompt tasks in the buffer, a bounded window ahead of the generators.
 
-Invariants: the cursor is the buffer's `seeded` mark, so a learner that takes over goes on behind it, and after a loss
-it goes back to what the buffer still knows (what was used meanwhile the buffer passes over); at most
-`window + batch` tasks are pending; prompts are tokenised in the order of their ordinals, window by window, off the
-event loop.
+Invariants: the cursor is the buffer's `seeded` mark, so that a learner that takes over continues after it. After a loss
+it goes back to what the buffer still knows; the buffer skips what was used meanwhile. At most `window + batch` tasks
+are pending. Prompts are tokenised in the order of their ordinals, window by window, off the event loop.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ class PromptSeeder:
         self._nudged.set()
 
     def rewind(self, known: buffer_pb2.DescribeResponse) -> None:
-        """Redis was restarted: goes on behind what it knows."""
+        """Redis was restarted: continues after the last task that it knows."""
         self._cursor = known.seeded
         self._pending = known.counts.pending
         self._ended = known.end_of_data
@@ -110,7 +109,7 @@ class PromptSeeder:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def _has_ended(self, task: asyncio.Task[None]) -> None:
-        """Without new tasks the run would come to a stand, whatever the reason."""
+        """Ends the run, which would stall without new tasks."""
         if task.cancelled() or (error := task.exception()) is None:
             return
         if not isinstance(error, RollmeshError):

@@ -1,8 +1,8 @@
-"""A recorded stage trained on again by a learner alone: no buffer, no Redis, no generators.
+"""Replay: a learner alone trains on recorded batches, without buffer, Redis or generators.
 
-It is the learner's own loop, plan, worker and algorithm; only where batches come from, where weights go and who writes
-checkpoints are others. From the same start, with the same settings, threads and number of ranks, every step repeats
-the recorded one bit by bit on the same machine; with other settings it is an experiment on the same data.
+Loop, plan, worker and algorithm are the learner's own. Batches come from the recording, weights are discarded, and
+one checkpoint is written at the end. From the same start, with the same settings, threads and number of ranks, every
+step repeats the recorded one bit by bit on the same machine. With other settings it is an experiment on the same data.
 
 Invariants: the run's own folder is only read; batches are trained in the order of their versions, without gaps.
 """
@@ -271,7 +271,7 @@ def _trajectories(group: SampledGroup) -> Iterable[tuple[tuple[str, int], Trajec
 
 
 class _DiscardWeights:
-    """Takes weights that nobody fetches."""
+    """Discards weights: a replay has no generators."""
 
     def publish(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Exhausts the tensors: exporting is collective."""

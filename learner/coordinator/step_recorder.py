@@ -1,6 +1,6 @@
 """Turns finished steps and evaluations into records, kept samples and the run's totals.
 
-The training thread hands over what it has and goes on; records are computed in the metrics writer's thread.
+The training thread hands over a step and continues; records are computed in the metrics writer's thread.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class StepTimings:
     Attributes:
         wait_s: for groups, and screening them.
         prepare_s: planning, and getting the payloads.
-        claim_s: for the claim's answer, beyond what ran beside it (packing, forward and backward).
+        claim_s: for the claim's answer, beyond what ran concurrently (packing, forward and backward).
         train_s: the batch stage, packing, forward, backward and optimizer.
         publish_s: storing the weights and waiting for the announcement before.
         checkpoint_s: writing a checkpoint.
@@ -168,7 +168,7 @@ class StepRecorder:
             **{f"dropped/{reason}": count for reason, count in finished.dropped.items()},
             "skipped_updates": finished.skipped,
             **finished.metrics,
-            # Behind the algorithm's, which do not see responses that were left out for want of a signal.
+            # After the algorithm's metrics, which do not see responses that were skipped for want of a signal.
             **staleness_metrics(histogram),
             **finished.timings,
             **{f"clock/{name}": value for name, value in self._clocks().items()},

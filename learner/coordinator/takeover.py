@@ -145,7 +145,7 @@ class RunTakeover:
                 f"the run's checkpoint {folder} is not here",
                 hint=f"start the learner where the run folder is; {fallback_hint(folder, self._survives())}",
             )
-        _log.info("going on from %s", folder)
+        _log.info("continuing from %s", folder)
         try:
             return self._ranks.load(folder)
         except DamagedCheckpointError as error:

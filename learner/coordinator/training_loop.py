@@ -1,8 +1,8 @@
 """The training loop, on one page.
 
-One turn: gather a batch for the present version, train on it, publish the next version, book it, write a checkpoint
-where one is due. While a batch goes forward and backward, its claim is made, the last version is announced and the
-groups of the next batch come in; the optimizer waits for the claim's answer, and a refused batch changes nothing.
+One turn: gather a batch for the present version, train on it, publish the next version, record the step, write a
+checkpoint where one is due. During forward and backward the batch is claimed, the last version is announced and the
+groups of the next batch arrive. The optimizer waits for the claim's answer; a refused batch changes nothing.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class WeightSink(Protocol):
 
 
 class CheckpointSink(Protocol):
-    """Who writes checkpoints: `learner.coordinator.checkpoint_scheduler.CheckpointScheduler`, or nobody."""
+    """Where checkpoints are written: `learner.coordinator.checkpoint_scheduler.CheckpointScheduler`, or nothing."""
 
     def serve_requests(self, version: int) -> None:
         """Answers requests for a checkpoint."""
@@ -162,7 +162,7 @@ class TrainingLoop:
 
         Raises:
             FencedError: another learner has taken over.
-            RollmeshError: the run cannot go on.
+            RollmeshError: the run cannot continue.
         """
         self._publish()
         self._timings.checkpoint_s = self._checkpoints.write_if_due(self.version, changed=True)
@@ -197,7 +197,7 @@ class TrainingLoop:
             self._timings.wait_s += time.perf_counter() - began
 
     def _train_step(self) -> None:
-        """One batch; where it is not ours, or cannot be read, nothing changes, and it is gathered again."""
+        """Trains one batch. One that is refused or unreadable changes nothing, and is gathered again."""
         self._status.phase = "training"
         candidate, timings = self._candidate, self._timings
         began = time.perf_counter()
@@ -208,7 +208,7 @@ class TrainingLoop:
         if unusable:
             self._batches.discard(candidate, unusable)
             return
-        # What is claimed counts as used: every rank has its share before.
+        # A claimed batch counts as used: so every rank has its share before.
         claim = self._bridge.submit(self._claim(candidate))
         failure: list[RollmeshError] = []
 
@@ -256,7 +256,7 @@ class TrainingLoop:
         try:
             self._publish()
         finally:
-            # It is trained, whatever becomes of its publication.
+            # The batch is trained, also where its publication fails.
             self._record_step(batch, result)
         self._skips.record(batch.version, result.stopped)
         changed = self._skips.last_batch_stepped

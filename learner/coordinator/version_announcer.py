@@ -1,7 +1,7 @@
-"""Making versions public, in the one right order: weights fetchable, evaluation seeded, version in force.
+"""Publication of versions in the one right order: weights fetchable, evaluation seeded, version in force.
 
-Invariants: a version comes into force only when its weights can be fetched; announcements never overtake one another,
-because each waits for the one before; training goes on while the buffer is told.
+Invariants: a version comes into force only when its weights can be fetched. Announcements never overtake one another,
+because each waits for the one before. Training continues during an announcement.
 """
 
 from __future__ import annotations

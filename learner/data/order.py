@@ -41,7 +41,7 @@ class DataOrder:
         """(epoch, row) of an ordinal.
 
         Raises:
-            IndexError: below 1 or behind the last epoch.
+            IndexError: below 1 or after the last epoch.
         """
         if ordinal < 1 or (self._last is not None and ordinal > self._last):
             raise IndexError(f"ordinal {ordinal} is not in 1 .. {self._last}")

@@ -4,7 +4,7 @@ A string prompt is tokenised with the tokenizer's own special tokens; chat messa
 a generation prompt, which brings its special tokens itself.
 
 Agents with tools or an environment need chat messages, and the model is shown the schemas of its tools. Where an
-environment drives the episodes its first observation goes on within the last user message: such a prompt ends there,
+environment drives the episodes its first observation continues within the last user message: such a prompt ends there,
 open (without the end of the message and without a generation prompt, which the generator adds, masked); rows that end
 with another message get an empty user message for it.
 
@@ -136,7 +136,7 @@ class PromptEncoder:
 
         Raises:
             DataError: chat messages and a tokenizer without (or with a failing) chat template; a ground truth that
-                is not JSON; images that cannot be read, or that nobody can take.
+                is not JSON; images that cannot be read, or that no model can take.
         """
         images = self._load(row)
         text, ids = self._tokenise(row)

@@ -1,6 +1,6 @@
-"""The stream of prompt tasks behind a cursor, tokenised window by window.
+"""The stream of prompt tasks after a cursor, tokenised window by window.
 
-Invariants: the tasks behind ordinal `o` depend on nothing but the dataset, the seed and `o`; a refused row keeps its
+Invariants: the tasks after ordinal `o` depend on nothing but the dataset, the seed and `o`; a refused row keeps its
 ordinal, so skipping one moves no other.
 """
 
@@ -28,7 +28,7 @@ class Window:
     Attributes:
         tasks: the usable ones, in increasing order of ordinals.
         last_ordinal: last ordinal looked at: the cursor for the next window.
-        end: no ordinal lies behind it.
+        end: no ordinal comes after it.
     """
 
     tasks: list[trajectory_pb2.PromptTask]
@@ -77,7 +77,7 @@ class PromptStream:
                     self._take(self._encoder.encode(row, self._shape, task_id="check", ordinal=1))
 
     def after(self, ordinal: int, count: int) -> Window:
-        """At least one and at most `count` tasks behind `ordinal` (fewer only at the end of the data).
+        """At least one and at most `count` tasks after `ordinal` (fewer only at the end of the data).
 
         Raises:
             DataError: a refused row where rows may not be skipped, or a whole epoch of refused rows.

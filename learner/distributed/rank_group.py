@@ -1,4 +1,4 @@
-"""The ranks as one: rank 0 leads, the others follow its orders.
+"""The ranks as one: rank 0 gives orders, the others follow them.
 
 Rank 0 alone talks to the buffer about batches. What it decides it tells the others as a message (msgpack over a gloo
 broadcast), then every rank does the same with its `Worker`. With one rank nothing is sent.
@@ -119,7 +119,7 @@ class RankGroup:
         return self._worker.load(folder)
 
     def keep_alive(self) -> None:
-        """Tells the others that all is well, so that their wait for an order does not time out."""
+        """Keeps the others' wait for an order from timing out."""
         self._send_order("wait")
 
     def shutdown(self) -> None:
@@ -141,9 +141,9 @@ def _train_if_allowed(worker: Worker, channel: RankChannel) -> None:
 
 
 def run_follower(worker: Worker, channel: RankChannel) -> None:
-    """The life of a rank above 0: does what it is told until it is dismissed.
+    """Runs a rank above 0: follows orders until the last one.
 
-    What it, or any rank, cannot get of a batch rank 0 hears as well, and decides: it may want a checkpoint first.
+    Rank 0 hears as well what any rank cannot get of a batch, and decides: it may write a checkpoint first.
     """
     while True:
         message = msgpack.unpackb(channel.receive())

@@ -170,7 +170,7 @@ class Worker:
         return self._store.save(self._engines, version, extra | {"algorithm": algorithm})
 
     def load(self, folder: Path) -> dict[str, object]:
-        """Goes back to a checkpoint; gives what was stored beside it.
+        """Goes back to a checkpoint; returns the extra data stored with it.
 
         Raises:
             DataError: it is not one of this model, or of this algorithm and its roles.
@@ -197,7 +197,7 @@ class Worker:
 
 
 class _CallOnce:
-    """Asks once."""
+    """Calls a function the first time, and does nothing later."""
 
     def __init__(self, ask: Callable[[], None]) -> None:
         self._ask: Callable[[], None] | None = ask

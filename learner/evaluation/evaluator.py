@@ -1,12 +1,14 @@
-"""Evaluation on held-out prompts, beside the training.
+"""Evaluation on held-out prompts, concurrently with the training.
 
 A round belongs to one policy version: its tasks are pinned, so that only a generator serving exactly that version
-answers them. The tasks are seeded between the announcement of a version and the moment it comes into force. Invariants:
-training never waits for a round (the last one of the run excepted); one round runs at a time, and one that comes due
-meanwhile is left out, counted and told of; a round that nobody can serve any more, or that takes too long, is withdrawn
-and begun anew at the next version. A failed response is never
-counted as a zero: the mean is over scored ones, and the others are counted beside it. A result is kept (`keep`) before
-anybody is told of it.
+answers them. The tasks are seeded between the announcement of a version and the moment it comes into force.
+
+Invariants:
+- training never waits for a round, except for the last one of the run;
+- one round runs at a time; one that comes due meanwhile is skipped, counted and logged;
+- a round that no generator can serve any more, or that takes too long, is withdrawn and retried at the next version;
+- a failed response never counts as a zero: the mean is over scored ones, and failures are counted separately;
+- a result is stored before it is announced.
 
 All methods belong to the event loop's thread.
 """
@@ -206,7 +208,7 @@ class Evaluator:
 
     @property
     def retry_due(self) -> bool:
-        """A round was missed: the next version should be evaluated instead."""
+        """Whether a round was missed, so that the next version should be evaluated instead."""
         return self._retry_due
 
     async def start_round(self, policy: PolicyVersion) -> bool:
@@ -254,7 +256,7 @@ class Evaluator:
         return None
 
     async def close(self) -> None:
-        """Gives the running round up.
+        """Abandons the running round.
 
         Raises:
             FencedError: another learner has taken over.
@@ -266,7 +268,7 @@ class Evaluator:
         await asyncio.to_thread(self._listener.abandoned, self.policy)
 
     async def _seed(self, policy: PolicyVersion) -> None:
-        """What an earlier round left is withdrawn in the same call."""
+        """Seeds the tasks of a round; those that an earlier one left are withdrawn in the same call."""
         mark = (await self._client.describe("eval")).seeded
         pinned = policy.to_proto()
         tasks = []
@@ -303,7 +305,7 @@ class Evaluator:
         )
 
     async def _result(self, policy: PolicyVersion, began: float) -> EvalResult:
-        """Collects a round, sums it up, and settles its groups, which stay leased until then."""
+        """Collects a round, summarizes it, and commits its groups, which stay leased until then."""
         stream = self._client.sample("eval", self._rules.incarnation)
         try:
             async with asyncio.timeout(self._rules.timeout_s):
@@ -345,7 +347,7 @@ class Evaluator:
         return list(groups.values())
 
     async def _check_served(self, policy: PolicyVersion) -> None:
-        """Ends the round where its version has passed and tasks are left that nobody has begun."""
+        """Ends the round where its version has passed and tasks are left that no generator has begun."""
         if self._status.published in (None, policy):
             return
         counts = (await self._client.describe("eval")).counts

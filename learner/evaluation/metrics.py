@@ -40,7 +40,7 @@ def majority_reward(answers: Sequence[str], rewards: Sequence[float]) -> float:
 
 
 def answer_of(response: str) -> str:
-    r"""What a response says in the end: inside its last `\boxed{}`, else behind its last `####` or `=`, else all of it.
+    r"""The answer of a response: inside its last `\boxed{}`, else after its last `####` or `=`, else all of it.
 
     Space does not count, nor a full stop at the end.
     """

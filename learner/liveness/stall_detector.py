@@ -1,4 +1,4 @@
-"""Whether a run stands still: a pure decision, fed with looks at the mesh.
+"""Whether a run stalls: a pure decision, fed with observations of the mesh.
 
 Invariants:
 - the clock runs only while the learner waits for groups, and begins again with every progress: a member or a longer
@@ -67,7 +67,7 @@ class LimitExceeded:
 
 
 class StallDetector:
-    """Sees looks in the order of time.
+    """Decides on observations in the order of time.
 
     Args:
         stall_s: seconds without progress from which on a run is stalled.
@@ -98,7 +98,7 @@ class StallDetector:
         return self._ended_s + self.stalled_s
 
     def observe(self, look: MeshObservation) -> Stalled | StallEnded | LimitExceeded | None:
-        """What there is to tell of this look, if anything; `LimitExceeded` is told once."""
+        """The event of this observation, if any; `LimitExceeded` comes once."""
         last, self._last = self._last, look
         if last is None or look.moved != last.moved:
             self._handovers, self._most_tokens, self._sampling_s = look.handovers, look.tokens, 0.0

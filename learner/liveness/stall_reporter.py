@@ -1,7 +1,7 @@
-"""Tells of a run that stands still: in the log, in `RUN/stalls.jsonl`, in heartbeats, and at last by its end.
+"""Reports a run that stalls: in the log, in `RUN/stalls.jsonl`, in heartbeats, and at last by its end.
 
 Leases are named again by their holders every third of a term (`buffer.lease_s`), and what no one names is given back.
-So who is named here holds its groups, and knows it.
+So a holder that is named here is alive and holds its groups.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HINT = "the logs of those named say more; where such waits are in order, raise 
 
 
 class StallReporter:
-    """Looks at the mesh once per description of the table `train`.
+    """Observes the mesh once per description of the table `train`.
 
     Args:
         client: of the buffer.
@@ -67,7 +67,7 @@ class StallReporter:
         }
 
     async def observe(self, table: buffer_pb2.DescribeResponse) -> None:
-        """Takes in a description of the table."""
+        """Observes a description of the table."""
         told = self._watchdog.observe(
             MeshObservation(
                 now_s=self._clock(),
@@ -109,7 +109,7 @@ class StallReporter:
         )
 
     async def _held(self, table: buffer_pb2.DescribeResponse) -> str:
-        """In words; a stall is told as well where the buffer does not say who holds groups."""
+        """The holders of groups in words; a stall is also reported where the buffer does not name them."""
         try:
             return reasons(table, await self._client.holders("train", NAMED))
         except RollmeshError as error:

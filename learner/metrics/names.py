@@ -10,7 +10,7 @@ from rollmesh.learner.metrics.trackers import Record
 
 
 def with_aliases(record: Record) -> dict[str, Any]:
-    """The record with its aliases behind it; a name that the record has itself is never overwritten."""
+    """The record followed by its aliases; a name that the record has itself is never overwritten."""
     second = {alias: value for name, value in record.items() for alias in _aliases(name)}
     return {**record, **{alias: value for alias, value in second.items() if alias not in record}}
 

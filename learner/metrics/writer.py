@@ -1,7 +1,7 @@
 """The thread that hands records to the trackers, so that no tracker's I/O is on the training path.
 
 Invariants: records arrive in order; `log` never blocks and never raises; a tracker that fails is reported once and
-left out from then on, the others go on; every record is written under its second names too.
+left out from then on, the others continue; every record is written under its second names too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class MetricsWriter:
         self._jobs.put(functools.partial(self._fan_out, step, record))
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Queues other work behind the records; errors are the job's own affair."""
+        """Queues other work after the records; the job handles its own errors."""
         self._jobs.put(job)
 
     def write_now(self, step: int, record: Record) -> None:
@@ -64,7 +64,7 @@ class MetricsWriter:
     def _guard(self, tracker: Tracker, action: Callable[[], None]) -> None:
         try:
             action()
-        except Exception as error:  # noqa: BLE001  # third-party trackers raise anything; training must go on
+        except Exception as error:  # noqa: BLE001  # third-party trackers raise anything; training must continue
             _log.warning("%s failed and is left out: %s", type(tracker).__name__, error)
             if tracker in self._trackers:
                 self._trackers.remove(tracker)

@@ -68,7 +68,7 @@ class BatchRecorder:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def record(self, version: int, groups: Sequence[SampledGroup], dropped: Mapping[str, int]) -> None:
-        """Takes a batch that has just been claimed; it is written beside the training."""
+        """Accepts a batch that has just been claimed; it is written concurrently with the training."""
         await self._room.acquire()
         task = asyncio.create_task(self._keep(version, list(groups), dict(dropped)))
         self._tasks.add(task)
@@ -112,7 +112,7 @@ class BatchRecorder:
         self._files.append(batch)
 
     async def close(self) -> None:
-        """Writes what is pending."""
+        """Writes all pending batches."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.to_thread(self._thread.shutdown)
         self._files.close()

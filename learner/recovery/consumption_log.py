@@ -1,4 +1,4 @@
-"""The consumption log: which groups each optimizer step used, append-only, beside the checkpoints.
+"""The consumption log: which groups each optimizer step used, append-only, next to the checkpoints.
 
 Invariant: a line is on disk (fsync) after the claim that it records and before the optimizer step that uses the
 groups. So a group that was trained is in the log, even where Redis has lost what it had acknowledged. What was trained

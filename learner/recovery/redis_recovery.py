@@ -1,11 +1,11 @@
-"""After Redis has lost what it had acknowledged, the learner says again which groups it has used.
+"""Recovery after Redis has lost acknowledged state: the learner reports again which groups it has used.
 
-Redis was restarted, restored from a snapshot, or emptied: until the learner has spoken, nobody gets anything. What it
-says comes from the consumption log, which is on disk before each step that it records. No human is needed.
+Redis was restarted, restored from a snapshot, or emptied. Until the learner has reported (an *assertion*), the buffer
+hands out nothing. The report comes from the consumption log, which is on disk before each step that it records.
 
-Invariants: a claim and its line in the log are one step that no assertion interrupts, and so are the choice of tasks
-and their seeding (`mended`); an assertion begins anew where Redis is restarted in the middle of it; a learner that
-starts on such a Redis speaks for its predecessor first, before it takes the run over.
+Invariants: no assertion interrupts a claim and its line in the log, nor the choice of tasks and their seeding
+(`with_recovery`). An assertion starts again where Redis is restarted during it. A learner that starts on such a Redis
+reports for its predecessor before it takes the run over.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _AGAIN_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class RunHistory:
-    """What a learner knows of a run.
+    """The history of a run as a learner knows it.
 
     Attributes:
         incarnation: of the learner that speaks, or is spoken for.
@@ -67,7 +67,7 @@ class RunHistory:
 
 
 def read_history(run_folder: Path) -> RunHistory | None:
-    """What the last learner of a run has left on disk; None where there was none.
+    """The history that the last learner of a run has left on disk; None where there was none.
 
     Raises:
         DataError: the log or a checkpoint is damaged.
@@ -104,7 +104,7 @@ def _lineage_of(checkpoint: Path) -> dict[int, int]:
 
 
 async def assert_history(client: BufferClient, member_id: str, history: RunHistory, *, patience_s: float) -> None:
-    """Tells the buffer, until it has understood.
+    """Reports a history to the buffer, until it is accepted.
 
     Raises:
         FencedError: another learner has taken the run over.
@@ -151,10 +151,10 @@ def _asserted(uses: Sequence[Use], since: int) -> list[buffer_pb2.AssertedUse]:
 
 
 class RedisRecovery:
-    """Makes up for what Redis loses under a running learner. Belongs to the event loop.
+    """Recovers what Redis loses under a running learner. Belongs to the event loop.
 
     Args:
-        client: of the buffer; its calls are mended by this from now on.
+        client: of the buffer; its calls recover through this from now on.
         member_id: of this learner.
         log: the consumption log.
         incarnation: of this learner.
@@ -184,11 +184,11 @@ class RedisRecovery:
         self._steady = asyncio.Lock()
         self._running: asyncio.Task[None] | None = None
         self.on_recovered: Callable[[buffer_pb2.DescribeResponse], None] = lambda _: None
-        """Called with what the buffer knows now, before anything else goes on."""
+        """Called with what the buffer knows after a recovery, before anything else continues."""
         client.repair = self.repair
 
     async def with_recovery(self, step: Callable[[], Awaitable[T]]) -> T:
-        """A step that no assertion interrupts, begun again where Redis has lost state.
+        """Runs a step that no assertion interrupts; repeats it where Redis has lost state.
 
         Raises:
             FencedError: another learner has taken the run over.
@@ -201,7 +201,7 @@ class RedisRecovery:
                 await self.repair()
 
     async def repair(self) -> None:
-        """Tells the buffer what was used; those who come while this goes on wait for its end.
+        """Reports to the buffer what was used; concurrent callers wait for the same report.
 
         Raises:
             RollmeshError: the buffer cannot be told.

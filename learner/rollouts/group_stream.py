@@ -1,10 +1,14 @@
 """The learner's side of the buffer's Sample stream: groups arrive ahead of the step that trains them.
 
-Invariants: this is the one book of what the learner holds, by version and group, each group once, under its newest
-lease; a group stays in it until it is claimed, given back or lost, and until then its lease is named to the buffer. How
-many more are to be asked for is always counted from the book, so that whatever is lost is asked for again. Every credit
-names the version at which its group will train; a group that cannot be read is given back as failed and replaced at the
-same version; no one waits in silence (`waiting_reason`). All methods belong to the event loop's thread.
+Invariants:
+- this is the only record of the groups that the learner holds: by version, each group once, under its newest lease;
+- a group stays in it until it is claimed, returned or lost, and until then its lease is named to the buffer;
+- how many more to request is always counted from it, so that a lost group is requested again;
+- every credit names the version at which its group will train;
+- a group that cannot be read is returned as failed and replaced at the same version;
+- every wait has a reason (`waiting_reason`).
+
+All methods belong to the event loop's thread.
 """
 
 from __future__ import annotations
@@ -27,8 +31,8 @@ UNREADABLE = "payload_invalid"
 _RECHECK_S = 1.0
 
 
-class Interrupted(Exception):  # noqa: N818  # no failure: somebody asked the waiter to stop
-    """A wait for groups ended early: somebody wants the waiter's attention."""
+class Interrupted(Exception):  # noqa: N818  # no failure: the waiter was asked to stop
+    """A wait for groups ended early: there is a request to the waiter."""
 
 
 class GroupStream:
@@ -49,7 +53,7 @@ class GroupStream:
         self._stream.holdings = self._leases
         self._held: defaultdict[int, dict[str, SampledGroup]] = defaultdict(dict)
         self._wanted: dict[int, int] = {}
-        # Taken from the stream and not opened yet; given back, and not acknowledged yet.
+        # Received and not decoded yet; returned and not acknowledged yet.
         self._decoding: list[Arrived] = []
         self._leaving: set[Lease] = set()
         self._releases: set[asyncio.Task[None]] = set()
@@ -87,14 +91,14 @@ class GroupStream:
         return self._reason
 
     def request(self, version: int, count: int) -> None:
-        """Asks for groups so that `count` in all are held, or on their way, for training at `version`."""
+        """Requests groups, so that `count` in all are held or on their way for training at `version`."""
         self._wanted[version] = count
         self._request_missing(version)
 
     async def next_batch(self, version: int, count: int, timeout_s: float) -> list[SampledGroup]:
         """Waits until `count` groups are held for training at `version`, fewer only where the data has ended.
 
-        They stay in the book: the next call gives the same ones, apart from what was lost or given back meanwhile.
+        They stay held: the next call gives the same ones, apart from those that were lost or returned meanwhile.
 
         Raises:
             Interrupted: `interrupt` was called, or `timeout_s` has passed.
@@ -117,7 +121,7 @@ class GroupStream:
         return list(self._held[version].values())[:count]
 
     def finish_version(self, version: int, groups: Collection[SampledGroup]) -> None:
-        """The batch of a version is complete; what else was held for it is given back."""
+        """Ends a version whose batch is claimed; other groups that were held for it are returned."""
         used = {group.key for group in groups}
         self._finished_version = version
         self._wanted = {later: count for later, count in self._wanted.items() if later > version}
@@ -125,13 +129,13 @@ class GroupStream:
         self._release([group.key for held in over for group in held.values() if group.key not in used])
 
     def drop_refused(self, leases: Iterable[Lease]) -> None:
-        """These leases cannot be claimed: their groups leave the book, and others are asked for."""
+        """Drops groups whose leases cannot be claimed, and requests others."""
         self._release(self._remove(set(leases)))
 
     async def return_groups(
         self, groups: Sequence[SampledGroup], disposition: buffer_pb2.NackDisposition, reason: str
     ) -> None:
-        """Ends the leases of groups that will not be trained."""
+        """Returns groups that will not be trained: their leases end."""
         await self._nack(self._remove({group.key for group in groups}), disposition, reason)
 
     def interrupt(self) -> None:
@@ -151,10 +155,10 @@ class GroupStream:
             self._interrupted = False
             raise Interrupted
 
-    # -------------------------------------------------------------------------------------------------- the book
+    # -------------------------------------------------------------------------------------------------- held groups
 
     def _leases(self) -> Iterator[Lease]:
-        """All that the learner holds, from the moment at which it came to that at which it is known to be gone."""
+        """The leases that the learner holds, from their arrival until they are known to be gone."""
         for held in self._held.values():
             yield from (group.key for group in held.values())
         yield from (arrived.lease for arrived in self._decoding)
@@ -170,7 +174,7 @@ class GroupStream:
             self._stream.request(missing, version)
 
     def _remove(self, leases: Collection[Lease]) -> list[Lease]:
-        """Takes leases out of the book; returns those that were there, and asks for as many others."""
+        """Removes held groups by lease; returns the leases that were there, and requests as many others."""
         found = []
         for held in self._held.values():
             gone = [group.key for group in held.values() if group.key in leases]
@@ -186,13 +190,13 @@ class GroupStream:
             self._request_missing(version)
 
     def _add(self, group: SampledGroup) -> bool:
-        """Under its newest lease: an earlier one is over, for whatever version it was. False where there was one."""
+        """Holds a group under its newest lease; False where it was held under an earlier one, whatever the version."""
         earlier = [held.pop(group.group_id, None) for held in self._held.values()]
         self._held[group.leased.for_version][group.group_id] = group
         return not any(earlier)
 
     def _release(self, leases: Sequence[Lease]) -> None:
-        """Gives back, in the background, what might be alive and is not used."""
+        """Returns, in the background, leases that may be alive and are not used."""
         if leases:
             nack = self._nack(leases, buffer_pb2.NACK_DISPOSITION_RELEASE, "not used")
             task = asyncio.create_task(nack, name="giving back")
@@ -200,7 +204,7 @@ class GroupStream:
             task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """All who wait for groups hear of it, expected or not: no one else would bring them."""
+        """Ends every wait for groups with the error of a background task, which no other task replaces."""
         self._releases.discard(task)
         if task.cancelled() or (error := task.exception()) is None:
             return
@@ -239,7 +243,7 @@ class GroupStream:
             self._request_all_missing()
 
     async def _decode_arrived(self, arrived: Arrived) -> bool:
-        """Enters a group; False where the book has not become longer by it."""
+        """Decodes and holds a group; False where there is not one more by it."""
         leased = arrived.leased
         if leased.for_version <= self._finished_version:
             self._release([arrived.lease])
@@ -255,7 +259,5 @@ class GroupStream:
 
 
 def fenced_error() -> FencedError:
-    """What a learner raises that was told it has been superseded."""
-    return FencedError(
-        "another learner has taken this run over", hint="nothing to do: the newer learner goes on with it"
-    )
+    """The error of a learner that has been superseded."""
+    return FencedError("another learner has taken this run over", hint="nothing to do: the newer learner continues it")

@@ -1,9 +1,9 @@
-"""The chain of differences that leads receivers from earlier versions to the newest.
+"""The chain of deltas that leads receivers from earlier versions to the newest.
 
-Invariants: links are contiguous, each begins where the one before ends, and there are at most `length` of them; only
-versions of equal layout are linked; encoding happens in threads of its own, one link at a time, so that neither
-training nor the event loop waits for it. Where versions come faster than they are encoded, the next link leads from the
-last one's end to the newest, over those between. A chain that nobody has wanted for `length` versions is dropped.
+Invariants: links are contiguous, each begins where the one before ends, and there are at most `length` of them. Only
+versions of equal layout are linked. Encoding happens in threads of its own, one link at a time, so that neither
+training nor the event loop waits for it. Where versions come faster than they are encoded, the next link leads from
+the last one's end to the newest, over those between. A chain without a request for `length` versions is dropped.
 
 Memory: the links themselves, and the version at which the next one begins (mostly one that is kept anyway), both given
 back when the chain is dropped. All methods may be called from any thread.

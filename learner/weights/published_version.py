@@ -16,7 +16,7 @@ class PublishedVersion:
 
     Attributes:
         manifest: as announced; never changed.
-        data: its buckets, one behind the other.
+        data: its buckets, concatenated.
         starts: `bucket_starts` of its buckets, in `data`.
     """
 

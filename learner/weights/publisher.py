@@ -1,9 +1,9 @@
 """Versions of the policy, kept fetchable.
 
-Invariants: `publish` returns only when the version can be fetched; the last `keep_versions` stay fetchable, and beside
-them the oldest one that is being fetched, so that a slow link brings a version in the end however fast they come; the
-others are unlinked; versions of one publisher only go up; nothing of it is left in shared memory after `close`, nor,
-once another publisher starts on the machine, after kill -9.
+Invariants: `publish` returns only when the version can be fetched. The last `keep_versions` stay fetchable, and so does
+the oldest one that is being fetched: a slow link receives a version in the end, however fast they come. The others are
+unlinked. Versions of one publisher only go up. Nothing of it is left in shared memory after `close`, nor after
+kill -9 once another publisher starts on the machine.
 
 `publish` belongs to the thread that trains; everything else may be called from any thread.
 """
@@ -153,7 +153,7 @@ class WeightPublisher:
     def publish(
         self, policy: PolicyVersion, named_tensors: Iterable[tuple[str, torch.Tensor]], wire_dtype: torch.dtype | str
     ) -> weights_pb2.Manifest:
-        """Copies the tensors, announces the version and lets go of the oldest.
+        """Copies the tensors, announces the version and releases the oldest.
 
         Args:
             policy: above every version published before.
@@ -198,7 +198,7 @@ class WeightPublisher:
         return manifest
 
     def close(self) -> None:
-        """Takes every version back."""
+        """Withdraws every version."""
         if self.chain is not None:
             self.chain.close()
         with self._lock:

@@ -2,11 +2,11 @@
 
 Invariants:
 
-- Following parents leads from every receiver to the learner: there are no cycles, whoever fails and moves.
-- While nobody fails, the learner and each relay have at most `fanout` children, and receivers that all relay lie in
+- Following parents leads from every receiver to the learner: there are no cycles, whichever receivers fail or move.
+- While no receiver fails, the learner and each relay have at most `fanout` children. Receivers that all relay lie in
   full levels: n of them are no deeper than log_fanout(n) + 1.
-- A receiver comes to the learner itself after `_PATIENCE` parents that failed it, or when it starts anew, whatever room
-  there is: failures cost the learner's link, never the version.
+- A receiver comes to the learner itself after `_PATIENCE` parents that failed it, or when it starts again, whatever
+  room there is: failures cost the learner's link, never the version.
 
 Pure: no clock, no I/O; one caller at a time.
 """
@@ -82,7 +82,7 @@ class RelayTree:
             exhausted = len(failed) >= _PATIENCE
         else:
             node = known
-            # One that names no failure starts anew: what it was given before did not help it.
+            # One that names no failure starts again: what it was given before did not help it.
             exhausted = len(failed) >= _PATIENCE or not failed
             self._leave(node)
             node.address = address
@@ -107,7 +107,7 @@ class RelayTree:
         for other in self._nodes.values():
             line = list(other.line())
             usable = other.address and not other.failed and other.address not in failed
-            # A receiver that has started anew may stand there by its former name, at the same address.
+            # A receiver that has started again may stand there by its former name, at the same address.
             below = node in line or (node.address and node.address in [above.address for above in line])
             if usable and other.children < self._fanout and not below:
                 highest.setdefault(len(line), other)

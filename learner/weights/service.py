@@ -1,7 +1,7 @@
 """The Weights service of the learner: what generators pull.
 
 Invariants: `Watch` never queues, it always jumps to the newest manifest; `FetchBucket` can be repeated from any offset;
-a transfer that has begun goes on when its version is let go of.
+a transfer that has begun continues when its version is released.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class WeightsService(weights_pb2_grpc.WeightsServicer):
         base = PolicyVersion.from_proto(request.base) if request.HasField("base") else None
         bucket = self._publisher.bucket(policy, request.bucket, base)
         if request.offset > len(bucket):
-            raise PayloadError("offset", f"{request.offset} lies behind the bucket's {len(bucket)} bytes")
+            raise PayloadError("offset", f"{request.offset} lies beyond the bucket's {len(bucket)} bytes")
         with contextlib.nullcontext() if base else self._publisher.readers.reading(policy):
             for frame in frames(bucket, request.offset):
                 yield frame
@@ -102,7 +102,7 @@ class WeightsService(weights_pb2_grpc.WeightsServicer):
         return await asyncio.wrap_future(found.join(request.member_id, policy, request.group))
 
     async def Report(self, request: weights_pb2.SwapReport, _context: Any) -> weights_pb2.ReportResponse:
-        """Keeps the figures; errors are logged."""
+        """Records the reports; errors are logged."""
         if not request.member_id:
             raise PayloadError("member_id", "is empty")
         for field, value in request.ListFields():

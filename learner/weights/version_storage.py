@@ -42,7 +42,7 @@ class VersionBytes:
         return memoryview(self._map)
 
     def unlink(self) -> None:
-        """Takes the name away; transfers that run go on, the memory is freed with the last reader."""
+        """Unlinks the file; running transfers continue, the memory is freed with the last reader."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
 
@@ -52,7 +52,7 @@ class VersionWriter:
 
     Args:
         directory: a tmpfs that receivers can see; None for anonymous memory.
-        fall_back: go on in anonymous memory where the tmpfs is full.
+        fall_back: continue in anonymous memory where the tmpfs is full.
     """
 
     def __init__(self, directory: Path | None, *, fall_back: bool) -> None:

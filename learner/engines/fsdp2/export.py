@@ -1,6 +1,6 @@
 """Full tensors on the first rank, from shards, in bounded memory.
 
-Invariant: beside the model, the first rank holds one bucket of full tensors and the part of it that one other rank
+Invariant: besides the model, the first rank holds one bucket of full tensors and the part of it that one other rank
 sends (a bucket over the number of ranks); every other rank holds its own part of one bucket. A bucket exceeds
 `bucket_bytes` only where a single tensor does. No rank ever holds the model's full weights.
 

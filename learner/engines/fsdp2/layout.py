@@ -93,7 +93,7 @@ class AttentionLayout:
 
     Attributes:
         calls: cover every packed token exactly once as a query.
-        restore: int64 [N], where each packed token stands in the calls' padded queries, one call behind the other;
+        restore: int64 [N], where each packed token stands in the calls' padded queries, call after call;
             None where the order is the packed one already.
     """
 
@@ -167,6 +167,6 @@ def _call(
 
 
 def _ragged(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The ranges starts[i] .. starts[i] + lengths[i], one behind the other."""
+    """The ranges starts[i] .. starts[i] + lengths[i], concatenated."""
     ends = lengths.cumsum()
     return np.arange(int(ends[-1])) - np.repeat(ends - lengths - starts, lengths)

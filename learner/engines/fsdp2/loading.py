@@ -75,7 +75,7 @@ def load_model(section: ModelSection, *, backbone_only: bool = False, longest: i
 
 
 def load_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase | None:
-    """The tokenizer beside the model, if there is one."""
+    """The tokenizer in the model's folder, if there is one."""
     source = _source(section)
     # Without any tokenizer file transformers would make up an empty tokenizer.
     if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in _TOKENIZER_FILES):

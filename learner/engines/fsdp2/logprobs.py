@@ -28,7 +28,7 @@ def token_log_probs(
     entropy_gradient: bool = False,
     sum_pi_squared: bool = False,
 ) -> ModelOutput:
-    """Log-probs of the labels, and figures of their distributions p = softmax(logits / temperature).
+    """Log-probs of the labels, and statistics of their distributions p = softmax(logits / temperature).
 
     Args:
         logits: [R, V], any floating dtype; -inf forbids a token.

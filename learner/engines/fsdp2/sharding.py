@@ -29,7 +29,7 @@ def prepare(model: nn.Module, *, shard: bool, param_dtype: torch.dtype, recomput
         shard: apply FSDP2; master weights stay float32, computation is in `param_dtype`, gradients reduce in float32.
         param_dtype: compute dtype.
         recompute: recompute each block's activations in the backward pass.
-        trained: False: no gradients, and no master weights beside those in `param_dtype`.
+        trained: False: no gradients, and no master weights in addition to those in `param_dtype`.
     """
     exact = [module for name, module in model.named_children() if name in _FLOAT32]
     if not trained:

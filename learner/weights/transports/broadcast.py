@@ -5,7 +5,7 @@ Invariants:
 - Rounds run one after the other in a thread of their own. Nothing here waits in the thread that trains.
 - A round's members are those that joined within `window_s`, sooner where all have come that are expected: the members
   of the round before, and those that came too late for it.
-- A group is kept from round to round as long as its members stay the same, and formed anew otherwise. Each group has a
+- A group is kept from round to round as long as its members stay the same, and formed again otherwise. Each group has a
   name of its own, with the incarnation in it.
 - Every step of a round has a deadline. What goes wrong ends the round for all of its members, who get the version over
   grpc; those that did not come are not expected again.
@@ -115,7 +115,7 @@ class Broadcast(SenderTransport):
         return weights_pb2.Offer(transport=self.name, address=self._rendezvous.address)
 
     def retire(self, version: PublishedVersion) -> None:
-        """See SenderTransport; a round that has begun goes on."""
+        """See SenderTransport; a round that has begun continues."""
         with self._changed:
             self._versions.pop(version.policy, None)
 
@@ -272,7 +272,7 @@ class Broadcast(SenderTransport):
         try:
             self._send(group, version)
         except WeightsError:
-            # Those that got fewer buckets than others; not who has left, and nobody where all are level.
+            # Those that got fewer buckets than others; not those that have left, and none where all are level.
             behind = set(group.behind())
             with self._changed:
                 present = set(self._running[1]) if self._running is not None else set()
