@@ -14,10 +14,9 @@ from rollmesh.learner.algorithms.load import load_algorithm
 from rollmesh.learner.algorithms.settings import SettingsError
 from rollmesh.learner.algorithms.types import Role, UpdatePlan
 from rollmesh.learner.checkpoint.store import CheckpointStore
-from rollmesh.learner.distributed.rollout_batch import ACTOR
 from rollmesh.learner.distributed.trajectories import TrajectorySource
 from rollmesh.learner.distributed.worker import Worker
-from rollmesh.learner.engines.base import Engine, EngineSpec
+from rollmesh.learner.engines.base import ACTOR, Engine, EngineSpec
 from rollmesh.learner.engines.registry import ModelType, create_engine
 from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.mesh.config.base import DeviceName

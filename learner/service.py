@@ -22,8 +22,8 @@ from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.coordinator.coordinator import Coordinator
 from rollmesh.learner.coordinator.runtime import LearnerRuntime
 from rollmesh.learner.distributed.rank_group import RankChannel, RankGroup, run_follower
-from rollmesh.learner.distributed.rollout_batch import ACTOR
 from rollmesh.learner.distributed.trajectories import FetchedTrajectories, InlineTrajectories, TrajectorySource
+from rollmesh.learner.engines.base import ACTOR
 from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.learner.recovery.run_identity import RunRecord
 from rollmesh.learner.status import LearnerStatus

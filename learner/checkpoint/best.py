@@ -22,6 +22,7 @@ from typing import Literal
 from pydantic import TypeAdapter
 
 from rollmesh.mesh.errors import DataError, FencedError
+from rollmesh.mesh.runtime.files import fsync_path
 
 FILE = "best.json"
 _LOCK = ".best.lock"
@@ -187,8 +188,4 @@ def _write(root: Path, book: _Book) -> None:
         file.flush()
         os.fsync(file.fileno())
     scratch.replace(root / FILE)
-    descriptor = os.open(root, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    fsync_path(root)

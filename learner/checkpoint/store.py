@@ -20,11 +20,10 @@ from rollmesh.learner.checkpoint.collective_write import on_every_rank
 from rollmesh.learner.checkpoint.compatibility import check_roles
 from rollmesh.learner.checkpoint.digests import check_digests, write_digests
 from rollmesh.learner.checkpoint.names import listed, name_of
-from rollmesh.learner.engines.base import Engine
+from rollmesh.learner.engines.base import ACTOR, Engine
 from rollmesh.mesh.errors import ConfigError, DataError, FencedError
+from rollmesh.mesh.runtime.files import fsync_path
 from rollmesh.mesh.trajectory.versions import PolicyVersion
-
-ACTOR = "actor"
 
 
 class DamagedCheckpointError(DataError):
@@ -163,18 +162,10 @@ def _make(*folders: Path) -> None:
 def _finish(unfinished: Path, final: Path) -> None:
     _sync_tree(unfinished)
     unfinished.rename(final)
-    _sync(final.parent)
+    fsync_path(final.parent)
 
 
 def _sync_tree(folder: Path) -> None:
     for path in folder.rglob("*"):
-        _sync(path)
-    _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        fsync_path(path)
+    fsync_path(folder)

@@ -29,9 +29,9 @@ from rollmesh.learner.coordinator.step_recorder import StepRecorder
 from rollmesh.learner.coordinator.training_loop import LoopRules, TrainingLoop
 from rollmesh.learner.distributed.rank_group import RankChannel, RankGroup, run_follower
 from rollmesh.learner.distributed.rank_payloads import Unusable
-from rollmesh.learner.distributed.rollout_batch import ACTOR
 from rollmesh.learner.distributed.train_plan import PlannedMember
 from rollmesh.learner.distributed.trajectories import InlineTrajectories, TrajectoryOrError, TrajectorySource
+from rollmesh.learner.engines.base import ACTOR
 from rollmesh.learner.metrics.run_totals import RunTotals
 from rollmesh.learner.metrics.sample_log import SampleLog
 from rollmesh.learner.metrics.trackers import open_trackers

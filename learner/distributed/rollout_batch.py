@@ -20,10 +20,9 @@ from rollmesh.learner.batching.transfer import to_device
 from rollmesh.learner.distributed.batch_agreement import agree
 from rollmesh.learner.distributed.rank_batch import RankBatch, Step
 from rollmesh.learner.distributed.train_plan import TrainPlan
-from rollmesh.learner.engines.base import Engine, StepResult
+from rollmesh.learner.engines.base import ACTOR, Engine, StepResult
 from rollmesh.mesh.errors import ConfigError
 
-ACTOR = "actor"
 _EXTRA = "extra."
 _PER_SEQUENCE = ("rewards", "repeats")
 # Spreads the versions of a run over the seeds of torch's generators.

@@ -20,10 +20,10 @@ from rollmesh.learner.checkpoint.store import CheckpointStore, load_checkpoint
 from rollmesh.learner.distributed.batch_agreement import agree_on_state
 from rollmesh.learner.distributed.rank_batch import RankBatch
 from rollmesh.learner.distributed.rank_payloads import Unusable, gather_sequences
-from rollmesh.learner.distributed.rollout_batch import ACTOR, RolloutBatch
+from rollmesh.learner.distributed.rollout_batch import RolloutBatch
 from rollmesh.learner.distributed.train_plan import TrainPlan
 from rollmesh.learner.distributed.trajectories import TrajectorySource
-from rollmesh.learner.engines.base import Engine
+from rollmesh.learner.engines.base import ACTOR, Engine
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 if TYPE_CHECKING:

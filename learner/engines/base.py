@@ -23,6 +23,9 @@ from rollmesh.learner.batching.types import PackedBatch, Packing
 from rollmesh.learner.engines.tolerances import Evidence
 from rollmesh.mesh.config.models import ModelSection, OptimizerSection
 
+ACTOR = "actor"
+"""The role of the policy, which every algorithm trains."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import secrets
 import shutil
@@ -23,6 +22,7 @@ from safetensors import SafetensorError, TensorSpec, serialize_file
 from rollmesh.learner.weights.published_version import PublishedVersion
 from rollmesh.learner.weights.transports.base import SenderTransport
 from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.runtime.files import fsync_path
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights.safetensors_format import INDEX_NAME, bucket_file, metadata_of, version_folder
 from rollmesh.protos import weights_pb2
@@ -69,7 +69,7 @@ class Disk(SenderTransport):
             unfinished.mkdir()
             _write(version, unfinished)
             unfinished.rename(self._folder / relative)
-            _sync(self._folder / self._run)
+            fsync_path(self._folder / self._run)
         except (OSError, SafetensorError) as error:
             log.warning("version %s is not on disk, generators get it over grpc: %s", policy, error)
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -112,21 +112,13 @@ def _write(version: PublishedVersion, folder: Path) -> None:
         metadata = metadata_of(version.policy, manifest.digest, {entry.name: entry.offset for entry in entries})
         name = bucket_file(index, len(manifest.buckets))
         serialize_file(specs, folder / name, metadata=metadata)
-        _sync(folder / name)
+        fsync_path(folder / name)
         weight_map |= dict.fromkeys(specs, name)
     total = sum(entry.nbytes for entry in manifest.tensors)
     text = json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=1)
     (folder / INDEX_NAME).write_text(text, encoding="utf-8")
     for path in (folder / INDEX_NAME, folder):
-        _sync(path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        fsync_path(path)
 
 
 def _name(policy: PolicyVersion) -> str:
