@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import save_file
 
-from rollmesh.learner.coordinator.coordinator import _open_data
+from rollmesh.learner.coordinator.prompt_sources import open_prompts
 from rollmesh.learner.data import PromptEncoder, Row, open_dataset
 from rollmesh.learner.data.prompts import Refused, TaskShape
 from rollmesh.learner.model_files.location import resolve_model
@@ -129,11 +129,11 @@ def test_held_out_images_are_refused_where_the_engine_takes_none(tmp_path: Path,
     train = write_jsonl(tmp_path / "train.jsonl", [record(0, prompt="the ")])
     held_out = write_jsonl(tmp_path / "eval.jsonl", [record(0, prompt="<image>", images=["a.png"])])
     values = {"model": {"path": str(vlm.folder)}, "data": {"train": str(train), "eval": str(held_out)}}
-    _, tasks = _open_data(load_config(values), vlm.tokenizer, greedy=0)
+    _, tasks = open_prompts(load_config(values), vlm.tokenizer, greedy=0)
     assert tasks is not None
     assert list(tasks[0].images) == [PNG]
     with pytest.raises(DataError, match="the engine is not sglang"):
-        _open_data(load_config(values, ["rollout.engine=sglang"]), vlm.tokenizer, greedy=0)
+        open_prompts(load_config(values, ["rollout.engine=sglang"]), vlm.tokenizer, greedy=0)
 
 
 def test_a_model_that_the_learner_cannot_train_is_refused(vlm: TinyVlm, tmp_path: Path) -> None:
