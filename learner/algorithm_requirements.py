@@ -1,4 +1,4 @@
-"""What an algorithm needs, against what the configuration can provide: refused at start, by name."""
+"""Requirements of an algorithm that the configuration must provide: a missing one is refused at start, by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the configuration to the learner's algorithm and the engines of its roles."""
+"""Builds the algorithm, the engines of its roles and the worker from the configuration."""
 
 from __future__ import annotations
 

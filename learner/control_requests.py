@@ -32,12 +32,12 @@ class ControlRequests:
 
     @property
     def stop_reason(self) -> str | None:
-        """Why the run is to end after the present step; None where it is not."""
+        """The reason to end the run after the present step; None while there is none."""
         return self._stop_reason
 
     @property
     def error(self) -> RollmeshError | None:
-        """What the run is to end with; None where it is not."""
+        """The error that ends the run; None while there is none."""
         return self._error
 
     def stop(self, reason: str) -> None:

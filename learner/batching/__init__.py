@@ -1,1 +1,1 @@
-"""From trajectories to packed micro-batches: planning by token budget, and packing."""
+"""Trajectories become packed micro-batches: planning by token budget, and packing."""

@@ -105,7 +105,7 @@ def _exchanged(costs: Sequence[int], division: list[list[int]], equal_size: bool
 def _exchange(
     costs: Sequence[int], source: list[int], target: list[int], gap: int, equal_size: bool
 ) -> tuple[int, int | None] | None:
-    """What to give from `source` and to take from `target` to halve the gap between them best; None: nothing helps."""
+    """The exchange between `source` and `target` that halves the gap between them best; None: nothing helps."""
     best: tuple[int, int, int | None] | None = None
     sizes = [costs[i] for i in target]
     for given in source:

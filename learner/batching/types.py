@@ -2,8 +2,8 @@
 
 Layout of a packed micro-batch: N tokens in one row, made of segments. A prompt is one segment and appears once for
 all neighbouring sequences that share it; a response is a segment that continues its prompt's. Positions count from 0
-in a prompt and continue in its responses, and attention sees a token's own segment and the one it continues, so that no
-token is padding, none sees another sequence, and a group's prompt is computed once. The log-prob of a token is read
+in a prompt and continue in its responses. Attention sees a token's own segment and the one it continues: no token is
+padding, none sees another sequence, and a group's prompt is computed once. The log-prob of a token is read
 from the hidden state of the token before it: `predictors` holds these places for the R trained tokens, in order. A
 token that predicts nothing trained at the end of a response is left out, and so is a sequence that trains nothing. A
 sequence is never divided between micro-batches.
@@ -22,7 +22,7 @@ from rollmesh.learner.algorithms.types import GlobalCounts, TokenBatch
 
 
 class Packing(Enum):
-    """How a model can compute the sequences of a micro-batch."""
+    """Layouts in which a model can compute the sequences of a micro-batch."""
 
     SHARED = "shared"
     """All in one row, each prompt once: only attention passes anything from token to token, and it sees segments."""
@@ -79,7 +79,7 @@ class Segments:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """What the model takes of a micro-batch, without the values that a loss sees; tensors on the micro-batch's device.
+    """The model's input of a micro-batch, without the values that a loss sees; tensors on the micro-batch's device.
 
     Attributes:
         input_ids: int64 [1, N].

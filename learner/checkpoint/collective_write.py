@@ -34,5 +34,5 @@ def on_every_rank(engine: Engine, part: Callable[[], object]) -> None:
 
 
 def _texts(engine: Engine, failure: str) -> list[str]:
-    """What the ranks have met, the first rank's last."""
+    """The failures of the ranks, the first rank's last."""
     return [message.decode() for message in reversed(engine.gather_bytes(failure.encode())) if message]

@@ -53,7 +53,7 @@ def check_roles(folder: Path, roles: Iterable[str]) -> None:
 
 
 def name_of(algorithm: Algorithm) -> str:
-    """Under which an algorithm's state is stored."""
+    """The name under which an algorithm's state is stored."""
     return type(algorithm).__qualname__
 
 

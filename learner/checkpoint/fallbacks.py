@@ -1,4 +1,4 @@
-"""From where a run can continue whose last checkpoint cannot be loaded: told, never chosen for the user.
+"""Fallbacks of a run whose last checkpoint cannot be loaded: proposed to the user, never chosen.
 
 Going back undoes steps that are committed: their groups stay trained, so that nothing is trained twice, but the weights
 that learned from them are gone. Invariant: what is offered are ancestors of the present weights alone. Groups of steps
@@ -15,7 +15,7 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 
 def fallback_hint(failed: Path, survives: Callable[[PolicyVersion], bool]) -> str:
-    """What to do about a checkpoint, for an error's hint.
+    """The hint of an error about a checkpoint that cannot be loaded.
 
     Args:
         failed: the checkpoint that cannot be loaded, or is not there.

@@ -104,7 +104,7 @@ class CheckpointStore:
         return final
 
     def path(self, version: PolicyVersion) -> Path:
-        """Where the checkpoint of a version is or would be."""
+        """The folder of a version's checkpoint, written or not."""
         return self._root / name_of(version)
 
     def list(self) -> list[tuple[PolicyVersion, Path]]:

@@ -56,7 +56,7 @@ class CandidateBatch:
 
 @dataclass(frozen=True, slots=True)
 class ClaimRules:
-    """What is claimed.
+    """Sizes and identities of claims.
 
     Attributes:
         incarnation: of this learner.

@@ -1,4 +1,4 @@
-"""When a checkpoint is written, its commit, and the removal of those that it replaces.
+"""The schedule of checkpoints: when one is written, its commit, and the removal of those that it replaces.
 
 Invariants: the buffer is told of a checkpoint only when it is whole on disk; none is removed before a newer one was
 committed, so that the one the buffer names exists at every moment. One that it could not be told of is found on disk by

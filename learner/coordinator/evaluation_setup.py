@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationParts:
-    """What the coordinator needs of the evaluation.
+    """The parts of the evaluation that the coordinator uses.
 
     Attributes:
         evaluator: None without held-out data.

@@ -144,7 +144,7 @@ class MeshMonitor:
             )
 
     async def _frequent_cause(self) -> str:
-        """What members of the latest failed groups said most often."""
+        """The most frequent cause among members of the latest failed groups."""
         failed = (await self._client.ledger("train", _FAILED_LOOKED_AT)).failed
         causes = Counter(cause for group in failed for cause in group.causes if cause)
         return f"; mostly: {causes.most_common(1)[0][0]}" if causes else ""
@@ -179,7 +179,7 @@ class MeshMonitor:
         self._agent.set_status(serving=status.published, gauges=told, waiting_reason=reason)
 
     def _phase_reason(self, now: float) -> str:
-        """What takes long apart from the wait for groups: each phase has a deadline, and is named meanwhile."""
+        """The phase that takes long, with its seconds; waits for groups have reasons of their own."""
         present = (self._status.phase, self._status.steps)
         if present != self._phase:
             self._phase, self._phase_since = present, now

@@ -28,7 +28,7 @@ def reward_std(group: Group) -> float:
 
 
 def priority_function(config: Config) -> Priority | None:
-    """What `buffer.priority` names; None where nothing is drawn by priorities, or all have the same.
+    """The function that `buffer.priority` names; None where priorities are not drawn by, or all equal.
 
     Raises:
         ConfigError: it names nothing that can be loaded.

@@ -29,7 +29,7 @@ _RECHECK_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class SeedingRules:
-    """How far ahead prompts are seeded.
+    """Bounds of the seeding.
 
     Attributes:
         incarnation: of this learner.

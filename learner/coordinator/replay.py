@@ -57,7 +57,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a replay did.
+    """The outcome of a replay.
 
     Attributes:
         first, last: versions that were trained, `last` not included.
@@ -284,7 +284,7 @@ class _DiscardWeights:
 
 
 class _NoCheckpoints:
-    """Only the end of a replay is kept."""
+    """Writes no checkpoints: only the end of a replay is kept."""
 
     def serve_requests(self, version: int) -> None:
         """There are none."""

@@ -1,4 +1,4 @@
-"""How far a run has come: what every checkpoint stores besides the state of the engines."""
+"""The progress of a run, which every checkpoint stores besides the state of the engines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RunProgress:
 
     @property
     def incarnation(self) -> int:
-        """Of this learner."""
+        """The incarnation of this learner."""
         return self.lineage.resumed[-1][0]
 
     @property
@@ -34,10 +34,10 @@ class RunProgress:
 
     @classmethod
     def resume(cls, extra: Mapping[str, Any], incarnation: int, version: int) -> RunProgress:
-        """From what a checkpoint stores, empty for a new run; `incarnation` continues it from `version`."""
+        """The progress that a checkpoint stores (empty for a new run), continued by `incarnation` from `version`."""
         lineage = Lineage.from_wire(extra.get("lineage", [])).then(incarnation, version)
         return cls(lineage, RunTotals.from_wire(extra["figures"]) if "figures" in extra else RunTotals())
 
     def to_wire(self) -> dict[str, object]:
-        """As JSON, for the checkpoint."""
+        """The progress as JSON, for the checkpoint."""
         return {"lineage": self.lineage.to_wire(), "figures": self.totals.to_wire()}

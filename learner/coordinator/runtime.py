@@ -1,4 +1,4 @@
-"""What the parts of rank 0 share for the life of its process."""
+"""The process of rank 0, which its parts share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many batches in a row may change nothing.
+"""The limit of batches in a row that change nothing.
 
 A gradient that is not finite is not followed, which now and then does no harm. Where it is so in batch after batch
 (weights that are NaN, a loss that overflows), the run would use up its data and train nothing.

@@ -25,7 +25,7 @@ from rollmesh.learner.weights.push_statistics import PushStatistics
 
 @dataclass(slots=True)
 class StepTimings:
-    """Where the training thread's time went in one step, in seconds.
+    """Durations of the phases of one step in the training thread, in seconds.
 
     Attributes:
         wait_s: for groups, and screening them.
@@ -63,7 +63,7 @@ _PHASES = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FinishedStep:
-    """What the training thread knows of a step when it is done.
+    """A finished step as the training thread knows it.
 
     Attributes:
         trained_version: the version that was trained; it made the next one.

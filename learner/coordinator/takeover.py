@@ -1,4 +1,4 @@
-"""How a learner takes a run over: the last checkpoint is loaded, then the old learner is fenced.
+"""The takeover of a run: the last checkpoint is loaded, then the old learner is fenced.
 
 Invariants: a learner that cannot continue the run takes nothing over; what the last learner has used is known to the
 buffer before anything else is asked of it; where Redis has lost state, it is told again what was used.
@@ -156,5 +156,5 @@ class RunTakeover:
 
 
 def _all_survive(_version: PolicyVersion) -> bool:
-    """Of a run without a history."""
+    """Every version survives in a run without a history."""
     return True

@@ -13,7 +13,7 @@ from rollmesh.learner.rollouts.group_stream import GroupStream
 
 @dataclass(frozen=True, slots=True)
 class TrainTable:
-    """What feeds the training, all of it running.
+    """The running parts that feed the training.
 
     Attributes:
         client: of the buffer.

@@ -38,7 +38,7 @@ _CLAIM_S = 180.0
 
 
 class BatchSource(Protocol):
-    """Where batches come from: `learner.coordinator.batch_claim.BatchClaimer`, or a recording."""
+    """The source of batches: `learner.coordinator.batch_claim.BatchClaimer`, or a recording."""
 
     def gather(self, candidate: CandidateBatch, timeout_s: float) -> bool:
         """Fills a candidate; False where there is nothing more to train."""
@@ -54,7 +54,7 @@ class BatchSource(Protocol):
 
 
 class WeightSink(Protocol):
-    """Where new weights go: `learner.coordinator.version_announcer.VersionAnnouncer`, or nowhere."""
+    """The destination of new weights: `learner.coordinator.version_announcer.VersionAnnouncer`, or nowhere."""
 
     def publish(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Takes the weights of a version; exhausts `tensors`."""
@@ -66,7 +66,7 @@ class WeightSink(Protocol):
 
 
 class CheckpointSink(Protocol):
-    """Where checkpoints are written: `learner.coordinator.checkpoint_scheduler.CheckpointScheduler`, or nothing."""
+    """The destination of checkpoints: `learner.coordinator.checkpoint_scheduler.CheckpointScheduler`, or nothing."""
 
     def serve_requests(self, version: int) -> None:
         """Answers requests for a checkpoint."""
@@ -84,7 +84,7 @@ class CheckpointSink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoopRules:
-    """What the loop trains, and until when.
+    """Sizes and end of the loop.
 
     Attributes:
         lineage: of this learner.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AnnouncementRules:
-    """How versions are announced.
+    """Settings of announcements and evaluations.
 
     Attributes:
         incarnation: of this learner.

@@ -26,7 +26,7 @@ _IMAGE_PARTS = ("image", "image_url")
 
 
 def image_source(value: Any, folder: Path) -> ImageSource:
-    """Where an image of a row is.
+    """The source of an image of a row.
 
     Raises:
         ValueError: it has none of the known forms.

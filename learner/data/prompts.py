@@ -1,4 +1,4 @@
-"""From a row to a prompt task: chat template, tokenisation, length check.
+"""Rows become prompt tasks: chat template, tokenisation, length check.
 
 A string prompt is tokenised with the tokenizer's own special tokens; chat messages go through its chat template with
 a generation prompt, which brings its special tokens itself.
@@ -48,7 +48,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class TaskShape:
-    """What all tasks of a table have in common.
+    """Settings that all tasks of a table share.
 
     Attributes:
         n: responses per prompt, those decoded greedily as baselines not counted.
@@ -76,7 +76,7 @@ class TaskShape:
 
 @dataclass(frozen=True, slots=True)
 class AgentPrompts:
-    """What prompts for agents have beyond others.
+    """Settings of prompts for agents.
 
     Attributes:
         tools: schemas that the model is shown.

@@ -65,7 +65,7 @@ class PromptStream:
         """Rows refused so far, by reason."""
 
     def check(self, chunk: int = 1024) -> None:
-        """Where rows may not be skipped: looks at every row now, so that a run is refused at its start.
+        """Checks every row now where none may be skipped, so that a run is refused at its start.
 
         Raises:
             DataError: the first row that cannot be rolled out.

@@ -1,1 +1,1 @@
-"""What every rank does: its share of a plan, as packed micro-batches."""
+"""The work of every rank: its share of a plan, as packed micro-batches."""

@@ -27,7 +27,7 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def agree(engine: Engine, values: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
-    """What has to be replaced on this rank, so that all hold what rank 0 does; collective.
+    """The values to replace on this rank, so that all ranks hold those of rank 0; collective.
 
     Args:
         engine: of the ranks.

@@ -1,4 +1,4 @@
-"""From a batch's rollouts to this rank's packed micro-batches.
+"""A batch's rollouts become this rank's packed micro-batches.
 
 Invariants: a micro-batch's values are those of the rollouts at the moment of packing; tokens that are not kept are in
 no micro-batch and in no count; sequences left out because they are silent are in the counts; a sequence that is

@@ -81,7 +81,7 @@ def _decode(engine: Engine, plan: TrainPlan, payloads: TrajectorySource) -> tupl
 
 
 def _check_values(sequence: TrainSequence, vocab_size: int) -> None:
-    """What would end a step, or make it one that is not finite.
+    """Refuses values that would end a step, or make its gradient infinite.
 
     Raises:
         PayloadError: names the field.

@@ -1,4 +1,4 @@
-"""Who trains what: the plan of one batch, made by rank 0 on metadata and sent to all ranks.
+"""The plan of one batch, made by rank 0 on metadata and sent to all ranks.
 
 How a batch is divided is `learner.batching`'s decision; this module says which trajectories that concerns, and carries
 it over the wire (msgpack). The plan is the same on every rank.
@@ -43,7 +43,7 @@ class PlannedMember:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What the members of a group share.
+    """The prompt and the values that the members of a group share.
 
     Attributes:
         ids: token ids, int32 little-endian.
@@ -85,7 +85,7 @@ class TrainPlan:
     packing: Packing = Packing.SHARED
 
     def to_bytes(self) -> bytes:
-        """For the other ranks."""
+        """The plan as msgpack, for the other ranks."""
         packed: bytes = msgpack.packb(
             {
                 "version": self.version,

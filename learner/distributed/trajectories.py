@@ -1,4 +1,4 @@
-"""Where a rank gets the trajectories of its share of a plan."""
+"""Sources of the trajectories of a rank's share of a plan."""
 
 from __future__ import annotations
 

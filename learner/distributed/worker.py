@@ -40,7 +40,7 @@ class UpdateRefused(Exception):  # noqa: N818  # an ordinary turn of events: the
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """What training on one batch did; the same on every rank.
+    """The result of training on one batch; the same on every rank.
 
     Attributes:
         metrics: of engines and algorithm, averaged over the optimizer steps.

@@ -29,7 +29,7 @@ ACTOR = "actor"
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """What an engine is built from.
+    """The specification from which an engine is built.
 
     Attributes:
         model: folder or hub id, revision, and the dtype in which weights are exported.
@@ -60,7 +60,7 @@ class EngineSpec:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one optimizer step did; the same on every rank.
+    """The result of one optimizer step; the same on every rank.
 
     Attributes:
         metrics: loss, gradient norm (before clipping), learning rate, and the algorithm's metrics over the whole batch;
@@ -124,7 +124,7 @@ class Engine(ABC):
 
     @abstractmethod
     def infer_batch(self, batches: Sequence[PackedBatch], *, sum_pi_squared: bool = False) -> list[ModelOutput]:
-        """What the model says of the trained tokens, one output per micro-batch, without gradient.
+        """The model's output for the trained tokens, per micro-batch, without gradient.
 
         Args:
             batches: this rank's micro-batches.

@@ -1,4 +1,4 @@
-"""When two ways of computing the same model agree: the tolerances of the start-up probe, apart from all computing.
+"""Tolerances of the start-up probe: when two ways of computing the same model agree, apart from all computing.
 
 Differences are relative, so that neither the scale of the weights nor the size of the vocabulary counts: outputs by the
 standard deviation of the outputs, gradients by their norm. Unrelated outputs are 1.4 apart.
@@ -53,7 +53,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the probe found.
+    """The findings of the probe.
 
     Attributes:
         truth: packed sequences against transformers' eager attention on each alone.

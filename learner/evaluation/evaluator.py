@@ -80,7 +80,7 @@ class EvalResult:
         return self.by_source.get(source) if source else self.reward
 
     def summary(self) -> dict[str, Any]:
-        """As JSON, without the rows."""
+        """The result as JSON, without the rows."""
         return {
             "incarnation": self.policy.incarnation,
             "version": self.policy.version,
@@ -95,7 +95,7 @@ class EvalResult:
         }
 
     def record(self) -> dict[str, Any]:
-        """As a metrics record."""
+        """The result as a metrics record."""
         return {
             "eval/reward": self.reward,
             "eval/version": self.policy.version,
@@ -136,7 +136,7 @@ def evaluation_tasks(
 
 @dataclass(frozen=True, slots=True)
 class RoundRules:
-    """How rounds are held.
+    """Settings of the rounds.
 
     Attributes:
         incarnation: of this learner.

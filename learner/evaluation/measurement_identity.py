@@ -1,4 +1,4 @@
-"""What makes held-out values comparable: a name for how they were measured, known by content."""
+"""The identity of a measurement: held-out values are comparable where it is the same."""
 
 from __future__ import annotations
 

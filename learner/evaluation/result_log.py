@@ -1,4 +1,4 @@
-"""What evaluation rounds found, in files: `RUN/eval/i<incarnation>-v<version>.jsonl`, one per version.
+"""Results of evaluation rounds, in files: `RUN/eval/i<incarnation>-v<version>.jsonl`, one per version.
 
 The first line is the result, every further one a prompt with its responses and their rewards. Invariants: a file that
 exists is whole and durable; the newest `FILES_WITH_ROWS` files keep their rows, older ones their first line alone, so

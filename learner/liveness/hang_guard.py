@@ -1,12 +1,12 @@
 """Ends a learner whose main thread hangs: its event loop answers for it, so no one else can see that.
 
 Invariants:
-- a step hangs when it lasts `FACTOR` times as long as the longest so far, and `AT_LEAST_S` at the least, which is more
-  than any deadline within a step; the first one after a start may compile, and has a bound of its own;
+- a step hangs when it lasts `FACTOR` times as long as the longest so far, and at least `AT_LEAST_S`. That is more than
+  any deadline within a step; the first one after a start may compile, and has a bound of its own;
 - an error that ends the run (`ControlRequests.fail`) is heard between two steps. Where the learner has not begun to end
   after `AT_LEAST_S`, its process ends with that error, whatever the thread does: it may be in code of the user;
 - else waits for groups, publications and checkpoints are not judged: they have deadlines, or wait for a disk;
-- a look that comes late counts for `MAX_LOOK_S` at most: a learner that was stopped itself does not hang.
+- an observation that comes late counts for `MAX_LOOK_S` at most: a learner that was stopped itself does not hang.
 """
 
 from __future__ import annotations

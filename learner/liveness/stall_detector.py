@@ -5,11 +5,11 @@ Invariants:
   draft stored, a batch claimed, a fate. What can be undone and done again for ever (leases, releases, re-admissions,
   refused claims) never stops it (`progressed` in `buffer/lua/common.lua`);
 - tokens sampled for groups are progress as well, so that long answers are no stall. They count above the most seen
-  since the last other progress (generators come and go), and while no group has changed hands since (then they may be
-  the same tokens, sampled again). They count for `MAX_SAMPLING_S` at most: gauges may grow and nothing come of it;
-- the clock of the limit stands still besides while no generator serves and one is still on its way to an engine, which
-  loads or compiles a model: for `MAX_LOADING_S` since the last progress at most, since not every engine has a deadline;
-- a look that comes late counts for `MAX_LOOK_S` at most: a learner that was stopped itself blames no one.
+  since the last other progress, because generators come and go. After a group has changed hands they may be the same
+  tokens, sampled again, and do not count. They count for `MAX_SAMPLING_S` at most: gauges may grow without a result;
+- the clock of the limit also stops while no generator serves and one still loads or compiles a model. It stops for
+  `MAX_LOADING_S` since the last progress at most, because not every engine has a deadline;
+- an observation that comes late counts for `MAX_LOOK_S` at most: a learner that was stopped itself blames no one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run says of itself: records per step, trackers that take them, totals for the summary."""
+"""Metrics of a run: records per step, trackers that take them, totals for the summary."""
 
 from rollmesh.learner.metrics.trackers import Record, Tracker, open_trackers
 from rollmesh.learner.metrics.writer import MetricsWriter

@@ -269,7 +269,7 @@ CATALOGUE: dict[str, list[Metric]] = {
 
 
 def describe(name: str) -> Metric | None:
-    """What a metric of a record is; None for an unknown one and for an alias."""
+    """The description of a metric; None for an unknown one and for an alias."""
     found = (metric for section in CATALOGUE.values() for metric in section if metric.pattern.fullmatch(name))
     return next(found, None)
 

@@ -57,7 +57,7 @@ class RunTotals:
         self.learner_wait_s += wait_s
 
     def to_wire(self) -> dict[str, Any]:
-        """As JSON, for the checkpoint."""
+        """The totals as JSON, for the checkpoint."""
         return {
             "steps": self.steps,
             "groups": self.groups,

@@ -67,7 +67,7 @@ def group_metrics(groups: Sequence[SampledGroup]) -> dict[str, Any]:
 
 
 def _unscored(without: Sequence[trajectory_pb2.MemberMeta]) -> dict[str, Any]:
-    """How many members have no reward, how many by code, and the newest cause in words."""
+    """Counts of members without a reward, in all and by code, and the newest cause in words."""
     metrics: dict[str, Any] = {"unscored_members": len(without)}
     if without:
         codes = Counter(_code(member) for member in without)

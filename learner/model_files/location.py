@@ -1,4 +1,4 @@
-"""Where the model is: a local Hugging Face folder, or the local copy of a hub id."""
+"""The location of the model: a local Hugging Face folder, or the local copy of a hub id."""
 
 from __future__ import annotations
 

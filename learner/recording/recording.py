@@ -199,7 +199,7 @@ class _Files:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a batch is: the bytes of its zstd frame in a file."""
+    """The location of a batch: the bytes of its zstd frame in a file."""
 
     path: Path
     start: int

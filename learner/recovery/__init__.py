@@ -1,1 +1,1 @@
-"""What survives a failure: the consumption log, what a run is of, and repair after Redis lost state."""
+"""Recovery: the consumption log, the identity of a run, and repair after Redis has lost state."""

@@ -1,4 +1,4 @@
-"""What a run is of: the configuration, the model and the data with which its learner has last taken it over.
+"""The identity of a run: the configuration, model and data with which its learner has last taken it over.
 
 Invariants: an attempt that ends before its learner has taken the run over leaves the record as it was; a run continues
 with the model and the data of its record, or is refused, unless a change is allowed by name. A model or a file is known
@@ -44,7 +44,7 @@ _UNREADABLE_HINT = "remove it to continue without the check"
 
 
 class Input(TypedDict):
-    """What a run is given: its name in the configuration, and a fingerprint, empty where it is not known."""
+    """An input of a run: its name in the configuration, and a fingerprint, empty where it is not known."""
 
     name: str
     content: str
@@ -121,7 +121,7 @@ class RunRecord:
             )
 
     def _changed(self) -> list[tuple[str, str]]:
-        """What is another one now: its key, and the former name."""
+        """The inputs that differ now: key and former name."""
         path = self._folder / INPUTS
         before = _read(path) if path.exists() else {}
         return [

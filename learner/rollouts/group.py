@@ -60,7 +60,7 @@ class SampledGroup:
         prompt_ids: NDArray[np.int32],
         trajectories: Mapping[int, Trajectory] = MappingProxyType({}),
     ) -> SampledGroup:
-        """From the metadata, and the trajectories that are here, by member."""
+        """The group of the metadata, with the trajectories that are here, by member."""
         sampled, greedy = _divided(leased)
         members = [
             SampledMember(meta, is_scored(meta), is_truncated(meta), trajectories.get(meta.member)) for meta in sampled

@@ -1,4 +1,4 @@
-"""When a receiver hears of a version: at once, or when the link of differences that leads there is encoded.
+"""The announcements to one receiver: at once, or when the delta that leads to the version is encoded.
 
 A version is fetchable at once, its link only once it has been encoded. A receiver that shares memory (or another fast
 way) with the learner loses by waiting; one behind a slow link wins, because the few bytes of a link then come sooner
@@ -53,7 +53,7 @@ class AnnouncementStream:
         self._until: float | None = None
 
     def next(self) -> tuple[weights_pb2.Manifest | None, float | None]:
-        """What to announce now, if anything, and otherwise in how many seconds to ask again unless there are news.
+        """The next announcement, if it is due; otherwise the seconds after which to ask again unless there are news.
 
         Returns:
             A manifest, not to be changed; or None and the seconds (None: only when there are news).

@@ -1,4 +1,4 @@
-"""What receivers reported: the way of each version into service, and what went wrong.
+"""Reports of receivers: the way of each version into service, and its failures.
 
 A push in time: announced, first byte, last (verified) byte, swap, acknowledged. The receiver times all but the last
 from the announcement; the acknowledgement is timed by the learner's clock alone, and only for versions that were
@@ -122,7 +122,7 @@ class PushStatistics:
             receiver.succeeded(report, max(1, (now - announced) // 1000) if waited_for else 0)
 
     def _receiver(self, member_id: str) -> _Receiver:
-        """What is known of one; where there are too many, the one not heard of for longest is forgotten."""
+        """The statistics of one receiver; where there are too many, the one silent for longest is forgotten."""
         receiver = self._receivers.pop(member_id, None) or _Receiver()
         self._receivers[member_id] = receiver
         if len(self._receivers) > _RECEIVERS:
@@ -130,7 +130,7 @@ class PushStatistics:
         return receiver
 
     def bytes_per_s(self, member_id: str) -> float | None:
-        """What a receiver's network carries: its fastest full transfer over grpc of late; None: there was none.
+        """The speed of a receiver's network: its fastest recent full transfer over grpc; None: there was none.
 
         Timed from the announcement, so that what it waited for before is in it: the fastest one waited least.
         """

@@ -1,4 +1,4 @@
-"""Who fetches a version from whom: a tree whose root is the learner.
+"""The relay tree, along which receivers fetch a version from one another; its root is the learner.
 
 Invariants:
 

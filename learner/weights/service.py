@@ -119,5 +119,5 @@ class WeightsService(weights_pb2_grpc.WeightsServicer):
         return weights_pb2.ReportResponse()
 
     async def Pushes(self, _request: weights_pb2.PushesRequest, _context: Any) -> weights_pb2.PushesResponse:
-        """What receivers have reported so far."""
+        """Returns the reports of receivers so far."""
         return self._publisher.pushes.to_proto()

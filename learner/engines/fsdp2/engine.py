@@ -1,4 +1,4 @@
-"""What the FSDP2 engines of all kinds of models have in common.
+"""The base of the FSDP2 engines of all kinds of models.
 
 Invariants: gradients are sums of the micro-batches' shares over all ranks (FSDP averages, so shares are multiplied by
 the number of ranks); all ranks run the same number of micro-batches, short ones fill up with a share of zero; a step
@@ -99,7 +99,7 @@ class Fsdp2Engine(Engine):
 
     @abstractmethod
     def _forward(self, batch: PackedBatch, *, sum_pi_squared: bool = False) -> tuple[ModelOutput, Tensor]:
-        """What the model says of the trained tokens, and the differentiable part of it, float32 [R]."""
+        """The model's output for the trained tokens, and its differentiable part, float32 [R]."""
 
     @abstractmethod
     def _nothing(self, *, sum_pi_squared: bool) -> ModelOutput:
@@ -285,7 +285,7 @@ class Fsdp2Engine(Engine):
         self._world.close()
 
     def _inputs(self, batch: PackedBatch) -> tuple[dict[str, Any], Tensor]:
-        """What the model takes, and where in its tokens, row after row, the predictors stand: int64 [R]."""
+        """The model's input, and the indices of the predictors in its tokens, row after row: int64 [R]."""
         if self.packing is Packing.ROWS:
             rows = build_rows(batch.segments, self.device)
             return {"input_ids": batch.input_ids[0, rows.tokens]}, rows.places[batch.predictors]

@@ -1,4 +1,4 @@
-"""How packed tokens are gathered for attention: pure index arithmetic.
+"""The gathering of packed tokens for attention: pure index arithmetic.
 
 Attention needs, for every segment, its queries and the keys of its whole context (the segment it continues, then
 itself). Many short segments would be many small kernel calls, so segments of similar shape form one padded call: rows

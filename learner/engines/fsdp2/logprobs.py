@@ -1,4 +1,4 @@
-"""What the logits say of given tokens, in float32, without a float32 copy of the logits or of their softmax.
+"""Log-probs and entropy of given tokens in float32, without a float32 copy of the logits or of their softmax.
 
 Logits of a large vocabulary are the largest tensors of a training step, and reading them is what a loss costs. The
 forward pass reduces them chunk by chunk and keeps only the logits as the model gave them and two numbers per row; the

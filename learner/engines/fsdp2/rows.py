@@ -1,4 +1,4 @@
-"""How packed tokens are unfolded into rows of one sequence each: pure index arithmetic.
+"""The unfolding of packed tokens into rows of one sequence each: pure index arithmetic.
 
 For models that carry state from token to token outside attention, or whose attention is their own. Rows are padded on
 the right, so a model that only looks back computes every real token as if its sequence were alone.

@@ -1,4 +1,4 @@
-"""How published versions are made available besides the Weights service: one module per transport.
+"""Transports that make published versions available besides the Weights service: one module each.
 
 Which ones a learner makes follows `weights.transport`. `auto` makes those that cost nothing: shared memory, into which
 versions are written anyhow. All others cost time or disk for every version, and are made when asked for.
@@ -26,7 +26,7 @@ __all__ = [
 
 
 def configured_transports(config: Config) -> list[SenderTransport]:
-    """What is offered besides shared memory, which belongs to the publisher's own bytes.
+    """The transports besides shared memory, which belongs to the publisher's own bytes.
 
     Raises:
         WeightsError, ConfigError: what is asked for cannot be had here.

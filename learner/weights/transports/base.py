@@ -1,4 +1,4 @@
-"""How a published version is made available besides the Weights service, which serves all of them.
+"""The interface of transports besides the Weights service, which serves all versions.
 
 Invariants every offer keeps:
 

@@ -1,4 +1,4 @@
-"""Where the members of a broadcast meet: a TCP store of the learner's.
+"""The meeting point of a broadcast's members: a TCP store of the learner's.
 
 Invariant: neither the store nor gloo and nccl know tokens or TLS; so all but loopback has to be allowed explicitly.
 """
