@@ -155,7 +155,7 @@ ACTOR = [
 CRITIC = [
     Metric("prm/accuracy", "Responses whose outcome the implicit reward model (PRIME) gets right.", "share"),
     Metric("prm/reward", "Mean process reward per token."),
-    Metric("<role>/loss", "Loss of a role beside the actor."),
+    Metric("<role>/loss", "Loss of a role other than the actor."),
     Metric("<role>/grad_norm", "Norm of its gradient before clipping.", verl="critic/grad_norm"),
     Metric("<role>/lr", "Its learning rate.", verl="critic/lr"),
     _verl("critic/vf_loss", "Value loss per token."),
@@ -187,7 +187,8 @@ OFF_POLICY = [
     _verl("rollout_corr/rollout_is_mean", "Mean importance weight.", "", "sampling/importance_sampling_ratio/mean"),
     _verl("rollout_corr/rollout_is_eff_sample_size", "Effective sample size of the weights.", "share"),
     _verl(
-        "rollout_corr/rollout_is_<figure>", "Further figures of the weights, over tokens and over responses (`seq_`)."
+        "rollout_corr/rollout_is_<figure>",
+        "Further statistics of the weights, over tokens and over responses (`seq_`).",
     ),
     _verl("rollout_corr/rollout_rs_masked_fraction", "Tokens that a rule rejects.", "share"),
     _verl("rollout_corr/rollout_rs_seq_masked_fraction", "Responses that lose tokens to a rule.", "share"),
@@ -196,9 +197,9 @@ OFF_POLICY = [
 
 TIMING = [
     _verl("timing_s/step", "The whole step.", "s", "step_time"),
-    _verl("timing_s/gen", "Waiting for groups: generation itself goes on beside the training.", "s"),
+    _verl("timing_s/gen", "Waiting for groups: generation itself continues concurrently with the training.", "s"),
     Metric("timing_s/prepare", "Planning and packing.", "s"),
-    Metric("timing_s/claim", "Waiting for the claim's answer, beyond what ran beside it.", "s"),
+    Metric("timing_s/claim", "Waiting for the claim's answer, beyond what ran concurrently.", "s"),
     _verl("timing_s/update_actor", "Forward, backward and optimizer, of all roles.", "s"),
     _verl("timing_s/update_weights", "Storing the new weights, and waiting for the announcement before.", "s"),
     _verl("timing_s/save_checkpoint", "Writing a checkpoint.", "s"),
