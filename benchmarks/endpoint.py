@@ -28,7 +28,9 @@ from prometheus_client import CollectorRegistry
 from transformers import AutoTokenizer
 
 from benchmarks.common import HelpFormatter, machine, summarize, table, write_json, yardstick
-from rollmesh.generators.engines.interface import GenerationResult, SampledTokens
+from rollmesh.generators.engines.interface import (
+    GenerationResult,
+)
 from rollmesh.generators.openai_server.completions import Completions
 from rollmesh.generators.openai_server.engine_client import EngineCalls
 from rollmesh.generators.openai_server.http_server import EndpointServer
@@ -38,6 +40,7 @@ from rollmesh.generators.openai_server.template_codec import TokenizerLanguage
 from rollmesh.generators.openai_server.turn_tree import Record, Turn
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.config.rollout import EndpointSection
+from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 
 _MEGABYTES = (0.3, 4.0, 16.0)
@@ -60,17 +63,15 @@ class _OneToken:
         loop = asyncio.get_running_loop()
         for request in requests:
             tokens = _tokens(1)
-            result = GenerationResult(
-                request.request_id, tokens.response_ids, tokens.log_probs, tokens.versions, "length"
-            )
+            result = GenerationResult(request.request_id, tokens, "length")
             loop.call_soon(self.calls.take, [result])
 
     def abort(self, _names: Any) -> None:
         """There is never anything to abort."""
 
 
-def _tokens(count: int) -> SampledTokens:
-    return SampledTokens(
+def _tokens(count: int) -> Trajectory:
+    return Trajectory.sampled(
         np.arange(3, 3 + count, dtype=np.int32), np.zeros(count, np.float32), VersionRuns(((count, _VERSION),))
     )
 

@@ -150,7 +150,7 @@ def run_engine(engine: InferenceEngine, results: Results, regime: Regime) -> Tim
     while finished < len(requests):
         batch = results.get()
         finished += len(batch)
-        tokens += sum(len(result.response_ids) for result in batch)
+        tokens += sum(len(result.sampled.response_ids) for result in batch)
     return Timing(time.perf_counter() - begin, time.process_time() - begin_cpu, tokens)
 
 

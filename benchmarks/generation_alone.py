@@ -45,7 +45,7 @@ class _Arrivals(EngineListener):
     def on_results(self, results: list[GenerationResult]) -> None:
         now = time.perf_counter()
         self.times += [now] * len(results)
-        self.tokens += sum(len(result.response_ids) for result in results)
+        self.tokens += sum(len(result.sampled.response_ids) for result in results)
         if len(self.times) >= self._expected:
             self.complete.set()
 

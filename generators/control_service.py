@@ -184,11 +184,11 @@ class GeneratorControl(generator_pb2_grpc.GeneratorControlServicer):
             raise PayloadError("prompt_ids", "no prompt was given")
         result = await manual.generate(prompt_ids, request.sampling)
         return generator_pb2.GenerateResponse(
-            response_ids=result.response_ids.tolist(),
-            log_probs=result.log_probs.tolist(),
-            versions=[version.to_proto() for version in result.versions],
+            response_ids=result.sampled.response_ids.tolist(),
+            log_probs=result.sampled.log_probs.tolist(),
+            versions=[version.to_proto() for version in result.sampled.versions],
             finish_reason=_FINISH[result.finish_reason],
-            text=manual.text.decode([result.response_ids])[0],
+            text=manual.text.decode([result.sampled.response_ids])[0],
         )
 
     async def Probe(self, request: generator_pb2.ProbeRequest, _context: Any) -> generator_pb2.ProbeResponse:

@@ -15,20 +15,18 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import grpc
-
-from rollmesh.generators.components import Parts, ResultFeed, load_engine, load_libraries
+from rollmesh.generators.components import GeneratorComponents, MeshAccess
 from rollmesh.generators.control_service import ManualRequests, Probes
+from rollmesh.generators.engine_events import ResultFeed
+from rollmesh.generators.engine_loading import load_engine, load_libraries
 from rollmesh.generators.engine_watch import watch
 from rollmesh.generators.engines.interface import EngineError, EngineStatus
 from rollmesh.generators.metrics import GeneratorMetrics
 from rollmesh.generators.model_bundle import fetch_model_bundle
 from rollmesh.generators.rollout.silent_wait import Silence
-from rollmesh.generators.weights import Relay
 from rollmesh.generators.weights.learner_connection import LearnerLink
-from rollmesh.mesh.config.models import Config, SecuritySection
+from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import RollmeshError
-from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.runtime.memory_tuning import settle_heap
 from rollmesh.mesh.runtime.service import Shutdown
 from rollmesh.mesh.runtime.task_group import run_together
@@ -49,10 +47,7 @@ class Generator:
 
     Args:
         config: of the run.
-        agent: joined.
-        channel: to the buffer.
-        security: for the channels it opens.
-        relay: serves other generators what this one receives.
+        mesh: joined.
         threads: compute threads.
         host, advertise: where this process listens, and under which name others reach it.
 
@@ -65,20 +60,15 @@ class Generator:
     def __init__(
         self,
         config: Config,
-        agent: MembershipAgent,
-        channel: grpc.aio.Channel,
-        security: SecuritySection,
-        relay: Relay,
+        mesh: MeshAccess,
         *,
         threads: int,
         host: str,
         advertise: str | None,
     ) -> None:
         self._config = config
-        self._agent = agent
-        self._channel = channel
-        self._security = security
-        self._relay = relay
+        self._mesh = mesh
+        self._agent = mesh.agent
         self._threads = threads
         self._place = host, advertise
         self._loop = asyncio.get_running_loop()
@@ -87,7 +77,7 @@ class Generator:
         self._failure: asyncio.Future[None] = self._loop.create_future()
         # Who is cancelled while it waits for the future cancels that.
         self._failed_with: RollmeshError | None = None
-        self._parts: Parts | None = None
+        self._components: GeneratorComponents | None = None
         self._files: tempfile.TemporaryDirectory[str]
         self.engine_name = config.rollout.engine
         self.context = config.rollout.context_tokens
@@ -96,25 +86,25 @@ class Generator:
     @property
     def weights_transport(self) -> str:
         """Which transport brings the weights, and why no cheaper one; empty before there are weights."""
-        return self._parts.receiver.chosen.text if self._parts is not None else ""
+        return self._components.receiver.chosen.text if self._components is not None else ""
 
     @property
     def manual(self) -> ManualRequests | None:
         """Answers prompts by hand; None before there are weights."""
-        parts = self._parts
-        return parts.manual if parts is not None and parts.receiver.serving is not None else None
+        components = self._components
+        return components.manual if components is not None and components.receiver.serving is not None else None
 
     @property
     def probes(self) -> Probes | None:
         """Looks at what is served; None before there are weights."""
-        parts = self._parts
-        return parts.probes if parts is not None and parts.receiver.serving is not None else None
+        components = self._components
+        return components.probes if components is not None and components.receiver.serving is not None else None
 
     def snapshot(self) -> tuple[EngineStatus | None, int, str]:
         """The engine's status (None before there is one), groups held, and why it waits."""
-        if self._parts is None:
+        if self._components is None:
             return None, 0, self._stage
-        return self._parts.engine.status(), self._parts.rollout.held, self._parts.waiting_reason()
+        return self._components.engine.status(), self._components.rollout.held, self._components.waiting_reason()
 
     def drain_within(self, timeout_s: float) -> None:
         """Bounds the time that running sequences get at the end."""
@@ -134,8 +124,8 @@ class Generator:
             finished = agent.run_finished.is_set()
             log.info("ending: %s", "the run is finished" if finished else shutdown.reason or "something failed")
             # Of a finished run nobody needs anything any more.
-            if self._parts is not None and shutdown.requested.is_set() and not finished:
-                await self._drain(self._parts, self._drain_s)
+            if self._components is not None and shutdown.requested.is_set() and not finished:
+                await self._drain(self._components, self._drain_s)
         finally:
             for end in ends:
                 end.cancel()
@@ -148,27 +138,27 @@ class Generator:
 
     async def _work(self) -> None:
         async with AsyncExitStack() as stack:
-            parts = await self._build(stack)
+            components = await self._build(stack)
             settle_heap()
-            self._parts = parts
+            self._components = components
             self._stage = ""
             try:
                 await run_together(
-                    parts.receiver.run(),
-                    self._admit(parts),
-                    parts.drafts.run(),
-                    self._discover_rewards(parts.scorer),
-                    self._report(parts),
+                    components.receiver.run(),
+                    self._admit(components),
+                    components.drafts.run(),
+                    self._discover_rewards(components.scorer),
+                    self._report(components),
                     self._end_on_failure(),
-                    watch(parts.engine, self._config.resources.frozen_after_s),
+                    watch(components.engine, self._config.resources.frozen_after_s),
                 )
             except RollmeshError:
-                await self._blame(parts)
+                await self._blame(components)
                 raise
 
-    async def _build(self, stack: AsyncExitStack) -> Parts:
+    async def _build(self, stack: AsyncExitStack) -> GeneratorComponents:
         config, network, agent = self._config, self._config.network, self._agent
-        link = LearnerLink(agent, self._security, max_message_mb=network.max_message_mb)
+        link = LearnerLink(agent, self._mesh.security, max_message_mb=network.max_message_mb)
         stack.push_async_callback(link.close)
         await self._enter("waits for a learner", link)
         results = ResultFeed(self._fail)
@@ -180,32 +170,19 @@ class Generator:
         await fetch_model_bundle(link, folder, timeout_s=network.rpc_timeout_s, retry_s=network.retry_s)
         await self._enter("loads the model", link)
         await libraries
-        engine, text = await asyncio.to_thread(load_engine, config, folder, results, threads=self._threads)
-        # The engine ends last, whatever becomes of the parts. A thread of it that hung may still come to itself.
+        loaded = await asyncio.to_thread(load_engine, config, folder, results, threads=self._threads)
+        # The engine ends last, whatever becomes of the components. A thread of it that hung may still come to itself.
         stack.callback(results.disconnect)
-        stack.push_async_callback(asyncio.to_thread, engine.stop)
-        engine.start()
-        parts = Parts(
-            config,
-            agent,
-            self._channel,
-            link,
-            engine=engine,
-            text=text,
-            results=results,
-            relay=self._relay,
-            security=self._security,
-            on_failure=self._fail,
-            on_report=self.metrics.pushed,
-            registry=self.metrics.registry,
-        )
-        stack.push_async_callback(parts.close)
-        await parts.scorer.start()
-        if parts.endpoint is not None:
-            await parts.endpoint.start(*self._place)
-            agent.set_status(endpoint=parts.endpoint.server.url)
+        stack.push_async_callback(asyncio.to_thread, loaded.engine.stop)
+        loaded.engine.start()
+        components = GeneratorComponents(config, self._mesh, link, loaded, metrics=self.metrics, on_failure=self._fail)
+        stack.push_async_callback(components.close)
+        await components.scorer.start()
+        if components.endpoint is not None:
+            await components.endpoint.start(*self._place)
+            agent.set_status(endpoint=components.endpoint.server.url)
         self._files = files
-        return parts
+        return components
 
     async def _enter(self, stage: str, link: LearnerLink) -> None:
         """Says what it does now, ahead of the next heartbeat: stages are as long as a model is large."""
@@ -213,11 +190,11 @@ class Generator:
         self._agent.set_status(waiting_reason=stage)
         await link.look()
 
-    async def _admit(self, parts: Parts) -> None:
-        await parts.receiver.gate_open.wait()
+    async def _admit(self, components: GeneratorComponents) -> None:
+        await components.receiver.gate_open.wait()
         # Engines with processes of their own read them when these come up; who has weights has read them.
         self._files.cleanup()
-        await parts.admission.run()
+        await components.admission.run()
 
     # ------------------------------------------------------------------------------------------------ failure
 
@@ -229,51 +206,55 @@ class Generator:
     async def _end_on_failure(self) -> None:
         await self._failure
 
-    async def _blame(self, parts: Parts) -> None:
+    async def _blame(self, components: GeneratorComponents) -> None:
         """Where the engine has ended at one request, its group ends as failed; all others are given back, which costs
         them no attempt: they would end it, or end with it, again and again."""
         error = self._failed_with
         if not isinstance(error, EngineError) or not error.culprit:
             return
-        rollout, why = parts.rollout, error.message.partition("\n")[0]
+        rollout, why = components.rollout, error.message.partition("\n")[0]
         if error.raised:
             why += f"; the last error in its log: {error.raised}"
         rollout.stop_admitting()
         rollout.fail_at(error.culprit, f"the engine ended at it, tried alone: {why}")
         rollout.hand_on_all()
-        await _within(_SETTLE_S, parts.delivery.drained())
+        await _within(_SETTLE_S, components.delivery.drained())
         rollout.release_all()
-        await _within(_SETTLE_S, parts.releases_sent())
+        await _within(_SETTLE_S, components.releases.sent())
 
     # ------------------------------------------------------------------------------------------------ the end
 
-    async def _drain(self, parts: Parts, running_s: float) -> None:
+    async def _drain(self, components: GeneratorComponents, running_s: float) -> None:
         """Stops admitting, lets sequences finish for `running_s`, stores what is finished, drafts and gives back the
         rest."""
-        rollout, delivery = parts.rollout, parts.delivery
+        rollout, delivery = components.rollout, components.delivery
         rollout.stop_admitting()
         if await _within(running_s, rollout.idle.wait()):
             return
         # A group is given back after its finished members and drafts are stored: they would be superseded otherwise.
         rollout.hand_on_all()
-        stored = await _within(_SETTLE_S, delivery.drained()) and await _within(_SETTLE_S, parts.drafts.write_all())
+        stored = await _within(_SETTLE_S, delivery.drained()) and await _within(
+            _SETTLE_S, components.drafts.write_all()
+        )
         rollout.release_all()
-        if not (stored and await _within(_SETTLE_S, parts.releases_sent())):
+        if not (stored and await _within(_SETTLE_S, components.releases.sent())):
             log.warning("%d groups were not stored or given back in time; their leases run out", rollout.held)
 
     # ------------------------------------------------------------------------------------------- round about
 
-    async def _report(self, parts: Parts) -> None:
+    async def _report(self, components: GeneratorComponents) -> None:
         """Keeps the heartbeat's figures and the metrics fresh."""
         silence = Silence()
         while True:
-            status = parts.engine.status()
-            reason = parts.waiting_reason() or silence.reason(
-                tokens=status.tokens_for_groups, generating=parts.rollout.load.generating, now_s=self._loop.time()
+            status = components.engine.status()
+            reason = components.waiting_reason() or silence.reason(
+                tokens=status.tokens_for_groups, generating=components.rollout.load.generating, now_s=self._loop.time()
             )
-            parts.rollout.observe(status, self._loop.time())
-            figures = self.metrics.update(status, parts.rollout, parts.delivery, parts.drafts, parts.episodes)
-            self._agent.set_status(serving=parts.receiver.serving, gauges=figures, waiting_reason=reason)
+            components.rollout.observe(status, self._loop.time())
+            figures = self.metrics.update(
+                status, components.rollout, components.delivery, components.drafts, components.episodes
+            )
+            self._agent.set_status(serving=components.receiver.serving, gauges=figures, waiting_reason=reason)
             await asyncio.sleep(_REPORT_INTERVAL_S)
 
     async def _discover_rewards(self, scorer: RewardScorer) -> None:

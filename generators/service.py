@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pydantic
 
+from rollmesh.generators.components import MeshAccess
 from rollmesh.generators.control_service import SERVICE_NAME, GeneratorControl
 from rollmesh.generators.generator import Generator
 from rollmesh.generators.weights.relay import Relay
@@ -133,16 +134,9 @@ async def serve(
         # Where nobody else can reach this process there is nobody to relay to.
         relay = Relay("" if is_loopback(address.rpartition(":")[0]) else address)
         relay.add_to(server)
-        generator = Generator(
-            config,
-            agent,
-            channel,
-            security,
-            relay,
-            threads=set_threads(config, threads),
-            host=host,
-            advertise=advertise,
-        )
+        access = MeshAccess(agent, channel, security, relay)
+        planned = set_threads(config, threads)
+        generator = Generator(config, access, threads=planned, host=host, advertise=advertise)
         control = GeneratorControl(generator, shutdown)
         generator_pb2_grpc.add_GeneratorControlServicer_to_server(control, server)
         health = add_health_and_reflection(server, [SERVICE_NAME])

@@ -40,7 +40,7 @@ class Results(EngineListener):
         self.over.clear()
 
     def on_results(self, results: list[GenerationResult]) -> None:
-        tokens = sum(len(result.response_ids) for result in results)
+        tokens = sum(len(result.sampled.response_ids) for result in results)
         self.arrivals.append(Arrival(time.perf_counter(), len(results), tokens))
         self.missing -= len(results)
         if not self.missing:

@@ -150,7 +150,7 @@ class Watcher(EngineListener):
         if watched is None or watched.attempt != int(attempt):
             self._fail(f"a result of {result.request_id}, which is over")
             return
-        runs, count = result.versions.runs, len(result.response_ids)
+        runs, count = result.sampled.versions.runs, len(result.sampled.response_ids)
         versions = [version for _, version in runs]
         if sum(length for length, _ in runs) != count or sorted(set(versions)) != versions or watched.tokens != count:
             self._fail(f"{result.request_id}: {count} tokens, {watched.tokens} streamed, versions {runs}")

@@ -23,6 +23,7 @@ import torch
 from rollmesh.generators.engines.interface import InferenceEngine, SwapTimings
 from rollmesh.generators.weights import WeightReceiver
 from rollmesh.generators.weights.learner_connection import LearnerLink
+from rollmesh.generators.weights.receiver import ReceiverSettings
 from rollmesh.learner.weights import WeightPublisher, WeightsService
 from rollmesh.learner.weights.published_version import PublishedVersion
 from rollmesh.mesh.config.models import EncodingName, SecuritySection
@@ -155,9 +156,8 @@ class _Engine:
 async def _receive(address: str, encoding: EncodingName) -> None:
     link = LearnerLink(cast(MembershipAgent, _Named(address)), SecuritySection())
     engine = cast(InferenceEngine, _Engine())
-    receiver = WeightReceiver(
-        link, engine, member_id="generator", run=RUN, host_id="far", transport="grpc", encoding=encoding
-    )
+    settings = ReceiverSettings(member_id="generator", run=RUN, host_id="far", transport="grpc", encoding=encoding)
+    receiver = WeightReceiver(link, engine, settings)
     running = asyncio.create_task(receiver.run())
     # Until the benchmark closes this process' input.
     await asyncio.to_thread(sys.stdin.read)

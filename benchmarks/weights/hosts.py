@@ -108,8 +108,7 @@ async def generator(args: argparse.Namespace) -> None:
         relays, verify = request["relay"], request["verify"]
         fetch = Fetch(
             wanted,
-            connection.weights,
-            connection.lanes,
+            connection,
             60.0,
             superseded=lambda: False,
             member_id=args.name if relays or args.transport == "gloo" else "",

@@ -46,6 +46,7 @@ from rollmesh.generators.engines.interface import (
 )
 from rollmesh.generators.weights import WeightReceiver
 from rollmesh.generators.weights.learner_connection import LearnerLink
+from rollmesh.generators.weights.receiver import ReceiverSettings
 from rollmesh.learner.weights import WeightPublisher, WeightsService
 from rollmesh.learner.weights.model_bundle import read_model_bundle
 from rollmesh.mesh.config.models import SecuritySection
@@ -143,13 +144,13 @@ class Load(EngineListener):
 
     def on_results(self, results: list[GenerationResult]) -> None:
         for result in results:
-            runs = result.versions.runs
-            if sum(length for length, _ in runs) != len(result.response_ids) or sorted(v for _, v in runs) != [
+            runs = result.sampled.versions.runs
+            if sum(length for length, _ in runs) != len(result.sampled.response_ids) or sorted(v for _, v in runs) != [
                 v for _, v in runs
             ]:
                 self.on_failure(EngineError(f"response {result.request_id} misnames its versions: {runs}"))
             self.responses += 1
-            self.tokens += len(result.response_ids)
+            self.tokens += len(result.sampled.response_ids)
             self.crossed += len(runs) > 1
             self.most_versions = max(self.most_versions, len(runs))
         self._ask_for(len(results))
@@ -233,14 +234,13 @@ async def measure(
     engine.start()
     port = await asyncio.to_thread(pipe.recv)
     link = LearnerLink(_Membership(port), _SECURITY)  # type: ignore[arg-type]  # the part of an agent that it uses
-    receiver = WeightReceiver(
-        link,
-        engine,
+    settings = ReceiverSettings(
         member_id="generator",
         run="run",
         host_id=host_id(),
         transport=transport,  # type: ignore[arg-type]  # a name
     )
+    receiver = WeightReceiver(link, engine, settings)
     receiving = asyncio.create_task(receiver.run())
     try:
         assert await asyncio.to_thread(pipe.recv) == "served"

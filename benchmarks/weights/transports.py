@@ -63,7 +63,7 @@ def shm_cells(mib: int, bucket_mib: int) -> tuple[dict[str, Cell], Callable[[], 
     connection = _unused_connection()
 
     def fetch() -> Fetch:
-        return Fetch(wanted, connection.weights, connection.lanes, 60.0, superseded=lambda: False, member_id="")
+        return Fetch(wanted, connection, 60.0, superseded=lambda: False, member_id="")
 
     async def mapped() -> memoryview:
         return (await transport.receive(fetch(), lambda _data, _index: None)).data

@@ -14,7 +14,7 @@ from rollmesh.generators.agents.runner import AgentRunner
 from rollmesh.generators.agents.tool_call_parsers import choose_parser
 from rollmesh.generators.agents.toolbox import Toolbox
 from rollmesh.generators.agents.user_code_executor import UserCalls
-from rollmesh.generators.engines.interface import GenerationResult, InferenceEngine
+from rollmesh.generators.engines.interface import InferenceEngine
 from rollmesh.generators.rollout.response_source import MemberRequest
 from rollmesh.generators.tokenizer import TextCodec
 from rollmesh.mesh.agent_tools import agent_schemas, load_environment, load_tools
@@ -26,21 +26,13 @@ log = logging.getLogger(__name__)
 __all__ = ["AgentRunner", "build_runner"]
 
 
-def build_runner(
-    config: Config,
-    engine: InferenceEngine,
-    text: TextCodec,
-    *,
-    on_results: Callable[[list[GenerationResult]], None],
-    hold_swap: Callable[[], None],
-) -> AgentRunner:
+def build_runner(config: Config, engine: InferenceEngine, text: TextCodec) -> AgentRunner:
     """The runner of a configuration whose `rollout.agent` has tools or an environment.
 
     Args:
         config: of the run.
         engine: samples turns.
         text: the model's tokenizer.
-        on_results, hold_swap: see `AgentRunner`.
 
     Raises:
         ConfigError: tools, environment, chat template or parser cannot be used.
@@ -64,8 +56,6 @@ def build_runner(
         chat=chat,
         limits=Limits(agent.max_turns, agent.turn_tokens, agent.episode_timeout_s),
         user_calls=user_calls,
-        on_results=on_results,
-        hold_swap=hold_swap,
     )
 
 

@@ -15,8 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from rollmesh.generators.agents.chat_template import Chat, Message
 from rollmesh.generators.agents.drivers import BrokenError, Driver, StatefulDriver, StatelessDriver
 from rollmesh.generators.agents.transcript import Transcript, divide
@@ -26,11 +24,10 @@ from rollmesh.generators.engines.interface import (
     FinishReason,
     GenerationRequest,
     GenerationResult,
-    SampledTokens,
 )
 from rollmesh.generators.rollout.response_source import EpisodeResult, MemberRequest
 from rollmesh.mesh.errors import PayloadError, RollmeshError
-from rollmesh.mesh.trajectory.versions import VersionRuns
+from rollmesh.mesh.trajectory.payload_codec import Trajectory
 
 log = logging.getLogger(__name__)
 # Sets the draws of one turn apart from those of another.
@@ -87,7 +84,7 @@ class Episode:
         self._limits = limits
         self._driver = make_driver(request)
         self._messages: list[Message] = _prompt_messages(request)
-        self._partial: SampledTokens | None = None
+        self._partial: Trajectory | None = None
         self._asked: asyncio.Future[GenerationResult] | None = None
         self._count = 0
         self.transcript = Transcript(request.prompt_ids)
@@ -128,7 +125,8 @@ class Episode:
                     return await self._play()
             except TimeoutError:
                 if self.turn_id:
-                    self.transcript.add_turn(await self._cut_turn())
+                    result = await self._cut_turn()
+                    self.transcript.add_turn(result.sampled, result.side)
                 return "length", ""
         except EngineError as error:
             log.info("an episode is given back: %s", error)
@@ -172,14 +170,14 @@ class Episode:
         budget = left if self._limits.turn_tokens is None else min(left, self._limits.turn_tokens)
         result = await self._sample(budget)
         if result.finish_reason == "aborted":
-            self.transcript.add_turn(result)
+            self.transcript.add_turn(result.sampled, result.side)
             return "aborted"
         return await self._answer(result, budget=budget, left=left)
 
     async def _answer(self, result: GenerationResult, *, budget: int, left: int) -> FinishReason | None:
-        self.transcript.add_turn(result)
+        self.transcript.add_turn(result.sampled, result.side)
         self._count += 1
-        ids = result.response_ids.tolist()
+        ids = result.sampled.response_ids.tolist()
         cut = result.finish_reason == "length"
         if cut and (len(ids) >= left or len(ids) < budget):
             # All that there was for the response, or the model's context.
@@ -200,7 +198,7 @@ class Episode:
         self.transcript.add_masked(between)
         return None
 
-    async def _sample(self, budget: int, prefix: SampledTokens | None = None) -> GenerationResult:
+    async def _sample(self, budget: int, prefix: Trajectory | None = None) -> GenerationResult:
         sampling = self._request.sampling
         seed = (sampling.seed + self._count * _TURN_STRIDE) % (1 << 63) or 1 if sampling.seed else 0
         self.turn_id = self._turns.new_id()
@@ -230,7 +228,7 @@ class Episode:
 
     # ---------------------------------------------------------------------------------------------------- drafts
 
-    async def _go_on(self, prefix: SampledTokens) -> FinishReason | None:
+    async def _go_on(self, prefix: Trajectory) -> FinishReason | None:
         """Takes the turns of a draft up to its last, which is sampled on."""
         segments = divide(prefix)
         if isinstance(self._driver, StatefulDriver):
@@ -248,18 +246,18 @@ class Episode:
             await self._repeat(tokens, segments.pop(0)[1])
         return None
 
-    async def _finish_turn(self, tokens: SampledTokens) -> FinishReason | None:
+    async def _finish_turn(self, tokens: Trajectory) -> FinishReason | None:
         left = self._request.sampling.max_tokens - self.transcript.length
         budget = left if self._limits.turn_tokens is None else min(left, self._limits.turn_tokens)
         if len(tokens) > budget:
             raise _OtherAnswerError("it has more tokens than the budget")
         result = await self._sample(budget, tokens)
         if result.finish_reason == "aborted":
-            self.transcript.add_turn(result)
+            self.transcript.add_turn(result.sampled, result.side)
             return "aborted"
         return await self._answer(result, budget=budget, left=left)
 
-    async def _repeat(self, turn: SampledTokens, between: SampledTokens) -> None:
+    async def _repeat(self, turn: Trajectory, between: Trajectory) -> None:
         """A turn that is complete, and what was answered."""
         ids, answered = turn.response_ids.tolist(), between.response_ids.tolist()
         self._count += 1
@@ -286,7 +284,7 @@ class Episode:
 
     # --------------------------------------------------------------------------------------------------- results
 
-    def progress(self, running: SampledTokens | None) -> SampledTokens | None:
+    def progress(self, running: Trajectory | None) -> Trajectory | None:
         """Tokens so far, with those of the turn that is being sampled (as the engine has them)."""
         return self.transcript.sampled(running if running is not None else self._partial)
 
@@ -296,11 +294,8 @@ class Episode:
         turns = self.transcript.turns
         return EpisodeResult(
             request_id=self._request.request_id,
-            response_ids=sampled.response_ids if sampled else np.zeros(0, np.int32),
-            log_probs=sampled.log_probs if sampled else np.zeros(0, np.float32),
-            versions=sampled.versions if sampled else VersionRuns(()),
+            sampled=Trajectory.empty() if sampled is None else sampled,
             finish_reason=reason,
-            mask=sampled.mask if sampled else np.zeros(0, np.uint8),
             side=self.transcript.side(),
             rewards=rewards,
             failure=failure,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from rollmesh.generators.rollout.response_source import EpisodeResult
-from rollmesh.mesh.trajectory.versions import VersionRuns
+from rollmesh.mesh.trajectory.payload_codec import Trajectory
 
 
 def empty_result(name: str, *, failure: str = "", aborted: bool = False) -> EpisodeResult:
@@ -18,9 +16,7 @@ def empty_result(name: str, *, failure: str = "", aborted: bool = False) -> Epis
     """
     return EpisodeResult(
         request_id=name,
-        response_ids=np.zeros(0, np.int32),
-        log_probs=np.zeros(0, np.float32),
-        versions=VersionRuns(()),
+        sampled=Trajectory.empty(),
         finish_reason="aborted" if aborted else "stop",
         failure=failure,
     )

@@ -28,15 +28,14 @@ _COUNTED = ("turns", "tool_calls", "tool_errors", "tool_timeouts", "tool_seconds
 class AgentRunner:
     """A `Responder` whose responses are episodes; all methods belong to the event loop's thread.
 
+    `connect` comes before the first request.
+
     Args:
         engine: samples turns; its results come in through `take`.
         make_driver: makes what drives an episode.
         chat: renders.
         limits: of an episode.
         user_calls: runs tools and environments.
-        on_results: takes episodes that have ended.
-        hold_swap: called when pinned episodes begin: takes a swap of weights back that has not happened yet. Whoever
-            asks for swaps waits until the rollout loop's pinned groups are done before asking again.
     """
 
     def __init__(
@@ -47,21 +46,22 @@ class AgentRunner:
         chat: Chat,
         limits: Limits,
         user_calls: UserCalls,
-        on_results: Callable[[list[GenerationResult]], None],
-        hold_swap: Callable[[], None],
     ) -> None:
         self._engine = engine
         self._make_driver = make_driver
         self._chat = chat
         self._limits = limits
         self._user_calls = user_calls
-        self._on_results = on_results
-        self._hold_swap = hold_swap
+        self._on_results: Callable[[list[GenerationResult]], None]
         self._turns = Turns(engine)
         self._episodes: dict[str, tuple[Episode, asyncio.Task[EpisodeResult]]] = {}
         self._ended: list[GenerationResult] = []
         self._closed = False
         self._figures = dict.fromkeys(("episodes", "episodes_failed", "drafts_not_gone_on", *_COUNTED), 0.0)
+
+    def connect(self, on_results: Callable[[list[GenerationResult]], None]) -> None:
+        """Names what is called with episodes that have ended, in the event loop."""
+        self._on_results = on_results
 
     @property
     def figures(self) -> dict[str, float]:
@@ -70,8 +70,6 @@ class AgentRunner:
 
     def submit(self, requests: Sequence[MemberRequest]) -> None:
         """Begins episodes."""
-        if any(request.pinned for request in requests):
-            self._hold_swap()
         loop = asyncio.get_running_loop()
         for request in requests:
             episode = Episode(request, self._make_driver, self._chat, self._turns, self._limits)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rollmesh.generators.engines.interface import GenerationResult, SampledTokens
+from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 
 
@@ -30,7 +30,7 @@ class Segment:
     """
 
     sampled: bool
-    tokens: SampledTokens
+    tokens: Trajectory
     begin: int
     side: Mapping[str, NDArray[np.generic]]
 
@@ -48,7 +48,7 @@ class Transcript:
         self.length = 0
 
     @property
-    def turns(self) -> list[SampledTokens]:
+    def turns(self) -> list[Trajectory]:
         """What was sampled, by turn."""
         return [segment.tokens for segment in self.segments if segment.sampled]
 
@@ -60,12 +60,10 @@ class Transcript:
             ids.extend(segment.tokens.response_ids.tolist())
         return ids
 
-    def add_turn(self, result: GenerationResult | SampledTokens) -> None:
-        """Appends what the model said; nothing where it said nothing."""
-        if len(result.response_ids) == 0:
-            return
-        tokens = SampledTokens(result.response_ids, result.log_probs, result.versions)
-        self._append(True, tokens, result.side if isinstance(result, GenerationResult) else {})
+    def add_turn(self, sampled: Trajectory, side: Mapping[str, NDArray[np.generic]] | None = None) -> None:
+        """Appends what the model said, and the arrays that came with it; nothing where it said nothing."""
+        if len(sampled):
+            self._append(True, sampled, side or {})
 
     def add_masked(self, ids: Sequence[int]) -> None:
         """Appends what the model did not say."""
@@ -73,10 +71,11 @@ class Transcript:
             return
         version = next((s.tokens.versions.runs[-1][1] for s in reversed(self.segments) if s.tokens.versions.runs), None)
         runs = VersionRuns(((len(ids), version),) if version is not None else ())
-        tokens = SampledTokens(np.asarray(ids, np.int32), np.zeros(len(ids), np.float32), runs)
+        count = len(ids)
+        tokens = Trajectory(np.asarray(ids, np.int32), np.zeros(count, np.float32), np.zeros(count, np.uint8), runs)
         self._append(False, tokens, {})
 
-    def sampled(self, running: SampledTokens | None = None) -> SampledTokens | None:
+    def sampled(self, running: Trajectory | None = None) -> Trajectory | None:
         """All tokens, with those of a turn that is being sampled; None before the first sampled one."""
         segments = [(segment.sampled, segment.tokens) for segment in self.segments]
         if running is not None and len(running):
@@ -84,11 +83,11 @@ class Transcript:
         first = next((tokens.versions.runs[0][1] for is_sampled, tokens in segments if is_sampled), None)
         if first is None:
             return None
-        return SampledTokens(
+        return Trajectory(
             response_ids=np.concatenate([tokens.response_ids for _, tokens in segments]).astype(np.int32, copy=False),
             log_probs=np.concatenate([tokens.log_probs for _, tokens in segments]).astype(np.float32, copy=False),
+            response_mask=np.concatenate([tokens.response_mask for _, tokens in segments]),
             versions=_joined([_versions(tokens, first) for _, tokens in segments]),
-            mask=np.concatenate([np.full(len(tokens), is_sampled, np.uint8) for is_sampled, tokens in segments]),
         )
 
     def side(self) -> dict[str, NDArray[np.generic]]:
@@ -105,26 +104,19 @@ class Transcript:
                     array[rows] = segment.side[name][rows]
         return whole
 
-    def _append(self, sampled: bool, tokens: SampledTokens, side: Mapping[str, NDArray[np.generic]]) -> None:
+    def _append(self, sampled: bool, tokens: Trajectory, side: Mapping[str, NDArray[np.generic]]) -> None:
         self.segments.append(Segment(sampled, tokens, self.length, side))
         self.length += len(tokens)
 
 
-def divide(draft: SampledTokens) -> list[tuple[bool, SampledTokens]]:
+def divide(draft: Trajectory) -> list[tuple[bool, Trajectory]]:
     """A draft's segments, in order: (whether it was sampled, tokens)."""
-    count = len(draft)
-    mask = np.ones(count, np.uint8) if draft.mask is None else draft.mask
-    edges = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), count]
-    versions = list(draft.versions)
-    found = []
-    for begin, end in itertools.pairwise(edges):
-        part = slice(begin, end)
-        tokens = SampledTokens(draft.response_ids[part], draft.log_probs[part], VersionRuns.from_tokens(versions[part]))
-        found.append((bool(mask[begin]), tokens))
-    return found
+    mask = draft.response_mask
+    edges = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), len(draft)]
+    return [(bool(mask[begin]), draft.part(begin, end)) for begin, end in itertools.pairwise(edges)]
 
 
-def _versions(tokens: SampledTokens, first: PolicyVersion) -> VersionRuns:
+def _versions(tokens: Trajectory, first: PolicyVersion) -> VersionRuns:
     return tokens.versions if tokens.versions.runs else VersionRuns(((len(tokens), first),))
 
 

@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.liveness.freeze_detector import Sight
-from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
+from rollmesh.mesh.trajectory.payload_codec import Trajectory
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 if TYPE_CHECKING:
     import torch
@@ -91,42 +92,6 @@ class SamplingParams:
     seed: int = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SampledTokens:
-    """The first tokens of a response.
-
-    Attributes:
-        response_ids: int32 [T], T at least one.
-        log_probs: float32 [T], nats, as in `GenerationResult`.
-        versions: the version of each token, T in all.
-        mask: uint8 [T], 0 where a token was not sampled (a tool's output); None: all were.
-    """
-
-    response_ids: NDArray[np.int32]
-    log_probs: NDArray[np.float32]
-    versions: VersionRuns
-    mask: NDArray[np.uint8] | None = None
-
-    def __len__(self) -> int:
-        """Number of tokens."""
-        return len(self.response_ids)
-
-    @property
-    def last_turn(self) -> NDArray[np.int32]:
-        """The tokens behind the last one that was not sampled: only there an end token or a stop string ends it."""
-        if self.mask is None or self.mask.all():
-            return self.response_ids
-        return self.response_ids[int(np.flatnonzero(self.mask == 0)[-1]) + 1 :]
-
-    def mask_over(self, tokens: int) -> NDArray[np.uint8] | None:
-        """The mask of a response of so many tokens that begins with these and is sampled behind them."""
-        if self.mask is None:
-            return None
-        mask = np.ones(tokens, np.uint8)
-        mask[: len(self.mask)] = self.mask
-        return mask
-
-
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One response to be sampled.
@@ -157,12 +122,19 @@ class GenerationRequest:
     prompt_ids: Sequence[int]
     sampling: SamplingParams
     pinned: bool = False
-    prefix: SampledTokens | None = None
+    prefix: Trajectory | None = None
     stream: bool = False
     alone: bool = False
     images: tuple[bytes, ...] = ()
     earlier: int = 0
     outside: bool = False
+
+    def response_mask(self, tokens: int) -> NDArray[np.uint8]:
+        """The mask of the first `tokens` tokens of the response: the prefix's, then 1 for each sampled token."""
+        mask = np.ones(tokens, np.uint8)
+        if self.prefix is not None:
+            mask[: len(self.prefix)] = self.prefix.response_mask
+        return mask
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -171,12 +143,8 @@ class GenerationResult:
 
     Attributes:
         request_id: of the request.
-        response_ids: int32 [T]; T may be 0 where the request was aborted before its first token.
-        log_probs: float32 [T], nats, of each token under the distribution it was drawn from (after temperature,
-            top-k and top-p); greedy tokens: under the temperature-1 distribution.
-        versions: the version of each token, T in all.
+        sampled: its tokens, those of the request's `prefix` included; none where it was aborted before its first.
         finish_reason: `stop` (end token or stop string), `length` (max_tokens or the model's context), `aborted`.
-        mask: uint8 [T], 0 where a token was not sampled; None: all were.
         side: large arrays that belong to the response: `routed_experts`, uint8 or int16
             [prompt + T - 1, layers, experts per token].
         refusal: why the engine does not answer this request, which it found only when it took it up: it cannot read
@@ -185,11 +153,8 @@ class GenerationResult:
     """
 
     request_id: str
-    response_ids: NDArray[np.int32]
-    log_probs: NDArray[np.float32]
-    versions: VersionRuns
+    sampled: Trajectory
     finish_reason: FinishReason
-    mask: NDArray[np.uint8] | None = None
     side: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)
     refusal: str = ""
 
@@ -204,7 +169,7 @@ class TokenEvent:
     """
 
     request_id: str
-    sampled: SampledTokens
+    sampled: Trajectory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -218,7 +183,7 @@ class PartialResponse:
     """
 
     request_id: str
-    sampled: SampledTokens
+    sampled: Trajectory
     running_s: float
 
 

@@ -6,10 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rollmesh.generators.engines.interface import GenerationRequest, SampledTokens, SamplingParams
+from rollmesh.generators.engines.interface import (
+    GenerationRequest,
+    SamplingParams,
+)
 from rollmesh.mesh.config.base import LEAST_TEMPERATURE
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.mesh.trajectory.images import ImageProcessor
+from rollmesh.mesh.trajectory.payload_codec import Trajectory
 
 # Seeds are below: engines keep them as signed 64-bit numbers.
 SEEDS = 2**63
@@ -127,7 +131,7 @@ def _check_sampling(sampling: SamplingParams, limits: Limits) -> None:
         raise PayloadError("sampling.stop", "stop strings need a tokenizer, and the model folder has none")
 
 
-def _check_prefix(request: GenerationRequest, prefix: SampledTokens, limits: Limits) -> None:
+def _check_prefix(request: GenerationRequest, prefix: Trajectory, limits: Limits) -> None:
     count, room = len(prefix), limits.context - len(request.prompt_ids)
     if request.pinned:
         raise PayloadError("prefix", "a pinned request is answered by one version and takes no tokens of others")
@@ -137,8 +141,8 @@ def _check_prefix(request: GenerationRequest, prefix: SampledTokens, limits: Lim
         raise PayloadError(
             "prefix", f"{count} tokens, {len(prefix.log_probs)} log-probs and {len(prefix.versions)} versions"
         )
-    if prefix.mask is not None and len(prefix.mask) != count:
-        raise PayloadError("prefix", f"{count} tokens and a mask over {len(prefix.mask)}")
+    if len(prefix.response_mask) != count:
+        raise PayloadError("prefix", f"{count} tokens and a mask over {len(prefix.response_mask)}")
     if count > min(request.sampling.max_tokens, room):
         raise PayloadError(
             "prefix", f"{count} tokens are more than max_tokens {request.sampling.max_tokens} or the room for {room}"

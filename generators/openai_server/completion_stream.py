@@ -11,7 +11,11 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rollmesh.generators.engines.interface import GenerationRequest, GenerationResult, SampledTokens, TokenEvent
+from rollmesh.generators.engines.interface import (
+    GenerationRequest,
+    GenerationResult,
+    TokenEvent,
+)
 from rollmesh.generators.openai_server.chat_codec import Language
 from rollmesh.generators.openai_server.conversation_keys import Story, extended, message_symbol, text_symbols
 from rollmesh.generators.openai_server.errors import ApiError, not_ready
@@ -22,6 +26,7 @@ from rollmesh.generators.openai_server.requests import ChatRequest, TextRequest
 from rollmesh.generators.openai_server.sessions import Running, Session
 from rollmesh.generators.openai_server.turn_tree import Place
 from rollmesh.generators.openai_server.worker_threads import Workers
+from rollmesh.mesh.trajectory.payload_codec import Trajectory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +74,7 @@ class Prompt:
     messages: tuple[Message, ...] = ()
     place: Place | None = None
     told: Totals | None = None
-    known: SampledTokens | None = None
+    known: Trajectory | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -151,7 +156,7 @@ class Answering:
                 self._open.discard(event.request_id)
                 yield await self._finish(event)
 
-    async def _piece(self, name: str, sampled: SampledTokens) -> Piece:
+    async def _piece(self, name: str, sampled: Trajectory) -> Piece:
         ids, growing = sampled.response_ids.tolist(), self._texts[name]
         text = await self._workers.run(growing.pending + len(ids), growing.add, ids)
         return Piece(self.running[name].choice, text, ids, sampled.log_probs.tolist())
@@ -160,16 +165,16 @@ class Answering:
         running = self.running[result.request_id]
         if result.refusal:
             raise ApiError(400, result.refusal)
-        if not len(result.response_ids):
+        if not len(result.sampled):
             raise not_ready("the answer was given up before its first token")
         prompt = self._prompts[running.choice // self._request.choices]
-        said = await self._workers.run(len(result.response_ids), self._said, result, prompt)
+        said = await self._workers.run(len(result.sampled), self._said, result, prompt)
         if self.session is not None and running.place is not None:
             self.session.record.add(
                 running.call,
                 running.choice,
                 running.place,
-                result,
+                result.sampled,
                 result.finish_reason,
                 story=said.story,
                 messages=said.messages,
@@ -179,7 +184,7 @@ class Answering:
 
     def _said(self, result: GenerationResult, prompt: Prompt) -> _Said:
         """What an answer says; in any thread."""
-        ids = result.response_ids.tolist()
+        ids = result.sampled.response_ids.tolist()
         whole = self._language.decode(ids)
         text = whole_text(whole, self._by_name[result.request_id].sampling.stop)
         reason = "stop" if result.finish_reason == "stop" else "length"

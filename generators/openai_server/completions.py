@@ -20,7 +20,7 @@ from rollmesh.generators.openai_server.errors import INVALID, ApiError, not_read
 from rollmesh.generators.openai_server.messages import Message, normal
 from rollmesh.generators.openai_server.prefix_index import Totals
 from rollmesh.generators.openai_server.requests import ChatRequest, TextRequest
-from rollmesh.generators.openai_server.sessions import Running, Session, first_tokens
+from rollmesh.generators.openai_server.sessions import Running, Session
 from rollmesh.generators.openai_server.turn_tree import Turn
 from rollmesh.generators.openai_server.worker_threads import Workers
 from rollmesh.mesh.errors import PayloadError
@@ -188,7 +188,7 @@ class Completions:
         if session is not None and rules is not None:
             sampling = session.sampling_of(call, choice, max_tokens, request.stops)
             if choice == 0 and not rules.pinned and prompt.known is not None:
-                prefix = first_tokens(prompt.known, min(len(prompt.known), max_tokens))
+                prefix = prompt.known.part(0, min(len(prompt.known), max_tokens))
         else:
             sampling = _as_asked(request, choice, max_tokens)
         return GenerationRequest(

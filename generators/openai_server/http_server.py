@@ -353,7 +353,7 @@ def _shown(session: Session) -> str:
 
 
 def _sampled(answers: Sequence[Finished]) -> int:
-    return sum(len(answer.result.response_ids) for answer in answers)
+    return sum(len(answer.result.sampled) for answer in answers)
 
 
 async def _sent(request: web.Request, response: web.StreamResponse) -> web.StreamResponse:

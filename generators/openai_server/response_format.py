@@ -57,7 +57,7 @@ class Wording:
         choices = []
         for answer in sorted(answers, key=lambda answer: answer.choice):
             result = answer.result
-            ids, log_probs = result.response_ids.tolist(), result.log_probs.tolist()
+            ids, log_probs = result.sampled.response_ids.tolist(), result.sampled.log_probs.tolist()
             choice: dict[str, Any] = {"index": answer.choice, "finish_reason": answer.finish_reason}
             if self.is_chat:
                 choice["message"] = {"refusal": None, **answer.message}
@@ -67,7 +67,7 @@ class Wording:
             if self.request.return_token_ids:
                 choice |= {"prompt_token_ids": list(answer.prompt_ids), "token_ids": ids}
             choices.append(choice)
-        newest = max(answer.result.versions.newest for answer in answers)
+        newest = max(answer.result.sampled.versions.newest for answer in answers)
         return self._frame(choices, chunk=False) | {
             "system_fingerprint": str(newest),
             "usage": usage(answering, answers),
@@ -98,7 +98,7 @@ class Wording:
         last: dict[str, Any] = {"index": answer.choice, "finish_reason": answer.finish_reason}
         last["delta" if self.is_chat else "text"] = {} if self.is_chat else ""
         frame = self._frame([last], chunk=True)
-        return [*chunks, frame | {"system_fingerprint": str(answer.result.versions.newest)}]
+        return [*chunks, frame | {"system_fingerprint": str(answer.result.sampled.versions.newest)}]
 
     def closing(self, answering: Answering, answers: Sequence[Finished]) -> list[dict[str, Any]]:
         """The usage, where it was asked for."""
@@ -160,6 +160,6 @@ class Wording:
 
 def usage(answering: Answering, answers: Sequence[Finished]) -> dict[str, int]:
     """Tokens of the prompts and of all answers."""
-    sampled = sum(len(answer.result.response_ids) for answer in answers)
+    sampled = sum(len(answer.result.sampled) for answer in answers)
     prompt = answering.prompt_tokens
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}

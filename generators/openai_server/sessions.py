@@ -9,7 +9,6 @@ the other, in the order in which they came: so they are numbered, and drawn, ali
 from __future__ import annotations
 
 import asyncio
-import itertools
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -18,11 +17,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rollmesh.generators.engines.interface import SampledTokens, SamplingParams
+from rollmesh.generators.engines.interface import (
+    SamplingParams,
+)
 from rollmesh.generators.openai_server.errors import overloaded, session_full, session_over
 from rollmesh.generators.openai_server.turn_tree import Place, Record
 from rollmesh.mesh.config.rollout import EndpointSection
-from rollmesh.mesh.trajectory.versions import VersionRuns
+from rollmesh.mesh.trajectory.payload_codec import Trajectory
 
 # Tokens that are held of one session, and of all that are not training's: 12 bytes each at most.
 _SESSION_TOKENS = 4 << 20
@@ -44,14 +45,14 @@ class Rules:
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
     pinned: bool = False
-    replay: SampledTokens | None = None
+    replay: Trajectory | None = None
 
     @property
     def limit(self) -> int:
         """Tokens of the whole conversation at most."""
         return len(self.prompt_ids) + self.sampling.max_tokens
 
-    def replayed(self, prompt_ids: Sequence[int]) -> SampledTokens | None:
+    def replayed(self, prompt_ids: Sequence[int]) -> Trajectory | None:
         """The recorded answer to a prompt, whole or its beginning; None: this was never asked."""
         if self.replay is None:
             return None
@@ -59,20 +60,12 @@ class Rules:
         start = len(prompt_ids) - len(self.prompt_ids)
         if not 0 <= start < len(self.replay) or ids[: len(prompt_ids)] != list(prompt_ids):
             return None
-        mask = np.ones(len(self.replay), np.uint8) if self.replay.mask is None else self.replay.mask
+        mask = self.replay.response_mask
         if not mask[start] or (start and mask[start - 1]):
             return None
         masked = np.flatnonzero(mask[start:] == 0)
         end = start + int(masked[0]) if len(masked) else len(mask)
-        return first_tokens(self.replay, end, start)
-
-
-def first_tokens(sampled: SampledTokens, end: int, start: int = 0) -> SampledTokens:
-    """Tokens `start` to `end`, of which none is masked."""
-    versions = itertools.islice(sampled.versions, start, end)
-    return SampledTokens(
-        sampled.response_ids[start:end], sampled.log_probs[start:end], VersionRuns.from_tokens(versions)
-    )
+        return self.replay.part(start, end)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,12 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollmesh.generators.agents.transcript import Transcript
-from rollmesh.generators.engines.interface import FinishReason, GenerationResult, SampledTokens
+from rollmesh.generators.engines.interface import (
+    FinishReason,
+)
 from rollmesh.generators.openai_server.conversation_keys import Story
 from rollmesh.generators.openai_server.messages import Message
 from rollmesh.generators.openai_server.prefix_index import PrefixIndex, Totals, totals
-
-Sampled = GenerationResult | SampledTokens
+from rollmesh.mesh.trajectory.payload_codec import Trajectory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +62,7 @@ class Turn:
     call: int
     choice: int
     place: Place
-    sampled: Sampled
+    sampled: Trajectory
     finish: FinishReason
     total: int = 0
 
@@ -73,7 +74,7 @@ class Turn:
     @property
     def length(self) -> int:
         """Tokens of prompt and answer."""
-        return self.place.length + len(self.sampled.response_ids)
+        return self.place.length + len(self.sampled)
 
     def chain(self) -> list[Turn]:
         """From the first turn to this one."""
@@ -130,7 +131,7 @@ class Record:
         call: int,
         choice: int,
         place: Place,
-        sampled: Sampled,
+        sampled: Trajectory,
         finish: FinishReason,
         *,
         story: Story | None = None,
@@ -147,7 +148,7 @@ class Record:
         total = int(totals(sampled.response_ids, place.length, place.total)[-1])
         turn = Turn(call, choice, place, sampled, finish, total)
         self.turns.append(turn)
-        self.tokens += len(place.new_ids) + len(sampled.response_ids)
+        self.tokens += len(place.new_ids) + len(sampled)
         if self._last is None or (call, -choice) > (self._last.call, -self._last.choice):
             self._last, self.messages, self.said = turn, tuple(messages), said
         with self._lock:

@@ -22,8 +22,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from rollmesh.generators.agents.episode_results import empty_result
 from rollmesh.generators.engines.interface import (
     EngineStatus,
@@ -31,7 +29,6 @@ from rollmesh.generators.engines.interface import (
     GenerationResult,
     InferenceEngine,
     PartialResponse,
-    SampledTokens,
 )
 from rollmesh.generators.openai_server.completions import Completions
 from rollmesh.generators.openai_server.endpoint import Endpoint
@@ -48,7 +45,7 @@ from rollmesh.generators.program_agents.process import (
 from rollmesh.generators.rollout.response_source import EpisodeResult, MemberRequest
 from rollmesh.mesh.config.rollout import AgentSection
 from rollmesh.mesh.errors import PayloadError
-from rollmesh.mesh.trajectory.versions import VersionRuns
+from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.protos import trajectory_pb2
 
 log = logging.getLogger(__name__)
@@ -106,7 +103,7 @@ class _Episode:
 
 
 class ProgramRunner:
-    """Answers members by running an agent for each.
+    """Answers members by running an agent for each. `connect` comes before the first request.
 
     Args:
         engine: of the endpoint.
@@ -115,8 +112,6 @@ class ProgramRunner:
         base_url: where agents of this generator find the endpoint, without a path.
         model: name of the model.
         timeout_s: `rollout.agent.episode_timeout_s`.
-        on_results: takes results, in the event loop's thread.
-        hold_swap: called when pinned episodes begin: takes a swap of weights back that has not happened yet.
     """
 
     def __init__(
@@ -129,8 +124,6 @@ class ProgramRunner:
         base_url: Callable[[], str],
         model: str,
         timeout_s: float,
-        on_results: Callable[[list[GenerationResult]], None],
-        hold_swap: Callable[[], None],
     ) -> None:
         self._engine = engine
         self._completions = completions
@@ -139,12 +132,15 @@ class ProgramRunner:
         self._base_url = base_url
         self._model = model
         self._timeout_s = timeout_s
-        self._on_results = on_results
-        self._hold_swap = hold_swap
+        self._on_results: Callable[[list[GenerationResult]], None]
         self._loop = asyncio.get_running_loop()
         self._episodes: dict[str, _Episode] = {}
         self._closed = False
         self._figures: Counter[str] = Counter()
+
+    def connect(self, on_results: Callable[[list[GenerationResult]], None]) -> None:
+        """Names what is called with results, in the event loop's thread."""
+        self._on_results = on_results
 
     @property
     def figures(self) -> dict[str, float]:
@@ -164,8 +160,6 @@ class ProgramRunner:
                 raise PayloadError("prompt_ids", "a prompt has at least one token")
             if request.sampling.max_tokens < 1:
                 raise PayloadError("sampling.max_tokens", "must be at least 1")
-        if any(request.pinned for request in requests):
-            self._hold_swap()
         for request in requests:
             rules = Rules(tuple(request.prompt_ids), request.sampling, request.pinned, request.prefix)
             episode = _Episode(request, self._sessions.train(rules), time.monotonic())
@@ -256,18 +250,15 @@ class ProgramRunner:
         if not failure and not aborted:
             failure = _why_nothing(request, chain) if tokens is None else ""
         if found is None or tokens is None:
-            tokens = SampledTokens(np.zeros(0, np.int32), np.zeros(0, np.float32), VersionRuns(()))
+            tokens = Trajectory.empty()
         finish: FinishReason = chain[-1].finish if chain else "stop"
         cut = end.overdue or finish == "aborted" or episode.session.counts["no_room"] > 0
         finish = "length" if cut else finish
         answer = record.said if end.outcome.answer is None and chain else end.outcome.answer
         return EpisodeResult(
             request_id=request.request_id,
-            response_ids=tokens.response_ids,
-            log_probs=tokens.log_probs,
-            versions=tokens.versions,
+            sampled=tokens,
             finish_reason="aborted" if aborted else finish,
-            mask=tokens.mask,
             side=found.side() if found is not None else {},
             rewards=end.outcome.rewards,
             failure=failure,
@@ -285,7 +276,7 @@ class ProgramRunner:
             running = episode.session.running if episode is not None else {}
             if running:
                 latest[name] = max(running, key=lambda key: (running[key].call, -running[key].choice))
-        parts: dict[str, SampledTokens] = {}
+        parts: dict[str, Trajectory] = {}
         if latest:
             found = await asyncio.wrap_future(self._engine.progress(dict.fromkeys(latest.values(), 1)))
             parts = {part.request_id: part.sampled for part in found}
@@ -298,7 +289,7 @@ class ProgramRunner:
         return responses
 
 
-def _so_far(episode: _Episode, running: str, parts: Mapping[str, SampledTokens], least: int) -> SampledTokens | None:
+def _so_far(episode: _Episode, running: str, parts: Mapping[str, Trajectory], least: int) -> Trajectory | None:
     """The tokens of an episode: up to the call that is running where there is something of it, else to the last one.
 
     None: they do not begin with the group's prompt, or there are fewer than `least`.
@@ -333,7 +324,7 @@ def _figures(session: Session, record: Record, chain: Sequence[Turn], *, overdue
         "calls_aborted": session.counts["aborted"],
         "calls_sampling_ignored": session.counts["forced"],
         "branches_dropped": branches(dropped),
-        "tokens_dropped": sum(len(turn.sampled.response_ids) for turn in dropped),
+        "tokens_dropped": sum(len(turn.sampled) for turn in dropped),
         "timeouts": float(overdue),
     }
 
@@ -353,19 +344,12 @@ def task_of(request: MemberRequest) -> dict[str, Any]:
     }
 
 
-def open_runner(
-    section: AgentSection,
-    endpoint: Endpoint,
-    *,
-    on_results: Callable[[list[GenerationResult]], None],
-    hold_swap: Callable[[], None],
-) -> ProgramRunner:
+def open_runner(section: AgentSection, endpoint: Endpoint) -> ProgramRunner:
     """The runner of agents that find the model at an endpoint.
 
     Args:
         section: of kind `program`.
         endpoint: of the generator.
-        on_results, hold_swap: see `ProgramRunner`.
 
     Raises:
         ConfigError: there is no such function, program or variable.
@@ -378,6 +362,4 @@ def open_runner(
         base_url=lambda: endpoint.server.agents_url,
         model=endpoint.model,
         timeout_s=section.episode_timeout_s,
-        on_results=on_results,
-        hold_swap=hold_swap,
     )

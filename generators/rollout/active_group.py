@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rollmesh.buffer.client.client import Lease
-from rollmesh.generators.engines.interface import GenerationResult, SampledTokens, SamplingParams
+from rollmesh.generators.engines.interface import (
+    GenerationResult,
+    SamplingParams,
+)
 from rollmesh.generators.rollout.response_source import MemberRequest
 from rollmesh.mesh.errors import PayloadError
-from rollmesh.mesh.trajectory.payload_codec import decode
+from rollmesh.mesh.trajectory.payload_codec import Trajectory, decode
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2, trajectory_pb2
 
@@ -51,7 +54,7 @@ class HeldGroup:
     prompt_ids: list[int]
     images: tuple[bytes, ...]
     pinned: PolicyVersion | None
-    prefixes: dict[int, SampledTokens] = field(default_factory=dict)
+    prefixes: dict[int, Trajectory] = field(default_factory=dict)
     generating: dict[int, str] = field(default_factory=dict)
     finished: list[FinishedMember] = field(default_factory=list)
     answered: bool = False
@@ -114,19 +117,16 @@ class HeldGroup:
         return bool(member >= task.n - task.greedy)
 
 
-def _prefixes(grant: buffer_pb2.GroupGrant) -> dict[int, SampledTokens]:
+def _prefixes(grant: buffer_pb2.GroupGrant) -> dict[int, Trajectory]:
     """Drafts by member; one that cannot be gone on from is worth as much as none."""
     found = {}
     for draft in grant.drafts:
         if draft.member in grant.members_done or draft.member >= grant.task.n:
             continue
         try:
-            trajectory = decode(draft.payload)
+            found[draft.member] = decode(draft.payload)
         except PayloadError as error:
             log.warning("the draft of member %d of group %s is left out: %s", draft.member, grant.group_id, error)
-            continue
-        mask = None if trajectory.response_mask.all() else trajectory.response_mask
-        found[draft.member] = SampledTokens(trajectory.response_ids, trajectory.log_probs, trajectory.versions, mask)
     return found
 
 

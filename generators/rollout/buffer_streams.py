@@ -1,4 +1,4 @@
-"""A generator's standing streams to the buffer.
+"""What a generator says to the buffer: its standing streams, and the groups that it gives back.
 
 Invariant: the buffer knows the present credits and version of each table as soon as they have changed; changes of one
 turn of the event loop travel together, and nothing is sent where nothing changed. What the buffer cancels is dropped as
@@ -9,15 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rollmesh.buffer.client.client import AdmitStream, BufferClient, Writer
+from rollmesh.generators.rollout.active_group import HeldGroup
 from rollmesh.generators.rollout.rollout_manager import Rollout
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.runtime.task_group import run_together
 from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.protos import buffer_pb2, trajectory_pb2
 
+log = logging.getLogger(__name__)
 TABLES = ("train", "eval")
 
 
@@ -90,8 +98,50 @@ class Admission:
                     stream.update(credits=wanted[0], serving=wanted[1], outstanding=outstanding)
 
 
+class LeaseReleaser:
+    """Gives groups back, in the background."""
+
+    def __init__(self, client: BufferClient, agent: MembershipAgent, rollout: Rollout) -> None:
+        self._client = client
+        self._agent = agent
+        self._rollout = rollout
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def release(self, groups: Sequence[HeldGroup]) -> None:
+        """Tells the buffer; members stored so far stay."""
+        task = asyncio.get_running_loop().create_task(self._send(groups))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def sent(self) -> None:
+        """Waits until the buffer has been told of all."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def close(self) -> None:
+        """Gives up what is under way."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _send(self, groups: Sequence[HeldGroup]) -> None:
+        by_table: dict[str, list[buffer_pb2.LeaseRef]] = {}
+        for group in groups:
+            by_table.setdefault(group.table, []).append(group.lease)
+        try:
+            for table, leases in by_table.items():
+                await self._send_table(table, leases)
+        finally:
+            self._rollout.released(groups)
+
+    async def _send_table(self, table: str, leases: Sequence[buffer_pb2.LeaseRef]) -> None:
+        try:
+            await self._client.release(table, self._agent.member_id, self._agent.generation, leases)
+        except RollmeshError as error:
+            log.warning("%d leases of %s end when they are not named: %s", len(leases), table, error.message)
+
+
 class Writers:
-    """One write stream per table, opened at the first write."""
+    """Stores members: one write stream per table, opened at the first write."""
 
     def __init__(self, client: BufferClient, agent: MembershipAgent) -> None:
         self._client = client
@@ -105,6 +155,12 @@ class Writers:
             writer = self._client.writer(table, self._agent.member_id, lambda: self._agent.generation)
             self._writers[table] = writer
         return writer
+
+    async def upload_side(
+        self, table: str, grant: buffer_pb2.GroupGrant, member: int, name: str, array: NDArray[np.generic]
+    ) -> trajectory_pb2.SideData:
+        """Stores a large array that belongs to a member; see `BufferClient.upload_side`."""
+        return await self._client.upload_side(table, grant, member, name, array)
 
     async def close(self) -> None:
         """Closes the streams; unanswered writes are given up."""

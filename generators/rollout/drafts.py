@@ -19,8 +19,9 @@ from typing import Protocol
 from rollmesh.buffer.client.client import Outgoing, WriteResult
 from rollmesh.generators.engines.interface import PartialResponse
 from rollmesh.generators.rollout.active_group import HeldGroup
-from rollmesh.generators.rollout.encoding import member_write, pack
+from rollmesh.generators.rollout.encoding import member_write
 from rollmesh.generators.rollout.response_source import Responder
+from rollmesh.mesh.trajectory.payload_codec import encode
 from rollmesh.protos import buffer_pb2, trajectory_pb2
 
 log = logging.getLogger(__name__)
@@ -167,7 +168,9 @@ class Drafts:
         writes = []
         for part in parts:
             group, member = unfinished[part.request_id]
-            writes.append(member_write(group, trajectory_pb2.MemberMeta(member=member), pack(part.sampled), draft=True))
+            writes.append(
+                member_write(group, trajectory_pb2.MemberMeta(member=member), encode(part.sampled), draft=True)
+            )
         results = await self._writer().write(writes)
         unfinished = self._members.unfinished(_TABLE)
         for part, result in zip(parts, results, strict=True):

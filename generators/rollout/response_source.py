@@ -57,7 +57,7 @@ def failure_of(result: GenerationResult) -> str:
         return f"episode failed: {result.failure}"
     if result.refusal:
         return f"generation refused: {result.refusal}"
-    return "" if len(result.response_ids) else "generation ended without a token"
+    return "" if len(result.sampled) else "generation ended without a token"
 
 
 class Responder(Protocol):

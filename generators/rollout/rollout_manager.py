@@ -15,8 +15,8 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from rollmesh.buffer.client.client import Lease
 from rollmesh.generators.engines.interface import EngineStatus, GenerationResult
@@ -25,33 +25,61 @@ from rollmesh.generators.rollout.circuit_breaker import CircuitBreaker
 from rollmesh.generators.rollout.concurrency import Concurrency, Look
 from rollmesh.generators.rollout.credits import Load, credits_for
 from rollmesh.generators.rollout.response_source import MemberRequest, Responder, failure_of
+from rollmesh.generators.weights.pinned_groups import PinnedGroups
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2
 
 log = logging.getLogger(__name__)
 PARTIAL_AFTER_S = 2.0
-# After the last pinned group, weights are held this much longer: the next of its round may be on their way, and once
-# every generator has gone on nobody could take them.
-PINNED_QUIET_S = 0.25
 
 # Groups with the members that are ready to be scored.
 Batch = list[tuple[HeldGroup, list[FinishedMember]]]
 
 
-class Rollout:
-    """Book of the groups in hand.
+@dataclass(frozen=True, slots=True)
+class RolloutSettings:
+    """How much is sampled at once, and how.
 
-    Args:
-        responder: makes the responses.
-        slots: sequences that it decodes together.
+    Attributes:
+        slots: sequences that the responder decodes together.
         n_by_table: members per group, for credits; what is granted corrects it (greedy baselines come on top).
         share: see `credits_for`; for training alone.
         adaptive: fewer than `slots` in hand where `observe` says that they are too many.
-        on_batch: takes finished members; reports back through `settled`.
-        on_failed: takes members that could not even be started, with the reason.
-        on_release: takes groups to be given back; reports back through `released`.
+        episodes: responses are episodes of several turns.
+    """
+
+    slots: int
+    n_by_table: Mapping[str, int]
+    share: int
+    adaptive: bool = False
+    episodes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutHandlers:
+    """What happens to groups that leave the rollout loop.
+
+    Attributes:
+        on_batch: scores and stores finished members; reports back through `settled`.
+        on_failed: stores members that could not even be started, with the reason.
+        on_release: gives groups back to the buffer; reports back through `released`.
         on_load: called when the load has changed (credits may be due).
+    """
+
+    on_batch: Callable[[Batch], None]
+    on_failed: Callable[[HeldGroup, list[int], str], None]
+    on_release: Callable[[list[HeldGroup]], None]
+    on_load: Callable[[], None]
+
+
+class Rollout:
+    """The groups in progress. `connect` comes before the first grant.
+
+    Args:
+        responder: makes the responses.
+        settings: see `RolloutSettings`.
+        pinned: told of groups that need the weights in service.
 
     Attributes:
         idle: set while no group is in hand; `busy` is its opposite.
@@ -62,43 +90,33 @@ class Rollout:
     def __init__(
         self,
         responder: Responder,
-        *,
-        slots: int,
-        n_by_table: dict[str, int],
-        share: int,
-        adaptive: bool,
-        on_batch: Callable[[Batch], None],
-        on_failed: Callable[[HeldGroup, list[int], str], None],
-        on_release: Callable[[list[HeldGroup]], None],
-        on_load: Callable[[], None],
+        settings: RolloutSettings,
+        pinned: PinnedGroups,
     ) -> None:
         self._responder = responder
-        self._slots = slots
-        self._n_by_table = dict(n_by_table)
-        self._share = share
-        self._concurrency = Concurrency(slots, n_by_table["train"]) if adaptive else None
+        self._settings = settings
+        self._n_by_table = dict(settings.n_by_table)
+        self._concurrency = Concurrency(settings.slots, self._n_by_table["train"]) if settings.adaptive else None
         self._breaker = CircuitBreaker()
-        self._on_batch = on_batch
-        self._on_failed = on_failed
-        self._on_release = on_release
-        self._on_load = on_load
+        self._handlers: RolloutHandlers
         self._groups: dict[tuple[str, str], HeldGroup] = {}
         self._leaving: set[HeldGroup] = set()
         self._requests: dict[str, tuple[HeldGroup, int]] = {}
         self._ids = itertools.count()
         self._starting: list[HeldGroup] = []
-        self._generating = dict.fromkeys(n_by_table, 0)
+        self._generating = dict.fromkeys(self._n_by_table, 0)
         self._undelivered = 0
         self._draining = False
-        self._pinned: set[HeldGroup] = set()
-        self._no_pinned = asyncio.Event()
-        self._no_pinned.set()
-        self._pinned_quiet_at = 0.0
+        self._pinned = pinned
         self.idle = asyncio.Event()
         self.idle.set()
         self.busy = asyncio.Event()
         self.cancelled = 0
         self.taken_over = 0
+
+    def connect(self, handlers: RolloutHandlers) -> None:
+        """Names what happens to groups that leave."""
+        self._handlers = handlers
 
     @property
     def held(self) -> int:
@@ -118,7 +136,7 @@ class Rollout:
     @property
     def limit(self) -> int:
         """Sequences that the engine is given at once, the line ahead of a full one not counted."""
-        return self._slots if self._concurrency is None else self._concurrency.limit
+        return self._settings.slots if self._concurrency is None else self._concurrency.limit
 
     def observe(self, status: EngineStatus, at: float) -> None:
         """Takes the engine's figures in; how much is wanted in hand may change.
@@ -127,7 +145,7 @@ class Rollout:
             at: when they were taken, in seconds of a monotonic clock.
         """
         # Without weights, and behind pinned groups while a swap waits, requests do not wait for room.
-        if self._concurrency is None or status.state != "running" or status.serving is None or self._pinned:
+        if self._concurrency is None or status.state != "running" or status.serving is None or self._pinned.active:
             return
         before, generating = self._concurrency.limit, self.load.generating
         look = Look(at, generating, status.active, status.queued, status.kv_usage, status.preemptions)
@@ -135,7 +153,7 @@ class Rollout:
         if limit < before:
             log.info("at most %d sequences in hand instead of %d: %s", limit, before, self._concurrency.reason)
         if limit != before:
-            self._on_load()
+            self._handlers.on_load()
 
     def outstanding(self, table: str) -> int:
         """Groups of `table` that still occupy the engine: members being sampled over members per group."""
@@ -146,12 +164,12 @@ class Rollout:
         if self._draining:
             return 0
         load, n = self.load, self._n_by_table[table]
-        share: int | None = self._share
+        share: int | None = self._settings.share
         at_work = load.generating > 0
         if table != "train":
             # Evaluation does not compete with training for credits: its groups are few and wait for no one.
             load, share = Load(generating=self._generating[table], undelivered=load.undelivered), None
-        found = credits_for(load, slots=self._slots, n=n, share=share, limit=self.limit)
+        found = credits_for(load, slots=self._settings.slots, n=n, share=share, limit=self.limit)
         return self._breaker.bounds(found, time.monotonic(), at_work=at_work)
 
     @property
@@ -175,26 +193,10 @@ class Rollout:
         self.idle.clear()
         self.busy.set()
         if group.pinned is not None:
-            self._pinned.add(group)
-            self._no_pinned.clear()
+            self._pinned.begin(group)
         if not self._starting:
             asyncio.get_running_loop().call_soon(self._start)
         self._starting.append(group)
-
-    async def pinned_done(self) -> None:
-        """Waits until no group in hand needs the weights now in service, and none came for a moment."""
-        loop = asyncio.get_running_loop()
-        while not self._no_pinned.is_set() or loop.time() < self._pinned_quiet_at:
-            await self._no_pinned.wait()
-            await asyncio.sleep(self._pinned_quiet_at - loop.time())
-
-    def _sampled(self, group: HeldGroup) -> None:
-        """The group asks for nothing more."""
-        if group in self._pinned:
-            self._pinned.discard(group)
-            if not self._pinned:
-                self._no_pinned.set()
-                self._pinned_quiet_at = asyncio.get_running_loop().time() + PINNED_QUIET_S
 
     def _start(self) -> None:
         """Asks for the groups that came together together."""
@@ -215,7 +217,7 @@ class Rollout:
                 self._fail(group, error)
         self.release(misplaced)
         self._submit(requests)
-        self._on_load()
+        self._handlers.on_load()
 
     def _requests_of(self, group: HeldGroup) -> list[MemberRequest]:
         requests = []
@@ -243,6 +245,9 @@ class Rollout:
                 by_group.setdefault(self._requests[request.request_id][0].group_id, []).append(request)
             for part in by_group.values():
                 self._submit(part)
+        else:
+            if self._settings.episodes and any(request.pinned for request in requests):
+                self._pinned.hold_swap()
 
     def _refused(self, group: HeldGroup, requests: list[MemberRequest], error: PayloadError) -> None:
         if not group.prefixes:
@@ -259,7 +264,7 @@ class Rollout:
         self._forget_requests(group)
         members = group.missing_members()
         self._hand_on(group, len(members))
-        self._on_failed(group, members, f"generation refused: {error}")
+        self._handlers.on_failed(group, members, f"generation refused: {error}")
 
     # ------------------------------------------------------------------------------------------------- results
 
@@ -290,14 +295,14 @@ class Rollout:
                 group.answered = True
                 self._breaker.answered()
             if not group.generating:
-                self._sampled(group)
+                self._pinned.end(group)
                 self._judge(group, failure)
                 complete[id(group)] = group
         self._give_back(misplaced)
         batch = [(group, self._take(group)) for group in complete.values() if group.finished and not group.dropped]
         if batch:
-            self._on_batch(batch)
-        self._on_load()
+            self._handlers.on_batch(batch)
+        self._handlers.on_load()
 
     def _judge(self, group: HeldGroup, failure: str) -> None:
         """Where all of a group fails here, and then the next, fewer are asked for."""
@@ -305,7 +310,7 @@ class Rollout:
             return
         if pause := self._breaker.failed(time.monotonic(), failure):
             log.warning("no member of group %s was answered; the next is asked for in %.0f s", group.group_id, pause)
-            asyncio.get_running_loop().call_later(pause, self._on_load)
+            asyncio.get_running_loop().call_later(pause, self._handlers.on_load)
 
     def _take(self, group: HeldGroup) -> list[FinishedMember]:
         finished, group.finished = group.finished, []
@@ -319,7 +324,7 @@ class Rollout:
     def _hand_on_part(self, group: HeldGroup) -> None:
         """The first finished member has waited long enough for the rest of its group."""
         if group.finished and not group.dropped:
-            self._on_batch([(group, self._take(group))])
+            self._handlers.on_batch([(group, self._take(group))])
 
     def settled(self, group: HeldGroup, members: int) -> None:
         """`members` handed on before have their outcome stored, or are not needed any more."""
@@ -330,7 +335,7 @@ class Rollout:
                 self.release([group])
             else:
                 self._forget(group)
-        self._on_load()
+        self._handlers.on_load()
 
     # ---------------------------------------------------------------------------------------------- giving up
 
@@ -350,7 +355,7 @@ class Rollout:
             if group is not None and group.grant.lease_id == lease.lease_id:
                 self.cancelled += 1
                 self.drop(group)
-        self._on_load()
+        self._handlers.on_load()
 
     def _give_back(self, groups: Iterable[HeldGroup]) -> None:
         """Nothing more is sampled for these; each is released once its finished members are stored."""
@@ -360,7 +365,7 @@ class Rollout:
             group.incomplete = True
             self._forget_requests(group, abort=True)
             if group.finished:
-                self._on_batch([(group, self._take(group))])
+                self._handlers.on_batch([(group, self._take(group))])
             if group.over:
                 self.release([group])
 
@@ -371,7 +376,7 @@ class Rollout:
         for group in groups:
             self.drop(group)
         self._leaving.update(groups)
-        self._on_release(list(groups))
+        self._handlers.on_release(list(groups))
 
     def released(self, groups: Iterable[HeldGroup]) -> None:
         """The buffer knows that these were given back, or cannot be told."""
@@ -385,18 +390,18 @@ class Rollout:
             members = sorted(group.generating)
             self._forget_requests(group)
             self._hand_on(group, len(members))
-            self._on_failed(group, members, reason)
+            self._handlers.on_failed(group, members, reason)
 
     def stop_admitting(self) -> None:
         """No more credits; what comes nevertheless is given back."""
         self._draining = True
-        self._on_load()
+        self._handlers.on_load()
 
     def hand_on_all(self) -> None:
         """Hands on what is finished, without waiting for the rest of its groups."""
         batch = [(group, self._take(group)) for group in self._groups.values() if group.finished]
         if batch:
-            self._on_batch(batch)
+            self._handlers.on_batch(batch)
 
     def release_all(self) -> None:
         """Gives back every group that still has members to be sampled."""
@@ -408,7 +413,7 @@ class Rollout:
             self._requests.pop(request_id, None)
         self._generating[group.table] -= len(ids)
         group.generating.clear()
-        self._sampled(group)
+        self._pinned.end(group)
         if abort and ids:
             self._responder.abort(ids)
 
@@ -422,4 +427,4 @@ class Rollout:
 
 def _answers(pinned: PolicyVersion | None, result: GenerationResult) -> bool:
     """Whether a response comes from the version it has to."""
-    return pinned is None or all(version == pinned for _, version in result.versions.runs)
+    return pinned is None or all(version == pinned for _, version in result.sampled.versions.runs)

@@ -12,22 +12,22 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rollmesh.buffer.client.client import Outgoing, WriteResult
-from rollmesh.generators.engines.interface import GenerationResult
 from rollmesh.generators.rollout.active_group import FinishedMember, HeldGroup
-from rollmesh.generators.rollout.encoding import member_write, pack
+from rollmesh.generators.rollout.encoding import member_write
 from rollmesh.generators.rollout.response_source import EpisodeResult, failure_of
 from rollmesh.generators.rollout.rollout_manager import Batch
 from rollmesh.generators.tokenizer import TextCodec
 from rollmesh.mesh.errors import RollmeshError, UnreachableError
 from rollmesh.mesh.runtime.task_group import run_together
 from rollmesh.mesh.text import REASON_CHARACTERS, bounded
+from rollmesh.mesh.trajectory.payload_codec import Trajectory, encode
 from rollmesh.protos import buffer_pb2, reward_pb2, trajectory_pb2
 from rollmesh.reward_service.client import RewardScorer
 
@@ -40,8 +40,6 @@ _FINISH = {
 # Arrays of side data on their way at once.
 _UPLOADS = 8
 Writes = list[tuple[HeldGroup, Outgoing]]
-# Table, grant, member, name, array: see `BufferClient.upload_side`.
-UploadSide = Callable[[str, buffer_pb2.GroupGrant, int, str, NDArray[np.generic]], Awaitable[trajectory_pb2.SideData]]
 
 
 class MemberWriter(Protocol):
@@ -56,6 +54,37 @@ class MemberWriter(Protocol):
         ...
 
 
+class MemberStore(Protocol):
+    """Where members are stored."""
+
+    def of(self, table: str) -> MemberWriter:
+        """The writer of a table."""
+        ...
+
+    async def upload_side(
+        self, table: str, grant: buffer_pb2.GroupGrant, member: int, name: str, array: NDArray[np.generic]
+    ) -> trajectory_pb2.SideData:
+        """Stores a large array that belongs to a member.
+
+        Raises:
+            UnreachableError: the buffer stayed away for too long.
+            RollmeshError: it does not take the array.
+        """
+        ...
+
+
+class GroupOwner(Protocol):
+    """The part of the rollout loop that learns what became of members."""
+
+    def settled(self, group: HeldGroup, members: int) -> None:
+        """So many members of a group need no more work."""
+        ...
+
+    def drop(self, group: HeldGroup) -> None:
+        """The group belongs to somebody else, or has ended: stops working on it."""
+        ...
+
+
 class Delivery:
     """Brings finished members to the buffer.
 
@@ -63,12 +92,10 @@ class Delivery:
         member_id: of this generator.
         text: decodes responses for the rewards.
         scorer: scores.
-        writer_of: the writer of a table.
-        upload_side: stores large arrays that belong to a member.
-        settled: told how many members of a group need no more work.
-        dropped: told that a group is not ours any more.
+        store: stores members and their side data.
+        owner: told what became of them.
         on_error: told when delivery cannot go on (the buffer stayed away).
-        pack: makes payloads of finished responses.
+        encode: makes payloads of finished responses.
 
     Attributes:
         scored, unscorable, failed: members by outcome.
@@ -81,22 +108,18 @@ class Delivery:
         member_id: str,
         text: TextCodec,
         scorer: RewardScorer,
-        writer_of: Callable[[str], MemberWriter],
-        upload_side: UploadSide,
-        settled: Callable[[HeldGroup, int], None],
-        dropped: Callable[[HeldGroup], None],
+        store: MemberStore,
+        owner: GroupOwner,
         on_error: Callable[[RollmeshError], None],
-        pack: Callable[[GenerationResult], bytes] = pack,
+        encode: Callable[[Trajectory], bytes] = encode,
     ) -> None:
         self._member_id = member_id
         self._text = text
         self._scorer = scorer
-        self._writer_of = writer_of
-        self._upload_side = upload_side
-        self._settled = settled
-        self._dropped = dropped
+        self._members = store
+        self._owner = owner
         self._on_error = on_error
-        self._pack = pack
+        self._encode = encode
         self._tasks: set[asyncio.Task[None]] = set()
         # Members that wait for their reward, and since when, by batch.
         self._waiting: dict[int, tuple[int, float]] = {}
@@ -167,7 +190,9 @@ class Delivery:
         if not members:
             return
         # Long responses take seconds to decode, in which leases have to be renewed.
-        texts = await asyncio.to_thread(self._text.decode, [finished.result.response_ids for _, finished in members])
+        texts = await asyncio.to_thread(
+            self._text.decode, [finished.result.sampled.response_ids for _, finished in members]
+        )
         items = [_score_item(group, finished, text) for (group, finished), text in zip(members, texts, strict=True)]
         self._waiting[id(batch)] = (len(items), time.monotonic())
         try:
@@ -180,7 +205,7 @@ class Delivery:
         for (group, finished), result in zip(members, results, strict=True):
             if group.dropped:
                 self.superseded += 1
-                self._settled(group, 1)
+                self._owner.settled(group, 1)
                 continue
             write = self._write_of(group, finished, result)
             if write.head.meta.outcome == trajectory_pb2.OUTCOME_ERROR:
@@ -198,7 +223,7 @@ class Delivery:
         for name, array in finished.result.side.items():
             try:
                 async with self._uploading:
-                    entry = await self._upload_side(group.table, group.grant, finished.member, name, array)
+                    entry = await self._members.upload_side(group.table, group.grant, finished.member, name, array)
             except UnreachableError:
                 raise
             except RollmeshError as error:
@@ -208,7 +233,6 @@ class Delivery:
             meta.side.append(entry)
 
     def _write_of(self, group: HeldGroup, finished: FinishedMember, result: reward_pb2.ScoreResult) -> Outgoing:
-        sampled = finished.result
         meta = self._meta(group, finished)
         payload = b""
         kind = result.WhichOneof("outcome")
@@ -217,7 +241,7 @@ class Delivery:
             meta.outcome = trajectory_pb2.OUTCOME_SCORED
             meta.reward = result.scored.total
             meta.components.update(result.scored.components)
-            payload = self._pack(sampled)
+            payload = self._encode(finished.result.sampled)
         elif kind == "unscorable":
             self.unscorable += 1
             meta.outcome = trajectory_pb2.OUTCOME_UNSCORABLE
@@ -230,18 +254,18 @@ class Delivery:
         return member_write(group, meta, payload)
 
     def _meta(self, group: HeldGroup, finished: FinishedMember) -> trajectory_pb2.MemberMeta:
-        sampled = finished.result
+        result, sampled = finished.result, finished.result.sampled
         return trajectory_pb2.MemberMeta(
             member=finished.member,
-            finish_reason=_FINISH[sampled.finish_reason],
+            finish_reason=_FINISH[result.finish_reason],
             prompt_tokens=len(group.prompt_ids),
-            response_tokens=len(sampled.response_ids),
+            response_tokens=len(sampled),
             # Written in place: messages of their own would be copied, and cost more than all else here.
             oldest=sampled.versions.oldest._asdict(),
             newest=sampled.versions.newest._asdict(),
             generator=self._member_id,
             finished_unix_ns=finished.finished_unix_ns,
-            figures=sampled.figures if isinstance(sampled, EpisodeResult) else None,
+            figures=result.figures if isinstance(result, EpisodeResult) else None,
         )
 
     def _write_of_failure(self, group: HeldGroup, member: int, reason: str) -> Outgoing:
@@ -263,7 +287,7 @@ class Delivery:
         for group, write in writes:
             by_table.setdefault(group.table, []).append((group, write))
         for table, part in by_table.items():
-            results = await self._writer_of(table).write([write for _, write in part])
+            results = await self._members.of(table).write([write for _, write in part])
             self._settle(part, results)
 
     def _settle(self, writes: Writes, results: Sequence[WriteResult]) -> None:
@@ -272,15 +296,15 @@ class Delivery:
             meta = write.head.meta
             if result.status == buffer_pb2.WRITE_STATUS_SUPERSEDED:
                 self.superseded += 1
-                self._dropped(group)
+                self._owner.drop(group)
             elif result.status == buffer_pb2.WRITE_STATUS_REJECTED:
                 reason = f"rejected by the buffer: {result.field}: {result.message}"
                 log.error("member %d of group %s was %s", meta.member, group.group_id, reason)
                 if meta.outcome != trajectory_pb2.OUTCOME_ERROR:
                     self.fail(group, [meta.member], reason)
                     continue
-                self._dropped(group)
-            self._settled(group, 1)
+                self._owner.drop(group)
+            self._owner.settled(group, 1)
 
 
 def _tell_once(group: HeldGroup, what: str, reasons: Sequence[str]) -> None:
@@ -304,7 +328,7 @@ def _score_item(group: HeldGroup, finished: FinishedMember, text: str) -> reward
         response=text,
         ground_truth_json=task.ground_truth_json,
         extra_info_json=extra_info,
-        response_ids=result.response_ids.tolist(),
+        response_ids=result.sampled.response_ids.tolist(),
     )
 
 

@@ -14,6 +14,7 @@ from rollmesh.generators.weights.transports import Fetch, Transport, choose
 from rollmesh.generators.weights.verified_transfer import Verified, receive
 from rollmesh.mesh.config.models import EncodingName, TransportName
 from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import Wanted
 from rollmesh.protos import weights_pb2
 
@@ -21,17 +22,21 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """A version that is wanted.
+class Announcement:
+    """A version that a learner has announced.
 
     Attributes:
         manifest: what was announced.
+        policy: of the manifest.
         connection: to the learner that announced it.
+        since_ns: Unix time in nanoseconds from which its way into service is timed.
         superseded: whether its bytes are of no use any more.
     """
 
     manifest: weights_pb2.Manifest
+    policy: PolicyVersion
     connection: LearnerConnection
+    since_ns: int
     superseded: Callable[[], bool]
 
 
@@ -77,18 +82,18 @@ class Obtainer:
         """What is kept to apply the next differences to."""
         return self._base.nbytes
 
-    async def obtain(self, request: Request) -> Verified:
+    async def obtain(self, announcement: Announcement) -> Verified:
         """All bytes of the version.
 
         Raises:
             WeightsError: no transport brings them; what the last one said.
         """
-        wanted = Wanted.full(request.manifest)
+        wanted = Wanted.full(announcement.manifest)
 
         async def fetch(link: Wanted) -> Verified:
-            return await self._receive(request, link)
+            return await self._receive(announcement, link)
 
-        advanced = await self._base.advance(request.manifest, fetch) if self._by_differences(wanted) else None
+        advanced = await self._base.advance(announcement.manifest, fetch) if self._by_differences(wanted) else None
         return advanced or await fetch(wanted)
 
     def taken(self, manifest: weights_pb2.Manifest, received: Verified) -> None:
@@ -104,14 +109,13 @@ class Obtainer:
             return choose(self._available, self._transport, wanted)[0].name == "grpc"
         return self._encoding == "delta"
 
-    async def _receive(self, request: Request, wanted: Wanted) -> Verified:
+    async def _receive(self, announcement: Announcement, wanted: Wanted) -> Verified:
         """By the first transport that brings it; the error of the last one where none does."""
         fetch = Fetch(
             wanted,
-            request.connection.weights,
-            request.connection.lanes,
+            announcement.connection,
             self._timeout_s,
-            superseded=request.superseded,
+            superseded=announcement.superseded,
             member_id=self._member_id,
             relay_address=self._relay.address,
         )

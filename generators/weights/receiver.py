@@ -11,22 +11,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import grpc
 
 from rollmesh.generators.engines.interface import InferenceEngine, SwapTimings
-from rollmesh.generators.weights.fetcher import Obtainer, Request
+from rollmesh.generators.weights.fetcher import Announcement, Obtainer
 from rollmesh.generators.weights.learner_connection import LearnerConnection, LearnerLink
+from rollmesh.generators.weights.pinned_groups import PinnedGroups
 from rollmesh.generators.weights.relay import Relay
 from rollmesh.generators.weights.swap_reports import Reporter, failure, success
 from rollmesh.generators.weights.transport_choice import Chosen
 from rollmesh.generators.weights.transports import transports
-from rollmesh.mesh.config.models import EncodingName, SecuritySection, TransportName
+from rollmesh.mesh.config.models import Config, EncodingName, SecuritySection, TransportName
 from rollmesh.mesh.errors import VersionGoneError, WeightsError
+from rollmesh.mesh.runtime.hosts import host_id
 from rollmesh.mesh.runtime.task_group import run_together
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import check_manifest
@@ -39,22 +42,11 @@ _LONGEST_RETRY_S = 5.0
 _IDLE_S = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Announcement:
-    """A manifest, who sent it, and the Unix time in nanoseconds from which its way into service is timed."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiverSettings:
+    """What a receiver is, and how it receives.
 
-    manifest: weights_pb2.Manifest
-    policy: PolicyVersion
-    connection: LearnerConnection
-    since_ns: int
-
-
-class WeightReceiver:
-    """Watches the learner, receives, verifies, swaps, reports.
-
-    Args:
-        link: the way to the learner, whoever that is at present.
-        engine: takes the tensors.
+    Attributes:
         member_id: of this generator, for reports.
         run: name of the run; weights of another are refused.
         host_id: of this process (`mesh.runtime.hosts`).
@@ -64,8 +56,44 @@ class WeightReceiver:
         timeout_s: `weights.timeout_s`.
         streams: `weights.streams`.
         security: token and TLS of the mesh, for connections to other generators.
+    """
+
+    member_id: str
+    run: str
+    host_id: str
+    transport: TransportName = "auto"
+    encoding: EncodingName = "full"
+    folder: Path | None = None
+    timeout_s: float = 120.0
+    streams: int = 2
+    security: SecuritySection | None = None
+
+    @classmethod
+    def of(cls, config: Config, member_id: str, security: SecuritySection) -> ReceiverSettings:
+        """Those of a run's configuration, for this process."""
+        weights = config.weights
+        return cls(
+            member_id=member_id,
+            run=config.run.name,
+            host_id=host_id(),
+            transport=weights.transport,
+            encoding=weights.encoding,
+            folder=weights.dir,
+            timeout_s=weights.timeout_s,
+            streams=weights.streams,
+            security=security,
+        )
+
+
+class WeightReceiver:
+    """Watches the learner, receives, verifies, swaps, reports.
+
+    Args:
+        link: the way to the learner, whoever that is at present.
+        engine: takes the tensors.
+        settings: see `ReceiverSettings`.
         relay: serves others what is received here; none: nobody is served.
-        before_swap: awaited before the newest weights are fetched; returns when they may come.
+        pinned: groups for which newer weights wait before they are fetched.
         on_serving: called after each swap, in the event loop.
         on_report: told what is reported to the learner, in the event loop.
 
@@ -79,43 +107,34 @@ class WeightReceiver:
         self,
         link: LearnerLink,
         engine: InferenceEngine,
+        settings: ReceiverSettings,
         *,
-        member_id: str,
-        run: str,
-        host_id: str,
-        transport: TransportName = "auto",
-        encoding: EncodingName = "full",
-        folder: Path | None = None,
-        timeout_s: float = 120.0,
-        streams: int = 2,
-        security: SecuritySection | None = None,
         relay: Relay | None = None,
-        before_swap: Callable[[], Awaitable[None]] | None = None,
+        pinned: PinnedGroups | None = None,
         on_serving: Callable[[PolicyVersion], None] | None = None,
         on_report: Callable[[weights_pb2.SwapReport], None] | None = None,
     ) -> None:
         self._link = link
         self._engine = engine
-        self._member_id = member_id
-        self._run_name = run
-        self._host_id = host_id
+        self._settings = settings
         self._obtainer = Obtainer(
-            transports(host_id, folder=folder, streams=streams, security=security),
+            transports(settings.host_id, folder=settings.folder, streams=settings.streams, security=settings.security),
             relay or Relay(""),
-            transport=transport,
-            encoding=encoding,
-            timeout_s=timeout_s,
-            member_id=member_id,
+            transport=settings.transport,
+            encoding=settings.encoding,
+            timeout_s=settings.timeout_s,
+            member_id=settings.member_id,
         )
         self._reporter = Reporter(on_report)
-        self._before_swap = before_swap
+        self._pinned = pinned if pinned is not None else PinnedGroups()
+        self._pinned.on_hold(self._hold_swap)
         self._on_serving = on_serving
         # Of the version in service, and of the one that is about to be: the engine changes a moment before `serving`.
         self._manifests: dict[PolicyVersion, weights_pb2.Manifest] = {}
         self._incarnation = 0
         self._swapping: Future[SwapTimings] | None = None
         self._held = False
-        self._pending: _Announcement | None = None
+        self._pending: Announcement | None = None
         self._news = asyncio.Event()
         self.serving: PolicyVersion | None = None
         self.digest = ""
@@ -159,7 +178,7 @@ class WeightReceiver:
 
     async def _follow(self, connection: LearnerConnection) -> bool:
         """Reads one stream of announcements until it ends, idles or another learner comes; tells whether any came."""
-        request = weights_pb2.WatchRequest(member_id=self._member_id, host_id=self._host_id)
+        request = weights_pb2.WatchRequest(member_id=self._settings.member_id, host_id=self._settings.host_id)
         call = connection.weights.Watch(request)
         replaced = asyncio.create_task(connection.replaced.wait())
         read = asyncio.ensure_future(call.read())
@@ -194,12 +213,14 @@ class WeightReceiver:
 
     def _offer(self, manifest: weights_pb2.Manifest, connection: LearnerConnection, since_ns: int) -> None:
         policy = PolicyVersion.from_proto(manifest.policy)
-        announcement = _Announcement(manifest, policy, connection, since_ns)
+        # Useless once another learner has announced something.
+        superseded = partial(self._is_superseded, connection)
+        announcement = Announcement(manifest, policy, connection, since_ns, superseded)
         if (over := self._over(policy)) is not None:
             self._refuse(announcement, over)
             return
-        if manifest.run != self._run_name:
-            self._refuse(announcement, WeightsError(f"weights of run {manifest.run!r}, this is {self._run_name!r}"))
+        if manifest.run != self._settings.run:
+            self._refuse(announcement, WeightsError(f"weights of run {manifest.run!r}, this is {self._settings.run!r}"))
             return
         if policy.incarnation > self._incarnation:
             self._incarnation = policy.incarnation
@@ -218,11 +239,11 @@ class WeightReceiver:
             return None
         return WeightsError(f"incarnation {policy.incarnation} is over: weights of {newest} have been seen")
 
-    def hold_swap(self) -> None:
-        """Takes a swap back that the engine has not begun; it is asked for again once `before_swap` returns.
+    def _is_superseded(self, connection: LearnerConnection) -> bool:
+        return self._pending is not None and self._pending.connection is not connection
 
-        For episodes of several turns under one version: the engine knows nothing of them between their turns.
-        """
+    def _hold_swap(self) -> None:
+        """See `PinnedGroups.hold_swap`."""
         self._held = True
         if self._swapping is not None:
             self._swapping.cancel()
@@ -235,9 +256,8 @@ class WeightReceiver:
         failed: PolicyVersion | None = None
         while True:
             await self._news.wait()
-            if self._before_swap is not None:
-                self._say("holds its weights until pinned evaluation groups are done")
-                await self._before_swap()
+            self._say("holds its weights until pinned evaluation groups are done")
+            await self._pinned.finished()
             self._news.clear()
             announcement, self._pending = self._pending, None
             if announcement is None or (self.serving is not None and announcement.policy <= self.serving):
@@ -258,11 +278,11 @@ class WeightReceiver:
             else:
                 failed = None
 
-    async def _apply(self, announcement: _Announcement) -> None:
+    async def _apply(self, announcement: Announcement) -> None:
         """Receives a version and puts it into service."""
         manifest = announcement.manifest
         check_manifest(manifest)
-        received = await self._obtainer.obtain(self._request(announcement))
+        received = await self._obtainer.obtain(announcement)
         policy, digest = announcement.policy, manifest.digest
         if (over := self._over(policy)) is not None:
             raise over
@@ -274,8 +294,8 @@ class WeightReceiver:
         try:
             timings = None
             while timings is None:
-                if self._held and self._before_swap is not None:
-                    await self._before_swap()
+                if self._held:
+                    await self._pinned.finished()
                 self._held = False
                 tensors = named_tensors(manifest, received.data)
                 self._swapping = await asyncio.to_thread(self._engine.update_weights, policy, tensors, digest)
@@ -290,12 +310,12 @@ class WeightReceiver:
         self.gate_open.set()
         if self._on_serving is not None:
             self._on_serving(policy)
-        report = success(self._member_id, policy, received, timings, announcement.since_ns)
+        report = success(self._settings.member_id, policy, received, timings, announcement.since_ns)
         report.kept_bytes, report.choice = self._obtainer.kept_bytes, self.chosen.text
         self._reporter.send(announcement.connection, report)
 
     async def _swapped(self, policy: PolicyVersion) -> SwapTimings | None:
-        """Returns when the engine has swapped, or (None) when the swap has been taken back by `hold_swap`; who is
+        """Returns when the engine has swapped, or (None) when the swap has been taken back by `_hold_swap`; who is
         followed by another learner while the engine waits does not."""
         swapping, task = self._swapping, asyncio.current_task()
         assert swapping is not None and task is not None, "the engine was asked before"  # noqa: PT018
@@ -314,16 +334,7 @@ class WeightReceiver:
         finally:
             self._swapping = None
 
-    def _request(self, announcement: _Announcement) -> Request:
-        """Of no use any more once another learner has announced something."""
-        connection = announcement.connection
-
-        def superseded() -> bool:
-            return self._pending is not None and self._pending.connection is not connection
-
-        return Request(announcement.manifest, connection, superseded)
-
-    async def _retry_after(self, pause_s: float, announcement: _Announcement) -> None:
+    async def _retry_after(self, pause_s: float, announcement: Announcement) -> None:
         """Tries the same version again after a pause, unless news come first."""
         try:
             await asyncio.wait_for(self._news.wait(), pause_s)
@@ -333,10 +344,10 @@ class WeightReceiver:
                 self._pending = announcement
                 self._news.set()
 
-    def _refuse(self, announcement: _Announcement, error: WeightsError) -> None:
+    def _refuse(self, announcement: Announcement, error: WeightsError) -> None:
         log.warning("version %s is not in service: %s", announcement.policy, error)
         self._say(f"version {announcement.policy} could not be taken: {error.message}")
-        report = failure(self._member_id, announcement.policy, error, self.digest)
+        report = failure(self._settings.member_id, announcement.policy, error, self.digest)
         self._reporter.send(announcement.connection, report)
 
     def _say(self, reason: str) -> None:

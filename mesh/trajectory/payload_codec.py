@@ -53,12 +53,14 @@ _MASKED, _SAMPLED = b"\0", b"\1"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trajectory:
-    """One response.
+    """The tokens of one response, or of a part of one.
 
     Attributes:
         response_ids: int32 [T].
-        log_probs: float32 [T], behaviour log-probs (nats); 0 where `response_mask` is 0.
-        response_mask: uint8 [T], 1 = sampled by the policy.
+        log_probs: float32 [T], behaviour log-probs (nats): of each token under the distribution it was sampled from
+            (after temperature, top-k and top-p; greedy tokens: under the temperature-1 distribution); 0 where
+            `response_mask` is 0.
+        response_mask: uint8 [T], 1 = sampled by the policy, 0 = not (a tool's output).
         versions: the policy version of every token (masked ones carry their turn's).
     """
 
@@ -66,6 +68,35 @@ class Trajectory:
     log_probs: NDArray[np.float32]
     response_mask: NDArray[np.uint8]
     versions: VersionRuns
+
+    @classmethod
+    def sampled(
+        cls, response_ids: NDArray[np.int32], log_probs: NDArray[np.float32], versions: VersionRuns
+    ) -> Trajectory:
+        """Tokens that the policy sampled, all of them."""
+        return cls(response_ids, log_probs, np.ones(len(response_ids), np.uint8), versions)
+
+    @classmethod
+    def empty(cls) -> Trajectory:
+        """No tokens."""
+        return cls.sampled(np.zeros(0, np.int32), np.zeros(0, np.float32), VersionRuns(()))
+
+    def __len__(self) -> int:
+        """Number of tokens."""
+        return len(self.response_ids)
+
+    def part(self, start: int, stop: int) -> Trajectory:
+        """Tokens `start` to `stop`, as views."""
+        span = slice(start, stop)
+        return Trajectory(
+            self.response_ids[span], self.log_probs[span], self.response_mask[span], self.versions.part(start, stop)
+        )
+
+    @property
+    def last_turn(self) -> NDArray[np.int32]:
+        """Ids of the tokens after the last masked one: an end token or a stop string counts only there."""
+        masked = np.flatnonzero(self.response_mask == 0)
+        return self.response_ids[int(masked[-1]) + 1 :] if len(masked) else self.response_ids
 
 
 class PayloadInfo(NamedTuple):

@@ -104,6 +104,17 @@ class VersionRuns:
         except struct.error as error:
             raise PayloadError("versions", f"not runs of three uint32: {error}") from error
 
+    def part(self, start: int, stop: int) -> VersionRuns:
+        """The runs over tokens `start` to `stop`."""
+        runs: list[tuple[int, PolicyVersion]] = []
+        begin = 0
+        for length, version in self.runs:
+            inside = min(begin + length, stop) - max(begin, start)
+            if inside > 0:
+                runs.append((inside, version))
+            begin += length
+        return VersionRuns(tuple(runs))
+
     def to_lists(self) -> list[list[int]]:
         """[[length, incarnation, version], ...], for a reader."""
         return [[length, v.incarnation, v.version] for length, v in self.runs]

@@ -16,10 +16,10 @@ from benchmarks.engines.watching import Watcher
 from rollmesh.generators.engines.interface import (
     GenerationRequest,
     GenerationResult,
-    SampledTokens,
     SamplingParams,
     TokenEvent,
 )
+from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 
 PLAN = Plan(engine="vllm", model=Path("none"), prompts=((3, 4), (5, 6, 7)), groups=9, n=2, slots=4)
@@ -68,14 +68,13 @@ def _request(tokens: int) -> GenerationRequest:
     return GenerationRequest("7", [3, 4], SamplingParams(max_tokens=tokens), stream=True)
 
 
-def _sampled(*runs: tuple[int, PolicyVersion]) -> SampledTokens:
+def _sampled(*runs: tuple[int, PolicyVersion]) -> Trajectory:
     count = sum(length for length, _ in runs)
-    return SampledTokens(np.zeros(count, np.int32), np.zeros(count, np.float32), VersionRuns(runs))
+    return Trajectory.sampled(np.zeros(count, np.int32), np.zeros(count, np.float32), VersionRuns(runs))
 
 
 def _result(name: str, *runs: tuple[int, PolicyVersion], reason: str = "length") -> GenerationResult:
-    sampled = _sampled(*runs)
-    return GenerationResult(name, sampled.response_ids, sampled.log_probs, sampled.versions, reason)  # type: ignore[arg-type] # a literal
+    return GenerationResult(name, _sampled(*runs), reason)  # type: ignore[arg-type] # a literal
 
 
 def test_gaps_with_a_swap_are_told_from_others() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rollmesh.generators.components import kv_policy, sharing
+from rollmesh.generators.engine_loading import kv_policy, sharing
 from rollmesh.mesh.config.load import load_config
 
 

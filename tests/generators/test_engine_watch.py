@@ -104,7 +104,7 @@ async def test_questions_that_are_lost_say_nothing(harness: ScriptedHarness) -> 
         await asyncio.sleep(0.01)
         assert not watching.done()
     watching.cancel()
-    assert len(harness.run([request("a", max_tokens=5)])[0].response_ids) == 5
+    assert len(harness.run([request("a", max_tokens=5)])[0].sampled.response_ids) == 5
 
 
 async def test_a_ping_that_goes_wrong_fails_the_engine(harness: ScriptedHarness) -> None:

@@ -326,7 +326,7 @@ async def test_pinned_groups_hold_the_weights_until_they_are_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # On a crowded machine the next of them take longer to come.
-    monkeypatch.setattr("rollmesh.generators.rollout.rollout_manager.PINNED_QUIET_S", 5.0)
+    monkeypatch.setattr("rollmesh.generators.weights.pinned_groups.QUIET_S", 5.0)
     async with mesh(tmp_path, endless=True, rollout__slots=8) as world:
         learner = await world.learner()
         await learner.publish(0)

@@ -25,11 +25,11 @@ from rollmesh.generators.engines.interface import (
     GenerationRequest,
     GenerationResult,
     PartialResponse,
-    SampledTokens,
     TokenEvent,
 )
 from rollmesh.generators.engines.request_validation import SEEDS
 from rollmesh.generators.engines.stop_strings import StopMatcher
+from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 
 
@@ -170,16 +170,13 @@ class Response:
     def result(self) -> GenerationResult:
         """What is delivered; `finish` is set."""
         assert self.finish is not None
-        sampled, side = self._sampled(), {}
+        side = {}
         if self._routed_experts is not None:
             side["routed_experts"] = self._routed_experts[: self.prompt_tokens + len(self.ids) - 1]
         return GenerationResult(
             request_id=self.request.request_id,
-            response_ids=sampled.response_ids,
-            log_probs=sampled.log_probs,
-            versions=sampled.versions,
+            sampled=self._sampled(),
             finish_reason=self.finish,
-            mask=sampled.mask,
             side=side,
             refusal=self.refusal,
         )
@@ -202,7 +199,7 @@ class Response:
             missing -= runs[-1][0]
             if not missing:
                 break
-        sampled = SampledTokens(
+        sampled = Trajectory.sampled(
             np.array(self.ids[begin:], np.int32),
             np.array(self._log_probs[begin:], np.float32),
             VersionRuns(tuple(reversed(runs))),
@@ -223,13 +220,12 @@ class Response:
             self._lengths.append(length)
             self._versions.append(version)
 
-    def _sampled(self) -> SampledTokens:
-        prefix = self.request.prefix
-        return SampledTokens(
-            np.array(self.ids, np.int32),
-            np.array(self._log_probs, np.float32),
-            VersionRuns(tuple(zip(self._lengths, self._versions, strict=True))),
-            None if prefix is None else prefix.mask_over(len(self.ids)),
+    def _sampled(self) -> Trajectory:
+        return Trajectory(
+            response_ids=np.array(self.ids, np.int32),
+            log_probs=np.array(self._log_probs, np.float32),
+            response_mask=self.request.response_mask(len(self.ids)),
+            versions=VersionRuns(tuple(zip(self._lengths, self._versions, strict=True))),
         )
 
     def _turn(self) -> list[int]:

@@ -34,7 +34,6 @@ from rollmesh.generators.engines.interface import (
     FinishReason,
     GenerationRequest,
     GenerationResult,
-    SampledTokens,
     TokenEvent,
 )
 from rollmesh.generators.engines.stop_strings import StopMatcher
@@ -294,8 +293,7 @@ class Decoder:
         running = self.table.running[row]
         assert running is not None
         partial = self.table.close(row, "aborted")
-        prefix = SampledTokens(partial.response_ids, partial.log_probs, partial.versions, partial.mask)
-        return interrupted(replace(running.request, prefix=prefix), running.started)
+        return interrupted(replace(running.request, prefix=partial.sampled), running.started)
 
     def _limit(self, request: GenerationRequest) -> int:
         """Most tokens of its response."""

@@ -22,10 +22,10 @@ from rollmesh.generators.engines.interface import (
     GenerationRequest,
     GenerationResult,
     PartialResponse,
-    SampledTokens,
     TokenEvent,
 )
 from rollmesh.generators.engines.stop_strings import StopMatcher
+from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 
 _FIRST_CAPACITY = 64
@@ -146,11 +146,8 @@ class SlotTable:
         self.vacate(row)
         return GenerationResult(
             request_id=running.request.request_id,
-            response_ids=sampled.response_ids,
-            log_probs=sampled.log_probs,
-            versions=sampled.versions,
+            sampled=sampled,
             finish_reason=reason,
-            mask=sampled.mask,
         )
 
     def vacate(self, row: int) -> None:
@@ -218,8 +215,8 @@ class SlotTable:
         for row in self._streamed:
             running, at = self.running[row], int(self.position[row])
             assert running is not None
-            token = SampledTokens(self.tokens[row, at : at + 1].copy(), self.log_probs[row, at : at + 1].copy(), runs)
-            events.append(TokenEvent(running.request.request_id, token))
+            ids, log_probs = self.tokens[row, at : at + 1].copy(), self.log_probs[row, at : at + 1].copy()
+            events.append(TokenEvent(running.request.request_id, Trajectory.sampled(ids, log_probs, runs)))
         return events
 
     def sampling(self, device: torch.device) -> RowSampling:
@@ -251,14 +248,13 @@ class SlotTable:
     def _drawn(self, row: int) -> int:
         return int(self.position[row] - self.prompt_length[row]) + 1
 
-    def _sampled(self, row: int, running: Running) -> SampledTokens:
+    def _sampled(self, row: int, running: Running) -> Trajectory:
         begin, end = int(self.prompt_length[row]), int(self.position[row]) + 1
-        prefix = running.request.prefix
-        return SampledTokens(
+        return Trajectory(
             response_ids=self.tokens[row, begin:end].copy(),
             log_probs=self.log_probs[row, begin:end].copy(),
+            response_mask=running.request.response_mask(end - begin),
             versions=_runs(running.marks, end - begin),
-            mask=prefix.mask_over(end - begin) if prefix is not None else None,
         )
 
     def _move(self, source: int, target: int) -> None:

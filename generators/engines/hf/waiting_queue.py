@@ -14,11 +14,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from rollmesh.generators.engines.hf.model.prefill import Prefix
 from rollmesh.generators.engines.interface import FinishReason, GenerationRequest, GenerationResult, PartialResponse
-from rollmesh.mesh.trajectory.versions import VersionRuns
+from rollmesh.mesh.trajectory.payload_codec import Trajectory
 
 # Prompts prefilled beyond those that are needed at once, so that later refills cost no forward pass of their own.
 _AHEAD_PROMPTS = 16
@@ -184,11 +182,8 @@ def unsampled(request: GenerationRequest, reason: FinishReason, refusal: str = "
     prefix = request.prefix
     return GenerationResult(
         request_id=request.request_id,
-        response_ids=prefix.response_ids if prefix else np.zeros(0, np.int32),
-        log_probs=prefix.log_probs if prefix else np.zeros(0, np.float32),
-        versions=prefix.versions if prefix else VersionRuns(()),
+        sampled=Trajectory.empty() if prefix is None else prefix,
         finish_reason=reason,
-        mask=prefix.mask if prefix else None,
         refusal=refusal,
     )
 

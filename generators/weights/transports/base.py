@@ -11,14 +11,12 @@ Invariants every transport keeps (the contract suite in `tests/generators/weight
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-import grpc
-
+from rollmesh.generators.weights.learner_connection import LearnerConnection
 from rollmesh.mesh.weights import Wanted
-from rollmesh.protos import weights_pb2_grpc
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +25,7 @@ class Fetch:
 
     Attributes:
         wanted: the bytes.
-        learner: stub of the learner that announced them.
-        lanes: gives so many connections to it; they are opened when first asked for and closed with the learner's.
+        connection: to the learner that announced them.
         timeout_s: without a byte for so long, the transfer has failed.
         superseded: whether going on is pointless, because another learner has announced its own weights.
         member_id: of the receiver.
@@ -36,8 +33,7 @@ class Fetch:
     """
 
     wanted: Wanted
-    learner: weights_pb2_grpc.WeightsStub
-    lanes: Callable[[int], Sequence[grpc.aio.Channel]]
+    connection: LearnerConnection
     timeout_s: float
     superseded: Callable[[], bool]
     member_id: str

@@ -86,7 +86,7 @@ class Broadcast(Transport):
         )
         what = f"version {fetch.wanted.policy} over {self.name}"
         try:
-            return await fetch.learner.JoinBroadcast(request, timeout=fetch.timeout_s)
+            return await fetch.connection.weights.JoinBroadcast(request, timeout=fetch.timeout_s)
         except grpc.aio.AioRpcError as error:
             typed = to_rollmesh_error(error, what)
             raise WeightsError(typed.message, hint=typed.hint) from error

@@ -67,7 +67,7 @@ class Sources:
         self._fetch = fetch
         self._streams = streams
         self._security = security
-        self._learner = Source("", fetch.lanes(streams))
+        self._learner = Source("", fetch.connection.lanes(streams))
         self._failed: list[str] = []
         self._opened: list[grpc.aio.Channel] = []
         self._lock = asyncio.Lock()
@@ -107,7 +107,7 @@ class Sources:
             base=wanted.base.to_proto() if wanted.base else None,
         )
         try:
-            response = await fetch.learner.Route(request, timeout=min(_ROUTE_TIMEOUT_S, fetch.timeout_s))
+            response = await fetch.connection.weights.Route(request, timeout=min(_ROUTE_TIMEOUT_S, fetch.timeout_s))
         except grpc.aio.AioRpcError as error:
             log.debug("the learner does not say whom to ask: %s", error.details())
             return self._learner

@@ -19,7 +19,6 @@ from rollmesh.generators.engines.interface import (
     GenerationRequest,
     GenerationResult,
     PartialResponse,
-    SampledTokens,
     SamplingParams,
 )
 from rollmesh.generators.rollout.response_source import EpisodeResult, MemberRequest
@@ -27,6 +26,7 @@ from rollmesh.learner.data import AgentPrompts, PromptEncoder, Row
 from rollmesh.learner.data.prompts import TaskShape
 from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from rollmesh.protos import trajectory_pb2
 from tests.generators.engines.tiny import EOS, EOS_2, train_tokenizer
@@ -142,7 +142,9 @@ class ScriptedEngine:
         if request.prefix is not None:
             log_probs[: len(before)] = request.prefix.log_probs
         result = GenerationResult(
-            request.request_id, np.array(ids, np.int32), log_probs, VersionRuns.from_tokens(versions), reason
+            request.request_id,
+            Trajectory.sampled(np.array(ids, np.int32), log_probs, VersionRuns.from_tokens(versions)),
+            reason,
         )
         asyncio.get_running_loop().call_soon(lambda: self.deliver([result]))
 
@@ -159,7 +161,7 @@ class ScriptedEngine:
         for name in at_least:
             ids = self.running.get(name, [])
             if ids:
-                tokens = SampledTokens(
+                tokens = Trajectory.sampled(
                     np.array(ids, np.int32), np.full(len(ids), -1, np.float32), VersionRuns(((len(ids), self.version),))
                 )
                 parts.append(PartialResponse(name, tokens, 1.0))
@@ -184,21 +186,16 @@ class Stage:
         self.config = settings(**agent)
         self.engine = ScriptedEngine()
         self.results: asyncio.Queue[EpisodeResult] = asyncio.Queue()
-        self.holds = 0
         self.runner: AgentRunner = build_runner(
             self.config,
             self.engine,  # type: ignore[arg-type]  # the part of an engine that it uses
             _Text(),  # type: ignore[arg-type]
-            on_results=lambda ended: [self.results.put_nowait(result) for result in ended],  # type: ignore[func-returns-value,misc]
-            hold_swap=self._hold,
         )
+        self.runner.connect(lambda ended: [self.results.put_nowait(result) for result in ended])  # type: ignore[func-returns-value,misc]
         self.engine.deliver = lambda results: self._take(results)
 
     def _take(self, results: list[GenerationResult]) -> None:
         assert self.runner.take(results) == []
-
-    def _hold(self) -> None:
-        self.holds += 1
 
     def task(self, text: str = "?", **extra: Any) -> trajectory_pb2.PromptTask:
         return task_of(self.config, [{"role": "user", "content": text}], **extra)
@@ -236,16 +233,15 @@ class Stage:
         return self.engine.requests[count - 1]
 
 
-def sampled_of(result: GenerationResult | SampledTokens) -> list[list[int]]:
+def sampled_of(tokens: Trajectory) -> list[list[int]]:
     """Token ids of the runs that were sampled."""
-    return [ids for sampled, ids in runs_of(result) if sampled]
+    return [ids for sampled, ids in runs_of(tokens) if sampled]
 
 
-def runs_of(result: GenerationResult | SampledTokens) -> list[tuple[bool, list[int]]]:
+def runs_of(tokens: Trajectory) -> list[tuple[bool, list[int]]]:
     """(sampled, token ids), in order."""
     runs: list[tuple[bool, list[int]]] = []
-    mask = result.mask if result.mask is not None else np.ones(len(result.response_ids), np.uint8)
-    for token, bit in zip(result.response_ids.tolist(), mask.tolist(), strict=True):
+    for token, bit in zip(tokens.response_ids.tolist(), tokens.response_mask.tolist(), strict=True):
         if not runs or runs[-1][0] != bool(bit):
             runs.append((bool(bit), []))
         runs[-1][1].append(token)

@@ -11,8 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollmesh.generators.engines.interface import GenerationResult, SampledTokens
+from rollmesh.generators.engines.interface import (
+    GenerationResult,
+)
 from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from tests.generators.agents import user_code
 from tests.generators.agents.scene import (
@@ -41,14 +44,14 @@ async def test_a_tool_is_called_and_its_answer_is_masked() -> None:
     stage = Stage(tools=[ADD])
     turns = [calling("add", a=20, b=22), "It is 42.<eot>"]
     result = await stage.play(*turns)
-    assert sampled_of(result) == [encode(turn) for turn in turns]
-    [_, (sampled, between), _] = runs_of(result)
+    assert sampled_of(result.sampled) == [encode(turn) for turn in turns]
+    [_, (sampled, between), _] = runs_of(result.sampled)
     assert not sampled
     assert decode(between) == "\n[tool]\n42<eot>\n[assistant]\n"
     assert result.finish_reason == "stop"
-    assert not result.log_probs[result.mask == 0].any()
-    assert result.log_probs[result.mask == 1].all()
-    assert result.versions == VersionRuns(((len(result.response_ids), V0),))
+    assert not result.sampled.log_probs[result.sampled.response_mask == 0].any()
+    assert result.sampled.log_probs[result.sampled.response_mask == 1].all()
+    assert result.sampled.versions == VersionRuns(((len(result.sampled.response_ids), V0),))
     assert result.final_text == "It is 42."
     assert [message["role"] for message in result.messages] == ["user", "assistant", "tool", "assistant"]
     assert result.messages[1]["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 20, "b": 22}}
@@ -68,7 +71,7 @@ async def test_the_prompt_shows_the_tools_and_the_model_sees_what_is_stored() ->
     assert '"Adds two numbers."' in task.prompt_text
     result = await stage.play(calling("add", a=20, b=22), "42<eot>", request=stage.request(task))
     prompt = np.frombuffer(task.prompt_ids, "<i4").tolist()
-    whole = prompt + result.response_ids.tolist()
+    whole = prompt + result.sampled.response_ids.tolist()
     for request in stage.engine.requests:
         assert list(request.prompt_ids) == whole[: len(request.prompt_ids)]
     assert [len(request.prompt_ids) for request in stage.engine.requests] == [
@@ -95,10 +98,10 @@ def test_what_was_sampled_stands_unchanged(turns: list[tuple[list[int], int | No
         return result, [list(request.prompt_ids) for request in stage.engine.requests]
 
     result, prompts = asyncio.run(played())
-    found = sampled_of(result)
+    found = sampled_of(result.sampled)
     assert found == [ids[:20] for ids in said]
-    base = len(prompts[0]) - len(runs_of(result)[0][1])
-    whole = prompts[0][:base] + result.response_ids.tolist()
+    base = len(prompts[0]) - len(runs_of(result.sampled)[0][1])
+    whole = prompts[0][:base] + result.sampled.response_ids.tolist()
     for prompt, ids in zip(prompts, found, strict=False):
         assert whole[: len(prompt)] == prompt
         assert whole[len(prompt) :][: len(ids)] == ids
@@ -160,11 +163,10 @@ async def test_the_budget_bounds_all_tokens(budget: int) -> None:
     stage = Stage(tools=[ADD])
     turns = [encode(turn) for turn in (calling("add", a=1, b=2), calling("add", a=3, b=4), "7<eot>")]
     result = await stage.play(*turns, request=stage.request(max_tokens=budget))
-    assert 1 <= len(result.response_ids) <= budget
+    assert 1 <= len(result.sampled.response_ids) <= budget
     assert result.finish_reason == "length"
-    assert result.mask is not None
-    assert result.mask[-1] == 1
-    for found, said in zip(sampled_of(result), turns, strict=False):
+    assert result.sampled.response_mask[-1] == 1
+    for found, said in zip(sampled_of(result.sampled), turns, strict=False):
         assert found == said[: len(found)]
 
 
@@ -174,7 +176,7 @@ async def test_turns_are_bounded_in_number_and_length() -> None:
     assert (result.finish_reason, result.figures["turns"], result.figures["tool_calls"]) == ("length", 2, 1)
     stage = Stage(tools=[ADD], turn_tokens=4)
     result = await stage.play("a long answer<eot>")
-    assert (result.finish_reason, len(result.response_ids)) == ("length", 4)
+    assert (result.finish_reason, len(result.sampled.response_ids)) == ("length", 4)
 
 
 async def test_observations_are_bounded() -> None:
@@ -193,7 +195,7 @@ async def test_an_episode_that_takes_too_long_is_ended_as_it_is() -> None:
     second = await stage.asked(2)
     stage.engine.running[second.request_id] = encode("hm")
     result = await stage.result()
-    assert sampled_of(result) == [encode("2<eot>"), encode("hm")]
+    assert sampled_of(result.sampled) == [encode("2<eot>"), encode("hm")]
     assert (result.finish_reason, result.rewards, result.failure) == ("length", {"environment": 1.0}, "")
 
 
@@ -205,12 +207,12 @@ async def test_an_environment_of_the_own_form() -> None:
     task = stage.task("Count.", start=3)
     assert task.prompt_text == "[user]\nCount."
     result = await stage.play("3<eot>", "7<eot>", "1<eot>", request=stage.request(task))
-    assert decode(result.response_ids) == (
+    assert decode(result.sampled.response_ids) == (
         " Start at 3.<eot>\n[assistant]\n3<eot>\n[user]\nnext: 2<eot>\n[assistant]\n7<eot>\n[user]\nnext: 1<eot>\n"
         "[assistant]\n1<eot>"
     )
-    assert [sampled for sampled, _ in runs_of(result)] == [False, True, False, True, False, True]
-    assert result.versions == VersionRuns(((len(result.response_ids), V0),))
+    assert [sampled for sampled, _ in runs_of(result.sampled)] == [False, True, False, True, False, True]
+    assert result.sampled.versions == VersionRuns(((len(result.sampled.response_ids), V0),))
     assert (result.finish_reason, result.rewards) == ("stop", {"environment": 2.0})
     assert result.messages[0]["content"] == "Count. Start at 3."
 
@@ -238,7 +240,7 @@ async def test_an_environment_in_trls_form() -> None:
 async def test_a_turn_that_is_cut_without_a_call_ends_an_environment_in_trls_form_by_its_length() -> None:
     stage = Stage(environment=f"{HERE}:Counter", turn_tokens=4)
     result = await stage.play("I think that I shall begin now")
-    assert len(sampled_of(result)[0]) == 4
+    assert len(sampled_of(result.sampled)[0]) == 4
     assert (result.finish_reason, result.rewards) == ("length", {"environment": 0.0})
 
 
@@ -305,10 +307,12 @@ async def test_versions_may_advance_between_turns() -> None:
     stage.engine.finish(second, answer)
     result = await stage.result()
     # What is masked bears the version of the turn before.
-    assert result.versions == VersionRuns(((len(result.response_ids) - len(answer), V0), (len(answer), V1)))
+    assert result.sampled.versions == VersionRuns(
+        ((len(result.sampled.response_ids) - len(answer), V0), (len(answer), V1))
+    )
 
 
-async def draft_of(stage: Stage) -> SampledTokens:
+async def draft_of(stage: Stage) -> Trajectory:
     """After a whole turn and two tokens of the next."""
     stage.runner.submit([stage.request(stage.task("Count.", start=2) if "Count" in str(stage.config) else None)])
     first = "2<eot>" if stage.config.rollout.agent.environment else calling("add", a=1)
@@ -331,12 +335,10 @@ async def test_a_draft_is_gone_on_from_elsewhere(agent: dict[str, Any]) -> None:
     request = replace(stage.request(stage.task("Count.", start=2) if "environment" in agent else None), prefix=draft)
     result = await stage.play("!<eot>", request=request)
     count = len(draft)
-    assert result.response_ids[:count].tolist() == draft.response_ids.tolist()
-    assert result.mask is not None
-    assert draft.mask is not None
-    assert result.mask[:count].tolist() == draft.mask.tolist()
-    assert result.log_probs[:count].tolist() == draft.log_probs.tolist()
-    assert result.versions == VersionRuns(((count, V0), (len(result.response_ids) - count, V1)))
+    assert result.sampled.response_ids[:count].tolist() == draft.response_ids.tolist()
+    assert result.sampled.response_mask[:count].tolist() == draft.response_mask.tolist()
+    assert result.sampled.log_probs[:count].tolist() == draft.log_probs.tolist()
+    assert result.sampled.versions == VersionRuns(((count, V0), (len(result.sampled.response_ids) - count, V1)))
     # Only the last turn was asked for, and the engine was told what there is of it.
     [asked] = stage.engine.requests
     assert asked.prefix is not None
@@ -356,12 +358,11 @@ async def test_a_draft_that_ends_between_turns() -> None:
     stage.engine.finish(await stage.asked(1), encode(calling("add", a=1)))
     await stage.asked(2)
     [part] = await asyncio.wrap_future(stage.runner.progress({"m": 1}))
-    assert part.sampled.mask is not None
-    assert part.sampled.mask[-1] == 0
+    assert part.sampled.response_mask[-1] == 0
     other = Stage(tools=[ADD])
     result = await other.play("2<eot>", request=other.request(prefix=part.sampled))
     assert other.engine.requests[0].prefix is None
-    assert sampled_of(result) == [encode(calling("add", a=1)), encode("2<eot>")]
+    assert sampled_of(result.sampled) == [encode(calling("add", a=1)), encode("2<eot>")]
     await stage.runner.close()
 
 
@@ -369,8 +370,8 @@ async def test_an_environment_that_answers_otherwise_starts_anew() -> None:
     draft = await draft_of(Stage(environment=f"{HERE}:Moody"))
     stage = Stage(environment=f"{HERE}:Moody")
     result = await stage.play("2<eot>", "1<eot>", request=stage.request(prefix=draft))
-    assert sampled_of(result) == [encode("2<eot>"), encode("1<eot>")]
-    assert "Game 3" in decode(result.response_ids)
+    assert sampled_of(result.sampled) == [encode("2<eot>"), encode("1<eot>")]
+    assert "Game 3" in decode(result.sampled.response_ids)
     assert result.rewards == {"environment": 2.0}
     assert stage.runner.figures["drafts_not_gone_on"] == 1
 
@@ -383,12 +384,10 @@ async def test_nothing_sampled_is_no_draft() -> None:
     await stage.runner.close()
 
 
-async def test_pinned_episodes_hold_swaps_and_pin_every_turn() -> None:
+async def test_pinned_episodes_pin_every_turn() -> None:
     stage = Stage(tools=[ADD])
     await stage.play("2<eot>")
-    assert stage.holds == 0
     await stage.play(calling("add", a=1), "2<eot>", request=stage.request(pinned=True))
-    assert stage.holds == 1
     assert [request.pinned for request in stage.engine.requests] == [False, True, True]
 
 
@@ -431,9 +430,7 @@ async def test_a_turn_that_the_engine_refuses_late_is_a_failure() -> None:
     stage = Stage(tools=[ADD])
     stage.runner.submit([stage.request()])
     asked = await stage.asked(1)
-    nothing = GenerationResult(
-        asked.request_id, np.zeros(0, np.int32), np.zeros(0, np.float32), VersionRuns(()), "aborted", refusal="too odd"
-    )
+    nothing = GenerationResult(asked.request_id, Trajectory.empty(), "aborted", refusal="too odd")
     stage.engine.deliver([nothing])
     result = await stage.result()
     assert (result.finish_reason, "too odd" in result.failure) == ("stop", True)
@@ -447,15 +444,13 @@ async def test_side_data_is_of_the_turn_that_sampled() -> None:
         asked = await stage.asked(index + 1)
         rows = len(asked.prompt_ids) + len(said) - 1
         side = {"routed_experts": np.full((rows, 1, 1), index, np.uint8)}
-        sampled = GenerationResult(
-            asked.request_id, np.array(said, np.int32), np.ones(len(said), np.float32),
-            VersionRuns(((len(said), V0),)), "stop", side=side,
-        )  # fmt: skip
-        stage.engine.deliver([sampled])
+        runs = VersionRuns(((len(said), V0),))
+        sampled = Trajectory.sampled(np.array(said, np.int32), np.ones(len(said), np.float32), runs)
+        stage.engine.deliver([GenerationResult(asked.request_id, sampled, "stop", side=side)])
     result = await stage.result()
     experts = result.side["routed_experts"][:, 0, 0]
     prompt = len(stage.engine.requests[0].prompt_ids)
-    assert len(experts) == prompt + len(result.response_ids) - 1
+    assert len(experts) == prompt + len(result.sampled.response_ids) - 1
     assert not experts[prompt - 1 : prompt - 1 + len(turns[0])].any()
     assert experts[-len(turns[1]) :].all()
 

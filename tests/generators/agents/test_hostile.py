@@ -31,7 +31,7 @@ async def test_whatever_a_tool_returns_or_raises_is_an_observation(name: str) ->
     async with asyncio.timeout(20):
         result = await stage.play(*turns, "done<eot>", request=stage.request(max_tokens=4000))
     assert result.failure == ""
-    assert sampled_of(result) == [encode(turn) for turn in (*turns, "done<eot>")]
+    assert sampled_of(result.sampled) == [encode(turn) for turn in (*turns, "done<eot>")]
     told = dict(zip(asked, observed(result), strict=True))
     assert told["nothing"] == "null"
     assert told["object"] == "<Unspeakable that cannot be shown: RuntimeError>"
@@ -73,7 +73,7 @@ async def test_a_model_cannot_speak_as_another_by_the_name_of_a_call(monkeypatch
     spelled = [token for character in other for token in encode(character)]
     result = await stage.play(encode(turn + "<eot>"), [*spelled, *encode("<eot>")], "done<eot>")
     assert result.failure == ""
-    for sampled, ids in runs_of(result):
+    for sampled, ids in runs_of(result.sampled):
         assert sampled or decode(ids).count("<eot>") == 1
 
 
@@ -114,7 +114,7 @@ async def test_an_episode_can_be_aborted_wherever_it_is(where: str) -> None:
         stage.runner.abort(["m", "unknown"])
         result = await stage.result()
         assert (result.finish_reason, result.rewards, result.failure) == ("aborted", None, "")
-        assert sampled_of(result) == ([] if where == "reset" else [said])
+        assert sampled_of(result.sampled) == ([] if where == "reset" else [said])
         assert hostile_code.CLOSED == ["Waits"]
         assert await asyncio.wrap_future(stage.runner.progress({"m": 1})) == []
     finally:
@@ -194,7 +194,7 @@ async def test_episodes_of_a_group_share_nothing() -> None:
             stage.engine.finish(request, encode(f"{own}<eot>"))
     results = [await stage.result() for _ in names]
     assert [result.rewards for result in results] == [{"alike": 1.0}] * 4
-    assert len({decode(result.response_ids) for result in results}) == 4
+    assert len({decode(result.sampled.response_ids) for result in results}) == 4
 
 
 async def test_a_draft_whose_environment_draws_otherwise_begins_anew() -> None:
@@ -209,14 +209,14 @@ async def test_a_draft_whose_environment_draws_otherwise_begins_anew() -> None:
     same = Stage(environment=f"{CODE}:Seeded", max_turns=2)
     result = await same.play("!<eot>", request=same.request(prefix=part.sampled))
     assert same.runner.figures["drafts_not_gone_on"] == 0
-    assert decode(sampled_of(result)[1]) == "b!<eot>"
+    assert decode(sampled_of(result.sampled)[1]) == "b!<eot>"
 
     other = Stage(environment=f"{CODE}:Seeded", max_turns=2)
     task = task_of(other.config, [{"role": "user", "content": "?"}])
     task.row = 1
     result = await other.play("c<eot>", "d<eot>", request=replace(other.request(task), prefix=part.sampled))
     assert other.runner.figures["drafts_not_gone_on"] == 1
-    assert sampled_of(result) == [encode("c<eot>"), encode("d<eot>")]
+    assert sampled_of(result.sampled) == [encode("c<eot>"), encode("d<eot>")]
 
 
 @pytest.mark.parametrize("short", [0, 1, 2])
@@ -225,14 +225,13 @@ async def test_an_observation_at_the_edge_of_the_budget(short: int) -> None:
     stage = Stage(tools=[f"{CODE}:give"])
     turns = [calling("give", what="set"), "done<eot>"]
     whole = await stage.play(*turns)
-    up_to = len(whole.response_ids) - len(encode(turns[1]))
+    up_to = len(whole.sampled.response_ids) - len(encode(turns[1]))
     edge = Stage(tools=[f"{CODE}:give"])
     result = await edge.play(*turns, request=edge.request(max_tokens=up_to + short))
     assert result.finish_reason == "length"
     assert len(edge.engine.requests) == (1 if short == 0 else 2)
-    assert len(result.response_ids) == (len(encode(turns[0])) if short == 0 else up_to + short)
-    assert result.mask is not None
-    assert result.mask[-1] == 1
+    assert len(result.sampled.response_ids) == (len(encode(turns[0])) if short == 0 else up_to + short)
+    assert result.sampled.response_mask[-1] == 1
     assert len(observed(result)) == (short > 0)
 
 

@@ -14,7 +14,7 @@ import torch
 
 from rollmesh.generators.agents import build_runner
 from rollmesh.generators.agents.runner import AgentRunner
-from rollmesh.generators.components import ResultFeed
+from rollmesh.generators.engine_events import ResultFeed
 from rollmesh.generators.engines import create_engine
 from rollmesh.generators.engines.external.model_info import ModelFacts
 from rollmesh.generators.engines.interface import EngineSettings, InferenceEngine, SamplingParams
@@ -50,9 +50,8 @@ class Real:
         self.engine.start()
         self.weights = {V0: self.model.random_weights(0), V1: self.model.random_weights(1)}
         self.config = settings(max_turns=3, turn_tokens=6, **agent)
-        self.runner: AgentRunner = build_runner(
-            self.config, self.engine, TextCodec(model.folder), on_results=self._take, hold_swap=lambda: None
-        )
+        self.runner: AgentRunner = build_runner(self.config, self.engine, TextCodec(model.folder))
+        self.runner.connect(self._take)
         feed.connect(lambda batch: self.runner.take(batch))
 
     def _take(self, ended: Any) -> None:
@@ -101,32 +100,35 @@ async def test_log_probs_are_those_of_the_whole_sequence(real: Real) -> None:
     real.runner.submit(requests)
     for result in await real.take(6):
         assert result.failure == ""
-        assert sum(sampled for sampled, _ in runs_of(result)) >= 2, "several turns"
-        prompt, response = list(requests[0].prompt_ids), result.response_ids.tolist()
+        assert sum(sampled for sampled, _ in runs_of(result.sampled)) >= 2, "several turns"
+        prompt, response = list(requests[0].prompt_ids), result.sampled.response_ids.tolist()
         logits = real.model.logits(real.weights[V0], prompt + response)[len(prompt) - 1 : -1]
         expected = torch.log_softmax(logits, -1)[range(len(response)), response].numpy()
-        mask = result.mask
+        mask = result.sampled.response_mask
         assert mask is not None
-        np.testing.assert_allclose(result.log_probs[mask == 1], expected[mask == 1], atol=1e-4)
-        assert not result.log_probs[mask == 0].any()
+        np.testing.assert_allclose(result.sampled.log_probs[mask == 1], expected[mask == 1], atol=1e-4)
+        assert not result.sampled.log_probs[mask == 0].any()
 
 
 async def test_weights_change_between_turns_and_tokens_say_so(real: Real) -> None:
     real.runner.submit(real.requests(8))
     await real.serve(V1)
     results = await real.take(8)
-    seen = {version for result in results for version in result.versions.versions}
+    seen = {version for result in results for version in result.sampled.versions.versions}
     assert V1 in seen
     for result in results:
-        assert len(result.versions) == len(result.response_ids)
-        versions = list(result.versions)
+        assert len(result.sampled.versions) == len(result.sampled.response_ids)
+        versions = list(result.sampled.versions)
         assert versions == sorted(versions)
-        prompt, response = list(real.requests(1)[0].prompt_ids), result.response_ids.tolist()
+        prompt, response = list(real.requests(1)[0].prompt_ids), result.sampled.response_ids.tolist()
         if set(versions) == {V1}:
             logits = real.model.logits(real.weights[V1], prompt + response)[len(prompt) - 1 : -1]
             expected = torch.log_softmax(logits, -1)[range(len(response)), response].numpy()
-            assert result.mask is not None
-            np.testing.assert_allclose(result.log_probs[result.mask == 1], expected[result.mask == 1], atol=1e-4)
+            np.testing.assert_allclose(
+                result.sampled.log_probs[result.sampled.response_mask == 1],
+                expected[result.sampled.response_mask == 1],
+                atol=1e-4,
+            )
 
 
 async def test_a_draft_of_a_running_episode_is_its_beginning(real: Real) -> None:
@@ -139,7 +141,6 @@ async def test_a_draft_of_a_running_episode_is_its_beginning(real: Real) -> None
     assert parts or results
     for part in parts:
         count, whole = len(part.sampled), results[part.request_id]
-        assert whole.response_ids[:count].tolist() == part.sampled.response_ids.tolist()
-        assert whole.mask is not None
-        assert whole.mask[:count].tolist() == part.sampled.mask.tolist()
-        assert whole.log_probs[:count].tolist() == part.sampled.log_probs.tolist()
+        assert whole.sampled.response_ids[:count].tolist() == part.sampled.response_ids.tolist()
+        assert whole.sampled.response_mask[:count].tolist() == part.sampled.response_mask.tolist()
+        assert whole.sampled.log_probs[:count].tolist() == part.sampled.log_probs.tolist()

@@ -29,11 +29,11 @@ class LifeContract:
         results = {item.request_id: harness.collector.wait([item.request_id])[0] for item in asked}
         running, queued = results.pop("running"), results.pop("queued")
         assert (running.finish_reason, queued.finish_reason) == ("aborted", "aborted")
-        assert running.response_ids.tolist() == [10] * len(running.versions)
-        assert len(before["running"].sampled) <= len(running.response_ids) < harness.long
-        assert len(queued.response_ids) == len(queued.versions) == 0
+        assert running.sampled.response_ids.tolist() == [10] * len(running.sampled.versions)
+        assert len(before["running"].sampled) <= len(running.sampled.response_ids) < harness.long
+        assert len(queued.sampled.response_ids) == len(queued.sampled.versions) == 0
         assert {result.finish_reason for result in results.values()} == {"length"}
-        assert {len(result.response_ids) for result in results.values()} == {10, harness.long - 1}
+        assert {len(result.sampled.response_ids) for result in results.values()} == {10, harness.long - 1}
 
     def test_drain_and_stop(self, harness: EngineHarness) -> None:
         harness.update(V1, harness.constant_weights(10))
@@ -46,11 +46,11 @@ class LifeContract:
         harness.engine.stop()
         results = harness.collector.wait([item.request_id for item in waiting])
         # An engine may take them in another order: others may have ended before the first began.
-        cut = [result for result in results if len(result.response_ids) < harness.long]
+        cut = [result for result in results if len(result.sampled.response_ids) < harness.long]
         assert {result.finish_reason for result in cut} == {"aborted"}
         assert {result.finish_reason for result in results} <= {"aborted", "length"}
-        assert 3 <= len(results[0].response_ids) < harness.long
-        assert len(results[-1].response_ids) == 0
+        assert 3 <= len(results[0].sampled.response_ids) < harness.long
+        assert len(results[-1].sampled.response_ids) == 0
         with pytest.raises(EngineError):
             harness.engine.submit([request("late")])
         with pytest.raises(EngineError):
@@ -86,7 +86,7 @@ class LifeContract:
         with pytest.raises(EngineError):
             swap.result(harness.deadline_s)
         [result] = harness.collector.wait(["pinned"])
-        assert result.versions.versions == (V1,)
+        assert result.sampled.versions.versions == (V1,)
 
     def test_a_failing_callback_is_a_reported_failure(self, harness: EngineHarness) -> None:
         asked: list[Future[list[PartialResponse]]] = []

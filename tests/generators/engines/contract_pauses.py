@@ -27,11 +27,11 @@ class PauseContract:
         harness.resume()
         running, new = harness.collector.wait(["a", "new"])
         drawn = harness.drawn(before["a"], running)
-        assert running.versions.runs == ((drawn, V1), (harness.long - drawn, V3)), "V2 came and went"
-        assert new.versions.runs == ((5, V3),)
+        assert running.sampled.versions.runs == ((drawn, V1), (harness.long - drawn, V3)), "V2 came and went"
+        assert new.sampled.versions.runs == ((5, V3),)
         assert harness.engine.status().state == "running"
         harness.resume()
-        assert len(harness.run([request("later", max_tokens=2)])[0].response_ids) == 2
+        assert len(harness.run([request("later", max_tokens=2)])[0].sampled.response_ids) == 2
 
     def test_requests_end_and_probes_are_answered_while_paused(self, harness: EngineHarness) -> None:
         harness.update(V1, harness.constant_weights(10))
@@ -39,8 +39,8 @@ class PauseContract:
         harness.engine.submit([request("waits")])
         harness.engine.abort(["runs", "waits"])
         runs, waits = harness.collector.wait(["runs", "waits"])
-        assert len(runs.response_ids) >= len(before["runs"].sampled)
-        assert len(waits.response_ids) == 0
+        assert len(runs.sampled.response_ids) >= len(before["runs"].sampled)
+        assert len(waits.sampled.response_ids) == 0
         assert {runs.finish_reason, waits.finish_reason} == {"aborted"}
         assert harness.engine.probe(PROMPT).result(harness.deadline_s).version == V1
         assert harness.engine.drain(harness.deadline_s)
@@ -72,10 +72,10 @@ class PauseContract:
         for item, result in zip(asked, harness.collector.wait(names), strict=True):
             if result.request_id in before:
                 part = before[result.request_id].sampled
-                assert result.response_ids[: len(part)].tolist() == part.response_ids.tolist()
-            assert result.versions.versions == (V1,)
+                assert result.sampled.response_ids[: len(part)].tolist() == part.response_ids.tolist()
+            assert result.sampled.versions.versions == (V1,)
             harness.check_log_probs(result, weights, item.prompt_ids, temperature=2.0)
-        assert len(harness.collector.wait(["new"])[0].response_ids) == 5
+        assert len(harness.collector.wait(["new"])[0].sampled.response_ids) == 5
         assert harness.engine.status().state == "running"
         [again] = harness.run([request("again", max_tokens=20)])
         harness.check_log_probs(again, weights, PROMPT)
@@ -104,8 +104,8 @@ class PauseContract:
             assert harness.engine.status().serving == V2
             harness.engine.wake().result(harness.deadline_s)
         [result] = harness.collector.wait(["a"])
-        assert result.versions.runs == ((drawn, V1), (harness.long - drawn, V2))
-        assert result.response_ids.tolist() == [10] * drawn + [11] * (harness.long - drawn)
+        assert result.sampled.versions.runs == ((drawn, V1), (harness.long - drawn, V2))
+        assert result.sampled.response_ids.tolist() == [10] * drawn + [11] * (harness.long - drawn)
 
     def test_weights_come_and_requests_end_while_asleep(self, harness: EngineHarness) -> None:
         harness.update(V1, harness.constant_weights(10))
@@ -116,15 +116,15 @@ class PauseContract:
         harness.engine.abort(["b"])
         [aborted] = harness.collector.wait(["b"])
         assert aborted.finish_reason == "aborted"
-        assert set(aborted.response_ids.tolist()) <= {10}
+        assert set(aborted.sampled.response_ids.tolist()) <= {10}
         harness.update(V2, harness.constant_weights(11))
         assert harness.engine.status().state == "asleep"
         assert not harness.engine.drain(0), "it waits to be woken"
         harness.engine.wake().result(harness.deadline_s)
         harness.engine.wake().result(harness.deadline_s)
         [result] = harness.collector.wait(["a"])
-        assert result.versions.runs == ((drawn, V1), (harness.long - drawn, V2))
-        assert result.response_ids.tolist() == [10] * drawn + [11] * (harness.long - drawn)
+        assert result.sampled.versions.runs == ((drawn, V1), (harness.long - drawn, V2))
+        assert result.sampled.response_ids.tolist() == [10] * drawn + [11] * (harness.long - drawn)
 
     @pytest.mark.parametrize("how", ["pause", "sleep"])
     def test_a_stop_ends_what_stands_still(self, harness: EngineHarness, how: str) -> None:
@@ -135,7 +135,7 @@ class PauseContract:
         harness.engine.stop()
         [result] = harness.collector.wait(["a"])
         assert result.finish_reason == "aborted"
-        assert len(result.response_ids) >= len(before["a"].sampled)
+        assert len(result.sampled.response_ids) >= len(before["a"].sampled)
         for ask in (harness.engine.pause, harness.engine.resume, harness.engine.sleep, harness.engine.wake):
             with pytest.raises(EngineError):
                 ask()

@@ -43,7 +43,7 @@ class RefusalContract:
         with pytest.raises(PayloadError):
             harness.engine.submit([request("twice"), request("twice")])
         [result] = harness.run([request("good", max_tokens=2)])
-        assert result.response_ids.tolist() == [10, 10]
+        assert result.sampled.response_ids.tolist() == [10, 10]
 
     def test_bad_prefixes_are_refused(self, harness: EngineHarness) -> None:
         good = constant_prefix(10, 3, V1)
@@ -51,7 +51,7 @@ class RefusalContract:
             (behind("a", constant_prefix(10, 0, V1)), "no tokens"),
             (behind("a", replace(good, log_probs=good.log_probs[1:])), "2 log-probs"),
             (behind("a", replace(good, versions=VersionRuns(((4, V1),)))), "4 versions"),
-            (behind("a", replace(good, mask=np.ones(2, np.uint8))), "mask over 2"),
+            (behind("a", replace(good, response_mask=np.ones(2, np.uint8))), "mask over 2"),
             (behind("a", constant_prefix(harness.vocabulary, 3, V1)), str(harness.vocabulary)),
             (behind("a", good, max_tokens=2), "max_tokens 2"),
             (behind("a", good, [3] * (harness.context - 2)), "room for 2"),
@@ -85,16 +85,16 @@ class RefusalContract:
         harness.resume()
         for name in ("bad", "worse"):
             [result] = harness.collector.wait([name])
-            assert (result.finish_reason, len(result.response_ids)) == ("aborted", 0)
+            assert (result.finish_reason, len(result.sampled.response_ids)) == ("aborted", 0)
             assert result.refusal
         for name, tokens in (("running", harness.long), ("beside", 7), ("behind", 7)):
             [result] = harness.collector.wait([name])
             assert (result.finish_reason, result.refusal) == ("length", "")
-            assert result.response_ids.tolist() == [10] * tokens
+            assert result.sampled.response_ids.tolist() == [10] * tokens
         # Nor does it hold up a swap, or what comes after it.
         harness.update(V2, harness.constant_weights(11))
         [result] = harness.run([request("later", max_tokens=3)])
-        assert result.response_ids.tolist() == [11] * 3
+        assert result.sampled.response_ids.tolist() == [11] * 3
         assert harness.collector.failure is None
 
     def test_bad_weights_change_nothing(self, harness: EngineHarness) -> None:
@@ -114,7 +114,7 @@ class RefusalContract:
                 future.result(harness.deadline_s)
         harness.resume()
         for result in [*harness.collector.wait(["across"]), *harness.run([request("a", max_tokens=4)])]:
-            assert set(result.response_ids.tolist()) == {10}
-            assert result.versions.versions == (V1,)
+            assert set(result.sampled.response_ids.tolist()) == {10}
+            assert result.sampled.versions.versions == (V1,)
         status = harness.engine.status()
         assert (status.serving, status.digest, status.swaps) == (V1, str(V1), 1)

@@ -23,12 +23,12 @@ class ResultContract:
     def test_result_form(self, harness: EngineHarness) -> None:
         harness.update(V1, harness.random_weights(0))
         [result] = harness.run([request("a", max_tokens=5)])
-        assert result.response_ids.dtype == np.int32
-        assert result.log_probs.dtype == np.float32
-        assert result.response_ids.shape == result.log_probs.shape == (len(result.versions),)
-        assert (result.log_probs <= 0).all()
-        assert result.versions.versions == (V1,)
-        assert result.mask is None or result.mask.all()
+        assert result.sampled.response_ids.dtype == np.int32
+        assert result.sampled.log_probs.dtype == np.float32
+        assert result.sampled.response_ids.shape == result.sampled.log_probs.shape == (len(result.sampled.versions),)
+        assert (result.sampled.log_probs <= 0).all()
+        assert result.sampled.versions.versions == (V1,)
+        assert result.sampled.response_mask.all()
 
     def test_many_lengths_through_few_slots(self, harness: EngineHarness) -> None:
         """Slots are refilled; every response has its own length and the log-probs of an independent forward pass."""
@@ -43,28 +43,30 @@ class ResultContract:
                 requests.append(request(f"{index}.{member}", prompt, max_tokens=length, seed=index + 100 * member + 1))
         surprise, entropy = [], []
         for asked, result in zip(requests, harness.run(requests), strict=True):
-            ids = result.response_ids.tolist()
+            ids = result.sampled.response_ids.tolist()
             ended = ids[-1] == harness.eos
             assert result.finish_reason == ("stop" if ended else "length")
             assert ended or len(ids) == asked.sampling.max_tokens
             harness.check_log_probs(result, weights, asked.prompt_ids)
             every = torch.log_softmax(harness.logits(weights, [*asked.prompt_ids, *ids])[-len(ids) - 1 : -1], -1)
             entropy += (-(every.exp() * every).sum(-1)).tolist()
-            surprise += (-result.log_probs).tolist()
+            surprise += (-result.sampled.log_probs).tolist()
         # Over so many tokens the mean of -log p is the mean entropy, unless draws do not follow p.
         assert abs(np.mean(surprise) - np.mean(entropy)) < 6 * np.std(surprise) / len(surprise) ** 0.5
         assert harness.engine.drain(harness.deadline_s)
         status = harness.engine.status()
         assert (status.active, status.queued) == (0, 0)
-        assert status.tokens_generated == sum(len(result.response_ids) for result in harness.collector.results.values())
+        assert status.tokens_generated == sum(
+            len(result.sampled.response_ids) for result in harness.collector.results.values()
+        )
 
     def test_tokens_for_groups_are_counted_apart(self, harness: EngineHarness) -> None:
         harness.update(V1, harness.random_weights(1))
         ours = request("ours", max_tokens=5, seed=1)
         results = harness.run([ours, replace(request("theirs", max_tokens=9, seed=2), outside=True)])
         status = harness.engine.status()
-        assert status.tokens_for_groups == len(results[0].response_ids)
-        assert status.tokens_generated == sum(len(result.response_ids) for result in results)
+        assert status.tokens_for_groups == len(results[0].sampled.response_ids)
+        assert status.tokens_generated == sum(len(result.sampled.response_ids) for result in results)
 
     @pytest.mark.parametrize(
         ("temperature", "top_k", "top_p"), [(0.7, 0, 1.0), (1.6, 0, 1.0), (1.0, 5, 1.0), (1.0, 0, 0.8), (1.3, 20, 0.9)]
@@ -77,9 +79,9 @@ class ResultContract:
         sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "max_tokens": 16}
         results = harness.run([request(str(index), seed=index + 1, **sampling) for index in range(4)])
         for result in results:
-            ids = result.response_ids.tolist()
+            ids = result.sampled.response_ids.tolist()
             logits = harness.logits(weights, [*PROMPT, *ids])[-len(ids) - 1 : -1]
-            for row, token, found in zip(logits, ids, result.log_probs.tolist(), strict=True):
+            for row, token, found in zip(logits, ids, result.sampled.log_probs.tolist(), strict=True):
                 # Rounding may put the last token of a nucleus on either side of its border.
                 expected = [
                     _filtered(row / temperature, top_k, top_p + slack, joint=harness.joint_filters)[token]
@@ -98,9 +100,13 @@ class ResultContract:
                 request("nucleus", max_tokens=12, top_p=1e-6),
             ]
         )
-        assert greedy.response_ids.tolist() == single.response_ids.tolist() == nucleus.response_ids.tolist()
-        np.testing.assert_allclose(single.log_probs, 0, atol=1e-6)
-        np.testing.assert_allclose(nucleus.log_probs, 0, atol=1e-6)
+        assert (
+            greedy.sampled.response_ids.tolist()
+            == single.sampled.response_ids.tolist()
+            == nucleus.sampled.response_ids.tolist()
+        )
+        np.testing.assert_allclose(single.sampled.log_probs, 0, atol=1e-6)
+        np.testing.assert_allclose(nucleus.sampled.log_probs, 0, atol=1e-6)
         harness.check_log_probs(greedy, weights, PROMPT)
 
     def test_members_of_a_group_differ(self, harness: EngineHarness) -> None:
@@ -108,7 +114,7 @@ class ResultContract:
         members = harness.run([request(str(index), max_tokens=20) for index in range(6)])
         seeded = harness.run([request(f"seed{index}", max_tokens=20, seed=index + 1) for index in range(6)])
         for results in (members, seeded):
-            assert len({tuple(result.response_ids.tolist()) for result in results}) == 6
+            assert len({tuple(result.sampled.response_ids.tolist()) for result in results}) == 6
 
     def test_draws_depend_on_the_seed_alone(self, harness: EngineHarness) -> None:
         if not harness.seeded:
@@ -117,19 +123,19 @@ class ResultContract:
         [alone] = harness.run([request("alone", max_tokens=20, seed=5)])
         others = [request(f"other{index}", [9] * (index + 1), max_tokens=25) for index in range(2 * harness.slots)]
         results = harness.run([*others, request("again", max_tokens=20, seed=5)])
-        assert results[-1].response_ids.tolist() == alone.response_ids.tolist()
+        assert results[-1].sampled.response_ids.tolist() == alone.sampled.response_ids.tolist()
 
     def test_end_token(self, harness: EngineHarness) -> None:
         harness.update(V1, harness.constant_weights(harness.eos))
         [result] = harness.run([request("a", max_tokens=9)])
-        assert (result.response_ids.tolist(), result.finish_reason) == ([harness.eos], "stop")
-        assert len(result.log_probs) == len(result.versions) == 1
+        assert (result.sampled.response_ids.tolist(), result.finish_reason) == ([harness.eos], "stop")
+        assert len(result.sampled.log_probs) == len(result.sampled.versions) == 1
 
     def test_stop_strings(self, harness: EngineHarness) -> None:
         """A response ends with the token that completes the first match, wherever that lies on token borders."""
         harness.update(V1, harness.random_weights(2))
         [free] = harness.run([request("free", max_tokens=30, temperature=0.0)])
-        ids = free.response_ids.tolist()
+        ids = free.sampled.response_ids.tolist()
         texts = [harness.text(ids[: end + 1]) for end in range(len(ids))]
         whole = texts[-1]
         stops = [whole[begin : begin + width] for begin in range(4, len(whole) - 4, 9) for width in (1, 3)]
@@ -138,15 +144,17 @@ class ResultContract:
         requests = [request(stop, max_tokens=30, temperature=0.0, stop=("never there at all", stop)) for stop in stops]
         for stop, result in zip(stops, harness.run(requests), strict=True):
             first = next(end for end, text in enumerate(texts) if stop in text)
-            assert result.response_ids.tolist() == ids[: first + 1], repr(stop)
+            assert result.sampled.response_ids.tolist() == ids[: first + 1], repr(stop)
             assert result.finish_reason == "stop"
-            np.testing.assert_allclose(result.log_probs, free.log_probs[: first + 1], atol=harness.tolerance)
+            np.testing.assert_allclose(
+                result.sampled.log_probs, free.sampled.log_probs[: first + 1], atol=harness.tolerance
+            )
 
     def test_the_context_bounds_a_response(self, harness: EngineHarness) -> None:
         harness.update(V1, harness.constant_weights(10))
         prompt = [3] * (harness.context - 2)
         [result] = harness.run([request("a", prompt, max_tokens=100)])
-        assert (len(result.response_ids), result.finish_reason) == (2, "length")
+        assert (len(result.sampled.response_ids), result.finish_reason) == (2, "length")
 
     def test_a_probe_tells_what_is_served(self, harness: EngineHarness) -> None:
         """Also while sequences run, which go on; what it found stays as it was through later swaps."""

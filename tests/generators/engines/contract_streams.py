@@ -20,9 +20,9 @@ def check_events(harness: EngineHarness, result: GenerationResult, brought: int 
     """One behind the other they are the result, but for what was brought; all came before it."""
     found = joined(harness.collector.events, result.request_id)
     assert harness.collector.streamed_at_end[result.request_id] == len(found)
-    assert found.response_ids.tolist() == result.response_ids[brought:].tolist()
-    np.testing.assert_array_equal(found.log_probs, result.log_probs[brought:])
-    assert list(found.versions) == list(result.versions)[brought:]
+    assert found.response_ids.tolist() == result.sampled.response_ids[brought:].tolist()
+    np.testing.assert_array_equal(found.log_probs, result.sampled.log_probs[brought:])
+    assert list(found.versions) == list(result.sampled.versions)[brought:]
 
 
 class StreamContract:
@@ -56,15 +56,15 @@ class StreamContract:
         harness.resume()
         cut, whole = harness.collector.wait(["a", "b"])
         assert (cut.finish_reason, whole.finish_reason) == ("aborted", "length")
-        assert told + 5 <= len(cut.response_ids) - 4 < harness.long
-        assert cut.versions.versions == (V2, V1, V2)
+        assert told + 5 <= len(cut.sampled.response_ids) - 4 < harness.long
+        assert cut.sampled.versions.versions == (V2, V1, V2)
         check_events(harness, cut, brought=4)
         check_events(harness, whole)
 
     def test_a_stopped_response_streams_up_to_its_end(self, harness: EngineHarness) -> None:
         harness.update(V1, harness.constant_weights(10))
         [stopped] = harness.run([request("a", stream=True, max_tokens=30, stop=(harness.text([10] * 7),))])
-        assert len(stopped.response_ids) == 7
+        assert len(stopped.sampled.response_ids) == 7
         check_events(harness, stopped)
         complete = constant_prefix(harness.eos, 1, V1)
         [nothing] = harness.run([behind("b", complete, stream=True)])
@@ -94,10 +94,10 @@ class StreamContract:
         for result, brought in zip(harness.collector.wait(["long", "behind"]), (0, 4), strict=True):
             part = found[result.request_id].sampled
             assert len(part) == len(part.log_probs) == len(part.versions) > brought
-            assert part.response_ids.tolist() == result.response_ids[: len(part)].tolist()
-            np.testing.assert_array_equal(part.log_probs, result.log_probs[: len(part)])
+            assert part.response_ids.tolist() == result.sampled.response_ids[: len(part)].tolist()
+            np.testing.assert_array_equal(part.log_probs, result.sampled.log_probs[: len(part)])
             assert list(part.versions) == [V2] * brought + [V1] * (len(part) - brought)
-            assert len(part) < len(result.response_ids)
+            assert len(part) < len(result.sampled.response_ids)
             assert 0 < found[result.request_id].running_s < harness.deadline_s
 
     def test_progress_of_an_idle_engine_is_nothing(self, harness: EngineHarness) -> None:

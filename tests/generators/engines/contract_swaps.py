@@ -20,9 +20,9 @@ class SwapContract:
         assert (status.serving, status.queued, status.active) == (None, 1, 0)
         harness.update(V1, harness.constant_weights(7))
         [result] = harness.collector.wait(["early"])
-        assert result.response_ids.tolist() == [7, 7, 7]
+        assert result.sampled.response_ids.tolist() == [7, 7, 7]
         assert result.finish_reason == "length"
-        assert list(result.versions) == [V1] * 3
+        assert list(result.sampled.versions) == [V1] * 3
 
     def test_every_token_carries_the_version_that_produced_it(self, harness: EngineHarness) -> None:
         """Each version emits a constant token of its own, and is swapped in while sequences run: nothing is lost."""
@@ -34,13 +34,13 @@ class SwapContract:
         results = flow.finish()
         seen = set()
         for length, result in zip(flow.lengths, results, strict=True):
-            assert len(result.response_ids) == len(result.log_probs) == length
-            assert [emitted[version] for version in result.versions] == result.response_ids.tolist()
-            assert sorted(result.versions) == list(result.versions)
+            assert len(result.sampled.response_ids) == len(result.sampled.log_probs) == length
+            assert [emitted[version] for version in result.sampled.versions] == result.sampled.response_ids.tolist()
+            assert sorted(result.sampled.versions) == list(result.sampled.versions)
             assert result.finish_reason == "length"
-            seen.update(result.versions)
+            seen.update(result.sampled.versions)
         assert {first, later[-1]} <= seen
-        assert any(len(result.versions.runs) > 1 for result in results), "no sequence lived through a swap"
+        assert any(len(result.sampled.versions.runs) > 1 for result in results), "no sequence lived through a swap"
         assert [swap.version for swap in swaps] == later
         assert any(swap.in_flight > 0 for swap in swaps)
         assert all(swap.pause_us > 0 for swap in swaps)
@@ -64,11 +64,13 @@ class SwapContract:
         for result in harness.collector.wait([asked.request_id for asked in requests]):
             if (part := before.get(result.request_id)) is None:
                 # It began last, and perhaps behind the swap.
-                assert [{V1: 10, V2: 11}[version] for version in result.versions] == result.response_ids.tolist()
+                assert [
+                    {V1: 10, V2: 11}[version] for version in result.sampled.versions
+                ] == result.sampled.response_ids.tolist()
                 continue
             drawn = harness.drawn(part, result)
-            assert result.versions.runs == ((drawn, V1), (harness.long - drawn, V2))
-            assert result.response_ids.tolist() == [10] * drawn + [11] * (harness.long - drawn)
+            assert result.sampled.versions.runs == ((drawn, V1), (harness.long - drawn, V2))
+            assert result.sampled.response_ids.tolist() == [10] * drawn + [11] * (harness.long - drawn)
 
     def test_a_stop_string_is_found_across_a_swap(self, harness: EngineHarness) -> None:
         harness.update(V1, harness.constant_weights(10))
@@ -78,8 +80,8 @@ class SwapContract:
         [crossing] = harness.collector.wait(["crossing"])
         drawn = harness.drawn(before["crossing"], crossing)
         assert crossing.finish_reason == "stop"
-        assert crossing.response_ids.tolist() == [10] * drawn + [11]
-        assert crossing.versions.runs == ((drawn, V1), (1, V2))
+        assert crossing.sampled.response_ids.tolist() == [10] * drawn + [11]
+        assert crossing.sampled.versions.runs == ((drawn, V1), (1, V2))
 
     def test_a_prefix_cache_is_not_shared_across_versions(self, harness: EngineHarness) -> None:
         """The same long prompt under one version and the next: its keys are those of the version that answers."""
@@ -102,8 +104,8 @@ class SwapContract:
         harness.resume()
         [result] = harness.collector.wait(["long"])
         drawn = harness.drawn(before, result)
-        assert result.versions.runs == ((drawn, ahead), (harness.long - drawn, resumed))
-        assert result.response_ids.tolist() == [10] * drawn + [11] * (harness.long - drawn)
+        assert result.sampled.versions.runs == ((drawn, ahead), (harness.long - drawn, resumed))
+        assert result.sampled.response_ids.tolist() == [10] * drawn + [11] * (harness.long - drawn)
         status = harness.engine.status()
         assert (status.serving, status.digest) == (resumed, "resumed")
 
@@ -121,10 +123,12 @@ class SwapContract:
         harness.resume()
         results = harness.collector.wait([item.request_id for item in (*mixed, *late)])
         for asked, result in zip((*mixed, *late), results, strict=True):
-            assert [{V1: 10, V2: 11}[version] for version in result.versions] == result.response_ids.tolist()
-            assert not asked.pinned or result.versions.versions == (V1,)
+            assert [
+                {V1: 10, V2: 11}[version] for version in result.sampled.versions
+            ] == result.sampled.response_ids.tolist()
+            assert not asked.pinned or result.sampled.versions.versions == (V1,)
         assert swap.result(harness.deadline_s).version == V2
-        assert results[-1].versions.versions == (V2,)
+        assert results[-1].sampled.versions.versions == (V2,)
 
     def test_a_swap_that_waits_can_be_called_off(self, harness: EngineHarness) -> None:
         harness.update(V1, harness.constant_weights(10))
@@ -134,10 +138,10 @@ class SwapContract:
         assert future.cancel()
         harness.resume()
         for result in harness.collector.wait([item.request_id for item in asked]):
-            assert set(result.response_ids.tolist()) == {10}
+            assert set(result.sampled.response_ids.tolist()) == {10}
         assert harness.engine.status().serving == V1
         harness.update(V3, harness.constant_weights(12))
-        assert harness.run([request("last", max_tokens=2)])[0].response_ids.tolist() == [12, 12]
+        assert harness.run([request("last", max_tokens=2)])[0].sampled.response_ids.tolist() == [12, 12]
 
 
 class _Flow:

@@ -27,11 +27,11 @@ from rollmesh.generators.engines.interface import (
     GenerationResult,
     InferenceEngine,
     PartialResponse,
-    SampledTokens,
     SamplingParams,
     SwapTimings,
     TokenEvent,
 )
+from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from tests.generators.engines import tiny
 from tests.generators.engines.collector import DEADLINE_S, Collector
@@ -150,7 +150,8 @@ class EngineHarness(ABC):
         if not self.tells_late:
             return known
         end = next(
-            (i for i, other in enumerate(result.versions) if i >= known and other != version), len(result.versions)
+            (i for i, other in enumerate(result.sampled.versions) if i >= known and other != version),
+            len(result.sampled.versions),
         )
         assert known <= end <= known + self.tells_late
         return end
@@ -174,9 +175,9 @@ class EngineHarness(ABC):
         self, result: GenerationResult, weights: Weights, prompt: Sequence[int], temperature: float = 1.0
     ) -> None:
         """They are those of one forward pass over the whole."""
-        ids = result.response_ids.tolist()
+        ids = result.sampled.response_ids.tolist()
         expected = self.log_probs(weights, [*prompt, *ids], temperature)[-len(ids) :]
-        np.testing.assert_allclose(result.log_probs, expected, atol=self.tolerance)
+        np.testing.assert_allclose(result.sampled.log_probs, expected, atol=self.tolerance)
 
 
 class ModelHarness(EngineHarness):
@@ -211,7 +212,7 @@ def request(
     *,
     pinned: bool = False,
     stream: bool = False,
-    prefix: SampledTokens | None = None,
+    prefix: Trajectory | None = None,
     **sampling: object,
 ) -> GenerationRequest:
     """A request in one line; `sampling` are fields of `SamplingParams`."""
@@ -219,28 +220,28 @@ def request(
     return GenerationRequest(name, list(prompt), params, pinned, prefix, stream)
 
 
-def behind(name: str, prefix: SampledTokens, prompt: Sequence[int] = PROMPT, **fields: object) -> GenerationRequest:
+def behind(name: str, prefix: Trajectory, prompt: Sequence[int] = PROMPT, **fields: object) -> GenerationRequest:
     """A request that brings tokens."""
     return request(name, prompt, prefix=prefix, **fields)  # type: ignore[arg-type] # test shorthand
 
 
-def prefix_of(result: GenerationResult, count: int) -> SampledTokens:
+def prefix_of(result: GenerationResult, count: int) -> Trajectory:
     """The first tokens of a response, as a draft of it would have them."""
-    runs = VersionRuns.from_tokens(list(result.versions)[:count])
-    return SampledTokens(result.response_ids[:count], result.log_probs[:count], runs)
+    runs = VersionRuns.from_tokens(list(result.sampled.versions)[:count])
+    return Trajectory.sampled(result.sampled.response_ids[:count], result.sampled.log_probs[:count], runs)
 
 
-def constant_prefix(token: int, count: int, version: PolicyVersion) -> SampledTokens:
+def constant_prefix(token: int, count: int, version: PolicyVersion) -> Trajectory:
     """Tokens that no engine of the test has sampled; their log-probs tell them from sampled ones."""
-    return SampledTokens(
+    return Trajectory.sampled(
         np.full(count, token, np.int32), np.full(count, -7.25, np.float32), VersionRuns(((count, version),))
     )
 
 
-def joined(events: Sequence[TokenEvent], request_id: str) -> SampledTokens:
+def joined(events: Sequence[TokenEvent], request_id: str) -> Trajectory:
     """The tokens of one request's events, one behind the other."""
     parts = [event.sampled for event in events if event.request_id == request_id]
-    return SampledTokens(
+    return Trajectory.sampled(
         np.concatenate([part.response_ids for part in parts]),
         np.concatenate([part.log_probs for part in parts]),
         VersionRuns.from_tokens([version for part in parts for version in part.versions]),

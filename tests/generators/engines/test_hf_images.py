@@ -80,10 +80,10 @@ def test_log_probs_are_those_of_the_models_own_forward_pass(start: Callable[...,
     ]
     results = engine.run(*requests)
     for request, result in zip(requests, results, strict=True):
-        assert len(result.response_ids), "sampled"
+        assert len(result.sampled.response_ids), "sampled"
         vlm.check(result, engine.weights, request.prompt_ids, request.images, TOLERANCE)
     # Their seeds are equal: what they see is not.
-    assert results[0].response_ids.tolist() != results[1].response_ids.tolist()
+    assert results[0].sampled.response_ids.tolist() != results[1].sampled.response_ids.tolist()
     with pytest.raises(AssertionError):
         vlm.check(results[0], engine.weights, PROMPT, requests[1].images, TOLERANCE)
 
@@ -117,15 +117,15 @@ def test_a_swap_amid_a_response_sees_the_images_again(start: Callable[..., Engin
     newer = engine.update(2, V2)
     engine.engine.resume().result(30)
     [result] = engine.collector.wait(["long"])
-    versions = list(result.versions)
+    versions = list(result.sampled.versions)
     before = versions.count(V1)
     assert 5 <= before < len(versions)
-    ids = result.response_ids.tolist()
+    ids = result.sampled.response_ids.tolist()
     old = vlm.log_probs(engine.weights, PROMPT, request.images, ids[:before])
-    np.testing.assert_allclose(result.log_probs[:before], old, atol=TOLERANCE)
+    np.testing.assert_allclose(result.sampled.log_probs[:before], old, atol=TOLERANCE)
     # All keys and values are those of the new weights.
     new = vlm.log_probs(newer, PROMPT, request.images, ids)[before:]
-    np.testing.assert_allclose(result.log_probs[before:], new, atol=TOLERANCE)
+    np.testing.assert_allclose(result.sampled.log_probs[before:], new, atol=TOLERANCE)
 
 
 def test_a_response_goes_on_behind_its_prefix(start: Callable[..., Engine], vlm: TinyVlm) -> None:
@@ -136,21 +136,21 @@ def test_a_response_goes_on_behind_its_prefix(start: Callable[..., Engine], vlm:
     draft.response_ids[2] = IMAGE
     request = asked("behind", 1, prefix=draft)
     [result] = engine.run(request)
-    ids = result.response_ids.tolist()
+    ids = result.sampled.response_ids.tolist()
     assert ids[:4] == draft.response_ids.tolist()
     assert len(ids) > 4
     expected = vlm.log_probs(engine.weights, PROMPT, request.images, ids)
-    np.testing.assert_allclose(result.log_probs[4:], expected[4:], atol=TOLERANCE)
+    np.testing.assert_allclose(result.sampled.log_probs[4:], expected[4:], atol=TOLERANCE)
 
 
 def test_a_placeholder_sampled_in_an_earlier_turn_is_a_token(start: Callable[..., Engine], vlm: TinyVlm) -> None:
     engine, earlier = start(), [9, IMAGE, 8]
     request = asked("turn-2", 1, prompt=[*PROMPT, *earlier], earlier=len(earlier))
     [result] = engine.run(request)
-    ids = result.response_ids.tolist()
+    ids = result.sampled.response_ids.tolist()
     assert ids
     expected = vlm.log_probs(engine.weights, PROMPT, request.images, [*earlier, *ids])
-    np.testing.assert_allclose(result.log_probs, expected[len(earlier) :], atol=TOLERANCE)
+    np.testing.assert_allclose(result.sampled.log_probs, expected[len(earlier) :], atol=TOLERANCE)
 
 
 def test_widened_prompts_count_in_the_context(start: Callable[..., Engine], vlm: TinyVlm) -> None:
@@ -159,7 +159,7 @@ def test_widened_prompts_count_in_the_context(start: Callable[..., Engine], vlm:
     [long] = engine.run(asked("long", 1, prompt=[*[3] * room, IMAGE]))
     assert "no room is left" in long.refusal
     [result] = engine.run(asked("full", 1, prompt=[*[3] * (room - 3), IMAGE]))
-    assert len(result.response_ids) <= 3
+    assert len(result.sampled.response_ids) <= 3
 
 
 def test_what_cannot_be_seen_is_refused(start: Callable[..., Engine], contract_model: ContractModel) -> None:
@@ -173,7 +173,7 @@ def test_what_cannot_be_seen_is_refused(start: Callable[..., Engine], contract_m
     [broken] = engine.run(replace(asked("broken"), images=(b"no image",)))
     assert "cannot be read" in broken.refusal
     [result] = engine.run(asked("fine", 1))
-    assert len(result.response_ids)
+    assert len(result.sampled.response_ids)
     text = create_engine("hf", contract_model.folder, EngineSettings(), Collector())
     with pytest.raises(PayloadError, match="text alone"):
         text.submit([asked("blind", 1, prompt=[3, 4])])
@@ -199,7 +199,7 @@ def test_images_are_read_beside_everything_else(start: Callable[..., Engine], mo
     assert not swap.done()
     opened.set()
     [result] = engine.collector.wait(["pinned"])
-    assert set(result.versions) == {V1}
+    assert set(result.sampled.versions) == {V1}
     assert swap.result(DEADLINE_S).version == V2
     opened.clear()
     engine.engine.submit([asked("left", 1)])

@@ -92,8 +92,8 @@ def test_with_little_room_fewer_are_decoded_and_none_is_lost(contract_model: Con
         decoder: Decoder = harness.engine._decoder  # type: ignore[attr-defined]  # a look inside
         assert decoder.release() <= 2 * rounded(harness.context) * TOKEN_BYTES
     for one, other in zip(expected, found, strict=True):
-        assert other.response_ids.tolist() == one.response_ids.tolist()
-        np.testing.assert_allclose(other.log_probs, one.log_probs, atol=1e-4)
+        assert other.sampled.response_ids.tolist() == one.sampled.response_ids.tolist()
+        np.testing.assert_allclose(other.sampled.log_probs, one.sampled.log_probs, atol=1e-4)
 
 
 def test_generators_on_one_host_do_not_count_on_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +165,7 @@ def test_a_prompt_that_finds_no_memory_alone_is_refused(
         harness.resume()
         long, running, short = harness.collector.wait(["long", "running", "short"])
         assert "no memory for it, alone" in long.refusal
-        assert (len(running.response_ids), len(short.response_ids)) == (60, 4)
+        assert (len(running.sampled.response_ids), len(short.sampled.response_ids)) == (60, 4)
         assert harness.collector.failure is None
 
 
@@ -200,7 +200,7 @@ def test_what_finds_no_memory_together_is_decoded_apart(
             assert before > 0
             assert harness.engine.status().preemptions == before
     for one, other in zip(expected, found, strict=True):
-        assert other.response_ids.tolist() == one.response_ids.tolist()
+        assert other.sampled.response_ids.tolist() == one.sampled.response_ids.tolist()
 
 
 def _limit_storage(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
@@ -235,11 +235,14 @@ def test_a_sequence_at_which_steps_fail_is_found_among_others(
         for one, other in zip(expected, harness.run(renamed(asked, "again")), strict=True):
             most = culprits.get(one.request_id)
             if most is None:
-                assert (other.refusal, other.response_ids.tolist()) == ("", one.response_ids.tolist())
+                assert (other.refusal, other.sampled.response_ids.tolist()) == ("", one.sampled.response_ids.tolist())
             else:
                 assert f"the model failed at it 2 times: ValueError: odd: {other.request_id}" in other.refusal
-                assert most <= len(other.response_ids) < 30
-                assert other.response_ids.tolist() == one.response_ids.tolist()[: len(other.response_ids)]
+                assert most <= len(other.sampled.response_ids) < 30
+                assert (
+                    other.sampled.response_ids.tolist()
+                    == one.sampled.response_ids.tolist()[: len(other.sampled.response_ids)]
+                )
 
 
 def test_what_fails_only_beside_others_is_refused_to_none(
@@ -257,7 +260,7 @@ def test_what_fails_only_beside_others_is_refused_to_none(
 
         monkeypatch.setattr(Decoder, "_decode", failing)
         for one, other in zip(expected, harness.run(renamed(asked, "again")), strict=True):
-            assert (other.refusal, other.response_ids.tolist()) == ("", one.response_ids.tolist())
+            assert (other.refusal, other.sampled.response_ids.tolist()) == ("", one.sampled.response_ids.tolist())
 
 
 def test_where_no_step_can_be_made_it_is_the_engine_that_has_failed(

@@ -18,11 +18,11 @@ from rollmesh.generators.engines.interface import (
     GenerationResult,
     InferenceEngine,
     KvPolicy,
-    SampledTokens,
     SamplingParams,
 )
 from rollmesh.mesh.errors import ConfigError, DataError, PayloadError
-from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
+from rollmesh.mesh.trajectory.payload_codec import Trajectory
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.generators.engines import tiny
 from tests.generators.engines.collector import DEADLINE_S, Collector
 
@@ -104,13 +104,13 @@ def test_agrees_with_transformers(name: str, tmp_path: Path, tokenizer: PreTrain
     with serving(tmp_path, model, tokenizer) as (engine, collector):
         results = run(engine, collector, requests)
     for request, result in zip(requests, results, strict=True):
-        prompt, response = list(request.prompt_ids), result.response_ids.tolist()
+        prompt, response = list(request.prompt_ids), result.sampled.response_ids.tolist()
         sampling = request.sampling
         ended = response[-1] in (tiny.EOS, tiny.EOS_2)
         assert result.finish_reason == ("stop" if ended else "length")
         assert ended or len(response) == sampling.max_tokens
         expected = full_log_probs(model, prompt, response, sampling.temperature)
-        np.testing.assert_allclose(result.log_probs, expected, atol=1e-4)
+        np.testing.assert_allclose(result.sampled.log_probs, expected, atol=1e-4)
         if sampling.temperature == 0:
             assert response == greedy_by_generate(model, prompt, sampling.max_tokens)
 
@@ -124,7 +124,10 @@ def test_bfloat16(name: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast)
         results = run(engine, collector, requests)
     differences = np.concatenate(
         [
-            np.abs(result.log_probs - full_log_probs(model, list(request.prompt_ids), result.response_ids.tolist()))
+            np.abs(
+                result.sampled.log_probs
+                - full_log_probs(model, list(request.prompt_ids), result.sampled.response_ids.tolist())
+            )
             for request, result in zip(requests, results, strict=True)
             if request.sampling.temperature != 0.7
         ]
@@ -160,11 +163,11 @@ def test_without_old_keys_a_response_continues_as_the_new_weights_would(
         assert (swaps[0].result(DEADLINE_S).recompute_us > 0) == (kv == "recompute")
     crossed = 0
     for request, result in zip(requests, results, strict=True):
-        prompt, response = list(request.prompt_ids), result.response_ids.tolist()
+        prompt, response = list(request.prompt_ids), result.sampled.response_ids.tolist()
         by_version = {V1: full_log_probs(old, prompt, response), V2: full_log_probs(new, prompt, response)}
-        expected = [by_version[version][index] for index, version in enumerate(result.versions)]
-        np.testing.assert_allclose(result.log_probs, expected, atol=1e-4)
-        crossed += len(result.versions.runs) > 1
+        expected = [by_version[version][index] for index, version in enumerate(result.sampled.versions)]
+        np.testing.assert_allclose(result.sampled.log_probs, expected, atol=1e-4)
+        crossed += len(result.sampled.versions.runs) > 1
     assert crossed > 0
 
 
@@ -177,7 +180,7 @@ def test_tied_weights_come_once_or_twice(tmp_path: Path, tokenizer: PreTrainedTo
     with serving(tmp_path, model, tokenizer) as (engine, collector):
         engine.update_weights(V2, once.items(), "").result(DEADLINE_S)
         [result] = run(engine, collector, [request])
-    assert result.response_ids.tolist() == greedy_by_generate(model, [5, 6], 8)
+    assert result.sampled.response_ids.tolist() == greedy_by_generate(model, [5, 6], 8)
 
 
 def test_stop_strings(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -186,7 +189,7 @@ def test_stop_strings(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Non
     prompt = tokenizer("to be")["input_ids"]
     with serving(tmp_path, model, tokenizer) as (engine, collector):
         [free] = run(engine, collector, [GenerationRequest("free", prompt, SamplingParams(max_tokens=40, seed=3))])
-        ids = free.response_ids.tolist()
+        ids = free.sampled.response_ids.tolist()
         texts = [tokenizer.decode(ids[: end + 1], skip_special_tokens=True) for end in range(len(ids))]
         final = texts[-1]
         stops = [final[begin : begin + width] for begin in range(2, len(final) - 4, 5) for width in (1, 2, 4)]
@@ -196,7 +199,7 @@ def test_stop_strings(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Non
             sampling = SamplingParams(max_tokens=40, seed=3, stop=("never there", stop))
             [result] = run(engine, collector, [GenerationRequest(f"stop{index}", prompt, sampling)])
             first = next(end for end, text in enumerate(texts) if stop in text)
-            assert result.response_ids.tolist() == ids[: first + 1], repr(stop)
+            assert result.sampled.response_ids.tolist() == ids[: first + 1], repr(stop)
             assert result.finish_reason == "stop"
 
 
@@ -210,28 +213,29 @@ def test_an_interrupted_response_goes_on_as_if_it_had_not_been(
     prompt = tokenizer("to be")["input_ids"]
     with serving(tmp_path, model, tokenizer) as (engine, collector):
         [free] = run(engine, collector, [GenerationRequest("free", prompt, SamplingParams(max_tokens=40, seed=3))])
-        text = tokenizer.decode(free.response_ids, skip_special_tokens=True)
+        text = tokenizer.decode(free.sampled.response_ids, skip_special_tokens=True)
         parts = [text[begin : begin + 4] for begin in range(6, len(text) - 4)]
         stops = [part for part in parts if "\ufffd" not in part][::6]
         assert stops
         for stop in ("never there", *stops[:3]):
             sampling = SamplingParams(max_tokens=40, seed=3, stop=(stop,))
             [whole] = run(engine, collector, [GenerationRequest(f"whole {stop}", prompt, sampling)])
-            assert (whole.finish_reason == "length") == (stop == "never there" and len(whole.response_ids) == 40)
+            assert (whole.finish_reason == "length") == (
+                stop == "never there" and len(whole.sampled.response_ids) == 40
+            )
             cut = [
                 GenerationRequest(f"{stop} {count}", prompt, sampling, prefix=_first(whole, count))
-                for count in range(1, len(whole.response_ids) + 1)
+                for count in range(1, len(whole.sampled.response_ids) + 1)
             ]
             for result in run(engine, collector, cut):
-                assert result.response_ids.tolist() == whole.response_ids.tolist()
+                assert result.sampled.response_ids.tolist() == whole.sampled.response_ids.tolist()
                 assert result.finish_reason == whole.finish_reason
-                np.testing.assert_allclose(result.log_probs, whole.log_probs, atol=1e-4)
+                np.testing.assert_allclose(result.sampled.log_probs, whole.sampled.log_probs, atol=1e-4)
         assert engine.status().active == 0
 
 
-def _first(result: GenerationResult, count: int) -> SampledTokens:
-    [(_, version)] = result.versions.runs
-    return SampledTokens(result.response_ids[:count], result.log_probs[:count], VersionRuns(((count, version),)))
+def _first(result: GenerationResult, count: int) -> Trajectory:
+    return result.sampled.part(0, count)
 
 
 def test_stop_strings_without_tokenizer_are_refused(tmp_path: Path) -> None:

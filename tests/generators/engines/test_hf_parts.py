@@ -116,8 +116,8 @@ def test_the_table_keeps_every_sequence_whole(commands: list[tuple[int, int]]) -
             row = sorted(rows)[number % len(rows)]
             if expected[rows[row]]:
                 result = table.close(row, "length")
-                assert result.response_ids.tolist() == expected[rows[row]]
-                assert len(result.versions) == len(expected[rows[row]])
+                assert result.sampled.response_ids.tolist() == expected[rows[row]]
+                assert len(result.sampled.versions) == len(expected[rows[row]])
                 del rows[row]
         elif kind == 2:
             while table.holes:

@@ -47,7 +47,7 @@ def test_dropped_weights_are_let_go_of(harness: HfHarness) -> None:
     assert "shape" in str(error), "it is still known what fits"
     harness.update(V2, harness.constant_weights(10))
     harness.engine.wake().result(harness.deadline_s)
-    assert harness.run([request("b", max_tokens=3)])[0].response_ids.tolist() == [10] * 3
+    assert harness.run([request("b", max_tokens=3)])[0].sampled.response_ids.tolist() == [10] * 3
 
 
 @pytest.mark.parametrize("amid", ["sleep", "swap"])

@@ -75,16 +75,16 @@ def has_bad(sequences: list[list[int]]) -> bool:
 
 def test_only_the_request_that_fails_alone_is_refused(desk: Desk) -> None:
     expected = desk.run()
-    assert not any(BAD in result.response_ids for result in expected.values())
+    assert not any(BAD in result.sampled.response_ids for result in expected.values())
     failed = desk.fail(has_bad)
     found = desk.run()
-    assert (found["bad"].finish_reason, found["bad"].response_ids.tolist()) == ("aborted", [])
+    assert (found["bad"].finish_reason, found["bad"].sampled.response_ids.tolist()) == ("aborted", [])
     assert f"failed at it {REQUEST_ATTEMPTS} times: RuntimeError: illegal instruction" in found["bad"].refusal
     assert [len(tokens) for tokens in failed] == [4, *[1] * REQUEST_ATTEMPTS], "together once, then it alone"
     for name in ("before", "after", "last"):
         assert (found[name].refusal, found[name].finish_reason) == ("", "length")
-        assert found[name].response_ids.tolist() == expected[name].response_ids.tolist()
-        np.testing.assert_allclose(found[name].log_probs, expected[name].log_probs, atol=1e-5)
+        assert found[name].sampled.response_ids.tolist() == expected[name].sampled.response_ids.tolist()
+        np.testing.assert_allclose(found[name].sampled.log_probs, expected[name].sampled.log_probs, atol=1e-5)
 
 
 def test_who_passes_the_second_time_is_answered(desk: Desk) -> None:
@@ -100,7 +100,10 @@ def test_who_passes_the_second_time_is_answered(desk: Desk) -> None:
     found = desk.run()
     assert tries == [4, 1, 1]
     for name, result in found.items():
-        assert (result.refusal, result.response_ids.tolist()) == ("", expected[name].response_ids.tolist())
+        assert (result.refusal, result.sampled.response_ids.tolist()) == (
+            "",
+            expected[name].sampled.response_ids.tolist(),
+        )
 
 
 def test_where_the_model_fails_at_anything_the_engine_has_failed(desk: Desk) -> None:

@@ -22,10 +22,10 @@ from rollmesh.generators.engines.interface import (
     EngineError,
     EngineSettings,
     GenerationRequest,
-    SampledTokens,
     SamplingParams,
 )
 from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from tests.generators.engines import tiny
 from tests.generators.engines.collector import DEADLINE_S, Collector
@@ -57,8 +57,8 @@ def _crossing(harness: HfHarness, bad: dict[str, torch.Tensor]) -> tuple[Weights
     _, result = harness.run([request("short", max_tokens=4), request("long", max_tokens=60)])
     [error] = errors
     assert isinstance(error, WeightsError)
-    assert result.versions.runs == ((60, V1),)
-    return error, result.response_ids.tolist()
+    assert result.sampled.versions.runs == ((60, V1),)
+    return error, result.sampled.response_ids.tolist()
 
 
 @pytest.mark.gpu
@@ -97,7 +97,7 @@ def test_a_swap_that_fails_halfway_leaves_the_old_version_whole(
     monkeypatch.undo()
     harness.update(V3, harness.constant_weights(12))
     [result] = harness.run([request("later", max_tokens=3)])
-    assert result.response_ids.tolist() == [12] * 3
+    assert result.sampled.response_ids.tolist() == [12] * 3
 
 
 @pytest.mark.parametrize("harness", ["recompute"], indirect=True)
@@ -145,7 +145,7 @@ def test_a_probe_for_which_there_is_no_memory_ends_nothing_else(
         with pytest.raises(EngineError, match=r"the probe failed: .*can't allocate memory"):
             harness.engine.probe([1, 2, 3]).result(DEADLINE_S)
     [result] = harness.run([request("later", max_tokens=3)])
-    assert result.response_ids.tolist() == [10] * 3
+    assert result.sampled.response_ids.tolist() == [10] * 3
 
 
 @pytest.mark.parametrize("wire", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
@@ -170,7 +170,7 @@ def test_tensors_that_fit_are_served_from_where_they_lie(wire: torch.dtype) -> N
 
 
 def _stopped(name: str, tokens: int, started: float) -> Waiting:
-    sampled = SampledTokens(np.ones(tokens, np.int32), np.zeros(tokens, np.float32), VersionRuns(((tokens, V1),)))
+    sampled = Trajectory.sampled(np.ones(tokens, np.int32), np.zeros(tokens, np.float32), VersionRuns(((tokens, V1),)))
     asked = GenerationRequest(name, [1, 2], SamplingParams(max_tokens=tokens + 5), prefix=sampled)
     return interrupted(asked, started)
 

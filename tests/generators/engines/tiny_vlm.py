@@ -176,5 +176,5 @@ class TinyVlm:
         tolerance: float,
     ) -> None:
         """Its log-probs are those of one forward pass over the whole."""
-        expected = self.log_probs(weights, prompt, images, result.response_ids.tolist())
-        np.testing.assert_allclose(result.log_probs, expected, atol=tolerance)
+        expected = self.log_probs(weights, prompt, images, result.sampled.response_ids.tolist())
+        np.testing.assert_allclose(result.sampled.log_probs, expected, atol=tolerance)

@@ -13,7 +13,10 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from rollmesh.generators.engines.interface import SampledTokens, TokenEvent
+from rollmesh.generators.engines.interface import (
+    TokenEvent,
+)
+from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from tests.generators.openai_server.world import CALL, EOS, TOOL, Serving, soon
 
@@ -203,7 +206,7 @@ async def test_a_client_that_left_before_its_next_token_is_no_error(
         assert found is not None
         await soon(lambda: len(found.running) == 1)
         [name] = found.running
-        token = SampledTokens(
+        token = Trajectory.sampled(
             np.array([5], np.int32), np.zeros(1, np.float32), VersionRuns(((1, PolicyVersion(1, 0)),))
         )
 

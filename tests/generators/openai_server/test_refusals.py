@@ -17,18 +17,21 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
-import numpy as np
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from rollmesh.generators.engines.interface import GenerationRequest, GenerationResult, SampledTokens, SamplingParams
+from rollmesh.generators.engines.interface import (
+    GenerationRequest,
+    GenerationResult,
+    SamplingParams,
+)
 from rollmesh.generators.openai_server.errors import ApiError
 from rollmesh.generators.openai_server.origins import check_caller
 from rollmesh.generators.openai_server.sessions import Rules
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import ConfigError, PortInUseError
-from rollmesh.mesh.trajectory.versions import VersionRuns
+from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from tests.certificates import Authority
 from tests.generators.openai_server.world import TOOL, Serving, another_server, soon
 from tests.secrets_here import TOKEN, write_secret
@@ -105,11 +108,7 @@ def test_what_the_engine_refuses_late_is_the_callers_to_mend(
     serving: Serving, client: OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(requests: Sequence[GenerationRequest]) -> None:
-        none = SampledTokens(np.empty(0, np.int32), np.empty(0, np.float32), VersionRuns(()))
-        results = [
-            GenerationResult(item.request_id, none.response_ids, none.log_probs, none.versions, "aborted", refusal="no")
-            for item in requests
-        ]
+        results = [GenerationResult(item.request_id, Trajectory.empty(), "aborted", refusal="no") for item in requests]
         asyncio.get_running_loop().call_soon(serving.endpoint.take, results)
 
     monkeypatch.setattr(serving.engine, "submit", refuse)

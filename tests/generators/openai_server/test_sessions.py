@@ -10,11 +10,14 @@ import openai
 import pytest
 from openai import OpenAI
 
-from rollmesh.generators.engines.interface import SampledTokens, SamplingParams
+from rollmesh.generators.engines.interface import (
+    SamplingParams,
+)
 from rollmesh.generators.openai_server.errors import ApiError
 from rollmesh.generators.openai_server.sessions import Rules, Running, Session, Sessions
 from rollmesh.generators.openai_server.turn_tree import transcript
 from rollmesh.mesh.config.rollout import EndpointSection
+from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.mesh.trajectory.versions import VersionRuns
 from tests.generators.openai_server.world import TOOL, Serving
 
@@ -68,12 +71,13 @@ def test_sampled_tokens_are_never_made_of_text_again(serving: Serving) -> None:
     tokens = found.sampled()
     assert tokens is not None
     assert [*session.rules.prompt_ids, *tokens.response_ids.tolist()] == expected
-    assert tokens.mask is not None
-    assert tokens.response_ids[tokens.mask == 1].tolist() == [token for ids in kept for token in ids]
-    assert not tokens.log_probs[tokens.mask == 0].any()
+    assert tokens.response_ids[tokens.response_mask == 1].tolist() == [token for ids in kept for token in ids]
+    assert not tokens.log_probs[tokens.response_mask == 0].any()
     every = [*session.rules.prompt_ids, *tokens.response_ids.tolist()]
     chances = [serving.log_chances[last, new] for last, new in itertools.pairwise(every)]
-    np.testing.assert_allclose(tokens.log_probs[tokens.mask == 1], np.array(chances)[tokens.mask == 1], atol=1e-3)
+    np.testing.assert_allclose(
+        tokens.log_probs[tokens.response_mask == 1], np.array(chances)[tokens.response_mask == 1], atol=1e-3
+    )
     serving.endpoint.sessions.forget(session)
 
 
@@ -189,11 +193,9 @@ def test_a_recorded_beginning_is_repeated_while_the_client_asks_the_same(serving
     assert found is not None
     whole = found.sampled()
     assert whole is not None
-    assert whole.mask is not None
     # As a draft that ends within the second answer; drawn by another seed, nothing else would come out alike.
     cut = len(whole) - 4
-    versions = VersionRuns.from_tokens(list(whole.versions)[:cut])
-    draft = SampledTokens(whole.response_ids[:cut], whole.log_probs[:cut], versions, whole.mask[:cut])
+    draft = whole.part(0, cut)
     rules = Rules(first.rules.prompt_ids, SamplingParams(max_tokens=250, seed=77), replay=draft)
     later = serving.endpoint.sessions.train(rules)
     client = client_of(serving, later)
@@ -261,7 +263,7 @@ def test_sessions_are_forgotten_in_time_but_for_those_at_work() -> None:
 def test_full_sessions_take_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
     sessions = Sessions(EndpointSection(session_answers=3), lambda: 0.0)
     session = sessions.of("mine")
-    tokens = SampledTokens(np.zeros(4, np.int32), np.zeros(4, np.float32), VersionRuns(()))
+    tokens = Trajectory.sampled(np.zeros(4, np.int32), np.zeros(4, np.float32), VersionRuns(()))
     for call in range(2):
         session.record.add(call, 0, session.record.place(None, [call]), tokens, "stop")
     session.check_room(1, 100)

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmesh.generators.engines.interface import SampledTokens
 from rollmesh.generators.openai_server import prefix_index
 from rollmesh.generators.openai_server.conversation_keys import (
     extended,
@@ -19,6 +18,7 @@ from rollmesh.generators.openai_server.conversation_keys import (
     text_symbols,
 )
 from rollmesh.generators.openai_server.turn_tree import Record, Turn, branches, transcript
+from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from tests.generators.openai_server.straight_record import StraightRecord, StraightTurn
 
@@ -29,10 +29,10 @@ TOOL = {"role": "tool", "content": ""}
 MESSAGES = st.lists(st.tuples(st.sampled_from(["user", "assistant"]), st.sampled_from("ab")), min_size=1, max_size=3)
 
 
-def sampled(ids: list[int]) -> SampledTokens:
+def sampled(ids: list[int]) -> Trajectory:
     version = PolicyVersion(1, sum(ids))
     log_probs = -np.arange(1, len(ids) + 1, dtype=np.float32)
-    return SampledTokens(np.array(ids, np.int32), log_probs, VersionRuns(((len(ids), version),)))
+    return Trajectory.sampled(np.array(ids, np.int32), log_probs, VersionRuns(((len(ids), version),)))
 
 
 class Both:
@@ -111,8 +111,7 @@ class Both:
         assert (found is None) == (expected_trajectory is None)
         tokens = found.sampled() if found is not None else None
         if tokens is not None and expected_trajectory is not None:
-            assert tokens.mask is not None
-            assert (tokens.response_ids.tolist(), tokens.mask.tolist()) == expected_trajectory
+            assert (tokens.response_ids.tolist(), tokens.response_mask.tolist()) == expected_trajectory
 
 
 @given(st.data())

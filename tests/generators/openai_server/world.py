@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from rollmesh.generators.components import ResultFeed
+from rollmesh.generators.engine_events import ResultFeed
 from rollmesh.generators.engines import create_engine
 from rollmesh.generators.engines.interface import EngineSettings, InferenceEngine
 from rollmesh.generators.openai_server.endpoint import Endpoint

@@ -17,13 +17,17 @@ import psutil
 import pytest
 import torch
 
-from rollmesh.generators.engines.interface import GenerationResult, SampledTokens, SamplingParams
+from rollmesh.generators.engines.interface import (
+    GenerationResult,
+    SamplingParams,
+)
 from rollmesh.generators.program_agents.process import Way
 from rollmesh.generators.program_agents.runner import ProgramRunner, open_runner, program_of
 from rollmesh.generators.rollout.response_source import EpisodeResult, MemberRequest
 from rollmesh.mesh.config.rollout import AgentSection
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.liveness.process_ends import survivors
+from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import trajectory_pb2
 from tests.generators.openai_server.world import Serving, soon
@@ -47,21 +51,18 @@ class Runs:
     def __init__(self, serving: Serving, **agent: Any) -> None:
         self.serving = serving
         self.results: dict[str, EpisodeResult] = {}
-        self.held = 0
         self.runner: ProgramRunner
         serving.run(lambda: self._make(AgentSection(**agent)))
 
     async def _make(self, section: AgentSection) -> None:
-        self.runner = open_runner(section, self.serving.endpoint, on_results=self._take, hold_swap=self._hold)
+        self.runner = open_runner(section, self.serving.endpoint)
+        self.runner.connect(self._take)
 
     def _take(self, results: list[GenerationResult]) -> None:
         for result in results:
             assert isinstance(result, EpisodeResult)
             assert result.request_id not in self.results
             self.results[result.request_id] = result
-
-    def _hold(self) -> None:
-        self.held += 1
 
     def request(self, name: str, member: int = 0, opening: str = "<system>", **more: Any) -> MemberRequest:
         task = trajectory_pb2.PromptTask(
@@ -98,13 +99,21 @@ def figures(result: EpisodeResult) -> Mapping[str, float]:
 def checked(serving: Serving, request: MemberRequest, result: EpisodeResult) -> list[int]:
     """The tokens of the whole conversation, each sampled one with the log-prob that its model gives it."""
     assert not result.failure
-    ids = [*request.prompt_ids, *result.response_ids.tolist()]
-    assert result.mask is not None
-    assert len(result.versions) == len(result.mask) == len(result.log_probs) == len(result.response_ids)
+    ids = [*request.prompt_ids, *result.sampled.response_ids.tolist()]
+    assert (
+        len(result.sampled.versions)
+        == len(result.sampled.response_mask)
+        == len(result.sampled.log_probs)
+        == len(result.sampled.response_ids)
+    )
     chances = np.array([serving.log_chances[last, new] for last, new in itertools.pairwise(ids)])
     chances = chances[len(request.prompt_ids) - 1 :]
-    np.testing.assert_allclose(result.log_probs[result.mask == 1], chances[result.mask == 1], atol=1e-3)
-    assert not result.log_probs[result.mask == 0].any()
+    np.testing.assert_allclose(
+        result.sampled.log_probs[result.sampled.response_mask == 1],
+        chances[result.sampled.response_mask == 1],
+        atol=1e-3,
+    )
+    assert not result.sampled.log_probs[result.sampled.response_mask == 0].any()
     return ids
 
 
@@ -119,12 +128,11 @@ async def test_a_plain_function_is_an_episode_of_two_turns(serving: Serving) -> 
         assert text.startswith("<system>I am an agent.<eot><user>the quick fox<eot><assistant>")
         assert "<eot><user>again<eot><assistant>" in text or "<eos><user>again<eot><assistant>" in text
         assert result.rewards == {"reward": 0.5 + member}
-        assert result.mask is not None
-        edges = np.flatnonzero(np.diff(result.mask))
-        assert result.mask[0] == 0
+        edges = np.flatnonzero(np.diff(result.sampled.response_mask))
+        assert result.sampled.response_mask[0] == 0
         assert len(edges) == 3, "masked, said, masked, said"
         assert figures(result) == {"turns": 2, "calls": 2, "calls_sampling_ignored": 2}
-        said = result.response_ids[edges[-1] + 1 :].tolist()
+        said = result.sampled.response_ids[edges[-1] + 1 :].tolist()
         assert result.final_text == serving.tokenizer.decode(said, skip_special_tokens=True)
         assert [message["role"] for message in result.messages] == ["system", "user", "assistant", "user", "assistant"]
     runs.close()
@@ -261,18 +269,16 @@ async def test_an_episode_goes_on_from_its_draft(serving: Serving) -> None:
     runs = Runs(serving, program=f"{AGENTS}:two_turns")
     runs.submit(runs.request("whole"))
     whole = await runs.result("whole")
-    assert whole.mask is not None
-    cut = len(whole.response_ids) - 2
-    versions = type(whole.versions).from_tokens([PolicyVersion(1, 0)] * cut)
-    draft = SampledTokens(whole.response_ids[:cut], whole.log_probs[:cut], versions, whole.mask[:cut])
+    cut = len(whole.sampled) - 2
+    draft = whole.sampled.part(0, cut)
     request = runs.request("again", seed=99, prefix=draft)
     runs.submit(request)
     again = await runs.result("again")
     checked(serving, request, again)
-    assert again.response_ids[:cut].tolist() == draft.response_ids.tolist()
+    assert again.sampled.response_ids[:cut].tolist() == draft.response_ids.tolist()
     other = runs.request("other", seed=99)
     runs.submit(other)
-    assert (await runs.result("other")).response_ids[:cut].tolist() != draft.response_ids.tolist()
+    assert (await runs.result("other")).sampled.response_ids[:cut].tolist() != draft.response_ids.tolist()
     runs.close()
 
 
@@ -286,17 +292,15 @@ async def test_progress_holds_calls_that_are_running(serving: Serving) -> None:
         assert await asyncio.wrap_future(runs.runner.progress({"a": 1, "b": 1})) == []
     finally:
         serving.engine.resume().result(10)
-    found: dict[str, SampledTokens] = {}
+    found: dict[str, Trajectory] = {}
     while not {"a", "b"} <= set(runs.results):
         for part in await asyncio.wrap_future(runs.runner.progress({"a": 1, "b": 1, "unknown": 1})):
             found[part.request_id] = part.sampled
     assert serving.engine.status().tokens_generated > before
     for name, sampled in found.items():
         whole = runs.results[name]
-        assert whole.response_ids[: len(sampled)].tolist() == sampled.response_ids.tolist()
-        assert whole.mask is not None
-        assert sampled.mask is not None
-        assert whole.mask[: len(sampled)].tolist() == sampled.mask.tolist()
+        assert whole.sampled.response_ids[: len(sampled)].tolist() == sampled.response_ids.tolist()
+        assert whole.sampled.response_mask[: len(sampled)].tolist() == sampled.response_mask.tolist()
     runs.close()
 
 
@@ -321,7 +325,7 @@ async def test_an_episode_that_is_aborted_before_it_begins_still_has_a_result(se
     before = len(serving.endpoint.sessions)
     runs._within(submit_and_abort)
     result = await runs.result("a")
-    assert (result.finish_reason, len(result.response_ids)) == ("aborted", 0)
+    assert (result.finish_reason, len(result.sampled.response_ids)) == ("aborted", 0)
     assert len(serving.endpoint.sessions) == before
     runs.close()
 
@@ -335,7 +339,6 @@ async def test_pinned_and_greedy_episodes(serving: Serving) -> None:
     runs.submit(*requests)
     first, second = [await runs.result(request.request_id) for request in requests]
     checked(serving, requests[0], first)
-    assert first.response_ids.tolist() == second.response_ids.tolist()
-    assert first.versions.versions == (PolicyVersion(1, 0),)
-    assert runs.held == 1
+    assert first.sampled.response_ids.tolist() == second.sampled.response_ids.tolist()
+    assert first.sampled.versions.versions == (PolicyVersion(1, 0),)
     runs.close()

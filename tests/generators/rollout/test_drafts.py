@@ -9,11 +9,12 @@ from concurrent.futures import Future
 import numpy as np
 
 from rollmesh.buffer.client.client import Outgoing, WriteResult
-from rollmesh.generators.engines.interface import PartialResponse, SampledTokens
+from rollmesh.generators.engines.interface import (
+    PartialResponse,
+)
 from rollmesh.generators.rollout.active_group import HeldGroup
 from rollmesh.generators.rollout.drafts import Drafts
-from rollmesh.generators.rollout.encoding import pack
-from rollmesh.mesh.trajectory.payload_codec import decode
+from rollmesh.mesh.trajectory.payload_codec import Trajectory, decode, encode
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from rollmesh.protos import buffer_pb2, trajectory_pb2
 
@@ -21,8 +22,8 @@ V0, V1 = PolicyVersion(1, 0), PolicyVersion(1, 1)
 EVERY_S, EVERY_TOKENS = 5.0, 256
 
 
-def sampled(count: int, version: PolicyVersion = V1) -> SampledTokens:
-    return SampledTokens(
+def sampled(count: int, version: PolicyVersion = V1) -> Trajectory:
+    return Trajectory.sampled(
         np.arange(count, dtype=np.int32), np.full(count, -0.5, np.float32), VersionRuns(((count, version),))
     )
 
@@ -30,7 +31,7 @@ def sampled(count: int, version: PolicyVersion = V1) -> SampledTokens:
 def group(name: str = "g1", drafted: Mapping[int, int] | None = None, n: int = 2) -> HeldGroup:
     task = trajectory_pb2.PromptTask(task_id=name, n=n, prompt_ids=np.array([3, 4], "<i4").tobytes())
     drafts = [
-        buffer_pb2.MemberDraft(member=member, payload=pack(sampled(count, V0)))
+        buffer_pb2.MemberDraft(member=member, payload=encode(sampled(count, V0)))
         for member, count in (drafted or {}).items()
     ]
     grant = buffer_pb2.GroupGrant(group_id=name, lease_id="a7", attempt=2, task=task, drafts=drafts)

@@ -13,14 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rollmesh.generators.rollout.rollout_manager as rollout_module
-from rollmesh.generators.engines.interface import EngineStatus, FinishReason, GenerationResult, SampledTokens
+from rollmesh.generators.engines.interface import (
+    EngineStatus,
+    FinishReason,
+    GenerationResult,
+)
 from rollmesh.generators.rollout import circuit_breaker
 from rollmesh.generators.rollout.active_group import HeldGroup, sampling_of
 from rollmesh.generators.rollout.credits import Load, credits_for, fair_share
-from rollmesh.generators.rollout.encoding import pack
 from rollmesh.generators.rollout.response_source import MemberRequest
-from rollmesh.generators.rollout.rollout_manager import Batch, Rollout
+from rollmesh.generators.rollout.rollout_manager import Batch, Rollout, RolloutHandlers, RolloutSettings
+from rollmesh.generators.weights import pinned_groups
+from rollmesh.generators.weights.pinned_groups import PinnedGroups
 from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.trajectory.payload_codec import Trajectory, encode
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from rollmesh.protos import buffer_pb2, trajectory_pb2
 
@@ -55,22 +61,25 @@ class Engine:
 class Book:
     """A rollout loop whose surroundings are lists."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, episodes: bool = False) -> None:
         self.engine = Engine()
         self.batches: list[Batch] = []
         self.failed: list[tuple[HeldGroup, list[int], str]] = []
         self.released: list[HeldGroup] = []
         self.loads = 0
+        self.pinned = PinnedGroups()
         self.rollout = Rollout(
             self.engine,  # type: ignore[arg-type]  # the part of an engine that it uses
-            slots=8,
-            n_by_table={"train": 4, "eval": 1},
-            share=100,
-            adaptive=True,
-            on_batch=self.batches.append,
-            on_failed=lambda group, members, reason: self.failed.append((group, members, reason)),
-            on_release=self.released.extend,
-            on_load=self._loaded,
+            RolloutSettings(slots=8, n_by_table={"train": 4, "eval": 1}, share=100, adaptive=True, episodes=episodes),
+            self.pinned,
+        )
+        self.rollout.connect(
+            RolloutHandlers(
+                on_batch=self.batches.append,
+                on_failed=lambda group, members, reason: self.failed.append((group, members, reason)),
+                on_release=self.released.extend,
+                on_load=self._loaded,
+            )
         )
 
     def _loaded(self) -> None:
@@ -111,14 +120,16 @@ def grant(
 
 def result(request_id: str, version: PolicyVersion, reason: FinishReason) -> GenerationResult:
     return GenerationResult(
-        request_id, np.array([5, 1], np.int32), np.zeros(2, np.float32), VersionRuns(((2, version),)), reason
+        request_id,
+        Trajectory.sampled(np.array([5, 1], np.int32), np.zeros(2, np.float32), VersionRuns(((2, version),))),
+        reason,
     )
 
 
 def draft(member: int, *tokens: int) -> buffer_pb2.MemberDraft:
     runs = VersionRuns(((len(tokens), V1),))
-    so_far = SampledTokens(np.array(tokens, np.int32), np.full(len(tokens), -0.25, np.float32), runs)
-    return buffer_pb2.MemberDraft(member=member, payload=pack(so_far))
+    so_far = Trajectory.sampled(np.array(tokens, np.int32), np.full(len(tokens), -0.25, np.float32), runs)
+    return buffer_pb2.MemberDraft(member=member, payload=encode(so_far))
 
 
 def lease(group_id: str, lease_id: str) -> buffer_pb2.LeaseRef:
@@ -185,14 +196,16 @@ async def test_what_was_not_sampled_stays_so_in_whoever_goes_on() -> None:
     """A draft of an episode holds a tool's output: its mask goes to the responder, and its task with it."""
     runs = VersionRuns(((4, V1),))
     mask = np.array([1, 0, 0, 1], np.uint8)
-    so_far = SampledTokens(np.array([7, 8, 9, 7], np.int32), np.zeros(4, np.float32), runs, mask)
+    so_far = Trajectory(np.array([7, 8, 9, 7], np.int32), np.zeros(4, np.float32), mask, runs)
     book = Book()
-    await book.grant("g1", drafts=[buffer_pb2.MemberDraft(member=2, payload=pack(so_far)), draft(1, 7)])
+    await book.grant("g1", drafts=[buffer_pb2.MemberDraft(member=2, payload=encode(so_far)), draft(1, 7)])
     asked = book.engine.requests
-    assert [request.prefix.mask is None for request in asked if request.prefix is not None] == [True, False]
+    assert [bool(request.prefix.response_mask.all()) for request in asked if request.prefix is not None] == [
+        True,
+        False,
+    ]
     assert asked[2].prefix is not None
-    assert asked[2].prefix.mask is not None
-    assert asked[2].prefix.mask.tolist() == mask.tolist()
+    assert asked[2].prefix.response_mask.tolist() == mask.tolist()
     assert [(request.member, request.task.task_id) for request in asked] == [(index, "g1") for index in range(4)]
 
 
@@ -288,11 +301,11 @@ async def test_pinned_groups_are_given_back_where_another_version_answers() -> N
 
 
 async def test_weights_are_held_until_pinned_groups_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollout_module, "PINNED_QUIET_S", 0.02)
+    monkeypatch.setattr(pinned_groups, "QUIET_S", 0.02)
     book = Book()
-    await book.rollout.pinned_done()
+    await book.pinned.finished()
     await book.grant("e1", table="eval", n=1, pin=V0)
-    held = asyncio.create_task(book.rollout.pinned_done())
+    held = asyncio.create_task(book.pinned.finished())
     await asyncio.sleep(0)
     book.finish(1)
     await asyncio.sleep(0)
@@ -301,6 +314,16 @@ async def test_weights_are_held_until_pinned_groups_are_done(monkeypatch: pytest
     assert not held.done(), "the next of the round came"
     book.finish(1)
     await asyncio.wait_for(held, 5)
+
+
+@pytest.mark.parametrize("episodes", [False, True])
+async def test_pinned_episodes_hold_a_swap_and_pinned_requests_leave_it_to_the_engine(episodes: bool) -> None:
+    book, held = Book(episodes=episodes), list[bool]()
+    book.pinned.on_hold(lambda: held.append(True))
+    await book.grant("g1")
+    assert not held
+    await book.grant("e1", table="eval", n=1, pin=V0)
+    assert bool(held) is episodes
 
 
 async def test_a_refused_prompt_fails_its_own_group_only() -> None:

@@ -18,7 +18,7 @@ from rollmesh.generators.rollout.active_group import FinishedMember, HeldGroup
 from rollmesh.generators.rollout.response_source import EpisodeResult
 from rollmesh.generators.rollout.submission import Delivery
 from rollmesh.mesh.errors import PayloadError, RollmeshError, UnreachableError
-from rollmesh.mesh.trajectory.payload_codec import decode
+from rollmesh.mesh.trajectory.payload_codec import Trajectory, decode
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from rollmesh.protos import buffer_pb2, reward_pb2, trajectory_pb2
 
@@ -35,17 +35,15 @@ class Surroundings:
         self.writes: list[Outgoing] = []
         self.uploads: list[tuple[str, str, int, str, int]] = []
         self.calls = 0
-        self.settled = 0
+        self.members_settled = 0
         self.dropped: list[HeldGroup] = []
         self.errors: list[RollmeshError] = []
         self.delivery = Delivery(
             member_id="gen-1",
             text=self,  # type: ignore[arg-type]  # decodes below
             scorer=self,  # type: ignore[arg-type]  # scores below
-            writer_of=lambda table: self,
-            upload_side=self._upload,
-            settled=self._settle,
-            dropped=self.dropped.append,
+            store=self,
+            owner=self,
             on_error=self.errors.append,
         )
 
@@ -64,7 +62,10 @@ class Surroundings:
         self.writes.extend(writes)
         return [self.answer(write) for write in writes]
 
-    async def _upload(
+    def of(self, _table: str) -> Surroundings:
+        return self
+
+    async def upload_side(
         self, table: str, grant: buffer_pb2.GroupGrant, member: int, name: str, data: NDArray[np.generic]
     ) -> trajectory_pb2.SideData:
         """Takes everything but floats; `len(self.writes)` tells what was written before."""
@@ -73,8 +74,11 @@ class Surroundings:
             raise PayloadError("dtype", "float64")
         return trajectory_pb2.SideData(name=name, bytes=data.nbytes, dtype=data.dtype.name, shape=data.shape)
 
-    def _settle(self, group: HeldGroup, members: int) -> None:
-        self.settled += members
+    def settled(self, _group: HeldGroup, members: int) -> None:
+        self.members_settled += members
+
+    def drop(self, group: HeldGroup) -> None:
+        self.dropped.append(group)
 
 
 def held(name: str) -> HeldGroup:
@@ -87,7 +91,9 @@ def finished(member: int, *tokens: int) -> FinishedMember:
     runs = VersionRuns(((len(tokens) - 1, PolicyVersion(1, 4)), (1, PolicyVersion(1, 5))) if tokens else ())
     ids = np.array(tokens, np.int32)
     return FinishedMember(
-        member, GenerationResult("r", ids, np.full(len(tokens), -0.5, np.float32), runs, "length"), 99
+        member,
+        GenerationResult("r", Trajectory.sampled(ids, np.full(len(tokens), -0.5, np.float32), runs), "length"),
+        99,
     )
 
 
@@ -131,7 +137,7 @@ async def test_outcomes_keep_their_type() -> None:
     assert third.head.meta.reason == "reward timeout: 10 s"
     assert second.payload == third.payload == b""
     assert (around.delivery.scored, around.delivery.unscorable, around.delivery.failed) == (1, 1, 1)
-    assert around.settled == 3
+    assert around.members_settled == 3
 
 
 async def test_members_that_fail_together_are_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -151,7 +157,7 @@ async def test_members_that_fail_together_are_one_line_of_the_log(caplog: pytest
         "4 members of group g1 have no response: generation refused: illegal instruction",
         "3 members of group g2 could not be scored: reward timeout: g2/3/0",
     ]
-    assert len(around.writes) == around.settled == around.delivery.failed == 7
+    assert len(around.writes) == around.members_settled == around.delivery.failed == 7
 
 
 async def test_a_score_item_says_what_the_contract_asks_for() -> None:
@@ -176,7 +182,7 @@ async def test_superseded_work_is_dropped() -> None:
     around.delivery.deliver([(group, [finished(0, 6, 1)])])
     await around.delivery.drained()
     assert around.dropped == [group]
-    assert around.delivery.superseded == around.settled == 1
+    assert around.delivery.superseded == around.members_settled == 1
 
 
 async def test_nothing_is_written_of_a_group_that_was_cancelled_while_it_was_scored() -> None:
@@ -190,7 +196,7 @@ async def test_nothing_is_written_of_a_group_that_was_cancelled_while_it_was_sco
     around.delivery.deliver([(group, [finished(0, 6, 1)]) for group in groups])
     await around.delivery.drained()
     assert [write.head.group_id for write in around.writes] == ["g2"]
-    assert around.settled == 2
+    assert around.members_settled == 2
     assert (around.delivery.scored, around.delivery.superseded) == (1, 1)
 
 
@@ -206,7 +212,7 @@ async def test_a_rejected_member_ends_as_an_error() -> None:
     assert len(around.writes) == 2
     assert around.writes[1].head.meta.outcome == trajectory_pb2.OUTCOME_ERROR
     assert "payload.magic" in around.writes[1].head.meta.reason
-    assert around.settled == 1
+    assert around.members_settled == 1
 
 
 async def test_a_buffer_that_is_gone_is_told_once_per_delivery() -> None:
@@ -220,19 +226,14 @@ async def test_a_buffer_that_is_gone_is_told_once_per_delivery() -> None:
     await around.delivery.drained()
     await asyncio.sleep(0)
     assert [type(error) for error in around.errors] == [UnreachableError]
-    assert around.settled == 0
+    assert around.members_settled == 0
 
 
-def episode(member: int, *tokens: int, **fields: object) -> FinishedMember:
-    plain = finished(member, *tokens).result if tokens else None
-    ids = plain.response_ids if plain else np.zeros(0, np.int32)
-    log_probs = plain.log_probs if plain else np.zeros(0, np.float32)
-    runs = plain.versions if plain else VersionRuns(())
+def episode(member: int, *tokens: int, mask: NDArray[np.uint8] | None = None, **fields: object) -> FinishedMember:
+    sampled = finished(member, *tokens).result.sampled if tokens else Trajectory.empty()
     result = EpisodeResult(
         request_id="r",
-        response_ids=ids,
-        log_probs=log_probs,
-        versions=runs,
+        sampled=sampled if mask is None else replace(sampled, response_mask=mask),
         finish_reason="stop",
         **fields,  # type: ignore[arg-type]  # test shorthand
     )
@@ -278,7 +279,7 @@ async def test_an_episode_that_failed_is_an_error_and_never_scored() -> None:
         "episode failed: the server is gone",
         "generation ended without a token",
     ]
-    assert (around.delivery.failed, around.settled) == (2, 2)
+    assert (around.delivery.failed, around.members_settled) == (2, 2)
 
 
 async def test_side_data_is_stored_before_the_member_that_names_it() -> None:
@@ -294,7 +295,7 @@ async def test_side_data_is_stored_before_the_member_that_names_it() -> None:
     assert (entry.name, entry.dtype, list(entry.shape)) == ("routed_experts", "uint8", [4, 2, 2])
     assert around.writes[0].head.meta.outcome == trajectory_pb2.OUTCOME_SCORED, "what is refused is left out"
     assert not around.writes[1].head.meta.side
-    assert around.settled == 2
+    assert around.members_settled == 2
 
 
 async def test_it_says_how_many_responses_wait_for_their_reward_and_for_how_long() -> None:

@@ -12,6 +12,7 @@ import sys
 
 from rollmesh.generators.weights import Relay, WeightReceiver
 from rollmesh.generators.weights.learner_connection import LearnerLink
+from rollmesh.generators.weights.receiver import ReceiverSettings
 from rollmesh.generators.weights.relay import Holding
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.weights import Wanted
@@ -46,10 +47,7 @@ async def _receive(address: str, member_id: str) -> None:
     receiver = WeightReceiver(
         link,
         Engine(),  # type: ignore[arg-type]  # the part of an engine that it uses
-        member_id=member_id,
-        run="run",
-        host_id="elsewhere",
-        transport="grpc",
+        ReceiverSettings(member_id=member_id, run="run", host_id="elsewhere", transport="grpc"),
         relay=halfway,
     )
     running = asyncio.create_task(receiver.run())

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rollmesh.generators.weights.pinned_groups import PinnedGroups
 from rollmesh.generators.weights.verified_transfer import Verified
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import Wanted
@@ -90,26 +91,27 @@ async def test_news_at_the_end_of_a_pause_are_not_lost(tmp_path: Path, monkeypat
 
 
 async def test_a_swap_that_waits_is_taken_back_for_pinned_episodes_and_asked_for_again(tmp_path: Path) -> None:
-    go_on, waited = asyncio.Event(), asyncio.Event()
+    waited = asyncio.Event()
 
-    async def pinned_done() -> None:
-        if held:
-            waited.set()
-            await go_on.wait()
+    class Watched(PinnedGroups):
+        async def finished(self) -> None:
+            if self.active:
+                waited.set()
+            await super().finished()
 
-    held: list[bool] = []
-    async with mesh(tmp_path, before_swap=pinned_done) as world:
+    pinned = Watched()
+    async with mesh(tmp_path, pinned=pinned) as world:
         learner = await world.learner()
         never: Future[None] = Future()
         world.engine.hold.append(never)
         learner.publisher.publish(PolicyVersion(1, 7), weights(7).items(), "float32")
         async with asyncio.timeout(DEADLINE_S):
             await world.engine.asked.wait()
-            held.append(True)
-            world.receiver.hold_swap()
+            pinned.begin("group")
+            pinned.hold_swap()
             await waited.wait()
             assert world.engine.served == []
-            go_on.set()
+            pinned.end("group")
             await world.receiver.gate_open.wait()
         assert world.engine.served == [PolicyVersion(1, 7)]
         assert same(world.engine, weights(7))

@@ -17,6 +17,7 @@ import torch
 from rollmesh.generators.engines.interface import SwapTimings
 from rollmesh.generators.weights import WeightReceiver
 from rollmesh.generators.weights.learner_connection import LearnerLink
+from rollmesh.generators.weights.receiver import ReceiverSettings
 from rollmesh.learner.weights import WeightPublisher, WeightsService
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import WeightsError
@@ -150,13 +151,17 @@ class Mesh:
 async def mesh(shared: Path, **settings: Any) -> AsyncIterator[Mesh]:
     world = Mesh(shared)
     link = LearnerLink(world.membership, SECURITY)  # type: ignore[arg-type]  # the part of the agent that it uses
+    wired = {name: settings.pop(name) for name in ("relay", "pinned", "on_report") if name in settings}
     world.receiver = WeightReceiver(
         link,
         world.engine,  # type: ignore[arg-type]  # the part of an engine that it uses
-        member_id="gen-1",
-        run="run",
-        host_id=settings.pop("host", host_id()),
-        **{"timeout_s": 5.0, **settings},
+        ReceiverSettings(
+            member_id="gen-1",
+            run="run",
+            host_id=settings.pop("host", host_id()),
+            **{"timeout_s": 5.0, **settings},
+        ),
+        **wired,
     )
     task = asyncio.create_task(world.receiver.run())
     try:

@@ -90,8 +90,7 @@ class Generator:
     async def receive(self, wanted: Wanted, timeout_s: float = 10.0, streams: int = 1) -> Verified:
         fetch = Fetch(
             wanted,
-            self.connection.weights,
-            self.connection.lanes,
+            self.connection,
             timeout_s,
             superseded=lambda: False,
             member_id=self.name,

@@ -12,7 +12,11 @@ from rollmesh.generators.engines.external.boundary_stops import straddle
 from rollmesh.generators.engines.external.model_info import ModelFacts
 from rollmesh.generators.engines.external.request_state import Response
 from rollmesh.generators.engines.external.version_labels import Labels
-from rollmesh.generators.engines.interface import GenerationRequest, SampledTokens, SamplingParams
+from rollmesh.generators.engines.interface import (
+    GenerationRequest,
+    SamplingParams,
+)
+from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from tests.generators.engines.external.driven_harness import LIMITS, tokenizer
 
@@ -22,7 +26,7 @@ _TEXT = st.text("ab né東🙂", min_size=2, max_size=24)
 
 
 def _response(ids: list[int], stop: str) -> Response:
-    prefix = SampledTokens(np.array(ids, np.int32), np.zeros(len(ids), np.float32), VersionRuns(((len(ids), V1),)))
+    prefix = Trajectory.sampled(np.array(ids, np.int32), np.zeros(len(ids), np.float32), VersionRuns(((len(ids), V1),)))
     asked = GenerationRequest("a", [3], SamplingParams(max_tokens=200, stop=(stop,)), prefix=prefix)
     return Response(asked, ModelFacts(LIMITS, tokenizer()))
 
@@ -61,7 +65,7 @@ def test_a_match_is_found_where_the_job_alone_cannot(
         assert response.finish == "stop"
     if response.finish is not None:
         assert taken == len(response.ids) == ends[0]
-        assert response.result().versions.runs == ((taken, V1),)
+        assert response.result().sampled.versions.runs == ((taken, V1),)
 
 
 def test_it_is_looked_for_only_as_long_as_it_can_have_begun_before() -> None:
@@ -84,8 +88,6 @@ def test_turns_before_the_last_do_not_count(masked: bool) -> None:
     ids = [*codec.encode("over"), *codec.encode(" dog")]
     mask = np.ones(len(ids), np.uint8)
     mask[-1] = 0 if masked else 1
-    sampled = SampledTokens(
-        np.array(ids, np.int32), np.zeros(len(ids), np.float32), VersionRuns(((len(ids), V1),)), mask
-    )
+    sampled = Trajectory(np.array(ids, np.int32), np.zeros(len(ids), np.float32), mask, VersionRuns(((len(ids), V1),)))
     asked = GenerationRequest("a", [3], SamplingParams(max_tokens=200, stop=("over",)), prefix=sampled)
     assert Response(asked, ModelFacts(LIMITS, codec)).complete() == (None if masked else "stop")

@@ -168,7 +168,7 @@ def test_images_are_read_beside_everything_else() -> None:
     ]
     harness.engine.submit([replace(item, images=(item.request_id.encode(),)) for item in [pinned, *asked]])
     [other] = harness.run([request("text", max_tokens=3, pinned=True)])
-    assert other.response_ids.tolist() == [10] * 3
+    assert other.sampled.response_ids.tolist() == [10] * 3
     swap = harness.engine.update_weights(V2, harness.constant_weights(11).items(), "")
     harness.engine.abort(["gone"])
     assert harness.collector.wait(["gone"])[0].finish_reason == "aborted"
@@ -177,11 +177,11 @@ def test_images_are_read_beside_everything_else() -> None:
     harness.images.opened.set()
     found = {name: harness.collector.wait([name])[0] for name in ("pinned", "odd", "long", "near")}
     swap.result(harness.deadline_s)
-    assert found["pinned"].response_ids.tolist() == [10] * 4
+    assert found["pinned"].sampled.response_ids.tolist() == [10] * 4
     assert "ZeroDivisionError: no height" in found["odd"].refusal
     assert "no room is left for a response" in found["long"].refusal
     # The prompt with its image leaves room for six.
-    assert (found["near"].finish_reason, len(found["near"].response_ids)) == ("length", 6)
+    assert (found["near"].finish_reason, len(found["near"].sampled.response_ids)) == ("length", 6)
     harness.close()
     assert "gone" not in {job.images[0].decode() for job in harness.backend.jobs if job.images}
 

@@ -190,13 +190,13 @@ def test_a_load_that_fails_leaves_the_old_weights(harness: ScriptedHarness) -> N
     [result] = harness.run([request("a", max_tokens=100, stream=True)])
     with pytest.raises(WeightsError, match="no memory"):
         swaps[0].result(harness.deadline_s)
-    assert result.versions.runs == ((100, V1),)
-    assert result.response_ids.tolist() == [10] * 100
+    assert result.sampled.versions.runs == ((100, V1),)
+    assert result.sampled.response_ids.tolist() == [10] * 100
     status = harness.engine.status()
     assert (status.serving, status.digest, status.swaps) == (V1, str(V1), 1)
     del harness.backend.hooks["load"]
     harness.update(V3, harness.constant_weights(12))
-    assert harness.run([request("b", max_tokens=2)])[0].versions.versions == (V3,)
+    assert harness.run([request("b", max_tokens=2)])[0].sampled.versions.versions == (V3,)
 
 
 def test_a_stamp_that_no_one_gave_is_a_failure(harness: ScriptedHarness) -> None:
@@ -232,9 +232,9 @@ def test_a_job_that_the_engine_refuses_ends_alone(harness: ScriptedHarness) -> N
     harness.engine.submit([request("bad")])
     harness.resume()
     bad, other = harness.collector.wait(["bad", "other"])
-    assert (bad.finish_reason, len(bad.response_ids)) == ("aborted", 0)
+    assert (bad.finish_reason, len(bad.sampled.response_ids)) == ("aborted", 0)
     assert "not an image" in bad.refusal
-    assert (other.finish_reason, len(other.response_ids), other.refusal) == ("length", 60, "")
+    assert (other.finish_reason, len(other.sampled.response_ids), other.refusal) == ("length", 60, "")
 
 
 @pytest.mark.parametrize("harness", ["keep", "interrupt"], indirect=True)
@@ -250,7 +250,7 @@ def test_a_job_at_which_the_engine_fails_is_tried_once_more(harness: ScriptedHar
     for result in harness.collector.wait(["a", "b"]):
         part = before[result.request_id].sampled
         assert (result.finish_reason, result.refusal) == ("length", "")
-        assert result.response_ids.tolist() == [10] * len(part) + [11] * (60 - len(part))
+        assert result.sampled.response_ids.tolist() == [10] * len(part) + [11] * (60 - len(part))
     # Longer than what is sampled until the engine has failed twice.
     harness.freeze([request("c", max_tokens=harness.long)])
     harness.backend.raised = "KeyError: 7"
@@ -263,7 +263,7 @@ def test_a_job_at_which_the_engine_fails_is_tried_once_more(harness: ScriptedHar
         "aborted",
         "illegal instruction; the last error in its log: KeyError: 7",
     )
-    assert set(refused.response_ids.tolist()) == {11}
+    assert set(refused.sampled.response_ids.tolist()) == {11}
     assert harness.collector.failure is None
 
 
@@ -275,7 +275,7 @@ def test_a_probe_that_cannot_be_run_fails_alone(harness: ScriptedHarness) -> Non
             harness.engine.probe(PROMPT).result(harness.deadline_s)
         harness.engine.pause().result(harness.deadline_s)
     harness.resume()
-    assert len(harness.run([request("a", max_tokens=5)])[0].response_ids) == 5
+    assert len(harness.run([request("a", max_tokens=5)])[0].sampled.response_ids) == 5
 
 
 @pytest.mark.parametrize("operation", ["pause", "load", "resume", "abort", "sleep", "wake", "log_probs"])
@@ -314,7 +314,7 @@ def test_a_stop_amid_anything(harness: ScriptedHarness, operation: str) -> None:
     for result in harness.collector.wait(["a", "b"]):
         # Those that run may have come to their end before the pause.
         assert result.finish_reason == "aborted" or operation == "pause"
-        assert len(result.response_ids) >= len(before[result.request_id].sampled)
+        assert len(result.sampled.response_ids) >= len(before[result.request_id].sampled)
     assert harness.collector.failure is None
 
 

@@ -118,16 +118,16 @@ def _check(walk: _Walk) -> None:
     sampled = 0
     for name, asked in walk.asked.items():
         result, brought = collector.results[name], 0
-        ids, versions = result.response_ids.tolist(), list(result.versions)
+        ids, versions = result.sampled.response_ids.tolist(), list(result.sampled.versions)
         if asked.prefix is not None:
             brought = len(asked.prefix)
-            np.testing.assert_array_equal(result.log_probs[:brought], asked.prefix.log_probs)
+            np.testing.assert_array_equal(result.sampled.log_probs[:brought], asked.prefix.log_probs)
         sampled += len(ids) - brought
-        assert len(result.log_probs) == len(versions) == len(ids)
+        assert len(result.sampled.log_probs) == len(versions) == len(ids)
         assert versions[:brought] == [_OLD] * brought
         assert ids == [10] * brought + [_FIRST_TOKEN + version.version for version in versions[brought:]]
         assert versions == sorted(versions), "versions went back"
-        assert not asked.pinned or len(result.versions.runs) <= 1
+        assert not asked.pinned or len(result.sampled.versions.runs) <= 1
         whole = len(ids) == asked.sampling.max_tokens
         assert result.finish_reason == ("length" if whole else "aborted")
         assert whole or name in walk.aborted or asked.pinned, "nobody asked for its end"
@@ -140,4 +140,4 @@ def _check(walk: _Walk) -> None:
     assert walk.harness.backend.most <= walk.harness.slots + 1
     for part in (part for parts in walk.parts for part in parts.result(0)):
         result = collector.results[part.request_id]
-        assert part.sampled.response_ids.tolist() == result.response_ids[: len(part.sampled)].tolist()
+        assert part.sampled.response_ids.tolist() == result.sampled.response_ids[: len(part.sampled)].tolist()

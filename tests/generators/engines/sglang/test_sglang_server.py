@@ -46,12 +46,12 @@ def test_every_transfer_brings_the_weights_and_no_cache_outlives_them(
             harness.engine.resume().result(harness.deadline_s)
             asked = [request(f"{version}.{index}", prompt, max_tokens=6) for index in range(3)]
             for result in harness.run(asked):
-                assert result.versions.versions == (version,)
+                assert result.sampled.versions.versions == (version,)
                 harness.check_log_probs(result, weights, prompt)
             found = harness.engine.probe(prompt).result(harness.deadline_s)
             np.testing.assert_allclose(found.log_probs, harness.log_probs(weights, prompt), atol=1e-3)
         [through] = harness.collector.wait(["through"])
-        assert through.versions.versions == (V1, V2)
+        assert through.sampled.versions.versions == (V1, V2)
         assert_on_loopback(listeners(os.getpid()))
     finally:
         harness.close()
@@ -94,7 +94,7 @@ def test_a_scheduler_that_is_stopped_is_found_and_continued_goes_on(
             scheduler.resume()
             harness.engine.ping().result(harness.deadline_s)
         [result] = harness.collector.wait(["b"])
-        assert result.response_ids.tolist() == undisturbed.response_ids.tolist()
+        assert result.sampled.response_ids.tolist() == undisturbed.sampled.response_ids.tolist()
     finally:
         harness.close()
 

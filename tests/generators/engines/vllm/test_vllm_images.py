@@ -69,10 +69,10 @@ def test_log_probs_are_those_of_the_models_own_forward_pass(served: Engine) -> N
     ]
     results = served.run(*requests)
     for request, result in zip(requests, results, strict=True):
-        assert len(result.response_ids), "sampled"
+        assert len(result.sampled.response_ids), "sampled"
         served.vlm.check(result, served.weights, request.prompt_ids, request.images, TOLERANCE)
     # Their seeds are equal: what they see is not.
-    assert results[0].response_ids.tolist() != results[2].response_ids.tolist()
+    assert results[0].sampled.response_ids.tolist() != results[2].sampled.response_ids.tolist()
 
 
 def test_a_response_goes_on_behind_its_prefix(served: Engine) -> None:
@@ -81,11 +81,11 @@ def test_a_response_goes_on_behind_its_prefix(served: Engine) -> None:
     # A sampled image token is a token like any other.
     draft.response_ids[2] = IMAGE
     [result] = served.run(asked("behind", 1, prefix=draft))
-    ids = result.response_ids.tolist()
+    ids = result.sampled.response_ids.tolist()
     assert ids[:4] == draft.response_ids.tolist()
     assert len(ids) > 4
     expected = served.vlm.log_probs(served.weights, PROMPT, [picture(1, "JPEG")], ids)
-    np.testing.assert_allclose(result.log_probs[4:], expected[4:], atol=TOLERANCE)
+    np.testing.assert_allclose(result.sampled.log_probs[4:], expected[4:], atol=TOLERANCE)
 
 
 def test_what_cannot_be_served_is_refused_and_changes_nothing(served: Engine) -> None:
@@ -103,7 +103,7 @@ def test_what_cannot_be_served_is_refused_and_changes_nothing(served: Engine) ->
     assert "no room is left for a response" in long.refusal
     [result] = served.run(asked("full", 1, prompt=[*[3] * (room - 3), IMAGE]))
     assert result.finish_reason in ("length", "stop")
-    assert len(result.response_ids) <= 3
+    assert len(result.sampled.response_ids) <= 3
 
 
 def test_new_weights_reach_the_vision_part_amid_a_response(served: Engine) -> None:
@@ -115,14 +115,14 @@ def test_new_weights_reach_the_vision_part_amid_a_response(served: Engine) -> No
     newer = served.update(2, V2)
     served.engine.resume().result(120)
     [result] = served.collector.wait(["amid"])
-    versions = list(result.versions)
+    versions = list(result.sampled.versions)
     assert set(versions) == {V1, V2}
     before = versions.count(V1)
-    old = served.vlm.log_probs(former, PROMPT, request.images, result.response_ids.tolist()[:before])
-    np.testing.assert_allclose(result.log_probs[:before], old, atol=TOLERANCE)
+    old = served.vlm.log_probs(former, PROMPT, request.images, result.sampled.response_ids.tolist()[:before])
+    np.testing.assert_allclose(result.sampled.log_probs[:before], old, atol=TOLERANCE)
     # The same image again: nothing that the former vision part made of it is found.
     [fresh] = served.run(asked("fresh", 1))
-    assert set(fresh.versions) == {V2}
+    assert set(fresh.sampled.versions) == {V2}
     served.vlm.check(fresh, newer, PROMPT, request.images, TOLERANCE)
     # Only the vision part changes.
     mixed = served.vlm.random_weights(3)

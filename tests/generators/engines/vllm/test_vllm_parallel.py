@@ -122,26 +122,26 @@ def test_weights_reach_every_worker_amid_responses_and_nothing_is_left(name: str
         old, new = served.random_weights(1), served.random_weights(2)
         served.update(V1, old)
         for result in served.run([request(f"old {index}", [3 + index, 4, 5], max_tokens=20) for index in range(6)]):
-            assert result.versions.versions == (V1,)
+            assert result.sampled.versions.versions == (V1,)
             served.check_log_probs(result, old, [3 + int(result.request_id.split()[1]), 4, 5])
         running = [request(f"across {index}", max_tokens=served.long, seed=1 + index) for index in range(4)]
         before = served.freeze(running)
         served.update(V2, new)
         served.resume()
         results = served.collector.wait([item.request_id for item in running])
-        assert results[0].versions.versions == (V1, V2)
+        assert results[0].sampled.versions.versions == (V1, V2)
         for result in results:
-            count = list(result.versions).count(V1)
-            assert len(result.response_ids) == served.long
+            count = list(result.sampled.versions).count(V1)
+            assert len(result.sampled.response_ids) == served.long
             if result.request_id in before:
                 assert count >= len(before[result.request_id].sampled)
             if count:
-                sampled = served.log_probs(old, [*PROMPT, *result.response_ids.tolist()[:count]])[-count:]
-                np.testing.assert_allclose(result.log_probs[:count], sampled, atol=served.tolerance)
+                sampled = served.log_probs(old, [*PROMPT, *result.sampled.response_ids.tolist()[:count]])[-count:]
+                np.testing.assert_allclose(result.sampled.log_probs[:count], sampled, atol=served.tolerance)
             else:
                 served.check_log_probs(result, new, PROMPT)
         for result in served.run([request(f"new {index}", max_tokens=20, seed=1 + index) for index in range(6)]):
-            assert result.versions.versions == (V2,)
+            assert result.sampled.versions.versions == (V2,)
             served.check_log_probs(result, new, PROMPT)
         probed = served.engine.probe(PROMPT).result(served.deadline_s).log_probs
         np.testing.assert_allclose(probed, served.log_probs(new, PROMPT), atol=served.tolerance)

@@ -71,7 +71,7 @@ def test_no_prefix_of_former_weights_is_found(harness: VllmHarness, monkeypatch:
         harness.check_log_probs(harness.run([request(name, LONG, max_tokens=9)])[0], new, LONG)
     assert hits == [128], "found once, and made by the new weights"
     [across] = harness.collector.wait(["runs"])
-    assert across.versions.versions in ((V1, V2), (V1,))
+    assert across.sampled.versions.versions in ((V1, V2), (V1,))
     np.testing.assert_allclose(
         harness.engine.probe(LONG).result(harness.deadline_s).log_probs, harness.log_probs(new, LONG), atol=1e-3
     )
@@ -88,7 +88,7 @@ def test_memory_that_cannot_be_mapped_changes_nothing(harness: VllmHarness) -> N
         shared.run(shared.backend.load(staged, "9.9", recompute=False))
     shared.run(shared.backend.resume())
     [result] = harness.run([request("a", max_tokens=20)])
-    assert result.versions.versions == (V1,)
+    assert result.sampled.versions.versions == (V1,)
     harness.check_log_probs(result, old, [3, 4, 5, 6])
 
 
@@ -104,8 +104,8 @@ def test_a_load_that_fails_halfway_is_taken_back(harness: VllmHarness) -> None:
         harness.shared.run(backend.load(backend._sender.stage(bad), "9.9", recompute=False))
     harness.resume()
     [result] = harness.collector.wait(["runs"])
-    assert len(runs.sampled) < len(result.response_ids)
-    assert result.versions.versions == (V1,)
+    assert len(runs.sampled) < len(result.sampled.response_ids)
+    assert result.sampled.versions.versions == (V1,)
     harness.check_log_probs(result, old, [3, 4, 5, 6])
     harness.update(V2, new)
     harness.check_log_probs(harness.run([request("new", max_tokens=20)])[0], new, [3, 4, 5, 6])
@@ -152,7 +152,7 @@ def test_a_probe_that_vllm_refuses_fails_alone(harness: VllmHarness, monkeypatch
     monkeypatch.setattr(sampling, "scoring", lambda _: VllmSampling(prompt_logprobs=10**6))
     with pytest.raises(EngineError, match="does not score these tokens"):
         harness.engine.probe(LONG).result(harness.deadline_s)
-    assert harness.run([request("a", max_tokens=3)])[0].response_ids.tolist() == [10] * 3
+    assert harness.run([request("a", max_tokens=3)])[0].sampled.response_ids.tolist() == [10] * 3
 
 
 def test_workers_say_what_they_hold(harness: VllmHarness) -> None:
@@ -168,9 +168,11 @@ def test_nothing_is_lost_across_swaps(harness: VllmHarness) -> None:
     harness.resume()
     both = 0
     for result in harness.collector.wait([item.request_id for item in asked]):
-        assert [10 if version == V1 else 11 for version in result.versions] == result.response_ids.tolist()
-        assert len(result.response_ids) == 60
-        both += len(result.versions.runs) == 2
+        assert [
+            10 if version == V1 else 11 for version in result.sampled.versions
+        ] == result.sampled.response_ids.tolist()
+        assert len(result.sampled.response_ids) == 60
+        both += len(result.sampled.versions.runs) == 2
     assert both >= 1
 
 
@@ -199,7 +201,7 @@ def test_an_engine_core_that_is_stopped_and_continued_goes_on(harness: VllmHarne
 
     asyncio.run(watched())
     [result] = harness.collector.wait(["b"])
-    assert result.response_ids.tolist() == undisturbed.response_ids.tolist()
+    assert result.sampled.response_ids.tolist() == undisturbed.sampled.response_ids.tolist()
 
 
 def test_a_killed_engine_core_is_a_reported_failure(harness: VllmHarness) -> None:

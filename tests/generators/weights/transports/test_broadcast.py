@@ -137,7 +137,7 @@ async def test_who_comes_late_takes_another_way_and_part_in_the_next(tmp_path: P
         gloo = offered(learner)
         gloo._expected, gloo._window_s = {"here-0", "dead"}, DEADLINE_S
         gloo._timeout_s = STALL_S
-        stub = learner.fetch(wanted).learner
+        stub = learner.fetch(wanted).connection.weights
         request = weights_pb2.JoinBroadcastRequest(member_id="dead", policy=wanted.policy.to_proto(), transport="gloo")
         # Settled with a member that never comes: everybody else is told so when its time is over.
         dead, got = asyncio.create_task(_join(stub, request)), asyncio.create_task(first.get(learner, wanted))
@@ -224,7 +224,7 @@ async def test_joins_that_make_no_sense_are_refused(tmp_path: Path) -> None:
         nccl = Wanted(wanted.policy, None, wanted.buckets, [weights_pb2.Offer(transport="nccl", address="x:1")])
         assert "no broadcast over nccl" in Broadcast("nccl").refusal(wanted)
         assert Broadcast("gloo").refusal(nccl) == "the learner offers no broadcast over gloo"
-        stub = learner.fetch(wanted).learner
+        stub = learner.fetch(wanted).connection.weights
         with pytest.raises(Exception, match="broadcasts nothing over 'nccl'"):
             await stub.JoinBroadcast(
                 weights_pb2.JoinBroadcastRequest(member_id="m", policy=wanted.policy.to_proto(), transport="nccl"),

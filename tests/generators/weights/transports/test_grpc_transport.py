@@ -78,7 +78,7 @@ def fetch_of(service: Service, connection: LearnerConnection, timeout_s: float) 
     manifest = service._publisher.newest
     assert manifest is not None
     wanted = Wanted.full(manifest)
-    return Fetch(wanted, connection.weights, connection.lanes, timeout_s, superseded=lambda: False, member_id="gen-1")
+    return Fetch(wanted, connection, timeout_s, superseded=lambda: False, member_id="gen-1")
 
 
 async def test_buckets_come_side_by_side(tmp_path: Path, proxies: ProxyLoop) -> None:

@@ -83,8 +83,7 @@ class Learner:
         self._fetches += 1
         return Fetch(
             wanted,
-            self._connection.weights,
-            self._connection.lanes,
+            self._connection,
             timeout_s,
             superseded=lambda: False,
             member_id=member_id or f"receiver-{self._fetches}",

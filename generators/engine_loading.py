@@ -1,0 +1,93 @@
+"""From the model files of a run to an engine that can start."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollmesh.generators.engine_events import ResultFeed
+from rollmesh.generators.engines import create_engine
+from rollmesh.generators.engines.interface import EngineSettings, InferenceEngine, KvPolicy
+from rollmesh.generators.tokenizer import TextCodec
+from rollmesh.mesh.agent_tools import agent_schemas
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.runtime.devices import choose_device
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """An engine and what belongs to it.
+
+    Attributes:
+        engine: not started.
+        text: the model's tokenizer.
+        events: where its results arrive.
+    """
+
+    engine: InferenceEngine
+    text: TextCodec
+    events: ResultFeed
+
+
+def load_libraries(threads: int) -> None:
+    """Imports the heavy packages, which takes seconds, and sets torch's intra-op threads."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(threads)
+    transformers.logging.set_verbosity_error()
+    # transformers imports what is behind a name when the name is first asked for.
+    for name in ("AutoModelForCausalLM", "AutoTokenizer", "PreTrainedModel"):
+        getattr(transformers, name)
+
+
+def load_engine(config: Config, folder: Path, events: ResultFeed, *, threads: int) -> LoadedEngine:
+    """Builds engine and tokenizer from the model files; takes seconds.
+
+    Args:
+        config: of the run.
+        folder: configuration and tokenizer files of the model.
+        events: listens to the engine.
+        threads: compute threads.
+
+    Raises:
+        ConfigError, DataError: the engine or the model cannot be built.
+    """
+    rollout = config.rollout
+    device = choose_device(rollout.device, "rollout.device")
+    settings = EngineSettings(
+        slots=rollout.slots,
+        dtype=config.model.dtype,
+        context=rollout.context_tokens,
+        kv=kv_policy(config),
+        device=device,
+        sharing=sharing(config, device),
+        seed=config.run.seed,
+        threads=threads,
+        allow_insecure=config.security.allow_insecure,
+        hf=rollout.hf,
+        vllm=rollout.vllm,
+        sglang=rollout.sglang,
+    )
+    # Users' modules are imported here, where it may take its time; who needs them finds them loaded.
+    agent_schemas(rollout.agent)
+    return LoadedEngine(create_engine(rollout.engine, folder, settings, events), TextCodec(folder), events)
+
+
+def kv_policy(config: Config) -> KvPolicy:
+    """What becomes of running sequences at a swap."""
+    if config.weights.kv != "auto":
+        return config.weights.kv
+    return "recompute" if config.rollout.engine == "sglang" else "keep"
+
+
+def sharing(config: Config, device: str) -> int:
+    """Most processes of the run that share one device's memory: on a CPU its generators, else those that are named."""
+    rollout, learner = config.rollout, config.learner
+    if device == "cpu":
+        return max(1, rollout.replicas)
+    if not rollout.devices:
+        return 1
+    users = Counter([*rollout.devices, *(learner.devices or ())])
+    return max(users[number] for number in rollout.devices)
