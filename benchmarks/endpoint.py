@@ -32,12 +32,12 @@ from rollmesh.generators.engines.interface import (
     GenerationResult,
 )
 from rollmesh.generators.openai_server.completions import Completions
-from rollmesh.generators.openai_server.engine_client import EngineCalls
+from rollmesh.generators.openai_server.engine_client import EngineClient
 from rollmesh.generators.openai_server.http_server import EndpointServer
-from rollmesh.generators.openai_server.metrics import EndpointFigures
+from rollmesh.generators.openai_server.metrics import EndpointMetrics
 from rollmesh.generators.openai_server.sessions import Sessions
-from rollmesh.generators.openai_server.template_codec import TokenizerLanguage
-from rollmesh.generators.openai_server.turn_tree import Record, Turn
+from rollmesh.generators.openai_server.template_codec import TemplateChatCodec
+from rollmesh.generators.openai_server.turn_tree import Turn, TurnTree
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.config.rollout import EndpointSection
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
@@ -54,7 +54,7 @@ class _OneToken:
     """As much of an engine as the endpoint needs: every request is answered with one token."""
 
     def __init__(self) -> None:
-        self.calls: EngineCalls
+        self.calls: EngineClient
 
     def status(self) -> Any:
         return type("Status", (), {"serving": _VERSION})()
@@ -64,7 +64,7 @@ class _OneToken:
         for request in requests:
             tokens = _tokens(1)
             result = GenerationResult(request.request_id, tokens, "length")
-            loop.call_soon(self.calls.take, [result])
+            loop.call_soon(self.calls.accept_results, [result])
 
     def abort(self, _names: Any) -> None:
         """There is never anything to abort."""
@@ -102,13 +102,13 @@ async def _post(url: str, body: Path) -> tuple[int, float]:
 
 async def _pause(tokenizer: Any, context: int, body: Path) -> dict[str, Any]:
     engine = _OneToken()
-    calls = engine.calls = EngineCalls(engine)  # type: ignore[arg-type]  # as much of one as is needed
-    language = TokenizerLanguage(tokenizer, end_ids=frozenset({2}))
+    calls = engine.calls = EngineClient(engine)  # type: ignore[arg-type]  # as much of one as is needed
+    language = TemplateChatCodec(tokenizer, end_ids=frozenset({2}))
     completions = Completions(engine, calls, language, context=context, most=64)  # type: ignore[arg-type]
     server = EndpointServer(
         completions,
         Sessions(EndpointSection(), time.monotonic),
-        EndpointFigures(CollectorRegistry()),
+        EndpointMetrics(CollectorRegistry()),
         model="m",
         security=SecuritySection(),
         created=0,
@@ -150,7 +150,7 @@ def session_costs(prompt: int, after: int, rounds: int) -> dict[int, Any]:
     """Milliseconds of one call, by the number of turns before it; `after` 0: each call starts from nothing."""
     costs: dict[int, list[float]] = {turns: [] for turns in _TURNS}
     for _ in range(rounds):
-        record, before = Record(), None
+        record, before = TurnTree(), None
         for number in range(max(_TURNS) + 1):
             began = time.perf_counter()
             known: Turn | None = before if after else None

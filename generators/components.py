@@ -2,9 +2,9 @@
 
 From the buffer to the engine and back:
 
-- `Admission` keeps the Admit streams and feeds their grants to `Rollout`, which holds the groups in progress.
-- `Rollout` asks the engine, or agents that use it (`AgentRunner`, `ProgramRunner`), for responses.
-- `Delivery` scores and stores finished members; `Drafts` stores the beginnings of unfinished ones.
+- `AdmissionLoop` keeps the Admit streams and feeds their grants to `RolloutManager`: the groups in progress.
+- `RolloutManager` asks the engine, or agents that use it (`AgentRunner`, `ProgramRunner`), for responses.
+- `TrajectorySubmitter` scores and stores finished members; `DraftUploader` stores the beginnings of unfinished ones.
 - `LeaseReleaser` gives groups back.
 - `WeightReceiver` keeps the engine on the newest weights; `PinnedGroups` are what a swap waits for.
 - `Endpoint`, `ManualRequests` and `Probes` answer those who ask the generator itself.
@@ -28,13 +28,13 @@ from rollmesh.generators.engines.interface import GenerationResult
 from rollmesh.generators.metrics import GeneratorMetrics
 from rollmesh.generators.openai_server.endpoint import Endpoint
 from rollmesh.generators.program_agents.runner import ProgramRunner, open_runner
-from rollmesh.generators.rollout.buffer_streams import Admission, LeaseReleaser, Writers
+from rollmesh.generators.rollout.buffer_streams import AdmissionLoop, LeaseReleaser, WriteStreams
 from rollmesh.generators.rollout.credits import fair_share
-from rollmesh.generators.rollout.drafts import Drafts
-from rollmesh.generators.rollout.rollout_manager import Rollout, RolloutHandlers, RolloutSettings
-from rollmesh.generators.rollout.submission import Delivery
+from rollmesh.generators.rollout.drafts import DraftUploader
+from rollmesh.generators.rollout.rollout_manager import RolloutHandlers, RolloutManager, RolloutSettings
+from rollmesh.generators.rollout.submission import TrajectorySubmitter
 from rollmesh.generators.weights import Relay, WeightReceiver
-from rollmesh.generators.weights.learner_connection import LearnerLink
+from rollmesh.generators.weights.learner_connection import LearnerDirectory
 from rollmesh.generators.weights.pinned_groups import PinnedGroups
 from rollmesh.generators.weights.receiver import ReceiverSettings
 from rollmesh.mesh.config.models import Config, SecuritySection
@@ -83,7 +83,7 @@ class GeneratorComponents:
         self,
         config: Config,
         mesh: MeshAccess,
-        link: LearnerLink,
+        link: LearnerDirectory,
         loaded: LoadedEngine,
         *,
         metrics: GeneratorMetrics,
@@ -113,11 +113,11 @@ class GeneratorComponents:
             adaptive=rollout.load == "adaptive",
             episodes=episodes is not None,
         )
-        self.rollout = Rollout(responder, settings, pinned)
+        self.rollout = RolloutManager(responder, settings, pinned)
         if episodes is not None:
             episodes.connect(self.rollout.on_results)
-        self.writers = Writers(self.client, agent)
-        self.delivery = Delivery(
+        self.writers = WriteStreams(self.client, agent)
+        self.delivery = TrajectorySubmitter(
             member_id=agent.member_id,
             text=text,
             scorer=self.scorer,
@@ -126,18 +126,18 @@ class GeneratorComponents:
             on_error=on_failure,
             encode=partial(encode, codec=config.buffer.compression, level=config.buffer.compression_level),
         )
-        self.drafts = Drafts(
+        self.drafts = DraftUploader(
             responder,
             self.rollout,
             partial(self.writers.of, "train"),
             every_s=rollout.draft_every_s,
             every_tokens=rollout.draft_every_tokens,
         )
-        self.admission = Admission(self.client, agent, self.rollout)
+        self.admission = AdmissionLoop(self.client, agent, self.rollout)
         self.releases = LeaseReleaser(self.client, agent, self.rollout)
         self.rollout.connect(
             RolloutHandlers(
-                on_batch=self.delivery.deliver,
+                on_batch=self.delivery.submit,
                 on_failed=self.delivery.fail,
                 on_release=self.releases.release,
                 on_load=self.admission.refresh,
@@ -154,7 +154,7 @@ class GeneratorComponents:
         )
         self.probes = Probes(engine, self.receiver.manifest)
         self.manual = ManualRequests(engine, text)
-        loaded.events.connect(self._take, self.endpoint.take_tokens if self.endpoint is not None else None)
+        loaded.events.connect(self._take, self.endpoint.accept_tokens if self.endpoint is not None else None)
 
     @property
     def episodes(self) -> Mapping[str, float] | None:
@@ -164,11 +164,11 @@ class GeneratorComponents:
 
     def _take(self, results: list[GenerationResult]) -> None:
         """What the engine has finished goes to whoever asked for it."""
-        others = self.manual.take(results)
+        others = self.manual.accept_results(results)
         if self.agents is not None:
-            others = self.agents.take(others)
+            others = self.agents.accept_results(others)
         if self.endpoint is not None:
-            others = self.endpoint.take(others)
+            others = self.endpoint.accept_results(others)
         if others:
             self.rollout.on_results(others)
 
@@ -186,7 +186,7 @@ class GeneratorComponents:
             return f"waits for rewards: {members} responses, the first of them for {longest_s:.0f} s"
         if load.undelivered and not load.generating:
             return f"waits until {load.undelivered} members are scored and stored"
-        if load.generating == 0 and self.rollout.held == 0:
+        if load.generating == 0 and self.rollout.active_groups == 0:
             return self.admission.waiting_reason()
         return ""
 

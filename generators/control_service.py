@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from rollmesh.generators.engines.interface import EngineStatus, GenerationRequest, GenerationResult, InferenceEngine
 from rollmesh.generators.rollout.active_group import sampling_of
-from rollmesh.generators.tokenizer import TextCodec
+from rollmesh.generators.tokenizer import TokenizerCodec
 from rollmesh.mesh.errors import PayloadError, UnreachableError
 from rollmesh.mesh.runtime.service import Shutdown
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -29,7 +29,7 @@ _FINISH = {
 class ManualRequests:
     """Prompts outside any group, answered to whoever waits."""
 
-    def __init__(self, engine: InferenceEngine, text: TextCodec) -> None:
+    def __init__(self, engine: InferenceEngine, text: TokenizerCodec) -> None:
         self._engine = engine
         self._waiting: dict[str, asyncio.Future[GenerationResult]] = {}
         self._ids = itertools.count()
@@ -51,7 +51,7 @@ class ManualRequests:
             if self._waiting.pop(request_id, None) is not None and not answer.done():
                 self._engine.abort([request_id])
 
-    def take(self, results: Sequence[GenerationResult]) -> list[GenerationResult]:
+    def accept_results(self, results: Sequence[GenerationResult]) -> list[GenerationResult]:
         """Answers those who wait and returns the results that are not theirs."""
         if not self._waiting:
             return list(results)
@@ -79,7 +79,7 @@ class Probes:
         self._engine = engine
         self._manifest = manifest
 
-    async def look(self, token_ids: Sequence[int]) -> generator_pb2.ProbeResponse:
+    async def probe(self, token_ids: Sequence[int]) -> generator_pb2.ProbeResponse:
         """Log-probs of the tokens, and the digest of the tensors that gave them.
 
         Raises:
@@ -196,4 +196,4 @@ class GeneratorControl(generator_pb2_grpc.GeneratorControlServicer):
         probes = self._subject.probes
         if probes is None:
             raise UnreachableError("this generator has no weights yet", hint="is a learner running?")
-        return await probes.look(list(request.token_ids))
+        return await probes.probe(list(request.token_ids))

@@ -12,7 +12,7 @@ from rollmesh.mesh.errors import RollmeshError
 log = logging.getLogger(__name__)
 
 
-class ResultFeed(EngineListener):
+class EngineEventBridge(EngineListener):
     """Carries what the engine's thread says to the event loop: one wake-up per decode step that has something to say.
 
     Args:

@@ -6,10 +6,10 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollmesh.generators.engine_events import ResultFeed
+from rollmesh.generators.engine_events import EngineEventBridge
 from rollmesh.generators.engines import create_engine
 from rollmesh.generators.engines.interface import EngineSettings, InferenceEngine, KvPolicy
-from rollmesh.generators.tokenizer import TextCodec
+from rollmesh.generators.tokenizer import TokenizerCodec
 from rollmesh.mesh.agent_tools import agent_schemas
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.runtime.devices import choose_device
@@ -26,8 +26,8 @@ class LoadedEngine:
     """
 
     engine: InferenceEngine
-    text: TextCodec
-    events: ResultFeed
+    text: TokenizerCodec
+    events: EngineEventBridge
 
 
 def load_libraries(threads: int) -> None:
@@ -42,7 +42,7 @@ def load_libraries(threads: int) -> None:
         getattr(transformers, name)
 
 
-def load_engine(config: Config, folder: Path, events: ResultFeed, *, threads: int) -> LoadedEngine:
+def load_engine(config: Config, folder: Path, events: EngineEventBridge, *, threads: int) -> LoadedEngine:
     """Builds engine and tokenizer from the model files; takes seconds.
 
     Args:
@@ -72,7 +72,7 @@ def load_engine(config: Config, folder: Path, events: ResultFeed, *, threads: in
     )
     # Users' modules are imported here, where it may take its time; who needs them finds them loaded.
     agent_schemas(rollout.agent)
-    return LoadedEngine(create_engine(rollout.engine, folder, settings, events), TextCodec(folder), events)
+    return LoadedEngine(create_engine(rollout.engine, folder, settings, events), TokenizerCodec(folder), events)
 
 
 def kv_policy(config: Config) -> KvPolicy:

@@ -17,14 +17,14 @@ from typing import Any
 
 from rollmesh.generators.components import GeneratorComponents, MeshAccess
 from rollmesh.generators.control_service import ManualRequests, Probes
-from rollmesh.generators.engine_events import ResultFeed
+from rollmesh.generators.engine_events import EngineEventBridge
 from rollmesh.generators.engine_loading import load_engine, load_libraries
 from rollmesh.generators.engine_watch import watch
 from rollmesh.generators.engines.interface import EngineError, EngineStatus
 from rollmesh.generators.metrics import GeneratorMetrics
 from rollmesh.generators.model_bundle import fetch_model_bundle
 from rollmesh.generators.rollout.silent_wait import Silence
-from rollmesh.generators.weights.learner_connection import LearnerLink
+from rollmesh.generators.weights.learner_connection import LearnerDirectory
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.runtime.memory_tuning import settle_heap
@@ -104,7 +104,11 @@ class Generator:
         """The engine's status (None before there is one), groups held, and why it waits."""
         if self._components is None:
             return None, 0, self._stage
-        return self._components.engine.status(), self._components.rollout.held, self._components.waiting_reason()
+        return (
+            self._components.engine.status(),
+            self._components.rollout.active_groups,
+            self._components.waiting_reason(),
+        )
 
     def drain_within(self, timeout_s: float) -> None:
         """Bounds the time that running sequences get at the end."""
@@ -158,10 +162,10 @@ class Generator:
 
     async def _build(self, stack: AsyncExitStack) -> GeneratorComponents:
         config, network, agent = self._config, self._config.network, self._agent
-        link = LearnerLink(agent, self._mesh.security, max_message_mb=network.max_message_mb)
+        link = LearnerDirectory(agent, self._mesh.security, max_message_mb=network.max_message_mb)
         stack.push_async_callback(link.close)
         await self._enter("waits for a learner", link)
-        results = ResultFeed(self._fail)
+        results = EngineEventBridge(self._fail)
         # Loading the libraries takes as long as a learner needs to come up: both at the same time.
         libraries = asyncio.create_task(asyncio.to_thread(load_libraries, self._threads))
         stack.push_async_callback(asyncio.wait, {libraries})
@@ -184,11 +188,11 @@ class Generator:
         self._files = files
         return components
 
-    async def _enter(self, stage: str, link: LearnerLink) -> None:
+    async def _enter(self, stage: str, link: LearnerDirectory) -> None:
         """Says what it does now, ahead of the next heartbeat: stages are as long as a model is large."""
         self._stage = stage
         self._agent.set_status(waiting_reason=stage)
-        await link.look()
+        await link.refresh()
 
     async def _admit(self, components: GeneratorComponents) -> None:
         await components.receiver.gate_open.wait()
@@ -217,7 +221,7 @@ class Generator:
             why += f"; the last error in its log: {error.raised}"
         rollout.stop_admitting()
         rollout.fail_at(error.culprit, f"the engine ended at it, tried alone: {why}")
-        rollout.hand_on_all()
+        rollout.flush_finished()
         await _within(_SETTLE_S, components.delivery.drained())
         rollout.release_all()
         await _within(_SETTLE_S, components.releases.sent())
@@ -232,13 +236,13 @@ class Generator:
         if await _within(running_s, rollout.idle.wait()):
             return
         # A group is given back after its finished members and drafts are stored: they would be superseded otherwise.
-        rollout.hand_on_all()
+        rollout.flush_finished()
         stored = await _within(_SETTLE_S, delivery.drained()) and await _within(
             _SETTLE_S, components.drafts.write_all()
         )
         rollout.release_all()
         if not (stored and await _within(_SETTLE_S, components.releases.sent())):
-            log.warning("%d groups were not stored or given back in time; their leases run out", rollout.held)
+            log.warning("%d groups were not stored or given back in time; their leases run out", rollout.active_groups)
 
     # ------------------------------------------------------------------------------------------- round about
 

@@ -9,9 +9,9 @@ import psutil
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from rollmesh.generators.engines.interface import EngineStatus
-from rollmesh.generators.rollout.drafts import Drafts
-from rollmesh.generators.rollout.rollout_manager import Rollout
-from rollmesh.generators.rollout.submission import Delivery
+from rollmesh.generators.rollout.drafts import DraftUploader
+from rollmesh.generators.rollout.rollout_manager import RolloutManager
+from rollmesh.generators.rollout.submission import TrajectorySubmitter
 from rollmesh.protos import weights_pb2
 
 _HELP = {
@@ -111,9 +111,9 @@ class GeneratorMetrics:
     def update(
         self,
         status: EngineStatus,
-        rollout: Rollout,
-        delivery: Delivery,
-        drafts: Drafts,
+        rollout: RolloutManager,
+        delivery: TrajectorySubmitter,
+        drafts: DraftUploader,
         agents: Mapping[str, float] | None = None,
     ) -> Mapping[str, float]:
         """Takes a snapshot in and returns the figures by name.
@@ -140,7 +140,7 @@ class GeneratorMetrics:
             "active_sequences": status.active,
             "queued_sequences": status.queued,
             "concurrency_limit": rollout.limit,
-            "groups_held": rollout.held,
+            "groups_held": rollout.active_groups,
             "undelivered_members": load.undelivered,
             "members_unscored": unscored,
             "reward_wait_seconds": reward_wait_s,

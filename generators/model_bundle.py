@@ -9,7 +9,7 @@ from pathlib import Path
 
 import grpc
 
-from rollmesh.generators.weights.learner_connection import LearnerLink, closed_under_call
+from rollmesh.generators.weights.learner_connection import LearnerDirectory, is_channel_closed
 from rollmesh.mesh.errors import DataError, UnreachableError
 from rollmesh.mesh.model_bundle import MAX_BYTES, MAX_FILE_BYTES, MAX_FILES, is_bundled
 from rollmesh.mesh.rpc.rpc import is_transient, to_rollmesh_error
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 _PAUSE_S = 0.5
 
 
-async def fetch_model_bundle(link: LearnerLink, folder: Path, *, timeout_s: float, retry_s: float) -> None:
+async def fetch_model_bundle(link: LearnerDirectory, folder: Path, *, timeout_s: float, retry_s: float) -> None:
     """Writes the learner's model files into `folder`; waits for a learner if there is none.
 
     Args:
@@ -50,7 +50,7 @@ async def fetch_model_bundle(link: LearnerLink, folder: Path, *, timeout_s: floa
             await connection.replaced_within(_PAUSE_S)
             continue
         except (grpc.aio.UsageError, asyncio.CancelledError) as error:
-            if not closed_under_call(error):
+            if not is_channel_closed(error):
                 raise
             continue
         write_model_files(files, folder)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class TextCodec:
+class TokenizerCodec:
     """The tokenizer of a model folder.
 
     Attributes:

@@ -19,7 +19,7 @@ from rollmesh.generators.engines.external.model_info import read_folder
 from rollmesh.generators.engines.hf.model import served_layers
 from rollmesh.generators.engines.hf.model.loading import load_model as load_model_of_generator
 from rollmesh.generators.engines.hf.model.loading import load_tokenizer
-from rollmesh.generators.tokenizer import TextCodec
+from rollmesh.generators.tokenizer import TokenizerCodec
 from rollmesh.learner.engines.fsdp2.architecture import describe_packing
 from rollmesh.learner.engines.fsdp2.loading import load_model
 from rollmesh.learner.model_files import location
@@ -146,7 +146,7 @@ def with_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         checkpoint_names.read_config,
         lambda folder: read_folder(folder, None),
         load_tokenizer,
-        TextCodec,
+        TokenizerCodec,
         ImageProcessor.load,
         location.load_tokenizer,
         location.context_length,

@@ -22,7 +22,7 @@ import torch
 
 from rollmesh.generators.engines.interface import InferenceEngine, SwapTimings
 from rollmesh.generators.weights import WeightReceiver
-from rollmesh.generators.weights.learner_connection import LearnerLink
+from rollmesh.generators.weights.learner_connection import LearnerDirectory
 from rollmesh.generators.weights.receiver import ReceiverSettings
 from rollmesh.learner.weights import WeightPublisher, WeightsService
 from rollmesh.learner.weights.published_version import PublishedVersion
@@ -154,7 +154,7 @@ class _Engine:
 
 
 async def _receive(address: str, encoding: EncodingName) -> None:
-    link = LearnerLink(cast(MembershipAgent, _Named(address)), SecuritySection())
+    link = LearnerDirectory(cast(MembershipAgent, _Named(address)), SecuritySection())
     engine = cast(InferenceEngine, _Engine())
     settings = ReceiverSettings(member_id="generator", run=RUN, host_id="far", transport="grpc", encoding=encoding)
     receiver = WeightReceiver(link, engine, settings)

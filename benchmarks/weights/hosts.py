@@ -23,12 +23,12 @@ import uvloop
 
 from rollmesh.generators.weights.learner_connection import LearnerConnection
 from rollmesh.generators.weights.relay import Relay
-from rollmesh.generators.weights.transports import Fetch, Transport
+from rollmesh.generators.weights.transports import Transfer, Transport
 from rollmesh.generators.weights.transports.broadcast import Broadcast
 from rollmesh.generators.weights.transports.disk import Disk
-from rollmesh.generators.weights.transports.grpc_transport import Grpc
+from rollmesh.generators.weights.transports.grpc_transport import GrpcTransport
 from rollmesh.generators.weights.transports.shm import SharedMemory
-from rollmesh.generators.weights.verified_transfer import receive
+from rollmesh.generators.weights.verified_transfer import receive_verified
 from rollmesh.mesh.config.models import NetworkSection, SecuritySection
 from rollmesh.mesh.rpc.rpc import bind, new_server, open_channel
 from rollmesh.mesh.runtime.hosts import host_id
@@ -85,7 +85,7 @@ def _offers(args: argparse.Namespace) -> list[Any]:
 
 def _transport(args: argparse.Namespace) -> Transport:
     made: dict[str, Callable[[], Transport]] = {
-        "grpc": lambda: Grpc(streams=args.streams),
+        "grpc": lambda: GrpcTransport(streams=args.streams),
         "gloo": lambda: Broadcast("gloo"),
         "shm": lambda: SharedMemory(host_id()),
         "disk": lambda: Disk(args.dir),
@@ -106,7 +106,7 @@ async def generator(args: argparse.Namespace) -> None:
     async def fetch(request: dict[str, Any]) -> dict[str, Any]:
         wanted = Wanted.full(weights_pb2.Manifest.FromString(bytes.fromhex(request["manifest"])))
         relays, verify = request["relay"], request["verify"]
-        fetch = Fetch(
+        fetch = Transfer(
             wanted,
             connection,
             60.0,
@@ -118,7 +118,7 @@ async def generator(args: argparse.Namespace) -> None:
         source = ""
         if verify:
             holding = relay.begin(wanted)
-            source = (await receive(transport, fetch, holding.verified)).source
+            source = (await receive_verified(transport, fetch, holding.verified)).source
             seconds = time.perf_counter() - began
             relay.finish(holding)
         else:

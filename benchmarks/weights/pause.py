@@ -45,7 +45,7 @@ from rollmesh.generators.engines.interface import (
     TokenEvent,
 )
 from rollmesh.generators.weights import WeightReceiver
-from rollmesh.generators.weights.learner_connection import LearnerLink
+from rollmesh.generators.weights.learner_connection import LearnerDirectory
 from rollmesh.generators.weights.receiver import ReceiverSettings
 from rollmesh.learner.weights import WeightPublisher, WeightsService
 from rollmesh.learner.weights.model_bundle import read_model_bundle
@@ -233,7 +233,7 @@ async def measure(
     engine = MeasuredEngine(load_model(folder, dtype="float32", device="cpu"), EngineSettings(slots=slots, kv=kv), load)
     engine.start()
     port = await asyncio.to_thread(pipe.recv)
-    link = LearnerLink(_Membership(port), _SECURITY)  # type: ignore[arg-type]  # the part of an agent that it uses
+    link = LearnerDirectory(_Membership(port), _SECURITY)  # type: ignore[arg-type]  # the part of an agent that it uses
     settings = ReceiverSettings(
         member_id="generator",
         run="run",

@@ -31,9 +31,9 @@ import torch
 from benchmarks.common import Summary, machine, summarize, table, write_json, yardstick
 from benchmarks.weights.process import Host
 from rollmesh.generators.weights.learner_connection import LearnerConnection
-from rollmesh.generators.weights.transports import Fetch
+from rollmesh.generators.weights.transports import Transfer
 from rollmesh.generators.weights.transports.shm import SharedMemory
-from rollmesh.generators.weights.verified_transfer import receive
+from rollmesh.generators.weights.verified_transfer import receive_verified
 from rollmesh.learner.weights import WeightPublisher
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.rpc.rpc import open_channel
@@ -62,14 +62,14 @@ def shm_cells(mib: int, bucket_mib: int) -> tuple[dict[str, Cell], Callable[[], 
     transport = SharedMemory(host_id())
     connection = _unused_connection()
 
-    def fetch() -> Fetch:
-        return Fetch(wanted, connection, 60.0, superseded=lambda: False, member_id="")
+    def fetch() -> Transfer:
+        return Transfer(wanted, connection, 60.0, superseded=lambda: False, member_id="")
 
     async def mapped() -> memoryview:
         return (await transport.receive(fetch(), lambda _data, _index: None)).data
 
     async def verified() -> memoryview:
-        return (await receive(transport, fetch())).data
+        return (await receive_verified(transport, fetch())).data
 
     runner = asyncio.Runner()
     warm = runner.run(verified())

@@ -6,17 +6,17 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rollmesh.generators.agents.chat_template import Chat
+from rollmesh.generators.agents.chat_template import ChatRenderer
 from rollmesh.generators.agents.drivers import Driver, ToolDriver
 from rollmesh.generators.agents.environments import Environments, StepDriver, ToolEnvironmentDriver
 from rollmesh.generators.agents.episode import Limits
 from rollmesh.generators.agents.runner import AgentRunner
 from rollmesh.generators.agents.tool_call_parsers import choose_parser
 from rollmesh.generators.agents.toolbox import Toolbox
-from rollmesh.generators.agents.user_code_executor import UserCalls
+from rollmesh.generators.agents.user_code_executor import UserCodeExecutor
 from rollmesh.generators.engines.interface import InferenceEngine
 from rollmesh.generators.rollout.response_source import MemberRequest
-from rollmesh.generators.tokenizer import TextCodec
+from rollmesh.generators.tokenizer import TokenizerCodec
 from rollmesh.mesh.agent_tools import agent_schemas, load_environment, load_tools
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 __all__ = ["AgentRunner", "build_runner"]
 
 
-def build_runner(config: Config, engine: InferenceEngine, text: TextCodec) -> AgentRunner:
+def build_runner(config: Config, engine: InferenceEngine, text: TokenizerCodec) -> AgentRunner:
     """The runner of a configuration whose `rollout.agent` has tools or an environment.
 
     Args:
@@ -38,8 +38,8 @@ def build_runner(config: Config, engine: InferenceEngine, text: TextCodec) -> Ag
         ConfigError: tools, environment, chat template or parser cannot be used.
     """
     agent = config.rollout.agent
-    user_calls = UserCalls(agent.workers)
-    chat = Chat(
+    user_calls = UserCodeExecutor(agent.workers)
+    chat = ChatRenderer(
         text.tokenizer,
         end_ids=text.end_ids,
         tools=agent_schemas(agent),
@@ -59,7 +59,9 @@ def build_runner(config: Config, engine: InferenceEngine, text: TextCodec) -> Ag
     )
 
 
-def _driver_maker(config: Config, chat: Chat, user_calls: UserCalls) -> Callable[[MemberRequest], Driver]:
+def _driver_maker(
+    config: Config, chat: ChatRenderer, user_calls: UserCodeExecutor
+) -> Callable[[MemberRequest], Driver]:
     agent = config.rollout.agent
     tools, timeout_s = load_tools(agent.tools), agent.call_timeout_s
     if agent.environment is None:

@@ -39,7 +39,7 @@ def template_errors() -> tuple[type[Exception], ...]:
     return (jinja2.TemplateError, *computed)
 
 
-class Chat:
+class ChatRenderer:
     """Renders for one model.
 
     Args:

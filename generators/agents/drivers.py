@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rollmesh.generators.agents.chat_template import Chat, Message
+from rollmesh.generators.agents.chat_template import ChatRenderer, Message
 from rollmesh.generators.agents.tool_call_parsers import Parser
 from rollmesh.generators.agents.tool_calls import ParsedTurn, ToolCall
 from rollmesh.generators.agents.toolbox import Observation, Toolbox
@@ -127,7 +127,7 @@ class ToolTurns:
         figures: of the episode.
     """
 
-    def __init__(self, chat: Chat, parser: Parser, figures: Figures) -> None:
+    def __init__(self, chat: ChatRenderer, parser: Parser, figures: Figures) -> None:
         self._chat = chat
         self._parser = parser
         self._figures = figures
@@ -182,7 +182,7 @@ class ToolTurns:
 class ToolDriver(StatelessDriver):
     """Runs the calls of each turn, all at the same time; a turn without any is the last."""
 
-    def __init__(self, chat: Chat, parser: Parser, toolbox: Toolbox) -> None:
+    def __init__(self, chat: ChatRenderer, parser: Parser, toolbox: Toolbox) -> None:
         super().__init__()
         self._turns = ToolTurns(chat, parser, self.figures)
         self._toolbox = toolbox

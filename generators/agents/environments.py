@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from rollmesh.generators.agents.chat_template import Chat
+from rollmesh.generators.agents.chat_template import ChatRenderer
 from rollmesh.generators.agents.drivers import Answer, BrokenError, StatefulDriver, ToolTurns
 from rollmesh.generators.agents.tool_call_parsers import Parser
 from rollmesh.generators.agents.toolbox import Toolbox
-from rollmesh.generators.agents.user_code_executor import OverdueError, UserCalls
+from rollmesh.generators.agents.user_code_executor import OverdueError, UserCodeExecutor
 from rollmesh.generators.agents.values import as_number, as_text, told
 from rollmesh.mesh.agent_tools import EnvironmentSource
 from rollmesh.protos import trajectory_pb2
@@ -35,7 +35,7 @@ class Environments:
         timeout_s: of one call.
     """
 
-    def __init__(self, source: EnvironmentSource, user_calls: UserCalls, *, timeout_s: float) -> None:
+    def __init__(self, source: EnvironmentSource, user_calls: UserCodeExecutor, *, timeout_s: float) -> None:
         self.source = source
         self._user_calls = user_calls
         self._timeout_s = timeout_s
@@ -85,7 +85,7 @@ class Environments:
 class _EnvironmentDriver(StatefulDriver):
     """Of an episode with an environment of its own."""
 
-    def __init__(self, chat: Chat, environments: Environments, task: trajectory_pb2.PromptTask) -> None:
+    def __init__(self, chat: ChatRenderer, environments: Environments, task: trajectory_pb2.PromptTask) -> None:
         super().__init__()
         self._chat = chat
         self._environments = environments
@@ -104,7 +104,7 @@ class _EnvironmentDriver(StatefulDriver):
 class StepDriver(_EnvironmentDriver):
     """An environment to which all that the model says is an action."""
 
-    def __init__(self, chat: Chat, environments: Environments, task: trajectory_pb2.PromptTask) -> None:
+    def __init__(self, chat: ChatRenderer, environments: Environments, task: trajectory_pb2.PromptTask) -> None:
         super().__init__(chat, environments, task)
         self._reward = 0.0
 
@@ -136,7 +136,7 @@ class ToolEnvironmentDriver(_EnvironmentDriver):
 
     def __init__(
         self,
-        chat: Chat,
+        chat: ChatRenderer,
         parser: Parser,
         environments: Environments,
         task: trajectory_pb2.PromptTask,

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rollmesh.generators.agents.chat_template import Chat, Message
+from rollmesh.generators.agents.chat_template import ChatRenderer, Message
 from rollmesh.generators.agents.drivers import BrokenError, Driver, StatefulDriver, StatelessDriver
 from rollmesh.generators.agents.transcript import Transcript, divide
-from rollmesh.generators.agents.turn_requests import Turns
+from rollmesh.generators.agents.turn_requests import TurnRequests
 from rollmesh.generators.engines.interface import (
     EngineError,
     FinishReason,
@@ -73,8 +73,8 @@ class Episode:
         self,
         request: MemberRequest,
         make_driver: Callable[[MemberRequest], Driver],
-        chat: Chat,
-        turns: Turns,
+        chat: ChatRenderer,
+        turns: TurnRequests,
         limits: Limits,
     ) -> None:
         self._request = request

@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 
-from rollmesh.generators.agents.chat_template import Chat
+from rollmesh.generators.agents.chat_template import ChatRenderer
 from rollmesh.generators.agents.drivers import Driver
 from rollmesh.generators.agents.episode import Episode, Limits
 from rollmesh.generators.agents.episode_results import empty_result
-from rollmesh.generators.agents.turn_requests import Turns
-from rollmesh.generators.agents.user_code_executor import UserCalls
+from rollmesh.generators.agents.turn_requests import TurnRequests
+from rollmesh.generators.agents.user_code_executor import UserCodeExecutor
 from rollmesh.generators.engines.interface import EngineStatus, GenerationResult, InferenceEngine, PartialResponse
 from rollmesh.generators.rollout.response_source import EpisodeResult, MemberRequest
 
@@ -26,7 +26,7 @@ _COUNTED = ("turns", "tool_calls", "tool_errors", "tool_timeouts", "tool_seconds
 
 
 class AgentRunner:
-    """A `Responder` whose responses are episodes; all methods belong to the event loop's thread.
+    """A `ResponseSource` whose responses are episodes; all methods belong to the event loop's thread.
 
     `connect` comes before the first request.
 
@@ -43,9 +43,9 @@ class AgentRunner:
         engine: InferenceEngine,
         *,
         make_driver: Callable[[MemberRequest], Driver],
-        chat: Chat,
+        chat: ChatRenderer,
         limits: Limits,
-        user_calls: UserCalls,
+        user_calls: UserCodeExecutor,
     ) -> None:
         self._engine = engine
         self._make_driver = make_driver
@@ -53,7 +53,7 @@ class AgentRunner:
         self._limits = limits
         self._user_calls = user_calls
         self._on_results: Callable[[list[GenerationResult]], None]
-        self._turns = Turns(engine)
+        self._turns = TurnRequests(engine)
         self._episodes: dict[str, tuple[Episode, asyncio.Task[EpisodeResult]]] = {}
         self._ended: list[GenerationResult] = []
         self._closed = False
@@ -109,9 +109,9 @@ class AgentRunner:
         """The engine's."""
         return self._engine.status()
 
-    def take(self, results: Sequence[GenerationResult]) -> list[GenerationResult]:
+    def accept_results(self, results: Sequence[GenerationResult]) -> list[GenerationResult]:
         """Takes the engine's results and returns those that are no turn of an episode."""
-        return self._turns.take(results)
+        return self._turns.accept_results(results)
 
     async def close(self) -> None:
         """Ends all episodes without a result."""

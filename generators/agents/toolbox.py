@@ -16,7 +16,7 @@ from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic takes no other below Python 3.12
 
 from rollmesh.generators.agents.tool_calls import ToolCall, typed_arguments
-from rollmesh.generators.agents.user_code_executor import OverdueError, UserCalls
+from rollmesh.generators.agents.user_code_executor import OverdueError, UserCodeExecutor
 from rollmesh.generators.agents.values import as_text, told
 from rollmesh.mesh.agent_tools import Tool
 from rollmesh.mesh.errors import ConfigError
@@ -52,7 +52,7 @@ class Toolbox:
         ConfigError: a tool's type hints cannot be checked.
     """
 
-    def __init__(self, tools: Sequence[Tool], user_calls: UserCalls, *, timeout_s: float) -> None:
+    def __init__(self, tools: Sequence[Tool], user_calls: UserCodeExecutor, *, timeout_s: float) -> None:
         self._tools = {tool.name: (tool, _arguments(tool)) for tool in tools}
         self._user_calls = user_calls
         self._timeout_s = timeout_s

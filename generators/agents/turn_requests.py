@@ -16,7 +16,7 @@ from rollmesh.mesh.errors import PayloadError, RollmeshError
 _PREFIX = "turn-"
 
 
-class Turns:
+class TurnRequests:
     """Asks the engine; all methods belong to the event loop's thread."""
 
     def __init__(self, engine: InferenceEngine) -> None:
@@ -56,7 +56,7 @@ class Turns:
             self._new = [request for request in self._new if request.request_id != request_id]
             self._engine.abort([request_id])
 
-    def take(self, results: Sequence[GenerationResult]) -> list[GenerationResult]:
+    def accept_results(self, results: Sequence[GenerationResult]) -> list[GenerationResult]:
         """Answers those who wait and returns the results that are nobody's turn."""
         others = []
         for result in results:

@@ -56,7 +56,7 @@ class _Call:
             self.done.set_exception(_as_exception(error))
 
 
-class UserCalls:
+class UserCodeExecutor:
     """Calls into user code; all methods belong to the event loop's thread.
 
     Args:

@@ -40,7 +40,7 @@ class Limits:
     images: bool = False
 
 
-def widened(
+def expand_images(
     requests: Sequence[GenerationRequest], images: ImageProcessor, limits: Limits
 ) -> list[GenerationRequest | PayloadError]:
     """Requests with their prompts' tokens as the model sees them, or why one cannot be served; no place for a loop."""

@@ -34,7 +34,7 @@ class TooLongError(Exception):
         self.tokens = tokens
 
 
-class Language(Protocol):
+class ChatCodec(Protocol):
     """Between messages, text and tokens; may be called in several threads at once."""
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Any], most: int) -> list[int]:

@@ -16,10 +16,10 @@ from rollmesh.generators.engines.interface import (
     GenerationResult,
     TokenEvent,
 )
-from rollmesh.generators.openai_server.chat_codec import Language
+from rollmesh.generators.openai_server.chat_codec import ChatCodec
 from rollmesh.generators.openai_server.conversation_keys import Story, extended, message_symbol, text_symbols
 from rollmesh.generators.openai_server.errors import ApiError, not_ready
-from rollmesh.generators.openai_server.incremental_text import GrowingText, whole_text
+from rollmesh.generators.openai_server.incremental_text import IncrementalDetokenizer, whole_text
 from rollmesh.generators.openai_server.messages import Message, normal
 from rollmesh.generators.openai_server.prefix_index import Totals
 from rollmesh.generators.openai_server.requests import ChatRequest, TextRequest
@@ -30,7 +30,7 @@ from rollmesh.mesh.trajectory.payload_codec import Trajectory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Piece:
+class TextDelta:
     """What was sampled since the last piece of an answer."""
 
     choice: int
@@ -89,7 +89,7 @@ class _Said:
     messages: tuple[Message, ...] = ()
 
 
-class Answering:
+class CompletionCall:
     """The answers to one request, as they come.
 
     Attributes:
@@ -103,7 +103,7 @@ class Answering:
         self,
         request: ChatRequest | TextRequest,
         session: Session | None,
-        language: Language,
+        language: ChatCodec,
         workers: Workers,
         requests: Sequence[GenerationRequest],
         running: dict[str, Running],
@@ -114,7 +114,9 @@ class Answering:
         self._workers = workers
         self._by_name = {request.request_id: request for request in requests}
         self._prompts = prompts
-        self._texts = {name: GrowingText(language.decode, found.sampling.stop) for name, found in self._by_name.items()}
+        self._texts = {
+            name: IncrementalDetokenizer(language.decode, found.sampling.stop) for name, found in self._by_name.items()
+        }
         self._open = set(self._by_name)
         self._queue: Any = None
         self.session = session
@@ -134,11 +136,11 @@ class Answering:
         """Of one answer."""
         return self._prompts[choice // self._request.choices].ids
 
-    def fed_by(self, queue: Any) -> None:
+    def connect(self, queue: Any) -> None:
         """Names where events and results come from."""
         self._queue = queue
 
-    async def pieces(self) -> AsyncIterator[Piece | Finished]:
+    async def pieces(self) -> AsyncIterator[TextDelta | Finished]:
         """Pieces where the request streams, and each answer's end.
 
         Raises:
@@ -156,10 +158,10 @@ class Answering:
                 self._open.discard(event.request_id)
                 yield await self._finish(event)
 
-    async def _piece(self, name: str, sampled: Trajectory) -> Piece:
+    async def _piece(self, name: str, sampled: Trajectory) -> TextDelta:
         ids, growing = sampled.response_ids.tolist(), self._texts[name]
         text = await self._workers.run(growing.pending + len(ids), growing.add, ids)
-        return Piece(self.running[name].choice, text, ids, sampled.log_probs.tolist())
+        return TextDelta(self.running[name].choice, text, ids, sampled.log_probs.tolist())
 
     async def _finish(self, result: GenerationResult) -> Finished:
         running = self.running[result.request_id]

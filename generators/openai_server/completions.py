@@ -12,10 +12,10 @@ from functools import partial
 from typing import TypeVar
 
 from rollmesh.generators.engines.interface import GenerationRequest, InferenceEngine, SamplingParams
-from rollmesh.generators.openai_server.chat_codec import Language, TooLongError
-from rollmesh.generators.openai_server.completion_stream import Answering, Prompt
+from rollmesh.generators.openai_server.chat_codec import ChatCodec, TooLongError
+from rollmesh.generators.openai_server.completion_stream import CompletionCall, Prompt
 from rollmesh.generators.openai_server.conversation_keys import of_messages, of_text
-from rollmesh.generators.openai_server.engine_client import EngineCalls
+from rollmesh.generators.openai_server.engine_client import EngineClient
 from rollmesh.generators.openai_server.errors import INVALID, ApiError, not_ready, overloaded, too_long
 from rollmesh.generators.openai_server.messages import Message, normal
 from rollmesh.generators.openai_server.prefix_index import Totals
@@ -40,7 +40,7 @@ class Completions:
     """
 
     def __init__(
-        self, engine: InferenceEngine, calls: EngineCalls, language: Language, *, context: int, most: int
+        self, engine: InferenceEngine, calls: EngineClient, language: ChatCodec, *, context: int, most: int
     ) -> None:
         self._engine = engine
         self._calls = calls
@@ -50,7 +50,7 @@ class Completions:
 
     async def prepared(
         self, request: ChatRequest | TextRequest, session: Session | None, workers: Workers, *, size: int
-    ) -> Answering:
+    ) -> CompletionCall:
         """Makes of a request what the engine takes; to be begun at once.
 
         Args:
@@ -81,10 +81,10 @@ class Completions:
             found = self._request(request, session, call, choice, prompt)
             requests.append(found)
             running[found.request_id] = Running(call, choice, prompt.place)
-        return Answering(request, session, self.language, workers, requests, running, prompts)
+        return CompletionCall(request, session, self.language, workers, requests, running, prompts)
 
     @asynccontextmanager
-    async def begun(self, answering: Answering) -> AsyncIterator[None]:
+    async def begun(self, answering: CompletionCall) -> AsyncIterator[None]:
         """Puts a request to the engine; it is aborted where the caller leaves early.
 
         Raises:
@@ -93,7 +93,7 @@ class Completions:
         session = answering.session
         try:
             async with self._calls.open(answering.requests) as queue:
-                answering.fed_by(queue)
+                answering.connect(queue)
                 with nullcontext() if session is None else session.sampling(answering.running):
                     yield
         except PayloadError as error:
@@ -103,7 +103,7 @@ class Completions:
                 session.counts["aborted"] += 1
 
     def abort(self, session: Session) -> None:
-        """PrefixIndex early what is being sampled in a session; its clients get what there is."""
+        """Ends early what is being sampled in a session; its clients get what there is."""
         self._calls.abort(list(session.running))
 
     def _check_room(self, request: ChatRequest | TextRequest, session: Session | None) -> None:

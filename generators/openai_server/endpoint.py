@@ -9,12 +9,12 @@ from prometheus_client import CollectorRegistry
 
 from rollmesh.generators.engines.interface import GenerationResult, InferenceEngine, TokenEvent
 from rollmesh.generators.openai_server.completions import Completions
-from rollmesh.generators.openai_server.engine_client import EngineCalls
+from rollmesh.generators.openai_server.engine_client import EngineClient
 from rollmesh.generators.openai_server.http_server import EndpointServer
-from rollmesh.generators.openai_server.metrics import EndpointFigures
+from rollmesh.generators.openai_server.metrics import EndpointMetrics
 from rollmesh.generators.openai_server.sessions import Sessions
-from rollmesh.generators.openai_server.template_codec import TokenizerLanguage
-from rollmesh.generators.tokenizer import TextCodec
+from rollmesh.generators.openai_server.template_codec import TemplateChatCodec
+from rollmesh.generators.tokenizer import TokenizerCodec
 from rollmesh.mesh.config.models import Config, SecuritySection
 
 # In slots of the engine: answers that are sampled at once for clients outside of training, and agents that run at once.
@@ -43,7 +43,7 @@ class Endpoint:
         self,
         config: Config,
         engine: InferenceEngine,
-        text: TextCodec,
+        text: TokenizerCodec,
         *,
         security: SecuritySection,
         registry: CollectorRegistry,
@@ -52,10 +52,10 @@ class Endpoint:
         self._section = rollout.endpoint
         self.engine = engine
         self.most = _AHEAD * rollout.slots
-        self._calls = EngineCalls(engine)
+        self._calls = EngineClient(engine)
         self.model = config.run.name
         self.sessions = Sessions(rollout.endpoint, time.monotonic)
-        language = TokenizerLanguage(
+        language = TemplateChatCodec(
             text.tokenizer,
             end_ids=text.end_ids,
             parser=rollout.agent.parser,
@@ -65,7 +65,7 @@ class Endpoint:
         self.server = EndpointServer(
             self.completions,
             self.sessions,
-            EndpointFigures(registry),
+            EndpointMetrics(registry),
             model=self.model,
             security=security,
             created=int(time.time()),
@@ -84,10 +84,10 @@ class Endpoint:
         """Stops listening."""
         await self.server.close()
 
-    def take(self, results: Sequence[GenerationResult]) -> list[GenerationResult]:
+    def accept_results(self, results: Sequence[GenerationResult]) -> list[GenerationResult]:
         """Takes its results, and returns those of others."""
-        return self._calls.take(results)
+        return self._calls.accept_results(results)
 
-    def take_tokens(self, events: Sequence[TokenEvent]) -> None:
+    def accept_tokens(self, events: Sequence[TokenEvent]) -> None:
         """Takes its events; nobody else streams."""
-        self._calls.take_tokens(events)
+        self._calls.accept_tokens(events)

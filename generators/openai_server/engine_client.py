@@ -17,7 +17,7 @@ _PREFIX = "call-"
 Event = TokenEvent | GenerationResult
 
 
-class EngineCalls:
+class EngineClient:
     """Who waits for what.
 
     Args:
@@ -58,10 +58,10 @@ class EngineCalls:
                 self._engine.abort(left)
 
     def abort(self, names: Iterable[str]) -> None:
-        """PrefixIndex requests early; their callers get the results."""
+        """Ends requests early; their callers get the results."""
         self._engine.abort([name for name in names if name in self._waiting])
 
-    def take(self, results: Sequence[GenerationResult]) -> list[GenerationResult]:
+    def accept_results(self, results: Sequence[GenerationResult]) -> list[GenerationResult]:
         """Hands results to those who wait, and returns those that are not theirs."""
         others = []
         for result in results:
@@ -72,7 +72,7 @@ class EngineCalls:
                 others.append(result)
         return others
 
-    def take_tokens(self, events: Iterable[TokenEvent]) -> None:
+    def accept_tokens(self, events: Iterable[TokenEvent]) -> None:
         """Hands events to those who wait."""
         for event in events:
             queue = self._waiting.get(event.request_id)

@@ -21,14 +21,14 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from rollmesh.generators.openai_server.completion_stream import Answering, Finished, Piece
+from rollmesh.generators.openai_server.completion_stream import CompletionCall, Finished, TextDelta
 from rollmesh.generators.openai_server.completions import Completions
 from rollmesh.generators.openai_server.errors import INVALID, ApiError, session_over
-from rollmesh.generators.openai_server.metrics import EndpointFigures
+from rollmesh.generators.openai_server.metrics import EndpointMetrics
 from rollmesh.generators.openai_server.origins import check_caller
 from rollmesh.generators.openai_server.request_bodies import Bodies
 from rollmesh.generators.openai_server.requests import ChatRequest, Form, TextRequest, parse
-from rollmesh.generators.openai_server.response_format import END_OF_STREAM, Wording, event
+from rollmesh.generators.openai_server.response_format import END_OF_STREAM, ResponseFormatter, event
 from rollmesh.generators.openai_server.sessions import Session, Sessions
 from rollmesh.generators.openai_server.worker_threads import Workers
 from rollmesh.mesh.access.tls import server_context
@@ -92,7 +92,7 @@ class EndpointServer:
         self,
         completions: Completions,
         sessions: Sessions,
-        figures: EndpointFigures,
+        figures: EndpointMetrics,
         *,
         model: str,
         security: SecuritySection,
@@ -254,7 +254,7 @@ class EndpointServer:
             elif name:
                 session = self._sessions.of(name)
             answering = await self._completions.prepared(call, session, way.workers, size=len(body))
-        wording = Wording(call, self._completions.language.token, self._model)
+        wording = ResponseFormatter(call, self._completions.language.token, self._model)
         async with self._completions.begun(answering):
             if call.stream:
                 response, answers = await self._stream(request, wording, answering)
@@ -269,7 +269,7 @@ class EndpointServer:
             return response
 
     async def _stream(
-        self, request: web.Request, wording: Wording, answering: Answering
+        self, request: web.Request, wording: ResponseFormatter, answering: CompletionCall
     ) -> tuple[web.StreamResponse, list[Finished]]:
         answers: list[Finished] = []
         headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
@@ -278,7 +278,7 @@ class EndpointServer:
         workers = request.app[_WAY].workers
         try:
             async for piece in answering.pieces():
-                size = len(piece.ids) if isinstance(piece, Piece) else len(piece.text)
+                size = len(piece.ids) if isinstance(piece, TextDelta) else len(piece.text)
                 await _send(response, await workers.run(size, _events, wording, piece, answering))
                 if isinstance(piece, Finished):
                     answers.append(piece)
@@ -339,11 +339,11 @@ def _read(form: Form, body: bytes, *, training: bool) -> ChatRequest | TextReque
     return parse(form, found, training=training)
 
 
-def _whole(wording: Wording, answering: Answering, answers: Sequence[Finished]) -> str:
+def _whole(wording: ResponseFormatter, answering: CompletionCall, answers: Sequence[Finished]) -> str:
     return json.dumps(wording.whole(answering, answers))
 
 
-def _events(wording: Wording, piece: Piece | Finished, answering: Answering) -> bytes:
+def _events(wording: ResponseFormatter, piece: TextDelta | Finished, answering: CompletionCall) -> bytes:
     chunks = wording.end(piece, answering) if isinstance(piece, Finished) else wording.piece(piece, answering)
     return b"".join(map(event, chunks))
 

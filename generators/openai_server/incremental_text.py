@@ -20,7 +20,7 @@ def whole_text(text: str, stops: Sequence[str]) -> str:
     return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))]
 
 
-class GrowingText:
+class IncrementalDetokenizer:
     """One answer.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 
-class EndpointFigures:
+class EndpointMetrics:
     """Counts calls, tokens and sessions.
 
     Args:

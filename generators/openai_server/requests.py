@@ -128,7 +128,7 @@ class Request(_NoMeaning, ABC):
         """Fields given that training does not leave to the client."""
         return [name for name in FORCED if getattr(self, name) not in (None, {})]
 
-    def refuse_what_cannot_be(self, *, training: bool) -> None:
+    def check_supported(self, *, training: bool) -> None:
         """Refuses what would have to be ignored though it matters.
 
         Raises:
@@ -182,8 +182,8 @@ class ChatRequest(Request):
         """Tools that the model may call."""
         return [] if self.tool_choice == "none" else self.tools or []
 
-    def refuse_what_cannot_be(self, *, training: bool) -> None:
-        super().refuse_what_cannot_be(training=training)
+    def check_supported(self, *, training: bool) -> None:
+        super().check_supported(training=training)
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
         for index, message in enumerate(self.messages):
@@ -231,8 +231,8 @@ class TextRequest(Request):
     def answers(self) -> int:
         return len(self.prompts) * self.choices
 
-    def refuse_what_cannot_be(self, *, training: bool) -> None:
-        super().refuse_what_cannot_be(training=training)
+    def check_supported(self, *, training: bool) -> None:
+        super().check_supported(training=training)
         if self.best_of not in (None, self.choices):
             raise _unsupported("best_of")
         if not self.prompts or not all(self.prompts):
@@ -264,7 +264,7 @@ def parse(form: Form, body: Any, *, training: bool) -> ChatRequest | TextRequest
         request = _FORMS[form].model_validate(body)
     except pydantic.ValidationError as error:
         raise _of_pydantic(error) from error
-    request.refuse_what_cannot_be(training=training)
+    request.check_supported(training=training)
     return request
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from rollmesh.generators.openai_server.completion_stream import Answering, Finished, Piece
+from rollmesh.generators.openai_server.completion_stream import CompletionCall, Finished, TextDelta
 from rollmesh.generators.openai_server.requests import ChatRequest, TextRequest
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
@@ -23,7 +23,7 @@ def event(body: dict[str, Any]) -> bytes:
 
 
 @dataclass(slots=True)
-class Wording:
+class ResponseFormatter:
     """The words for one call.
 
     Args:
@@ -52,7 +52,7 @@ class Wording:
 
     # ---------------------------------------------------------------------------------------------- in one piece
 
-    def whole(self, answering: Answering, answers: Sequence[Finished]) -> dict[str, Any]:
+    def whole(self, answering: CompletionCall, answers: Sequence[Finished]) -> dict[str, Any]:
         """The answer to a call that does not stream."""
         choices = []
         for answer in sorted(answers, key=lambda answer: answer.choice):
@@ -75,7 +75,7 @@ class Wording:
 
     # -------------------------------------------------------------------------------------------------- streamed
 
-    def piece(self, piece: Piece, answering: Answering) -> list[dict[str, Any]]:
+    def piece(self, piece: TextDelta, answering: CompletionCall) -> list[dict[str, Any]]:
         """What goes out of a part of an answer."""
         text = "" if self.holds_text_back else piece.text
         chunks = self._opening(piece.choice, answering)
@@ -84,7 +84,7 @@ class Wording:
             chunks.append(self._part(piece.choice, text, piece.ids, piece.log_probs))
         return chunks
 
-    def end(self, answer: Finished, answering: Answering) -> list[dict[str, Any]]:
+    def end(self, answer: Finished, answering: CompletionCall) -> list[dict[str, Any]]:
         """What goes out at the end of an answer: text held back, tool calls, and why it ended."""
         chunks = self._opening(answer.choice, answering)
         text = (answer.message.get("content") or "") if self.is_chat else answer.text
@@ -100,13 +100,13 @@ class Wording:
         frame = self._frame([last], chunk=True)
         return [*chunks, frame | {"system_fingerprint": str(answer.result.sampled.versions.newest)}]
 
-    def closing(self, answering: Answering, answers: Sequence[Finished]) -> list[dict[str, Any]]:
+    def closing(self, answering: CompletionCall, answers: Sequence[Finished]) -> list[dict[str, Any]]:
         """The usage, where it was asked for."""
         if not self.request.include_usage:
             return []
         return [self._frame([], chunk=True) | {"usage": usage(answering, answers)}]
 
-    def _opening(self, choice: int, answering: Answering) -> list[dict[str, Any]]:
+    def _opening(self, choice: int, answering: CompletionCall) -> list[dict[str, Any]]:
         if choice in self._begun:
             return []
         self._begun.add(choice)
@@ -158,7 +158,7 @@ class Wording:
         return {"content": content, "refusal": None}
 
 
-def usage(answering: Answering, answers: Sequence[Finished]) -> dict[str, int]:
+def usage(answering: CompletionCall, answers: Sequence[Finished]) -> dict[str, int]:
     """Tokens of the prompts and of all answers."""
     sampled = sum(len(answer.result.sampled) for answer in answers)
     prompt = answering.prompt_tokens

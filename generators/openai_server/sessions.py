@@ -21,7 +21,7 @@ from rollmesh.generators.engines.interface import (
     SamplingParams,
 )
 from rollmesh.generators.openai_server.errors import overloaded, session_full, session_over
-from rollmesh.generators.openai_server.turn_tree import Place, Record
+from rollmesh.generators.openai_server.turn_tree import Place, TurnTree
 from rollmesh.mesh.config.rollout import EndpointSection
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
 
@@ -32,7 +32,7 @@ _LONGEST_CONVERSATIONS = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rules:
+class SamplingPolicy:
     """How a member of a group is sampled.
 
     Attributes:
@@ -96,12 +96,12 @@ class Session:
             that were refused because the conversation has used up its tokens, or the session its answers.
     """
 
-    def __init__(self, name: str, rules: Rules | None, most: int) -> None:
+    def __init__(self, name: str, rules: SamplingPolicy | None, most: int) -> None:
         self.name = name
         self.rules = rules
         self._most = most
         self.key = secrets.token_urlsafe(24) if rules is not None else ""
-        self.record = Record()
+        self.record = TurnTree()
         self.running: dict[str, Running] = {}
         self.preparing = asyncio.Lock()
         self.over = False
@@ -174,7 +174,7 @@ class Sessions:
         """Sessions that are kept."""
         return len(self._found)
 
-    def train(self, rules: Rules) -> Session:
+    def train(self, rules: SamplingPolicy) -> Session:
         """A session of training, under a name that cannot be guessed."""
         session = Session(secrets.token_hex(16), rules, self._answers)
         self._found[session.name] = session
@@ -210,7 +210,7 @@ class Sessions:
         return session
 
     def forget(self, session: Session) -> None:
-        """PrefixIndex a session; what runs in it is its owner's affair."""
+        """Ends a session; what runs in it is its owner's affair."""
         session.over = True
         self._found.pop(session.name, None)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from rollmesh.generators.agents.chat_template import Chat, as_unicode, longest_token, template_errors
+from rollmesh.generators.agents.chat_template import ChatRenderer, as_unicode, longest_token, template_errors
 from rollmesh.generators.agents.tool_call_parsers import choose_parser
 from rollmesh.generators.agents.tool_calls import typed_arguments
 from rollmesh.generators.openai_server.chat_codec import Answer, TooLongError
@@ -27,7 +27,7 @@ _TOKEN_CHARACTERS = 4
 _CUT_TOKENS = 64
 
 
-class TokenizerLanguage:
+class TemplateChatCodec:
     """See `Language`.
 
     Args:
@@ -130,11 +130,11 @@ class TokenizerLanguage:
         template = self._tokenizer.chat_template
         return template if isinstance(template, str) else json.dumps(template, ensure_ascii=False)
 
-    def _chat(self, tools: Sequence[Any]) -> Chat:
+    def _chat(self, tools: Sequence[Any]) -> ChatRenderer:
         return self._chat_with(json.dumps(tools))
 
-    def _make_chat(self, tools: str) -> Chat:
-        return Chat(
+    def _make_chat(self, tools: str) -> ChatRenderer:
+        return ChatRenderer(
             self._tokenizer, end_ids=self._end_ids, tools=json.loads(tools), template_kwargs=self._template_kwargs
         )
 

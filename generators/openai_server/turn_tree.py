@@ -91,7 +91,7 @@ class Turn:
         return np.concatenate(parts)
 
 
-class Record:
+class TurnTree:
     """The turns of a session.
 
     Attributes:
@@ -143,7 +143,7 @@ class Record:
         Args:
             call, choice, place, sampled, finish: see `Turn`.
             story: prompt and answer as the client will send them when it continues; None: it cannot be known.
-            messages, said: see `Record`.
+            messages, said: see `TurnTree`.
         """
         total = int(totals(sampled.response_ids, place.length, place.total)[-1])
         turn = Turn(call, choice, place, sampled, finish, total)
@@ -200,7 +200,7 @@ class Record:
 
 
 def branches(turns: Sequence[Turn]) -> int:
-    """PrefixIndex of chains among turns."""
+    """Number of chains among turns."""
     parents = {id(turn.parent) for turn in turns}
     return sum(id(turn) not in parents for turn in turns)
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, Self
 
-from rollmesh.generators.agents.user_code_executor import OverdueError, UserCalls
+from rollmesh.generators.agents.user_code_executor import OverdueError, UserCodeExecutor
 from rollmesh.generators.agents.values import as_number, as_text, told
 from rollmesh.mesh.errors import ConfigError, RollmeshError
 from rollmesh.mesh.runtime.child_processes import start_process
@@ -43,7 +43,7 @@ class AgentError(RollmeshError):
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class LaunchContext:
     """How an agent reaches the model."""
 
     base_url: str
@@ -67,7 +67,7 @@ class Outcome:
 class Program(Protocol):
     """A user's agent."""
 
-    async def __call__(self, task: Mapping[str, Any], way: Way, timeout_s: float) -> Outcome:
+    async def __call__(self, task: Mapping[str, Any], way: LaunchContext, timeout_s: float) -> Outcome:
         """Runs one episode.
 
         Raises:
@@ -130,9 +130,9 @@ class FunctionProgram:
             ) from error
         # The package's HTTP client writes a line for every call of every agent.
         logging.getLogger("httpx").setLevel(logging.WARNING)
-        self._calls = UserCalls(at_once)
+        self._calls = UserCodeExecutor(at_once)
 
-    async def __call__(self, task: Mapping[str, Any], way: Way, timeout_s: float) -> Outcome:
+    async def __call__(self, task: Mapping[str, Any], way: LaunchContext, timeout_s: float) -> Outcome:
         """Runs it.
 
         Raises:
@@ -180,7 +180,7 @@ class CommandProgram:
         self._command = list(command)
         self._turn = asyncio.Semaphore(at_once)
 
-    async def __call__(self, task: Mapping[str, Any], way: Way, timeout_s: float) -> Outcome:
+    async def __call__(self, task: Mapping[str, Any], way: LaunchContext, timeout_s: float) -> Outcome:
         """Runs it; what it printed last is its outcome, as JSON or as its final answer.
 
         Raises:
@@ -196,7 +196,7 @@ class CommandProgram:
     def close(self) -> None:
         """Nothing is left between calls."""
 
-    async def _run(self, task: Mapping[str, Any], way: Way) -> Outcome:
+    async def _run(self, task: Mapping[str, Any], way: LaunchContext) -> Outcome:
         found = {"OPENAI_BASE_URL": way.base_url, "OPENAI_API_KEY": way.api_key, "OPENAI_MODEL": way.model}
         async with _Tail() as printed, _Tail() as said:
             try:

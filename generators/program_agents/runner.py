@@ -32,15 +32,15 @@ from rollmesh.generators.engines.interface import (
 )
 from rollmesh.generators.openai_server.completions import Completions
 from rollmesh.generators.openai_server.endpoint import Endpoint
-from rollmesh.generators.openai_server.sessions import Rules, Session, Sessions
-from rollmesh.generators.openai_server.turn_tree import Record, Turn, branches, transcript
+from rollmesh.generators.openai_server.sessions import SamplingPolicy, Session, Sessions
+from rollmesh.generators.openai_server.turn_tree import Turn, TurnTree, branches, transcript
 from rollmesh.generators.program_agents.process import (
     AgentError,
     CommandProgram,
     FunctionProgram,
+    LaunchContext,
     Outcome,
     Program,
-    Way,
 )
 from rollmesh.generators.rollout.response_source import EpisodeResult, MemberRequest
 from rollmesh.mesh.config.rollout import AgentSection
@@ -161,7 +161,7 @@ class ProgramRunner:
             if request.sampling.max_tokens < 1:
                 raise PayloadError("sampling.max_tokens", "must be at least 1")
         for request in requests:
-            rules = Rules(tuple(request.prompt_ids), request.sampling, request.pinned, request.prefix)
+            rules = SamplingPolicy(tuple(request.prompt_ids), request.sampling, request.pinned, request.prefix)
             episode = _Episode(request, self._sessions.train(rules), time.monotonic())
             self._episodes[request.request_id] = episode
             episode.task = self._loop.create_task(self._run(episode), name=f"episode-{request.request_id}")
@@ -222,7 +222,7 @@ class ProgramRunner:
         self._on_results([result])
 
     async def _call(self, session: Session, request: MemberRequest) -> _End:
-        way = Way(f"{self._base_url()}/sessions/{session.name}/v1", session.key, self._model)
+        way = LaunchContext(f"{self._base_url()}/sessions/{session.name}/v1", session.key, self._model)
         work = asyncio.ensure_future(self._program(task_of(request), way, self._timeout_s + _GRACE_S))
         try:
             done, _ = await asyncio.wait({work}, timeout=self._timeout_s)
@@ -316,7 +316,7 @@ def _why_nothing(request: MemberRequest, chain: Sequence[Turn]) -> str:
     )
 
 
-def _figures(session: Session, record: Record, chain: Sequence[Turn], *, overdue: bool) -> dict[str, float]:
+def _figures(session: Session, record: TurnTree, chain: Sequence[Turn], *, overdue: bool) -> dict[str, float]:
     dropped = record.dropped(chain)
     return {
         "turns": len(chain),

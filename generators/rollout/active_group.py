@@ -31,7 +31,7 @@ class FinishedMember:
 
 
 @dataclass(slots=True, eq=False)
-class HeldGroup:
+class ActiveGroup:
     """What a grant gave, and how far its members are.
 
     Attributes:
@@ -63,7 +63,7 @@ class HeldGroup:
     dropped: bool = False
 
     @classmethod
-    def from_grant(cls, table: str, grant: buffer_pb2.GroupGrant) -> HeldGroup:
+    def from_grant(cls, table: str, grant: buffer_pb2.GroupGrant) -> ActiveGroup:
         task = grant.task
         pinned = PolicyVersion.from_proto(task.pinned) if task.HasField("pinned") else None
         prompt_ids = np.frombuffer(task.prompt_ids, dtype="<i4").tolist()
@@ -85,7 +85,7 @@ class HeldGroup:
         return (self.grant.group_id, self.grant.lease_id)
 
     @property
-    def over(self) -> bool:
+    def is_done(self) -> bool:
         """Nothing is left to do for it here."""
         return not self.generating and not self.finished and self.undelivered == 0
 
@@ -94,7 +94,7 @@ class HeldGroup:
         done = set(self.grant.members_done)
         return [member for member in range(self.grant.task.n) if member not in done]
 
-    def tokens_before(self, member: int) -> int:
+    def draft_tokens(self, member: int) -> int:
         """Tokens of the member that came with the grant."""
         return len(self.prefixes.get(member, ()))
 

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollmesh.buffer.client.client import AdmitStream, BufferClient, Writer
-from rollmesh.generators.rollout.active_group import HeldGroup
-from rollmesh.generators.rollout.rollout_manager import Rollout
+from rollmesh.generators.rollout.active_group import ActiveGroup
+from rollmesh.generators.rollout.rollout_manager import RolloutManager
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.runtime.task_group import run_together
@@ -29,10 +29,10 @@ log = logging.getLogger(__name__)
 TABLES = ("train", "eval")
 
 
-class Admission:
+class AdmissionLoop:
     """Keeps one Admit stream per table and feeds its grants to the rollout loop."""
 
-    def __init__(self, client: BufferClient, agent: MembershipAgent, rollout: Rollout) -> None:
+    def __init__(self, client: BufferClient, agent: MembershipAgent, rollout: RolloutManager) -> None:
         self._client = client
         self._agent = agent
         self._rollout = rollout
@@ -101,13 +101,13 @@ class Admission:
 class LeaseReleaser:
     """Gives groups back, in the background."""
 
-    def __init__(self, client: BufferClient, agent: MembershipAgent, rollout: Rollout) -> None:
+    def __init__(self, client: BufferClient, agent: MembershipAgent, rollout: RolloutManager) -> None:
         self._client = client
         self._agent = agent
         self._rollout = rollout
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def release(self, groups: Sequence[HeldGroup]) -> None:
+    def release(self, groups: Sequence[ActiveGroup]) -> None:
         """Tells the buffer; members stored so far stay."""
         task = asyncio.get_running_loop().create_task(self._send(groups))
         self._tasks.add(task)
@@ -123,7 +123,7 @@ class LeaseReleaser:
         for task in self._tasks:
             task.cancel()
 
-    async def _send(self, groups: Sequence[HeldGroup]) -> None:
+    async def _send(self, groups: Sequence[ActiveGroup]) -> None:
         by_table: dict[str, list[buffer_pb2.LeaseRef]] = {}
         for group in groups:
             by_table.setdefault(group.table, []).append(group.lease)
@@ -140,7 +140,7 @@ class LeaseReleaser:
             log.warning("%d leases of %s end when they are not named: %s", len(leases), table, error.message)
 
 
-class Writers:
+class WriteStreams:
     """Stores members: one write stream per table, opened at the first write."""
 
     def __init__(self, client: BufferClient, agent: MembershipAgent) -> None:

@@ -38,7 +38,7 @@ MAX_PROBE_S = 256.0
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class LoadSample:
     """What is seen of an engine at one moment.
 
     Attributes:
@@ -58,7 +58,7 @@ class Look:
     preemptions: int
 
 
-class Concurrency:
+class ConcurrencyController:
     """The limit of one generator.
 
     Args:
@@ -93,7 +93,7 @@ class Concurrency:
         self.reason = ""
         self.cuts = 0
 
-    def see(self, look: Look) -> int:
+    def observe(self, look: LoadSample) -> int:
         """Takes a look in; returns the limit. Looks come in the order of their times."""
         trouble = self._trouble(look)
         if self._settling is not None:
@@ -109,7 +109,7 @@ class Concurrency:
             self._rise(look)
         return self.limit
 
-    def _trouble(self, look: Look) -> str:
+    def _trouble(self, look: LoadSample) -> str:
         """What is the matter; empty where nothing is."""
         old = math.exp(-(look.at - self._seen_at) / MEMORY_S) if self._seen_at is not None else 0.0
         self._seen_at = look.at
@@ -133,7 +133,7 @@ class Concurrency:
             return f"{look.waiting} requests wait beside free slots"
         return ""
 
-    def _cut(self, look: Look, trouble: str) -> None:
+    def _cut(self, look: LoadSample, trouble: str) -> None:
         level = min(self.limit, look.in_hand)
         probed = self._bad is not None and self.limit >= self._bad
         if probed:
@@ -149,7 +149,7 @@ class Concurrency:
         self.cuts += 1
         self._settling = look.at + MEMORY_S
 
-    def _rise(self, look: Look) -> None:
+    def _rise(self, look: LoadSample) -> None:
         if self.limit == self._slots and self._bad is None:
             return
         # Whatever is in hand below the limit proves nothing of the limit; groups are whole, hence the slack.
@@ -173,6 +173,6 @@ class Concurrency:
         self._from, self.limit, self._since = self.limit, limit, at
 
 
-def _overload(look: Look) -> float:
+def _overload(look: LoadSample) -> float:
     """Preemptions in memory from which on they cost more than idle slots."""
     return max(2.0, LOST * look.in_hand)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class InFlight:
     """What a generator has in hand, in members.
 
     Attributes:
@@ -32,7 +32,7 @@ def fair_share(groups_per_step: int, max_staleness: int, replicas: int) -> int:
     return math.ceil(groups_per_step * (max_staleness + 1) / max(1, replicas))
 
 
-def credits_for(load: Load, *, slots: int, n: int, share: int | None = None, limit: int | None = None) -> int:
+def credits_for(load: InFlight, *, slots: int, n: int, share: int | None = None, limit: int | None = None) -> int:
     """Groups of `n` members that can be started beyond those in hand.
 
     Args:

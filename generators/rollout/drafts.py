@@ -18,9 +18,9 @@ from typing import Protocol
 
 from rollmesh.buffer.client.client import Outgoing, WriteResult
 from rollmesh.generators.engines.interface import PartialResponse
-from rollmesh.generators.rollout.active_group import HeldGroup
+from rollmesh.generators.rollout.active_group import ActiveGroup
 from rollmesh.generators.rollout.encoding import member_write
-from rollmesh.generators.rollout.response_source import Responder
+from rollmesh.generators.rollout.response_source import ResponseSource
 from rollmesh.mesh.trajectory.payload_codec import encode
 from rollmesh.protos import buffer_pb2, trajectory_pb2
 
@@ -41,7 +41,7 @@ class DraftWriter(Protocol):
         ...
 
 
-class Members(Protocol):
+class UnfinishedMembers(Protocol):
     """The part of the rollout loop that knows what is unfinished."""
 
     @property
@@ -49,11 +49,11 @@ class Members(Protocol):
         """Set while there are groups in hand."""
         ...
 
-    def unfinished(self, table: str) -> dict[str, tuple[HeldGroup, int]]:
+    def unfinished(self, table: str) -> dict[str, tuple[ActiveGroup, int]]:
         """Request id -> (group, member) of what is being responded to."""
         ...
 
-    def drop(self, group: HeldGroup) -> None:
+    def drop(self, group: ActiveGroup) -> None:
         """The group belongs to somebody else, or has ended: stops working on it."""
         ...
 
@@ -82,7 +82,7 @@ class DraftState:
         self.since = max(self.since, at)
 
 
-class Drafts:
+class DraftUploader:
     """Writes drafts while there is work.
 
     Args:
@@ -98,8 +98,8 @@ class Drafts:
 
     def __init__(
         self,
-        responder: Responder,
-        members: Members,
+        responder: ResponseSource,
+        members: UnfinishedMembers,
         writer: Callable[[], DraftWriter],
         *,
         every_s: float,
@@ -146,7 +146,7 @@ class Drafts:
         """Forgets what is finished and notes what is new."""
         unfinished = self._members.unfinished(_TABLE)
         self._states = {
-            name: self._states.get(name) or DraftState(group.tokens_before(member), now)
+            name: self._states.get(name) or DraftState(group.draft_tokens(member), now)
             for name, (group, member) in unfinished.items()
         }
 

@@ -60,7 +60,7 @@ def failure_of(result: GenerationResult) -> str:
     return "" if len(result.sampled) else "generation ended without a token"
 
 
-class Responder(Protocol):
+class ResponseSource(Protocol):
     """The part of `InferenceEngine` that the rollout loop needs; results go to the engine's listener, or its like."""
 
     def submit(self, requests: Sequence[MemberRequest]) -> None:

@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 
 from rollmesh.buffer.client.client import Lease
 from rollmesh.generators.engines.interface import EngineStatus, GenerationResult
-from rollmesh.generators.rollout.active_group import FinishedMember, HeldGroup
+from rollmesh.generators.rollout.active_group import ActiveGroup, FinishedMember
 from rollmesh.generators.rollout.circuit_breaker import CircuitBreaker
-from rollmesh.generators.rollout.concurrency import Concurrency, Look
-from rollmesh.generators.rollout.credits import Load, credits_for
-from rollmesh.generators.rollout.response_source import MemberRequest, Responder, failure_of
+from rollmesh.generators.rollout.concurrency import ConcurrencyController, LoadSample
+from rollmesh.generators.rollout.credits import InFlight, credits_for
+from rollmesh.generators.rollout.response_source import MemberRequest, ResponseSource, failure_of
 from rollmesh.generators.weights.pinned_groups import PinnedGroups
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 PARTIAL_AFTER_S = 2.0
 
 # Groups with the members that are ready to be scored.
-Batch = list[tuple[HeldGroup, list[FinishedMember]]]
+Batch = list[tuple[ActiveGroup, list[FinishedMember]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +68,12 @@ class RolloutHandlers:
     """
 
     on_batch: Callable[[Batch], None]
-    on_failed: Callable[[HeldGroup, list[int], str], None]
-    on_release: Callable[[list[HeldGroup]], None]
+    on_failed: Callable[[ActiveGroup, list[int], str], None]
+    on_release: Callable[[list[ActiveGroup]], None]
     on_load: Callable[[], None]
 
 
-class Rollout:
+class RolloutManager:
     """The groups in progress. `connect` comes before the first grant.
 
     Args:
@@ -89,21 +89,23 @@ class Rollout:
 
     def __init__(
         self,
-        responder: Responder,
+        responder: ResponseSource,
         settings: RolloutSettings,
         pinned: PinnedGroups,
     ) -> None:
         self._responder = responder
         self._settings = settings
         self._n_by_table = dict(settings.n_by_table)
-        self._concurrency = Concurrency(settings.slots, self._n_by_table["train"]) if settings.adaptive else None
+        self._concurrency = (
+            ConcurrencyController(settings.slots, self._n_by_table["train"]) if settings.adaptive else None
+        )
         self._breaker = CircuitBreaker()
         self._handlers: RolloutHandlers
-        self._groups: dict[tuple[str, str], HeldGroup] = {}
-        self._leaving: set[HeldGroup] = set()
-        self._requests: dict[str, tuple[HeldGroup, int]] = {}
+        self._groups: dict[tuple[str, str], ActiveGroup] = {}
+        self._leaving: set[ActiveGroup] = set()
+        self._requests: dict[str, tuple[ActiveGroup, int]] = {}
         self._ids = itertools.count()
-        self._starting: list[HeldGroup] = []
+        self._starting: list[ActiveGroup] = []
         self._generating = dict.fromkeys(self._n_by_table, 0)
         self._undelivered = 0
         self._draining = False
@@ -119,7 +121,7 @@ class Rollout:
         self._handlers = handlers
 
     @property
-    def held(self) -> int:
+    def active_groups(self) -> int:
         """Groups in hand."""
         return len(self._groups)
 
@@ -129,9 +131,9 @@ class Rollout:
         return [group.key for group in (*self._groups.values(), *self._leaving) if group.table == table]
 
     @property
-    def load(self) -> Load:
+    def load(self) -> InFlight:
         """Members in hand."""
-        return Load(generating=sum(self._generating.values()), undelivered=self._undelivered)
+        return InFlight(generating=sum(self._generating.values()), undelivered=self._undelivered)
 
     @property
     def limit(self) -> int:
@@ -148,8 +150,8 @@ class Rollout:
         if self._concurrency is None or status.state != "running" or status.serving is None or self._pinned.active:
             return
         before, generating = self._concurrency.limit, self.load.generating
-        look = Look(at, generating, status.active, status.queued, status.kv_usage, status.preemptions)
-        limit = self._concurrency.see(look)
+        sample = LoadSample(at, generating, status.active, status.queued, status.kv_usage, status.preemptions)
+        limit = self._concurrency.observe(sample)
         if limit < before:
             log.info("at most %d sequences in hand instead of %d: %s", limit, before, self._concurrency.reason)
         if limit != before:
@@ -168,7 +170,7 @@ class Rollout:
         at_work = load.generating > 0
         if table != "train":
             # Evaluation does not compete with training for credits: its groups are few and wait for no one.
-            load, share = Load(generating=self._generating[table], undelivered=load.undelivered), None
+            load, share = InFlight(generating=self._generating[table], undelivered=load.undelivered), None
         found = credits_for(load, slots=self._settings.slots, n=n, share=share, limit=self.limit)
         return self._breaker.bounds(found, time.monotonic(), at_work=at_work)
 
@@ -188,7 +190,7 @@ class Rollout:
                 return
             self.drop(known)
         self._n_by_table[table] = grant.task.n
-        group = HeldGroup.from_grant(table, grant)
+        group = ActiveGroup.from_grant(table, grant)
         self._groups[(table, grant.group_id)] = group
         self.idle.clear()
         self.busy.set()
@@ -219,14 +221,14 @@ class Rollout:
         self._submit(requests)
         self._handlers.on_load()
 
-    def _requests_of(self, group: HeldGroup) -> list[MemberRequest]:
+    def _requests_of(self, group: ActiveGroup) -> list[MemberRequest]:
         requests = []
         for member in group.missing_members():
             request = group.request(member, str(next(self._ids)))
             group.generating[member] = request.request_id
             self._generating[group.table] += 1
             self._requests[request.request_id] = (group, member)
-            self.taken_over += group.tokens_before(member)
+            self.taken_over += group.draft_tokens(member)
             requests.append(request)
         return requests
 
@@ -237,7 +239,7 @@ class Rollout:
             self._responder.submit(requests)
         except PayloadError as error:
             if len({self._requests[request.request_id][0].group_id for request in requests}) == 1:
-                self._refused(self._requests[requests[0].request_id][0], requests, error)
+                self._restart_without_draft(self._requests[requests[0].request_id][0], requests, error)
                 return
             # All are taken or none: find the group that it refuses.
             by_group: dict[str, list[MemberRequest]] = {}
@@ -249,34 +251,34 @@ class Rollout:
             if self._settings.episodes and any(request.pinned for request in requests):
                 self._pinned.hold_swap()
 
-    def _refused(self, group: HeldGroup, requests: list[MemberRequest], error: PayloadError) -> None:
+    def _restart_without_draft(self, group: ActiveGroup, requests: list[MemberRequest], error: PayloadError) -> None:
         if not group.prefixes:
             self._fail(group, error)
             return
         log.warning("group %s starts anew: %s", group.group_id, error, extra={"group": group.group_id})
-        self.taken_over -= sum(group.tokens_before(member) for member in group.generating)
+        self.taken_over -= sum(group.draft_tokens(member) for member in group.generating)
         group.prefixes.clear()
         self._submit([replace(request, prefix=None) for request in requests])
 
-    def _fail(self, group: HeldGroup, error: PayloadError) -> None:
+    def _fail(self, group: ActiveGroup, error: PayloadError) -> None:
         """This prompt cannot be answered: every missing member ends with an error outcome."""
         log.warning("group %s cannot be generated: %s", group.group_id, error, extra={"group": group.group_id})
         self._forget_requests(group)
         members = group.missing_members()
-        self._hand_on(group, len(members))
+        self._count_undelivered(group, len(members))
         self._handlers.on_failed(group, members, f"generation refused: {error}")
 
     # ------------------------------------------------------------------------------------------------- results
 
-    def unfinished(self, table: str) -> dict[str, tuple[HeldGroup, int]]:
+    def unfinished(self, table: str) -> dict[str, tuple[ActiveGroup, int]]:
         """Request id -> (group, member) of what is being responded to."""
         return {name: owner for name, owner in self._requests.items() if owner[0].table == table}
 
     def on_results(self, results: Sequence[GenerationResult]) -> None:
         """Takes what one decode step finished."""
         now = time.time_ns()
-        complete: dict[int, HeldGroup] = {}
-        misplaced: list[HeldGroup] = []
+        complete: dict[int, ActiveGroup] = {}
+        misplaced: list[ActiveGroup] = []
         for result in results:
             owner = self._requests.pop(result.request_id, None)
             if owner is None:
@@ -288,7 +290,7 @@ class Rollout:
                 misplaced.append(group)
                 continue
             if not group.finished and group.generating:
-                asyncio.get_running_loop().call_later(PARTIAL_AFTER_S, self._hand_on_part, group)
+                asyncio.get_running_loop().call_later(PARTIAL_AFTER_S, self._submit_part, group)
             group.finished.append(FinishedMember(member, result, now))
             failure = failure_of(result)
             if not failure:
@@ -304,7 +306,7 @@ class Rollout:
             self._handlers.on_batch(batch)
         self._handlers.on_load()
 
-    def _judge(self, group: HeldGroup, failure: str) -> None:
+    def _judge(self, group: ActiveGroup, failure: str) -> None:
         """Where all of a group fails here, and then the next, fewer are asked for."""
         if group.answered:
             return
@@ -312,25 +314,25 @@ class Rollout:
             log.warning("no member of group %s was answered; the next is asked for in %.0f s", group.group_id, pause)
             asyncio.get_running_loop().call_later(pause, self._handlers.on_load)
 
-    def _take(self, group: HeldGroup) -> list[FinishedMember]:
+    def _take(self, group: ActiveGroup) -> list[FinishedMember]:
         finished, group.finished = group.finished, []
-        self._hand_on(group, len(finished))
+        self._count_undelivered(group, len(finished))
         return finished
 
-    def _hand_on(self, group: HeldGroup, members: int) -> None:
+    def _count_undelivered(self, group: ActiveGroup, members: int) -> None:
         group.undelivered += members
         self._undelivered += members
 
-    def _hand_on_part(self, group: HeldGroup) -> None:
+    def _submit_part(self, group: ActiveGroup) -> None:
         """The first finished member has waited long enough for the rest of its group."""
         if group.finished and not group.dropped:
             self._handlers.on_batch([(group, self._take(group))])
 
-    def settled(self, group: HeldGroup, members: int) -> None:
+    def settled(self, group: ActiveGroup, members: int) -> None:
         """`members` handed on before have their outcome stored, or are not needed any more."""
         group.undelivered -= members
         self._undelivered -= members
-        if group.over and not group.dropped:
+        if group.is_done and not group.dropped:
             if group.incomplete:
                 self.release([group])
             else:
@@ -339,7 +341,7 @@ class Rollout:
 
     # ---------------------------------------------------------------------------------------------- giving up
 
-    def drop(self, group: HeldGroup) -> None:
+    def drop(self, group: ActiveGroup) -> None:
         """The group belongs to somebody else, or has ended: stops working on it."""
         if group.dropped:
             return
@@ -357,7 +359,7 @@ class Rollout:
                 self.drop(group)
         self._handlers.on_load()
 
-    def _give_back(self, groups: Iterable[HeldGroup]) -> None:
+    def _give_back(self, groups: Iterable[ActiveGroup]) -> None:
         """Nothing more is sampled for these; each is released once its finished members are stored."""
         for group in groups:
             if group.dropped or group.incomplete:
@@ -366,10 +368,10 @@ class Rollout:
             self._forget_requests(group, abort=True)
             if group.finished:
                 self._handlers.on_batch([(group, self._take(group))])
-            if group.over:
+            if group.is_done:
                 self.release([group])
 
-    def release(self, groups: Sequence[HeldGroup]) -> None:
+    def release(self, groups: Sequence[ActiveGroup]) -> None:
         """Gives groups back; members stored so far stay."""
         if not groups:
             return
@@ -378,7 +380,7 @@ class Rollout:
         self._leaving.update(groups)
         self._handlers.on_release(list(groups))
 
-    def released(self, groups: Iterable[HeldGroup]) -> None:
+    def released(self, groups: Iterable[ActiveGroup]) -> None:
         """The buffer knows that these were given back, or cannot be told."""
         self._leaving.difference_update(groups)
 
@@ -389,7 +391,7 @@ class Rollout:
             group, _ = owner
             members = sorted(group.generating)
             self._forget_requests(group)
-            self._hand_on(group, len(members))
+            self._count_undelivered(group, len(members))
             self._handlers.on_failed(group, members, reason)
 
     def stop_admitting(self) -> None:
@@ -397,7 +399,7 @@ class Rollout:
         self._draining = True
         self._handlers.on_load()
 
-    def hand_on_all(self) -> None:
+    def flush_finished(self) -> None:
         """Hands on what is finished, without waiting for the rest of its groups."""
         batch = [(group, self._take(group)) for group in self._groups.values() if group.finished]
         if batch:
@@ -407,7 +409,7 @@ class Rollout:
         """Gives back every group that still has members to be sampled."""
         self.release([group for group in self._groups.values() if group.generating or group in self._starting])
 
-    def _forget_requests(self, group: HeldGroup, *, abort: bool = False) -> None:
+    def _forget_requests(self, group: ActiveGroup, *, abort: bool = False) -> None:
         ids = list(group.generating.values())
         for request_id in ids:
             self._requests.pop(request_id, None)
@@ -417,7 +419,7 @@ class Rollout:
         if abort and ids:
             self._responder.abort(ids)
 
-    def _forget(self, group: HeldGroup) -> None:
+    def _forget(self, group: ActiveGroup) -> None:
         if self._groups.get((group.table, group.group_id)) is group:
             del self._groups[(group.table, group.group_id)]
         if not self._groups:

@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollmesh.buffer.client.client import Outgoing, WriteResult
-from rollmesh.generators.rollout.active_group import FinishedMember, HeldGroup
+from rollmesh.generators.rollout.active_group import ActiveGroup, FinishedMember
 from rollmesh.generators.rollout.encoding import member_write
 from rollmesh.generators.rollout.response_source import EpisodeResult, failure_of
 from rollmesh.generators.rollout.rollout_manager import Batch
-from rollmesh.generators.tokenizer import TextCodec
+from rollmesh.generators.tokenizer import TokenizerCodec
 from rollmesh.mesh.errors import RollmeshError, UnreachableError
 from rollmesh.mesh.runtime.task_group import run_together
 from rollmesh.mesh.text import REASON_CHARACTERS, bounded
@@ -39,7 +39,7 @@ _FINISH = {
 }
 # Arrays of side data on their way at once.
 _UPLOADS = 8
-Writes = list[tuple[HeldGroup, Outgoing]]
+Writes = list[tuple[ActiveGroup, Outgoing]]
 
 
 class MemberWriter(Protocol):
@@ -76,16 +76,16 @@ class MemberStore(Protocol):
 class GroupOwner(Protocol):
     """The part of the rollout loop that learns what became of members."""
 
-    def settled(self, group: HeldGroup, members: int) -> None:
+    def settled(self, group: ActiveGroup, members: int) -> None:
         """So many members of a group need no more work."""
         ...
 
-    def drop(self, group: HeldGroup) -> None:
+    def drop(self, group: ActiveGroup) -> None:
         """The group belongs to somebody else, or has ended: stops working on it."""
         ...
 
 
-class Delivery:
+class TrajectorySubmitter:
     """Brings finished members to the buffer.
 
     Args:
@@ -106,7 +106,7 @@ class Delivery:
         self,
         *,
         member_id: str,
-        text: TextCodec,
+        text: TokenizerCodec,
         scorer: RewardScorer,
         store: MemberStore,
         owner: GroupOwner,
@@ -138,11 +138,11 @@ class Delivery:
             time.monotonic() - min(since for _, since in self._waiting.values()),
         )
 
-    def deliver(self, batch: Batch) -> None:
+    def submit(self, batch: Batch) -> None:
         """Scores and stores members, in the background."""
         self._spawn(self._score_and_store(batch))
 
-    def fail(self, group: HeldGroup, members: Sequence[int], reason: str) -> None:
+    def fail(self, group: ActiveGroup, members: Sequence[int], reason: str) -> None:
         """Stores members that could not be generated as errors, in the background."""
         self.failed += len(members)
         self._spawn(self._store([(group, self._write_of_failure(group, member, reason)) for member in members]))
@@ -201,7 +201,7 @@ class Delivery:
             del self._waiting[id(batch)]
         writes: Writes = []
         uploads = []
-        unscored: dict[HeldGroup, list[str]] = {}
+        unscored: dict[ActiveGroup, list[str]] = {}
         for (group, finished), result in zip(members, results, strict=True):
             if group.dropped:
                 self.superseded += 1
@@ -218,7 +218,7 @@ class Delivery:
         await run_together(*uploads)
         await self._store(writes)
 
-    async def _upload(self, group: HeldGroup, finished: FinishedMember, meta: trajectory_pb2.MemberMeta) -> None:
+    async def _upload(self, group: ActiveGroup, finished: FinishedMember, meta: trajectory_pb2.MemberMeta) -> None:
         """Stores a member's side data; what the buffer does not take is left out."""
         for name, array in finished.result.side.items():
             try:
@@ -232,7 +232,7 @@ class Delivery:
                 continue
             meta.side.append(entry)
 
-    def _write_of(self, group: HeldGroup, finished: FinishedMember, result: reward_pb2.ScoreResult) -> Outgoing:
+    def _write_of(self, group: ActiveGroup, finished: FinishedMember, result: reward_pb2.ScoreResult) -> Outgoing:
         meta = self._meta(group, finished)
         payload = b""
         kind = result.WhichOneof("outcome")
@@ -253,7 +253,7 @@ class Delivery:
             meta.reason = bounded(why, REASON_CHARACTERS)
         return member_write(group, meta, payload)
 
-    def _meta(self, group: HeldGroup, finished: FinishedMember) -> trajectory_pb2.MemberMeta:
+    def _meta(self, group: ActiveGroup, finished: FinishedMember) -> trajectory_pb2.MemberMeta:
         result, sampled = finished.result, finished.result.sampled
         return trajectory_pb2.MemberMeta(
             member=finished.member,
@@ -268,7 +268,7 @@ class Delivery:
             figures=result.figures if isinstance(result, EpisodeResult) else None,
         )
 
-    def _write_of_failure(self, group: HeldGroup, member: int, reason: str) -> Outgoing:
+    def _write_of_failure(self, group: ActiveGroup, member: int, reason: str) -> Outgoing:
         meta = trajectory_pb2.MemberMeta(
             member=member,
             outcome=trajectory_pb2.OUTCOME_ERROR,
@@ -307,14 +307,14 @@ class Delivery:
             self._owner.settled(group, 1)
 
 
-def _tell_once(group: HeldGroup, what: str, reasons: Sequence[str]) -> None:
+def _tell_once(group: ActiveGroup, what: str, reasons: Sequence[str]) -> None:
     """One line for all members of a group that failed together, with the first cause."""
     if reasons:
         extra = {"group": group.group_id}
         log.warning("%d members of group %s %s: %s", len(reasons), group.group_id, what, reasons[0], extra=extra)
 
 
-def _score_item(group: HeldGroup, finished: FinishedMember, text: str) -> reward_pb2.ScoreItem:
+def _score_item(group: ActiveGroup, finished: FinishedMember, text: str) -> reward_pb2.ScoreItem:
     task, result = group.grant.task, finished.result
     extra_info = task.extra_info_json
     if isinstance(result, EpisodeResult):

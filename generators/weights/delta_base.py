@@ -17,8 +17,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from rollmesh.generators.weights.host_memory import fresh
-from rollmesh.generators.weights.verified_transfer import Verified
+from rollmesh.generators.weights.host_memory import allocate
+from rollmesh.generators.weights.verified_transfer import VerifiedWeights
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.weights import Wanted
 from rollmesh.mesh.weights.delta import Span, apply_bucket, spans_of
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 _THREADS = 2
 
 
-class BaseCopy:
+class DeltaBase:
     """What differences are applied to; empty at first. Used in one event loop."""
 
     def __init__(self) -> None:
@@ -51,8 +51,8 @@ class BaseCopy:
         self._manifest, self._data = None, memoryview(b"")
 
     async def advance(
-        self, manifest: weights_pb2.Manifest, receive: Callable[[Wanted], Awaitable[Verified]]
-    ) -> Verified | None:
+        self, manifest: weights_pb2.Manifest, receive: Callable[[Wanted], Awaitable[VerifiedWeights]]
+    ) -> VerifiedWeights | None:
         """The weights that are announced, by differences.
 
         Args:
@@ -86,7 +86,7 @@ async def _apply(
     base: memoryview,
     manifest: weights_pb2.Manifest,
     links: Sequence[weights_pb2.Delta],
-    received: Sequence[Verified],
+    received: Sequence[VerifiedWeights],
 ) -> memoryview:
     """All buckets of the version announced.
 
@@ -100,7 +100,7 @@ async def _apply(
         WeightsError: a difference is malformed, or does not lead to what was announced.
     """
     full = Wanted.full(manifest)
-    target = fresh(full.nbytes)
+    target = allocate(full.nbytes)
     of_links = [Wanted.link(link) for link in links]
     todo: Iterator[tuple[int, Sequence[Span]]] = iter(enumerate(spans_of(manifest.tensors, len(manifest.buckets))))
 

@@ -6,12 +6,12 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rollmesh.generators.weights.delta_base import BaseCopy
+from rollmesh.generators.weights.delta_base import DeltaBase
 from rollmesh.generators.weights.learner_connection import LearnerConnection
 from rollmesh.generators.weights.relay import Relay
-from rollmesh.generators.weights.transport_choice import Chosen
-from rollmesh.generators.weights.transports import Fetch, Transport, choose
-from rollmesh.generators.weights.verified_transfer import Verified, receive
+from rollmesh.generators.weights.transport_choice import TransportChoice
+from rollmesh.generators.weights.transports import Transfer, Transport, choose
+from rollmesh.generators.weights.verified_transfer import VerifiedWeights, receive_verified
 from rollmesh.mesh.config.models import EncodingName, TransportName
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -40,7 +40,7 @@ class Announcement:
     superseded: Callable[[], bool]
 
 
-class Obtainer:
+class WeightFetcher:
     """Brings verified bytes.
 
     Args:
@@ -69,8 +69,8 @@ class Obtainer:
         self._encoding = encoding
         self._timeout_s = timeout_s
         self._member_id = member_id
-        self._base = BaseCopy()
-        self.chosen = Chosen()
+        self._base = DeltaBase()
+        self.chosen = TransportChoice()
 
     async def close(self) -> None:
         """Gives back what transports keep between transfers."""
@@ -82,7 +82,7 @@ class Obtainer:
         """What is kept to apply the next differences to."""
         return self._base.nbytes
 
-    async def obtain(self, announcement: Announcement) -> Verified:
+    async def obtain(self, announcement: Announcement) -> VerifiedWeights:
         """All bytes of the version.
 
         Raises:
@@ -90,13 +90,13 @@ class Obtainer:
         """
         wanted = Wanted.full(announcement.manifest)
 
-        async def fetch(link: Wanted) -> Verified:
+        async def fetch(link: Wanted) -> VerifiedWeights:
             return await self._receive(announcement, link)
 
         advanced = await self._base.advance(announcement.manifest, fetch) if self._by_differences(wanted) else None
         return advanced or await fetch(wanted)
 
-    def taken(self, manifest: weights_pb2.Manifest, received: Verified) -> None:
+    def taken(self, manifest: weights_pb2.Manifest, received: VerifiedWeights) -> None:
         """The bytes are in service: the next differences are from them."""
         if self._by_differences(Wanted.full(manifest)):
             self._base.keep(manifest, received.data)
@@ -109,9 +109,9 @@ class Obtainer:
             return choose(self._available, self._transport, wanted)[0].name == "grpc"
         return self._encoding == "delta"
 
-    async def _receive(self, announcement: Announcement, wanted: Wanted) -> Verified:
+    async def _receive(self, announcement: Announcement, wanted: Wanted) -> VerifiedWeights:
         """By the first transport that brings it; the error of the last one where none does."""
-        fetch = Fetch(
+        transfer = Transfer(
             wanted,
             announcement.connection,
             self._timeout_s,
@@ -123,7 +123,7 @@ class Obtainer:
         failures: dict[str, str] = {}
         for transport in (*others, last):
             try:
-                verified = await self._receive_over(transport, fetch)
+                verified = await self._receive_over(transport, transfer)
             except WeightsError as error:
                 if transport is last:
                     raise
@@ -134,13 +134,13 @@ class Obtainer:
                 return verified
         raise AssertionError("the last one brings the bytes or raises")
 
-    async def _receive_over(self, transport: Transport, fetch: Fetch) -> Verified:
+    async def _receive_over(self, transport: Transport, transfer: Transfer) -> VerifiedWeights:
         """Over one transport; what has come is served to others meanwhile, where they are sent here."""
         if not transport.relays:
-            return await receive(transport, fetch)
-        holding = self._relay.begin(fetch.wanted)
+            return await receive_verified(transport, transfer)
+        holding = self._relay.begin(transfer.wanted)
         try:
-            verified = await receive(transport, fetch, holding.verified)
+            verified = await receive_verified(transport, transfer, holding.verified)
         except BaseException:
             self._relay.end(holding)
             raise

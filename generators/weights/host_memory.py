@@ -8,7 +8,7 @@ import mmap
 from rollmesh.mesh.errors import WeightsError
 
 
-def fresh(nbytes: int) -> memoryview:
+def allocate(nbytes: int) -> memoryview:
     """Zeroed memory; in huge pages where there are some, which makes the first touch of it three times as fast.
 
     Raises:

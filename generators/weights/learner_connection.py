@@ -23,10 +23,10 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import weights_pb2_grpc
 
 log = logging.getLogger(__name__)
-_LOOK_INTERVAL_S = 0.25
+_REFRESH_INTERVAL_S = 0.25
 
 
-def closed_under_call(error: BaseException) -> bool:
+def is_channel_closed(error: BaseException) -> bool:
     """Whether a call ended because its channel was closed for another learner's.
 
     gRPC raises `CancelledError` then, as if the calling task had been cancelled; a real cancellation is told apart by
@@ -59,7 +59,7 @@ class LearnerConnection:
         self.weights = weights_pb2_grpc.WeightsStub(self._channels[0])
         self.replaced = asyncio.Event()
 
-    def lanes(self, count: int) -> Sequence[grpc.aio.Channel]:
+    def transfer_channels(self, count: int) -> Sequence[grpc.aio.Channel]:
         """So many channels, beside the one for everything else: bytes do not stand before short calls."""
         while not self.replaced.is_set() and len(self._channels) <= count:
             self._channels.append(self._connect())
@@ -80,7 +80,7 @@ class LearnerConnection:
             await channel.close()
 
 
-class LearnerLink:
+class LearnerDirectory:
     """Follows the membership's word on who the learner is."""
 
     def __init__(self, agent: MembershipAgent, security: SecuritySection, *, max_message_mb: int = 64) -> None:
@@ -107,12 +107,12 @@ class LearnerLink:
         """The connection to use now; waits until the mesh has named a learner."""
         while self._current is None:
             # Heartbeats are seconds apart; at the start of a run everybody waits for this.
-            await self.look()
+            await self.refresh()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._known.wait(), _LOOK_INTERVAL_S)
+                await asyncio.wait_for(self._known.wait(), _REFRESH_INTERVAL_S)
         return self._current
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Asks the mesh now, ahead of the next heartbeat."""
         try:
             await self._agent.beat()

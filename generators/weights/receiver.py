@@ -20,12 +20,12 @@ from pathlib import Path
 import grpc
 
 from rollmesh.generators.engines.interface import InferenceEngine, SwapTimings
-from rollmesh.generators.weights.fetcher import Announcement, Obtainer
-from rollmesh.generators.weights.learner_connection import LearnerConnection, LearnerLink
+from rollmesh.generators.weights.fetcher import Announcement, WeightFetcher
+from rollmesh.generators.weights.learner_connection import LearnerConnection, LearnerDirectory
 from rollmesh.generators.weights.pinned_groups import PinnedGroups
 from rollmesh.generators.weights.relay import Relay
-from rollmesh.generators.weights.swap_reports import Reporter, failure, success
-from rollmesh.generators.weights.transport_choice import Chosen
+from rollmesh.generators.weights.swap_reports import SwapReporter, failure, success
+from rollmesh.generators.weights.transport_choice import TransportChoice
 from rollmesh.generators.weights.transports import transports
 from rollmesh.mesh.config.models import Config, EncodingName, SecuritySection, TransportName
 from rollmesh.mesh.errors import VersionGoneError, WeightsError
@@ -105,7 +105,7 @@ class WeightReceiver:
 
     def __init__(
         self,
-        link: LearnerLink,
+        link: LearnerDirectory,
         engine: InferenceEngine,
         settings: ReceiverSettings,
         *,
@@ -117,7 +117,7 @@ class WeightReceiver:
         self._link = link
         self._engine = engine
         self._settings = settings
-        self._obtainer = Obtainer(
+        self._obtainer = WeightFetcher(
             transports(settings.host_id, folder=settings.folder, streams=settings.streams, security=settings.security),
             relay or Relay(""),
             transport=settings.transport,
@@ -125,7 +125,7 @@ class WeightReceiver:
             timeout_s=settings.timeout_s,
             member_id=settings.member_id,
         )
-        self._reporter = Reporter(on_report)
+        self._reporter = SwapReporter(on_report)
         self._pinned = pinned if pinned is not None else PinnedGroups()
         self._pinned.on_hold(self._hold_swap)
         self._on_serving = on_serving
@@ -150,7 +150,7 @@ class WeightReceiver:
         await self._obtainer.close()
 
     @property
-    def chosen(self) -> Chosen:
+    def chosen(self) -> TransportChoice:
         """Which transport brings the weights, and why no cheaper one."""
         return self._obtainer.chosen
 
@@ -172,7 +172,7 @@ class WeightReceiver:
                     pause = _FIRST_RETRY_S
             except grpc.aio.AioRpcError as error:
                 self._say(f"the learner at {connection.address} does not answer: {error.details()}")
-                await self._link.look()
+                await self._link.refresh()
             await connection.replaced_within(pause)
             pause = min(2 * pause, _LONGEST_RETRY_S)
 

@@ -34,7 +34,7 @@ _LINKS = 8
 _NOTHING = memoryview(b"")
 
 
-class Holding:
+class RelayedBuckets:
     """The buckets of one version, or of one link of differences, as they come.
 
     Args:
@@ -107,12 +107,12 @@ class Relay:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._holdings: list[Holding] = []
+        self._holdings: list[RelayedBuckets] = []
         self._readers = Readers()
 
-    def begin(self, wanted: Wanted) -> Holding:
+    def begin(self, wanted: Wanted) -> RelayedBuckets:
         """What is about to be received."""
-        holding = Holding(wanted)
+        holding = RelayedBuckets(wanted)
         if self.address:
             for other in list(self._holdings):
                 if not other.whole:
@@ -120,7 +120,7 @@ class Relay:
             self._holdings.append(holding)
         return holding
 
-    def finish(self, holding: Holding) -> None:
+    def finish(self, holding: RelayedBuckets) -> None:
         """All of it is there: earlier ones give way."""
         if holding not in self._holdings:
             return
@@ -132,7 +132,7 @@ class Relay:
             self.end(other)
         asyncio.get_running_loop().call_later(_IDLE_S, self._end_if_idle, holding)
 
-    def end(self, holding: Holding) -> None:
+    def end(self, holding: RelayedBuckets) -> None:
         """Lets go of it: it could not be received, or is of no use any more."""
         if holding in self._holdings:
             self._holdings.remove(holding)
@@ -143,7 +143,7 @@ class Relay:
         for holding in list(self._holdings):
             self.end(holding)
 
-    def holding(self, policy: PolicyVersion, base: PolicyVersion | None) -> Holding:
+    def holding(self, policy: PolicyVersion, base: PolicyVersion | None) -> RelayedBuckets:
         """What was asked for.
 
         Raises:
@@ -171,7 +171,7 @@ class Relay:
             async for chunk in holding.chunks(request.bucket, request.offset):
                 yield chunk
 
-    def _end_if_idle(self, holding: Holding) -> None:
+    def _end_if_idle(self, holding: RelayedBuckets) -> None:
         if holding not in self._holdings:
             return
         if holding.asked_for:

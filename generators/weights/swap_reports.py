@@ -11,7 +11,7 @@ import grpc
 
 from rollmesh.generators.engines.interface import SwapTimings
 from rollmesh.generators.weights.learner_connection import LearnerConnection
-from rollmesh.generators.weights.verified_transfer import Verified
+from rollmesh.generators.weights.verified_transfer import VerifiedWeights
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import weights_pb2
@@ -26,7 +26,7 @@ def failure(member_id: str, policy: PolicyVersion, error: WeightsError, digest: 
 
 
 def success(
-    member_id: str, policy: PolicyVersion, received: Verified, timings: SwapTimings, since_ns: int
+    member_id: str, policy: PolicyVersion, received: VerifiedWeights, timings: SwapTimings, since_ns: int
 ) -> weights_pb2.SwapReport:
     """The version is in service; its times count from `since_ns` (Unix)."""
 
@@ -49,7 +49,7 @@ def success(
     )
 
 
-class Reporter:
+class SwapReporter:
     """Sends reports beside everything else; a learner that is gone does not get them.
 
     Args:

@@ -11,7 +11,7 @@ from rollmesh.mesh.weights import Wanted
 log = logging.getLogger(__name__)
 
 
-class Chosen:
+class TransportChoice:
     """The choice of the latest full transfer; links of differences travel by grpc alone, and are no choice.
 
     Attributes:

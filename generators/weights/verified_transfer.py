@@ -1,6 +1,6 @@
 """Getting the bytes of a version, verified, whatever brings them.
 
-Invariant: what `receive` returns agrees with the digests that were announced; anything else ends in a WeightsError.
+Invariant: what `receive_verified` returns agrees with the announced digests; anything else ends in a WeightsError.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rollmesh.generators.weights.transports import Fetch, Transport
+from rollmesh.generators.weights.transports import Transfer, Transport
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.weights import Encoding
 
@@ -22,7 +22,7 @@ _VERIFIERS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
+class VerifiedWeights:
     """The verified bytes of all buckets, one behind the other.
 
     Attributes:
@@ -43,20 +43,20 @@ class Verified:
     last_byte_ns: int
 
 
-async def receive(
-    transport: Transport, fetch: Fetch, verified: Callable[[memoryview, int], None] | None = None
-) -> Verified:
+async def receive_verified(
+    transport: Transport, transfer: Transfer, verified: Callable[[memoryview, int], None] | None = None
+) -> VerifiedWeights:
     """Receives and verifies; each bucket is verified while the next is on its way.
 
     Args:
         transport: brings the bytes.
-        fetch: what is wanted.
+        transfer: what is wanted.
         verified: called with all buckets' memory and the index of each bucket that agrees with its digest, at once.
 
     Raises:
         WeightsError: a bucket did not come, or is damaged.
     """
-    wanted = fetch.wanted
+    wanted = transfer.wanted
     first_byte_ns = 0
     verifying: list[asyncio.Future[None]] = []
     damage: list[WeightsError] = []
@@ -87,7 +87,7 @@ async def receive(
             verified(data, index)
 
     try:
-        received = await transport.receive(fetch, arrived)
+        received = await transport.receive(transfer, arrived)
         await asyncio.gather(*verifying)
         if damage:
             raise damage[0]
@@ -96,6 +96,6 @@ async def receive(
         for task in verifying:
             task.cancel()
     moved = sum(bucket.nbytes for bucket in wanted.buckets)
-    return Verified(
+    return VerifiedWeights(
         received.data, transport.name, wanted.encoding, moved, received.source, first_byte_ns, time.time_ns()
     )

@@ -1,7 +1,7 @@
-"""What a foreign engine has to offer so that `DrivenEngine` can make an `InferenceEngine` of it.
+"""What a foreign engine has to offer so that `ExternalEngine` can make an `InferenceEngine` of it.
 
 A backend is a thin adapter: it translates and keeps no books. Pinned requests, prefixes, waiting for the first weights,
-the order of swaps, looks at what is running and the one result per request are `DrivenEngine`'s, the same for all.
+the order of swaps, looks at what is running and the one result per request are `ExternalEngine`'s, the same for all.
 
 All coroutines run in the engine's own event loop, in its own thread. Each ends within a bounded time or raises
 `EngineError`; a server that has died fails every call that waits for it.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class DecodeJob:
     """One stretch of decoding.
 
     Attributes:
@@ -45,7 +45,7 @@ class Job:
 
 
 @dataclass(slots=True, eq=False)
-class Chunk:
+class DecodeChunk:
     """Tokens of one job.
 
     Attributes:
@@ -64,7 +64,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class LoadMetrics:
     """The engine's own view of its load.
 
     Attributes:
@@ -94,7 +94,7 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    async def generate(self, job: Job, take: Callable[[Chunk], None]) -> None:
+    async def generate(self, job: DecodeJob, take: Callable[[DecodeChunk], None]) -> None:
         """Runs a job to its end; `take` gets every chunk in the event loop, the last one with `finish`.
 
         Cancelling it aborts the job.
@@ -188,7 +188,7 @@ class Backend(ABC):
         """What one of its processes has raised last; empty where that is not known. Quick."""
 
     @abstractmethod
-    def figures(self) -> Figures:
+    def figures(self) -> LoadMetrics:
         """The last ones known; any thread, never blocks."""
 
     @abstractmethod

@@ -16,7 +16,7 @@ from rollmesh.generators.engines.stop_strings import StopMatcher
 _MORE = 16
 
 
-class Straddle:
+class BoundaryStopMatcher:
     """Watches the first tokens of one job.
 
     Args:
@@ -44,7 +44,9 @@ class Straddle:
         return None
 
 
-def straddle(tokenizer: PreTrainedTokenizerBase, stop: Sequence[str], before: list[int]) -> Straddle | None:
+def boundary_matcher(
+    tokenizer: PreTrainedTokenizerBase, stop: Sequence[str], before: list[int]
+) -> BoundaryStopMatcher | None:
     """Watches for stop strings that begin in `before`.
 
     Args:
@@ -62,5 +64,5 @@ def straddle(tokenizer: PreTrainedTokenizerBase, stop: Sequence[str], before: li
     matcher = StopMatcher(tokenizer, stop)
     if before:
         matcher.push(before[-count:])
-    found = Straddle(matcher, reach)
+    found = BoundaryStopMatcher(matcher, reach)
     return None if found.over or not before else found

@@ -20,14 +20,14 @@ from rollmesh.generators.engines import commands
 from rollmesh.generators.engines.commands import Pause, Probe, Resume, Sleep, Wake
 from rollmesh.generators.engines.external.backend import Backend
 from rollmesh.generators.engines.external.commands import Control, Order, Update
-from rollmesh.generators.engines.external.scheduler import Dispatcher
-from rollmesh.generators.engines.external.version_labels import Labels, label_of
+from rollmesh.generators.engines.external.scheduler import RequestScheduler
+from rollmesh.generators.engines.external.version_labels import VersionLabels, label_of
 from rollmesh.generators.engines.interface import EngineError, EngineState, KvPolicy, ProbeResult, SleepReport
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 
-class Conductor:
+class CommandExecutor:
     """Carries orders out.
 
     Args:
@@ -44,7 +44,12 @@ class Conductor:
     """
 
     def __init__(
-        self, backend: Backend, dispatcher: Dispatcher, labels: Labels, kv: KvPolicy, notify: Callable[[], None]
+        self,
+        backend: Backend,
+        dispatcher: RequestScheduler,
+        labels: VersionLabels,
+        kv: KvPolicy,
+        notify: Callable[[], None],
     ) -> None:
         self._backend = backend
         self._dispatcher = dispatcher
@@ -72,7 +77,7 @@ class Conductor:
         """Whether a swap does, so that only pinned responses may start."""
         return bool(self._updates)
 
-    def take(self, order: Order) -> None:
+    def enqueue(self, order: Order) -> None:
         """Puts an order in its line."""
         if isinstance(order, commands.Update):
             self._updates.append(order)
@@ -80,9 +85,9 @@ class Conductor:
             self._probes.append(order)
         else:
             self._controls.append(order)
-        self.look()
+        self.wake()
 
-    def look(self) -> None:
+    def wake(self) -> None:
         """Something has changed: an order may have become possible, or have been called off, or refused."""
         called_off = [update for update in self._updates if update.done.done()]
         for update in called_off:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from rollmesh.generators.engines import commands
 from rollmesh.generators.engines.commands import Pause, Probe, Resume, Sleep, Wake
-from rollmesh.generators.engines.external.backend import Backend, Figures
+from rollmesh.generators.engines.external.backend import Backend, LoadMetrics
 from rollmesh.generators.engines.external.commands import Order
-from rollmesh.generators.engines.external.engine_thread import Life
-from rollmesh.generators.engines.external.inflight import Gate
-from rollmesh.generators.engines.external.model_info import ModelFacts, read_folder
+from rollmesh.generators.engines.external.engine_thread import EngineThread
+from rollmesh.generators.engines.external.inflight import InflightRegistry
+from rollmesh.generators.engines.external.model_info import ModelInfo, read_folder
 from rollmesh.generators.engines.interface import (
     EngineError,
     EngineListener,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class DrivenEngine(InferenceEngine):
+class ExternalEngine(InferenceEngine):
     """An engine that decodes by itself, in processes or tasks of its own.
 
     A subclass says how its backend is made.
@@ -59,11 +59,11 @@ class DrivenEngine(InferenceEngine):
 
     takes_images: ClassVar[bool] = True
 
-    def __init__(self, backend: Backend, model: ModelFacts, settings: EngineSettings, listener: EngineListener) -> None:
+    def __init__(self, backend: Backend, model: ModelInfo, settings: EngineSettings, listener: EngineListener) -> None:
         self._backend = backend
         self._limits, self._images = model.limits, model.images
-        self._gate = Gate()
-        self._life = Life(backend, model, settings, listener, self._gate)
+        self._gate = InflightRegistry()
+        self._life = EngineThread(backend, model, settings, listener, self._gate)
 
     @classmethod
     def from_folder(cls, folder: Path, settings: EngineSettings, listener: EngineListener) -> Self:
@@ -74,7 +74,7 @@ class DrivenEngine(InferenceEngine):
 
     @classmethod
     @abstractmethod
-    def create_backend(cls, folder: Path, model: ModelFacts, settings: EngineSettings) -> Backend:
+    def create_backend(cls, folder: Path, model: ModelInfo, settings: EngineSettings) -> Backend:
         """A backend, not started; checks at once what can be checked cheaply.
 
         Args:
@@ -164,7 +164,7 @@ class DrivenEngine(InferenceEngine):
     def status(self) -> EngineStatus:
         active, failure = self._life.dispatcher.active, self._gate.failure
         conductor = self._life.conductor
-        figures = self._backend.figures() if self._gate.up else Figures(0, 0, None, 0)
+        figures = self._backend.figures() if self._gate.up else LoadMetrics(0, 0, None, 0)
         return EngineStatus(
             active=active,
             queued=max(0, self._gate.in_flight - active),
@@ -197,7 +197,7 @@ class DrivenEngine(InferenceEngine):
 
     def _called_off(self, done: Future[SwapTimings]) -> None:
         if done.cancelled():
-            self._gate.tell(lambda: self._life.post(self._life.conductor.look))
+            self._gate.tell(lambda: self._life.post(self._life.conductor.wake))
 
     def _order(self, order: Order) -> None:
         with self._gate.open(order.done):

@@ -17,12 +17,12 @@ import uvloop
 
 from rollmesh.generators.engines.errors import ending_of
 from rollmesh.generators.engines.external.backend import Backend
-from rollmesh.generators.engines.external.command_executor import Conductor
+from rollmesh.generators.engines.external.command_executor import CommandExecutor
 from rollmesh.generators.engines.external.commands import Order
-from rollmesh.generators.engines.external.inflight import Gate
-from rollmesh.generators.engines.external.model_info import ModelFacts
-from rollmesh.generators.engines.external.scheduler import Dispatcher
-from rollmesh.generators.engines.external.version_labels import Labels
+from rollmesh.generators.engines.external.inflight import InflightRegistry
+from rollmesh.generators.engines.external.model_info import ModelInfo
+from rollmesh.generators.engines.external.scheduler import RequestScheduler
+from rollmesh.generators.engines.external.version_labels import VersionLabels
 from rollmesh.generators.engines.interface import EngineError, EngineListener, EngineSettings
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ _JOBS_S = 5.0
 _BACKEND_S = 30.0
 
 
-class Life:
+class EngineThread:
     """Runs an engine.
 
     Args:
@@ -48,15 +48,20 @@ class Life:
     """
 
     def __init__(
-        self, backend: Backend, model: ModelFacts, settings: EngineSettings, listener: EngineListener, gate: Gate
+        self,
+        backend: Backend,
+        model: ModelInfo,
+        settings: EngineSettings,
+        listener: EngineListener,
+        gate: InflightRegistry,
     ) -> None:
         self._backend = backend
         self._model = model
         self._listener = listener
         self._gate = gate
-        labels = Labels()
-        self.dispatcher = Dispatcher(backend, model, labels, settings.slots, self._notify, self._fail)
-        self.conductor = Conductor(backend, self.dispatcher, labels, settings.kv, self._notify)
+        labels = VersionLabels()
+        self.dispatcher = RequestScheduler(backend, model, labels, settings.slots, self._notify, self._fail)
+        self.conductor = CommandExecutor(backend, self.dispatcher, labels, settings.kv, self._notify)
         self._turning = False
         self._ending = asyncio.Event()
         self._pings: set[asyncio.Task[None]] = set()
@@ -73,7 +78,7 @@ class Life:
 
     def order(self, order: Order) -> None:
         """Has an order taken, as `post` does; where the engine fails before that, what it brings is given back."""
-        self._loop.call_soon_threadsafe(self.conductor.take, order)
+        self._loop.call_soon_threadsafe(self.conductor.enqueue, order)
 
     def stop(self) -> None:
         """Ends the thread; the gate is closed. Waits for it, in bounded time."""
@@ -173,7 +178,7 @@ class Life:
         if results:
             self._listener.on_results(results)
             self._gate.ended([result.request_id for result in results])
-        self.conductor.look()
+        self.conductor.wake()
 
     def _guarded(self, work: Callable[..., None], *arguments: Any) -> None:
         if self._gate.failure is not None:

@@ -12,7 +12,7 @@ from rollmesh.generators.engines.interface import EngineError
 from rollmesh.mesh.errors import PayloadError
 
 
-class Gate:
+class InflightRegistry:
     """The door to an engine's thread; any thread.
 
     Attributes:

@@ -14,7 +14,7 @@ from rollmesh.mesh.trajectory.images import ImageProcessor
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFacts:
+class ModelInfo:
     """A model as its folder describes it.
 
     Attributes:
@@ -29,12 +29,12 @@ class ModelFacts:
     images: ImageProcessor | None = None
     experts: bool = False
 
-    def for_text(self) -> ModelFacts:
+    def for_text(self) -> ModelInfo:
         """The same model, of which only text is asked."""
         return replace(self, limits=replace(self.limits, images=False), images=None)
 
 
-def read_folder(folder: Path, context: int | None) -> ModelFacts:
+def read_folder(folder: Path, context: int | None) -> ModelInfo:
     """Reads configuration and tokenizer; local files only.
 
     Args:
@@ -65,4 +65,4 @@ def read_folder(folder: Path, context: int | None) -> ModelFacts:
         text=tokenizer is not None,
         images=images is not None,
     )
-    return ModelFacts(limits, tokenizer, images, bool(getattr(text, "num_experts_per_tok", None)))
+    return ModelInfo(limits, tokenizer, images, bool(getattr(text, "num_experts_per_tok", None)))

@@ -15,10 +15,10 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from rollmesh.generators.engines.external.backend import Chunk, Job
-from rollmesh.generators.engines.external.boundary_stops import Straddle, straddle
-from rollmesh.generators.engines.external.model_info import ModelFacts
-from rollmesh.generators.engines.external.version_labels import Labels
+from rollmesh.generators.engines.external.backend import DecodeChunk, DecodeJob
+from rollmesh.generators.engines.external.boundary_stops import BoundaryStopMatcher, boundary_matcher
+from rollmesh.generators.engines.external.model_info import ModelInfo
+from rollmesh.generators.engines.external.version_labels import VersionLabels
 from rollmesh.generators.engines.interface import (
     EngineError,
     FinishReason,
@@ -33,7 +33,7 @@ from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 
 
-class Response:
+class RequestState:
     """The book of one request.
 
     Args:
@@ -72,7 +72,7 @@ class Response:
         "started",
     )
 
-    def __init__(self, request: GenerationRequest, model: ModelFacts) -> None:
+    def __init__(self, request: GenerationRequest, model: ModelInfo) -> None:
         prefix = request.prefix
         self.request = request
         self.prompt_tokens = len(request.prompt_ids)
@@ -89,7 +89,7 @@ class Response:
         self._brought = self._told = len(self.ids)
         self._label = ""
         self._order = 0
-        self._straddle: Straddle | None = None
+        self._straddle: BoundaryStopMatcher | None = None
         self._routed_experts: NDArray[np.generic] | None = None
 
     @property
@@ -116,7 +116,7 @@ class Response:
             return "stop"
         return "length" if len(self.ids) >= self.limit else None
 
-    def next_job(self, job_id: str) -> Job:
+    def next_job(self, job_id: str) -> DecodeJob:
         """The job that goes on behind the tokens so far, which leave something to be sampled."""
         request, sampling, done = self.request, self.request.sampling, len(self.ids)
         self.job_id = job_id
@@ -132,10 +132,10 @@ class Response:
                 # With the seed of the first job the second would repeat its draws.
                 sampling = replace(sampling, seed=_seed_behind(sampling.seed, done))
             if sampling.stop and self._model.tokenizer is not None:
-                self._straddle = straddle(self._model.tokenizer, sampling.stop, self._turn())
-        return Job(job_id, tokens, sampling, request.images, len(request.prompt_ids))
+                self._straddle = boundary_matcher(self._model.tokenizer, sampling.stop, self._turn())
+        return DecodeJob(job_id, tokens, sampling, request.images, len(request.prompt_ids))
 
-    def add(self, chunk: Chunk, labels: Labels) -> int:
+    def add(self, chunk: DecodeChunk, labels: VersionLabels) -> int:
         """Takes a chunk of its job.
 
         Returns:
@@ -206,7 +206,7 @@ class Response:
         )
         return TokenEvent(self.request.request_id, sampled)
 
-    def _turn_over(self, length: int, label: str, labels: Labels) -> None:
+    def _turn_over(self, length: int, label: str, labels: VersionLabels) -> None:
         """Tokens of another version than those before them."""
         order, version = labels[label]
         if order < self._order:

@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rollmesh.generators.engines.external.backend import Backend, Chunk, Job
-from rollmesh.generators.engines.external.model_info import ModelFacts
-from rollmesh.generators.engines.external.request_state import Response
-from rollmesh.generators.engines.external.version_labels import Labels
-from rollmesh.generators.engines.external.waiting_queue import WaitingLine
+from rollmesh.generators.engines.external.backend import Backend, DecodeChunk, DecodeJob
+from rollmesh.generators.engines.external.model_info import ModelInfo
+from rollmesh.generators.engines.external.request_state import RequestState
+from rollmesh.generators.engines.external.version_labels import VersionLabels
+from rollmesh.generators.engines.external.waiting_queue import WaitingQueue
 from rollmesh.generators.engines.interface import (
     REQUEST_ATTEMPTS,
     EngineError,
@@ -38,7 +38,7 @@ from rollmesh.generators.engines.interface import (
     RequestError,
     TokenEvent,
 )
-from rollmesh.generators.engines.request_validation import widened
+from rollmesh.generators.engines.request_validation import expand_images
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.mesh.trajectory.images import ImageProcessor
 
@@ -55,10 +55,10 @@ class Running:
     """A job that the backend has; its response is None where it was given up."""
 
     job_id: str
-    response: Response | None
+    response: RequestState | None
 
 
-class Dispatcher:
+class RequestScheduler:
     """The books of one engine.
 
     Args:
@@ -78,8 +78,8 @@ class Dispatcher:
     def __init__(
         self,
         backend: Backend,
-        model: ModelFacts,
-        labels: Labels,
+        model: ModelInfo,
+        labels: VersionLabels,
         slots: int,
         notify: Callable[[], None],
         fail: Callable[[BaseException], None],
@@ -91,18 +91,18 @@ class Dispatcher:
         self._places = slots + -(-slots // _SLOTS_PER_SPARE)
         self._notify = notify
         self._fail = fail
-        self._line = WaitingLine()
-        self._responses: dict[str, Response] = {}
+        self._line = WaitingQueue()
+        self._responses: dict[str, RequestState] = {}
         self._running: dict[str, Running] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._readers: set[asyncio.Task[None]] = set()
         self._unread = 0
-        self._ended: list[Response] = []
-        self._streamed: dict[int, Response] = {}
+        self._ended: list[RequestState] = []
+        self._streamed: dict[int, RequestState] = {}
         self._given_up: list[str] = []
         self._job_ids = itertools.count()
         self._interrupting = False
-        self._trial: Response | None = None
+        self._trial: RequestState | None = None
         self.tokens_generated = self.tokens_outside = 0
         self.pinned = 0
 
@@ -129,7 +129,7 @@ class Dispatcher:
         """Puts requests in the line, once their images are read; what has nothing to be sampled ends here."""
         pictured = []
         for request in requests:
-            response = Response(request, self._model)
+            response = RequestState(request, self._model)
             self._responses[request.request_id] = response
             self.pinned += request.pinned
             if request.images:
@@ -143,17 +143,17 @@ class Dispatcher:
             reading.add_done_callback(self._task_ended)
         self._notify()
 
-    def _enter(self, response: Response) -> None:
+    def _enter(self, response: RequestState) -> None:
         reason = response.complete()
         if reason is None:
             self._line.add([response])
         else:
             self._end(response, reason)
 
-    async def _read(self, responses: Sequence[Response], images: ImageProcessor) -> None:
+    async def _read(self, responses: Sequence[RequestState], images: ImageProcessor) -> None:
         """Has images looked at in a thread; what they make of their prompts must fit the model."""
         requests = [response.request for response in responses]
-        found = await asyncio.to_thread(widened, requests, images, self._model.limits)
+        found = await asyncio.to_thread(expand_images, requests, images, self._model.limits)
         self._unread -= len(responses)
         for response, seen in zip(responses, found, strict=True):
             if response.finish is not None:
@@ -247,7 +247,7 @@ class Dispatcher:
 
     # --- jobs ---
 
-    async def _generate(self, job: Job, running: Running) -> None:
+    async def _generate(self, job: DecodeJob, running: Running) -> None:
         try:
             await self._backend.generate(job, partial(self._take, running))
         except (PayloadError, RequestError) as error:
@@ -277,11 +277,11 @@ class Dispatcher:
             # An interruption puts it back with all others.
             self._line.put_back([response])
 
-    def _refuse(self, response: Response, reason: str) -> None:
+    def _refuse(self, response: RequestState, reason: str) -> None:
         response.refusal = reason
         self._end(response, "aborted")
 
-    def _take(self, running: Running, chunk: Chunk) -> None:
+    def _take(self, running: Running, chunk: DecodeChunk) -> None:
         response = running.response
         if response is None:
             if chunk.finish is not None:
@@ -319,7 +319,7 @@ class Dispatcher:
         self._running[job_id].response = None
         self._given_up.append(job_id)
 
-    def _end(self, response: Response, reason: FinishReason) -> None:
+    def _end(self, response: RequestState, reason: FinishReason) -> None:
         response.finish, response.job_id = reason, None
         del self._responses[response.request.request_id]
         self.pinned -= response.request.pinned

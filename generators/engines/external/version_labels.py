@@ -20,7 +20,7 @@ def label_of(version: PolicyVersion) -> str:
     return f"{version.incarnation}.{version.version}"
 
 
-class Labels:
+class VersionLabels:
     """The labels given to one engine."""
 
     def __init__(self) -> None:

@@ -9,31 +9,31 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from rollmesh.generators.engines.external.request_state import Response
+from rollmesh.generators.engines.external.request_state import RequestState
 
 
-class WaitingLine:
+class WaitingQueue:
     """The queue of an engine."""
 
     def __init__(self) -> None:
-        self._line: deque[Response] = deque()
+        self._line: deque[RequestState] = deque()
         self._pinned = 0
 
     def __len__(self) -> int:
         return len(self._line)
 
-    def add(self, responses: Iterable[Response]) -> None:
+    def add(self, responses: Iterable[RequestState]) -> None:
         """Appends new ones."""
         for response in responses:
             self._line.append(response)
             self._pinned += response.request.pinned
 
-    def put_back(self, interrupted: Sequence[Response]) -> None:
+    def put_back(self, interrupted: Sequence[RequestState]) -> None:
         """Puts responses that had jobs at the head, in this order."""
         self._line.extendleft(reversed(interrupted))
         self._pinned += sum(response.request.pinned for response in interrupted)
 
-    def next(self, *, pinned_only: bool) -> Response | None:
+    def next(self, *, pinned_only: bool) -> RequestState | None:
         """Removes and returns the next that may start; None where none may."""
         if not self._line or (pinned_only and not self._pinned):
             return None
@@ -45,7 +45,7 @@ class WaitingLine:
         self._pinned -= response.request.pinned
         return response
 
-    def withdraw(self, responses: Sequence[Response]) -> None:
+    def withdraw(self, responses: Sequence[RequestState]) -> None:
         """Removes those of them that wait."""
         gone = {id(response) for response in responses}
         kept = deque(waiting for waiting in self._line if id(waiting) not in gone)

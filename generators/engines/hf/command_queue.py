@@ -15,7 +15,7 @@ from rollmesh.generators.engines.interface import EngineError, GenerationRequest
 from rollmesh.mesh.errors import PayloadError
 
 
-class Inbox:
+class CommandQueue:
     """Commands for the engine's thread, and what is in flight."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class Inbox:
 
     # --- the engine's thread ---
 
-    def take(self, has_work: Callable[[], bool]) -> deque[Command]:
+    def pop_all(self, has_work: Callable[[], bool]) -> deque[Command]:
         """All commands; waits for one while there is no work."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._commands) or self._stopping or has_work())

@@ -17,13 +17,13 @@ import torch
 from rollmesh.generators.engines import commands
 from rollmesh.generators.engines.commands import Pause, Probe, Resume, Sleep, Wake
 from rollmesh.generators.engines.errors import ending_of
-from rollmesh.generators.engines.hf.command_queue import Inbox
+from rollmesh.generators.engines.hf.command_queue import CommandQueue
 from rollmesh.generators.engines.hf.commands import Abort, Command, Progress, Submit, Update, Widened, answer, refuse
 from rollmesh.generators.engines.hf.decode_turn import Stepper
 from rollmesh.generators.engines.hf.decoder import Decoder
 from rollmesh.generators.engines.hf.image_reader import Reading
-from rollmesh.generators.engines.hf.waiting_queue import WaitingLine, unsampled
-from rollmesh.generators.engines.hf.weight_swap import Swapper
+from rollmesh.generators.engines.hf.waiting_queue import WaitingQueue, unsampled
+from rollmesh.generators.engines.hf.weight_swap import WeightSwapper
 from rollmesh.generators.engines.hf.weights import ModelWeights
 from rollmesh.generators.engines.interface import (
     EngineError,
@@ -60,7 +60,7 @@ class DecodeLoop:
         decoder: Decoder,
         weights: ModelWeights,
         reading: Reading,
-        inbox: Inbox,
+        inbox: CommandQueue,
         listener: EngineListener,
         kv: KvPolicy,
     ) -> None:
@@ -69,9 +69,9 @@ class DecodeLoop:
         self._reading = reading
         self._inbox = inbox
         self._listener = listener
-        self._line = WaitingLine()
+        self._line = WaitingQueue()
         self._stepper = Stepper(decoder, self._line)
-        self._swapper = Swapper(weights, decoder, self._line, kv)
+        self._swapper = WeightSwapper(weights, decoder, self._line, kv)
         self._taken: deque[Command] = deque()
         self._updates: deque[Update] = deque()
         self._prepared = False
@@ -126,7 +126,7 @@ class DecodeLoop:
         return self.state == "running" and self._decoder.serving is not None
 
     def _take_commands(self) -> None:
-        self._taken = self._inbox.take(self._has_work)
+        self._taken = self._inbox.pop_all(self._has_work)
         while self._taken:
             match command := self._taken[0]:
                 case Submit():

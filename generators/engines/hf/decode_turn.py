@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 
 from rollmesh.generators.engines.hf.decoder import Decoder, Step
 from rollmesh.generators.engines.hf.failure_isolation import Caution, out_of_memory
-from rollmesh.generators.engines.hf.waiting_queue import Prompt, Waiting, WaitingLine, unsampled
+from rollmesh.generators.engines.hf.waiting_queue import Prompt, WaitingQueue, WaitingRequest, unsampled
 from rollmesh.generators.engines.interface import REQUEST_ATTEMPTS, EngineError, GenerationResult
 from rollmesh.mesh.errors import PayloadError
 
@@ -30,7 +30,7 @@ class Stepper:
         preemptions: sequences that lost their keys and values for want of room.
     """
 
-    def __init__(self, decoder: Decoder, line: WaitingLine) -> None:
+    def __init__(self, decoder: Decoder, line: WaitingQueue) -> None:
         self._decoder = decoder
         self._line = line
         self._caution = Caution()
@@ -45,7 +45,9 @@ class Stepper:
         decoder, caution = self._decoder, self._caution
         self._preempt(decoder.surplus())
         table = decoder.table
-        starting = self._line.take(caution.most(table.active, table.free), pinned_only=pinned_only, fits=decoder.fits)
+        starting = self._line.pop_waiting(
+            caution.most(table.active, table.free), pinned_only=pinned_only, fits=decoder.fits
+        )
         if not starting and not table.active:
             return Step()
         names = [waiting.request.request_id for waiting in starting]
@@ -83,7 +85,7 @@ class Stepper:
     # --- failures ---
 
     def _prefill_failed(
-        self, starting: Sequence[Waiting], prompts: Sequence[Prompt], error: Exception
+        self, starting: Sequence[WaitingRequest], prompts: Sequence[Prompt], error: Exception
     ) -> list[GenerationResult]:
         """Nothing that runs is concerned."""
         active = self._decoder.table.active
@@ -99,7 +101,7 @@ class Stepper:
         # Of the others the prompts are there already.
         return self._blame(next(waiting for waiting in starting if waiting.prompt is prompts[0]), error)
 
-    def _reserve_failed(self, starting: Sequence[Waiting], error: Exception) -> list[GenerationResult]:
+    def _reserve_failed(self, starting: Sequence[WaitingRequest], error: Exception) -> list[GenerationResult]:
         """Keys and values are lost; fewer sequences go in again."""
         stopped = self._stopped(self._decoder.table.active)
         self.preemptions += len(stopped)
@@ -109,7 +111,7 @@ class Stepper:
         log.warning("no memory for %d sequences, fewer are decoded: %s", len(stopped) + len(starting), error)
         return []
 
-    def _step_failed(self, starting: Sequence[Waiting], error: Exception) -> list[GenerationResult]:
+    def _step_failed(self, starting: Sequence[WaitingRequest], error: Exception) -> list[GenerationResult]:
         """What was starting stands in the line again; what runs has lost no token."""
         active, entering = self._decoder.table.active, self._caution.entering
         if active + len(starting) == 1:
@@ -137,13 +139,13 @@ class Stepper:
         self._line.put_back(self._line.withdraw({suspect}))
         self._caution.separate(len(stopped))
 
-    def _stopped(self, last: int) -> list[Waiting]:
+    def _stopped(self, last: int) -> list[WaitingRequest]:
         """The last to start stand at the head of the line."""
         stopped = self._decoder.interrupt(last)
         self._line.put_back(stopped)
         return stopped
 
-    def _blame(self, culprit: Waiting, error: Exception) -> list[GenerationResult]:
+    def _blame(self, culprit: WaitingRequest, error: Exception) -> list[GenerationResult]:
         """It stands at the head of the line; it goes in again, or it is refused with all that share its prompt."""
         name = culprit.request.request_id
         refused = isinstance(error, PayloadError) or self._caution.blame(name)

@@ -28,8 +28,8 @@ from rollmesh.generators.engines.hf.model.traced_forward import DirectForward, F
 from rollmesh.generators.engines.hf.model.vision import Vision
 from rollmesh.generators.engines.hf.proof import named, prove
 from rollmesh.generators.engines.hf.sampling import draw, next_uniform, state_after
-from rollmesh.generators.engines.hf.slot_table import Running, SlotTable
-from rollmesh.generators.engines.hf.waiting_queue import Prompt, Waiting, interrupted
+from rollmesh.generators.engines.hf.slot_table import RunningSequence, SlotTable
+from rollmesh.generators.engines.hf.waiting_queue import Prompt, WaitingRequest, interrupted
 from rollmesh.generators.engines.interface import (
     FinishReason,
     GenerationRequest,
@@ -122,7 +122,7 @@ class Decoder:
             keep -= 1
         return len(rows) - keep
 
-    def reserve(self, starting: Sequence[Waiting]) -> None:
+    def reserve(self, starting: Sequence[WaitingRequest]) -> None:
         """Makes room for the next step.
 
         Raises:
@@ -144,7 +144,7 @@ class Decoder:
                 self._budget = replace(self._budget, tokens=max(have.rows * have.columns, self._budget.tokens // 2))
                 raise
 
-    def step(self, starting: Sequence[Waiting]) -> Step:
+    def step(self, starting: Sequence[WaitingRequest]) -> Step:
         """Draws one token for every running sequence and for those in `starting`, whose prompts are prefilled.
 
         Room has been reserved.
@@ -191,7 +191,7 @@ class Decoder:
             if running is not None and running.request.request_id in request_ids
         ]
 
-    def interrupt(self, last: int | None = None) -> list[Waiting]:
+    def interrupt(self, last: int | None = None) -> list[WaitingRequest]:
         """Stops running sequences without a result; they can continue from their tokens.
 
         Args:
@@ -203,7 +203,7 @@ class Decoder:
         rows = self.table.by_start()
         return [self._interrupted(row) for row in (rows if last is None else rows[len(rows) - last :])]
 
-    def stop(self, request_ids: Collection[str]) -> list[Waiting]:
+    def stop(self, request_ids: Collection[str]) -> list[WaitingRequest]:
         """As `interrupt`, those with these ids."""
         return [
             self._interrupted(row)
@@ -273,7 +273,7 @@ class Decoder:
             return "stop"
         return "length" if len(prefix) >= self._limit(request) else None
 
-    def _open(self, waiting: Waiting) -> int:
+    def _open(self, waiting: WaitingRequest) -> int:
         request, serving = waiting.request, self.serving
         assert serving is not None
         marks, drawn = [(0, serving)], 0
@@ -286,10 +286,10 @@ class Decoder:
         seed = request.sampling.seed or int(self._seeds.integers(1, 2**63))
         # Draws depend on the position alone: behind a prefix none is used a second time.
         state = state_after(seed, drawn)
-        running = Running(request, marks, matcher, started=waiting.started or time.monotonic())
+        running = RunningSequence(request, marks, matcher, started=waiting.started or time.monotonic())
         return self.table.open(running, waiting.prompt.ids, self._limit(request), state)
 
-    def _interrupted(self, row: int) -> Waiting:
+    def _interrupted(self, row: int) -> WaitingRequest:
         running = self.table.running[row]
         assert running is not None
         partial = self.table.close(row, "aborted")
@@ -311,7 +311,7 @@ class Decoder:
                 self._cache.move(*move, columns=int(self.table.position[move[1]]))
 
     def _draw(
-        self, new_rows: list[int], starting: Sequence[Waiting]
+        self, new_rows: list[int], starting: Sequence[WaitingRequest]
     ) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.uint64]]:
         """Tokens, log-probs and the generators' next states of all rows."""
         table, rows = self.table, self.table.rows
@@ -322,7 +322,7 @@ class Decoder:
         ids, log_probs = draw(logits, uniform, table.sampling(self._device))
         return ids.cpu().numpy(), log_probs.cpu().numpy(), generator
 
-    def _forward(self, new_rows: list[int], starting: Sequence[Waiting]) -> torch.Tensor:
+    def _forward(self, new_rows: list[int], starting: Sequence[WaitingRequest]) -> torch.Tensor:
         """Logits [rows, vocabulary] of every row's next token."""
         table = self.table
         rows = table.rows
@@ -373,7 +373,7 @@ def _marks(versions: VersionRuns) -> list[tuple[int, PolicyVersion]]:
     return [(start, version) for start, (_, version) in zip(starts, versions.runs, strict=False)]
 
 
-def _prefix(waiting: Waiting) -> Prefix:
+def _prefix(waiting: WaitingRequest) -> Prefix:
     prefix = waiting.prompt.prefix
     assert prefix is not None
     return prefix

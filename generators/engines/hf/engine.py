@@ -13,7 +13,7 @@ import torch
 
 from rollmesh.generators.engines import commands
 from rollmesh.generators.engines.commands import Pause, Probe, Resume, Sleep, Wake
-from rollmesh.generators.engines.hf.command_queue import Inbox
+from rollmesh.generators.engines.hf.command_queue import CommandQueue
 from rollmesh.generators.engines.hf.commands import Progress
 from rollmesh.generators.engines.hf.decode_loop import DecodeLoop
 from rollmesh.generators.engines.hf.decoder import Decoder
@@ -60,7 +60,7 @@ class HfEngine(InferenceEngine):
         gib = None if settings.hf is None else settings.hf.kv_cache_gib
         kv_bytes = None if gib is None else int(gib * 2**30)
         self._decoder = Decoder(loaded, settings.slots, settings.seed, kv_bytes, settings.sharing)
-        self._inbox = Inbox()
+        self._inbox = CommandQueue()
         reading = Reading(loaded.images, loaded.limits, self._inbox)
         self._loop = DecodeLoop(self._decoder, self._weights, reading, self._inbox, listener, settings.kv)
         self._thread = threading.Thread(target=self._loop.run, name="hf-engine", daemon=True)

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from rollmesh.generators.engines.hf.command_queue import Inbox
+from rollmesh.generators.engines.hf.command_queue import CommandQueue
 from rollmesh.generators.engines.hf.commands import Widened
 from rollmesh.generators.engines.interface import EngineError, GenerationRequest
-from rollmesh.generators.engines.request_validation import Limits, widened
+from rollmesh.generators.engines.request_validation import Limits, expand_images
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.mesh.trajectory.images import ImageProcessor
 
@@ -30,7 +30,7 @@ class Reading:
         inbox: of the engine.
     """
 
-    def __init__(self, images: ImageProcessor | None, limits: Limits, inbox: Inbox) -> None:
+    def __init__(self, images: ImageProcessor | None, limits: Limits, inbox: CommandQueue) -> None:
         self._images = images
         self._limits = limits
         self._inbox = inbox
@@ -64,7 +64,7 @@ class Reading:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _read(self, requests: Sequence[GenerationRequest], images: ImageProcessor) -> None:
-        seen = widened(requests, images, self._limits)
+        seen = expand_images(requests, images, self._limits)
         # An engine that is gone has told of them already.
         with suppress(EngineError):
             self._inbox.put(Widened(list(zip(requests, seen, strict=True))))

@@ -32,7 +32,7 @@ _FIRST_CAPACITY = 64
 
 
 @dataclass(slots=True, eq=False)
-class Running:
+class RunningSequence:
     """A request with a slot.
 
     Attributes:
@@ -55,7 +55,7 @@ class SlotTable:
         self.slots = slots
         self.rows = 0
         self.holes: list[int] = []
-        self.running: list[Running | None] = [None] * slots
+        self.running: list[RunningSequence | None] = [None] * slots
         self.position = np.zeros(slots, np.int64)
         self.prompt_length = np.zeros(slots, np.int64)
         self.last_position = np.zeros(slots, np.int64)
@@ -94,7 +94,7 @@ class SlotTable:
         """Slots that can be given out."""
         return self.slots - self.active
 
-    def open(self, running: Running, ids: tuple[int, ...], limit: int, seed: int) -> int:
+    def open(self, running: RunningSequence, ids: tuple[int, ...], limit: int, seed: int) -> int:
         """Gives a request a row and returns it; where that raises the table is as it was.
 
         Args:
@@ -248,7 +248,7 @@ class SlotTable:
     def _drawn(self, row: int) -> int:
         return int(self.position[row] - self.prompt_length[row]) + 1
 
-    def _sampled(self, row: int, running: Running) -> Trajectory:
+    def _sampled(self, row: int, running: RunningSequence) -> Trajectory:
         begin, end = int(self.prompt_length[row]), int(self.position[row]) + 1
         return Trajectory(
             response_ids=self.tokens[row, begin:end].copy(),

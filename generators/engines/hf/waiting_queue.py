@@ -42,7 +42,7 @@ class Prompt:
 
 
 @dataclass(slots=True, eq=False)
-class Waiting:
+class WaitingRequest:
     """A request without a slot.
 
     Attributes:
@@ -56,17 +56,17 @@ class Waiting:
     started: float | None = None
 
 
-class WaitingLine:
+class WaitingQueue:
     """The queue of an engine."""
 
     def __init__(self) -> None:
-        self._line: deque[Waiting] = deque()
+        self._line: deque[WaitingRequest] = deque()
         self.pinned = 0
 
     def __len__(self) -> int:
         return len(self._line)
 
-    def __iter__(self) -> Iterator[Waiting]:
+    def __iter__(self) -> Iterator[WaitingRequest]:
         return iter(self._line)
 
     def add(self, requests: Sequence[GenerationRequest]) -> None:
@@ -75,15 +75,15 @@ class WaitingLine:
         for request in requests:
             ids = _ids(request)
             prompt = prompts.setdefault((ids, request.images), Prompt(ids, request.images))
-            self._line.append(Waiting(request, prompt))
+            self._line.append(WaitingRequest(request, prompt))
             self.pinned += request.pinned
 
-    def put_back(self, interrupted: Sequence[Waiting]) -> None:
+    def put_back(self, interrupted: Sequence[WaitingRequest]) -> None:
         """Puts requests that were running at the head, in this order."""
         self._line.extendleft(reversed(interrupted))
         self.pinned += sum(waiting.request.pinned for waiting in interrupted)
 
-    def take(self, count: int, *, pinned_only: bool, fits: Callable[[int, int], bool]) -> list[Waiting]:
+    def pop_waiting(self, count: int, *, pinned_only: bool, fits: Callable[[int, int], bool]) -> list[WaitingRequest]:
         """Removes and returns the next requests that may start.
 
         Args:
@@ -91,7 +91,7 @@ class WaitingLine:
             pinned_only: pass over all others.
             fits: whether there is room for so many, the longest of which has so many tokens.
         """
-        taken: list[Waiting] = []
+        taken: list[WaitingRequest] = []
         prompts: set[int] = set()
         tokens = longest = 0
         for waiting in self._line:
@@ -116,7 +116,7 @@ class WaitingLine:
         self.pinned -= sum(waiting.request.pinned for waiting in taken)
         return taken
 
-    def withdraw(self, request_ids: set[str]) -> list[Waiting]:
+    def withdraw(self, request_ids: set[str]) -> list[WaitingRequest]:
         """Removes and returns the requests with these ids."""
         found = [waiting for waiting in self._line if waiting.request.request_id in request_ids]
         self._remove(found)
@@ -142,7 +142,7 @@ class WaitingLine:
         """Ids of the requests with this very prompt."""
         return {waiting.request.request_id for waiting in self._line if waiting.prompt is prompt}
 
-    def to_prefill(self, starting: Iterable[Waiting], *, ahead: bool) -> list[Prompt]:
+    def to_prefill(self, starting: Iterable[WaitingRequest], *, ahead: bool) -> list[Prompt]:
         """Prompts to prefill so that `starting` can start: theirs, and `ahead` some of the next if any are needed."""
         needed: dict[int, Prompt] = {
             id(waiting.prompt): waiting.prompt for waiting in starting if waiting.prompt.prefix is None
@@ -166,15 +166,15 @@ class WaitingLine:
         for waiting in self._line:
             waiting.prompt.prefix = None
 
-    def _remove(self, gone: Sequence[Waiting]) -> None:
+    def _remove(self, gone: Sequence[WaitingRequest]) -> None:
         if gone:
             ids = {id(waiting) for waiting in gone}
             self._line = deque(waiting for waiting in self._line if id(waiting) not in ids)
 
 
-def interrupted(request: GenerationRequest, started: float) -> Waiting:
+def interrupted(request: GenerationRequest, started: float) -> WaitingRequest:
     """A request that was running since `started`; its tokens so far are its prefix."""
-    return Waiting(request, Prompt(_ids(request), request.images), started)
+    return WaitingRequest(request, Prompt(_ids(request), request.images), started)
 
 
 def unsampled(request: GenerationRequest, reason: FinishReason, refusal: str = "") -> GenerationResult:

@@ -10,13 +10,13 @@ import time
 from queue import SimpleQueue
 
 from rollmesh.generators.engines.hf.decoder import Decoder
-from rollmesh.generators.engines.hf.waiting_queue import WaitingLine
+from rollmesh.generators.engines.hf.waiting_queue import WaitingQueue
 from rollmesh.generators.engines.hf.weights import ModelWeights, Staged
 from rollmesh.generators.engines.interface import KvPolicy
 from rollmesh.mesh.errors import WeightsError
 
 
-class Disposal:
+class DeferredFree:
     """Lets go of weights in a thread: who drops the last reference pays as much as for a copy."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Disposal:
         """Starts the thread."""
         self._thread.start()
 
-    def take(self, weights: Staged) -> None:
+    def add(self, weights: Staged) -> None:
         """Lets go of weights soon; the caller uses them no more."""
         self._queue.put(weights)
 
@@ -43,7 +43,7 @@ class Disposal:
             weights.pairs.clear()
 
 
-class Swapper:
+class WeightSwapper:
     """Swaps for one engine, in its thread.
 
     Args:
@@ -53,12 +53,12 @@ class Swapper:
         kv: what becomes of running sequences.
     """
 
-    def __init__(self, weights: ModelWeights, decoder: Decoder, line: WaitingLine, kv: KvPolicy) -> None:
+    def __init__(self, weights: ModelWeights, decoder: Decoder, line: WaitingQueue, kv: KvPolicy) -> None:
         self._weights = weights
         self._decoder = decoder
         self._line = line
         self._kv = kv
-        self._disposal = Disposal()
+        self._disposal = DeferredFree()
 
     def start(self) -> None:
         """To be called once, before the first swap."""
@@ -83,7 +83,7 @@ class Swapper:
         recompute_s = self._recompute(former) if self._kv == "recompute" else 0.0
         if self._kv == "interrupt":
             self._line.put_back(self._decoder.interrupt())
-        self._disposal.take(former)
+        self._disposal.add(former)
         return recompute_s
 
     def _recompute(self, former: Staged) -> float:
@@ -91,7 +91,7 @@ class Swapper:
         try:
             self._decoder.recompute()
         except (RuntimeError, MemoryError) as error:
-            self._disposal.take(self._weights.swap(former))
+            self._disposal.add(self._weights.swap(former))
             # Some may have keys and values of weights that are gone again: all go on from their tokens.
             self._line.put_back(self._decoder.interrupt())
             raise WeightsError(f"keys and values of running sequences could not be recomputed: {error}") from error

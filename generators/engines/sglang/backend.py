@@ -27,14 +27,14 @@ import torch
 from numpy.typing import NDArray
 
 from rollmesh.generators.engines.checkpoint_names import Checkpoint, read_config
-from rollmesh.generators.engines.external.backend import Backend, Chunk, Figures, Job
-from rollmesh.generators.engines.external.model_info import ModelFacts
+from rollmesh.generators.engines.external.backend import Backend, DecodeChunk, DecodeJob, LoadMetrics
+from rollmesh.generators.engines.external.model_info import ModelInfo
 from rollmesh.generators.engines.external.process_log import last_error
 from rollmesh.generators.engines.interface import EngineError, EngineSettings, SleepReport
 from rollmesh.generators.engines.request_validation import Limits
 from rollmesh.generators.engines.sglang import request_bodies, server_args
 from rollmesh.generators.engines.sglang.load_monitor import Monitor
-from rollmesh.generators.engines.sglang.request_streams import Runs
+from rollmesh.generators.engines.sglang.request_streams import RequestStreams
 from rollmesh.generators.engines.sglang.server import Server
 from rollmesh.generators.engines.sglang.server_features import ask
 from rollmesh.generators.engines.sglang.server_process import ServerProcess
@@ -67,7 +67,7 @@ class SglangBackend(Backend):
         DataError: it is no language model.
     """
 
-    def __init__(self, folder: Path, facts: ModelFacts, settings: EngineSettings) -> None:
+    def __init__(self, folder: Path, facts: ModelInfo, settings: EngineSettings) -> None:
         self._folder = folder
         self._facts = facts
         self._settings = settings
@@ -107,7 +107,7 @@ class SglangBackend(Backend):
         limits = self._facts.limits
         if server.process is None:
             limits = replace(limits, context=min(limits.context, self._can.context))
-        self._runs = Runs(self._client, self._can, limits, self._facts.tokenizer, self._experts)
+        self._runs = RequestStreams(self._client, self._can, limits, self._facts.tokenizer, self._experts)
         # What we have started is judged by what its processes do (`engine_watch`), which the clock does not know.
         on_silence = server.died if server.process is None else None
         self._monitor = Monitor(self._client, self._can.load, on_silence)
@@ -118,7 +118,7 @@ class SglangBackend(Backend):
 
     # --- jobs ---
 
-    async def generate(self, job: Job, take: Callable[[Chunk], None]) -> None:
+    async def generate(self, job: DecodeJob, take: Callable[[DecodeChunk], None]) -> None:
         """See Backend."""
         await self._runs.generate(job, take)
 
@@ -224,7 +224,7 @@ class SglangBackend(Backend):
         process = self._server.process if self._server is not None else None
         return last_error(process.log_file) if process is not None else ""
 
-    def figures(self) -> Figures:
+    def figures(self) -> LoadMetrics:
         """See Backend."""
         return replace(self._monitor.latest, preemptions=self._runs.preemptions)
 

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import ClassVar
 
 from rollmesh.generators.engines.external.backend import Backend
-from rollmesh.generators.engines.external.engine import DrivenEngine
-from rollmesh.generators.engines.external.model_info import ModelFacts
+from rollmesh.generators.engines.external.engine import ExternalEngine
+from rollmesh.generators.engines.external.model_info import ModelInfo
 from rollmesh.generators.engines.interface import EngineSettings
 from rollmesh.generators.engines.sglang.backend import SglangBackend
 
 
-class SglangEngine(DrivenEngine):
+class SglangEngine(ExternalEngine):
     """A server of SGLang in processes and an environment of its own, driven over HTTP.
 
     Where it differs from other engines: draws are seeded for the server as a whole, not per request; `top_p` is taken
@@ -24,5 +24,5 @@ class SglangEngine(DrivenEngine):
     takes_images: ClassVar[bool] = False
 
     @classmethod
-    def create_backend(cls, folder: Path, model: ModelFacts, settings: EngineSettings) -> Backend:
+    def create_backend(cls, folder: Path, model: ModelInfo, settings: EngineSettings) -> Backend:
         return SglangBackend(folder, model, settings)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from rollmesh.generators.engines.external.backend import Figures
+from rollmesh.generators.engines.external.backend import LoadMetrics
 from rollmesh.generators.engines.interface import EngineError
 from rollmesh.generators.engines.sglang.http_client import Client
 
@@ -36,7 +36,7 @@ class Monitor:
         self._path = path
         self._on_silence = on_silence
         self._task: asyncio.Task[None] | None = None
-        self.latest = Figures(running=0, waiting=0, kv_usage=None, preemptions=0)
+        self.latest = LoadMetrics(running=0, waiting=0, kv_usage=None, preemptions=0)
 
     def start(self) -> None:
         """Starts polling."""
@@ -73,11 +73,11 @@ class Monitor:
             self._path = ""
 
 
-def read(answer: Any) -> Figures:
+def read(answer: Any) -> LoadMetrics:
     """Figures of all its replicas together; the names differ by endpoint."""
     loads = answer["loads"] if isinstance(answer, dict) and "loads" in answer else answer
     replicas: list[dict[str, Any]] = loads if isinstance(loads, list) else [loads]
     usage = [float(load["token_usage"]) for load in replicas if "token_usage" in load]
     running = sum(int(load.get("num_running_reqs", load.get("num_reqs", 0))) for load in replicas)
     waiting = sum(int(load.get("num_waiting_reqs", 0)) for load in replicas)
-    return Figures(running=running, waiting=waiting, kv_usage=max(usage, default=None), preemptions=0)
+    return LoadMetrics(running=running, waiting=waiting, kv_usage=max(usage, default=None), preemptions=0)

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rollmesh.generators.engines.external.backend import Chunk, Job
+from rollmesh.generators.engines.external.backend import DecodeChunk, DecodeJob
 from rollmesh.generators.engines.interface import RequestError
 from rollmesh.generators.engines.sglang import request_bodies
 from rollmesh.generators.engines.sglang.http_client import LostError, RefusedError
-from rollmesh.generators.engines.sglang.version_attribution import Event, EventReader, Stamper
+from rollmesh.generators.engines.sglang.version_attribution import Event, EventReader, VersionAttributor
 from rollmesh.generators.engines.stop_strings import StopMatcher
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from rollmesh.generators.engines.request_validation import Limits
     from rollmesh.generators.engines.sglang.http_client import Client
-    from rollmesh.generators.engines.sglang.server_features import Capabilities
+    from rollmesh.generators.engines.sglang.server_features import ServerFeatures
 
 REVEAL_TOKENS = 32
 # An abort that comes before its request has been taken in is passed over by the server.
@@ -41,7 +41,7 @@ _ABORT_AGAIN_S = 1.0
 _CLOSE_S = 10.0
 
 
-class Run:
+class StreamedJob:
     """One job.
 
     Args:
@@ -50,13 +50,13 @@ class Run:
         matcher: of its stop strings; None where it has none.
     """
 
-    def __init__(self, job: Job, take: Callable[[Chunk], None], matcher: StopMatcher | None) -> None:
+    def __init__(self, job: DecodeJob, take: Callable[[DecodeChunk], None], matcher: StopMatcher | None) -> None:
         self.job = job
         self.take = take
         self.matcher = matcher
         self.key: str | None = None
         self.rid = ""
-        self.stamper: Stamper | None = None
+        self.stamper: VersionAttributor | None = None
         self.reader: asyncio.Task[str | None] | None = None
         self.received: list[int] = []
         self.told = 0
@@ -68,7 +68,7 @@ class Run:
         self.finished = False
 
 
-class Runs:
+class RequestStreams:
     """All jobs of one server.
 
     Args:
@@ -82,7 +82,7 @@ class Runs:
     def __init__(
         self,
         client: Client,
-        can: Capabilities,
+        can: ServerFeatures,
         limits: Limits,
         tokenizer: PreTrainedTokenizerBase | None,
         experts: int,
@@ -92,7 +92,7 @@ class Runs:
         self._limits = limits
         self._tokenizer = tokenizer
         self._experts = experts
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, StreamedJob] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._open = asyncio.Event()
         self._open.set()
@@ -109,11 +109,11 @@ class Runs:
 
     # --- jobs ---
 
-    async def generate(self, job: Job, take: Callable[[Chunk], None]) -> None:
+    async def generate(self, job: DecodeJob, take: Callable[[DecodeChunk], None]) -> None:
         """See Backend."""
         stop = job.sampling.stop
         matcher = StopMatcher(self._tokenizer, stop) if stop and self._tokenizer is not None else None
-        run = self._runs[job.job_id] = Run(job, take, matcher)
+        run = self._runs[job.job_id] = StreamedJob(job, take, matcher)
         try:
             while not run.finished:
                 await self._open.wait()
@@ -174,10 +174,10 @@ class Runs:
 
     # --- one request ---
 
-    async def _request(self, run: Run) -> None:
+    async def _request(self, run: StreamedJob) -> None:
         """Makes one request; afterwards the job is finished, or goes on with another."""
         run.rid = uuid.uuid4().hex
-        run.stamper = Stamper(self._label, one_front=self._can.one_front)
+        run.stamper = VersionAttributor(self._label, one_front=self._can.one_front)
         run.revealing = run.dropped = False
         run.retracted = 0
         if run.key is None:
@@ -199,7 +199,7 @@ class Runs:
         elif not run.revealing:
             raise RequestError(f"the SGLang server ended {run.job.job_id} with {reason!r}")
 
-    def _body(self, run: Run) -> dict[str, Any]:
+    def _body(self, run: StreamedJob) -> dict[str, Any]:
         assert run.key is not None
         job = run.job
         return request_bodies.generate(
@@ -213,7 +213,7 @@ class Runs:
             routed_experts=self._can.routed_experts and self._experts > 0,
         )
 
-    async def _read(self, run: Run, stamper: Stamper, body: dict[str, Any]) -> str | None:
+    async def _read(self, run: StreamedJob, stamper: VersionAttributor, body: dict[str, Any]) -> str | None:
         """Reads one stream to its end; gives the server's reason for it.
 
         Raises:
@@ -238,7 +238,7 @@ class Runs:
             raise RequestError(str(error)) from error
         raise RequestError(f"the SGLang server ended the stream of {run.job.job_id} without saying why")
 
-    def _take(self, run: Run, stamper: Stamper, event: Event) -> None:
+    def _take(self, run: StreamedJob, stamper: VersionAttributor, event: Event) -> None:
         run.received.extend(event.token_ids)
         if run.matcher is not None and run.cut is None:
             before = len(run.received) - len(event.token_ids)
@@ -257,12 +257,12 @@ class Runs:
         else:
             if ids:
                 run.told += len(ids)
-                run.take(Chunk(ids, log_probs, versions))
+                run.take(DecodeChunk(ids, log_probs, versions))
             if not run.revealing and (run.cut is not None or len(stamper.held[0]) >= REVEAL_TOKENS):
                 run.revealing = True
                 self._abort_request(run)
 
-    def _reason(self, run: Run, event: Event) -> Any:
+    def _reason(self, run: StreamedJob, event: Event) -> Any:
         """Why the job has ended; None where it goes on."""
         if event.reason in (None, "stop", "length"):
             return event.reason
@@ -274,7 +274,7 @@ class Runs:
 
     def _finish(
         self,
-        run: Run,
+        run: StreamedJob,
         ids: list[int],
         log_probs: list[float],
         versions: list[tuple[int, str]],
@@ -286,29 +286,29 @@ class Runs:
         routed = None
         if event is not None and event.meta.get("routed_experts"):
             routed = self._routed(run, event.meta["routed_experts"])
-        run.take(Chunk(ids, log_probs, versions, finish, routed))
+        run.take(DecodeChunk(ids, log_probs, versions, finish, routed))
         if event is None or event.reason is None:
             self._drop(run)
 
-    def _routed(self, run: Run, encoded: str) -> Any:
+    def _routed(self, run: StreamedJob, encoded: str) -> Any:
         tokens = len(run.job.token_ids) + len(run.received) - 1
         flat = np.frombuffer(base64.b64decode(encoded), np.int32)
         return flat.reshape(tokens, -1, self._experts).astype(np.int16)
 
     # --- ending requests ---
 
-    def _drop(self, run: Run) -> None:
+    def _drop(self, run: StreamedJob) -> None:
         """Listens to its request no more, and ends it on the server."""
         run.dropped = True
         if run.reader is not None and run.reader is not asyncio.current_task():
             run.reader.cancel()
         self._spawn(self._send_abort(run.rid))
 
-    def _abort_request(self, run: Run) -> None:
+    def _abort_request(self, run: StreamedJob) -> None:
         """Asks the server to end it; its last event is waited for."""
         self._spawn(self._abort_until_ended(run, run.rid))
 
-    async def _abort_until_ended(self, run: Run, rid: str) -> None:
+    async def _abort_until_ended(self, run: StreamedJob, rid: str) -> None:
         while run.rid == rid and not run.finished and run.reader is not None and not run.reader.done():
             await self._send_abort(rid)
             await asyncio.wait({run.reader}, timeout=_ABORT_AGAIN_S)

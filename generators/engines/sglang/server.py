@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from rollmesh.generators.engines.external.model_info import ModelFacts
+from rollmesh.generators.engines.external.model_info import ModelInfo
 from rollmesh.generators.engines.interface import EngineError, EngineSettings
 from rollmesh.generators.engines.sglang import server_args
 from rollmesh.generators.engines.sglang.http_client import Client
@@ -44,7 +44,7 @@ class Server:
     def __init__(
         self,
         folder: Path,
-        facts: ModelFacts,
+        facts: ModelInfo,
         settings: EngineSettings,
         section: SglangSection,
         on_death: Callable[[str], None],

@@ -23,7 +23,7 @@ _HINT = "sglang 0.5.23 is known to do; see rollout.sglang"
 
 
 @dataclass(frozen=True, slots=True)
-class Capabilities:
+class ServerFeatures:
     """One server's.
 
     Attributes:
@@ -55,7 +55,7 @@ class Capabilities:
     routed_experts: bool
 
 
-async def ask(client: Client, transfer: str) -> Capabilities:
+async def ask(client: Client, transfer: str) -> ServerFeatures:
     """Asks a server that is ready.
 
     Raises:
@@ -86,7 +86,7 @@ async def ask(client: Client, transfer: str) -> Capabilities:
         )
     await _take_over(client, paths)
     await _try(client, version)
-    return Capabilities(
+    return ServerFeatures(
         version=version,
         context=_context(info),
         ranks=int(info.get("tp_size") or 1),

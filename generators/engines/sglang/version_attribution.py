@@ -80,7 +80,7 @@ class EventReader:
         return Event(ids, log_probs, reason, str(finish["message"]) if wrong else "", meta)
 
 
-class Stamper:
+class VersionAttributor:
     """Stamps the tokens of one request.
 
     Args:

@@ -30,15 +30,15 @@ from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from rollmesh.generators.engines.checkpoint_names import Checkpoint, read_config
-from rollmesh.generators.engines.external.backend import Backend, Chunk, Figures, Job
-from rollmesh.generators.engines.external.model_info import ModelFacts
+from rollmesh.generators.engines.external.backend import Backend, DecodeChunk, DecodeJob, LoadMetrics
+from rollmesh.generators.engines.external.model_info import ModelInfo
 from rollmesh.generators.engines.interface import EngineError, EngineSettings, SamplingParams, SleepReport
 from rollmesh.generators.engines.request_validation import Limits
 from rollmesh.generators.engines.vllm import environment, private_names, sampling
 from rollmesh.generators.engines.vllm.engine_args import engine_arguments, on_cpu, section_of, transfer_of, workers
-from rollmesh.generators.engines.vllm.launcher import Launch
-from rollmesh.generators.engines.vllm.load_metrics import LoadFigures
-from rollmesh.generators.engines.vllm.output_stream import Outputs, Stream
+from rollmesh.generators.engines.vllm.launcher import EngineProcess
+from rollmesh.generators.engines.vllm.load_metrics import LoadMetricsCollector
+from rollmesh.generators.engines.vllm.output_stream import OutputRouter, Stream
 from rollmesh.generators.engines.vllm.replica_routing import Copies
 from rollmesh.generators.engines.vllm.weight_senders import Sender, SharedSender
 from rollmesh.generators.engines.vllm.worker import HELD_BYTES
@@ -58,7 +58,7 @@ _WARM_UP = "warm-up"
 class _Running:
     """A job that has not ended, with what it takes to submit it again."""
 
-    job: Job
+    job: DecodeJob
     stream: Stream
     parameters: VllmSampling
     copy: int
@@ -73,16 +73,16 @@ class VllmBackend(Backend):
         settings: see there.
     """
 
-    def __init__(self, folder: Path, model: ModelFacts, settings: EngineSettings) -> None:
+    def __init__(self, folder: Path, model: ModelInfo, settings: EngineSettings) -> None:
         self._folder, self._model, self._settings = folder, model, settings
         self._section = section_of(settings)
         limits, experts = model.limits, model.experts
         self._arguments = engine_arguments(
             folder, settings, context=limits.context, tokenizer=limits.text, experts=experts
         )
-        self._load_figures = LoadFigures()
+        self._load_figures = LoadMetricsCollector()
         self._copies = Copies(self._section.data_parallel)
-        self._launch: Launch | None = None
+        self._launch: EngineProcess | None = None
         self._checkpoint: Checkpoint | None = None
         self._sender: Sender | None = None
         self._jobs: dict[str, _Running] = {}
@@ -106,10 +106,10 @@ class VllmBackend(Backend):
         if not config.architectures:
             # Without a name vLLM takes the model for one that embeds.
             arguments.setdefault("hf_overrides", {"architectures": [self._checkpoint.architecture]})
-        self._launch = Launch(arguments, self._load_figures, self._section.start_timeout_s)
+        self._launch = EngineProcess(arguments, self._load_figures, self._section.start_timeout_s)
         self._engine: AsyncLLM = await self._launch.start()
         private_names.check_engine(self._engine)
-        self._outputs = Outputs(self._engine.output_processor, self._load_figures.preempted, self._died)
+        self._outputs = OutputRouter(self._engine.output_processor, self._load_figures.preempted, self._died)
         self._engine.output_processor = self._outputs
         await self._alive(self._sender.connect(self._engine), _STEP_S)
         await self._warm_up()
@@ -141,7 +141,7 @@ class VllmBackend(Backend):
     def last_error(self) -> str:
         return self._launch.last_error() if self._launch is not None else ""
 
-    def figures(self) -> Figures:
+    def figures(self) -> LoadMetrics:
         return self._load_figures.figures()
 
     def _create_sender(self) -> Sender:
@@ -156,7 +156,7 @@ class VllmBackend(Backend):
     async def _warm_up(self) -> None:
         """The first forward passes are slow (kernels are chosen or compiled); no request should pay for that."""
         begin = time.monotonic()
-        job = Job(_WARM_UP, [0, 1], SamplingParams(max_tokens=2, temperature=1.0))
+        job = DecodeJob(_WARM_UP, [0, 1], SamplingParams(max_tokens=2, temperature=1.0))
         await self._alive(self.generate(job, lambda _: None), _SWAP_S)
         await self._alive(self._engine.reset_prefix_cache(), _STEP_S)
         log.info("vLLM is warm after %.1f s", time.monotonic() - begin)
@@ -188,7 +188,7 @@ class VllmBackend(Backend):
 
     # ----------------------------------------------------------------------------------------------- jobs
 
-    async def generate(self, job: Job, take: Callable[[Chunk], None]) -> None:
+    async def generate(self, job: DecodeJob, take: Callable[[DecodeChunk], None]) -> None:
         stream = Stream(take)
         try:
             parameters = sampling.to_vllm(job.sampling, self._model.limits.eos)
@@ -249,7 +249,7 @@ class VllmBackend(Backend):
             raise EngineError("vLLM's engine has died")
         await engine.engine_core.add_request_async(request)
 
-    def _with_images(self, job: Job) -> PromptType:
+    def _with_images(self, job: DecodeJob) -> PromptType:
         """The prompt with its images; vLLM widens it."""
         prompt = TokensPrompt(prompt_token_ids=list(job.token_ids), cache_salt=self._label or _WARM_UP)
         prompt["multi_modal_data"] = {"image": [open_image(encoded) for encoded in job.images]}

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from rollmesh.generators.engines.external.backend import Backend
-from rollmesh.generators.engines.external.engine import DrivenEngine
-from rollmesh.generators.engines.external.model_info import ModelFacts
+from rollmesh.generators.engines.external.engine import ExternalEngine
+from rollmesh.generators.engines.external.model_info import ModelInfo
 from rollmesh.generators.engines.interface import EngineSettings
 from rollmesh.generators.engines.vllm import environment
 from rollmesh.generators.engines.vllm.engine_args import transfer_of
@@ -18,13 +18,13 @@ if importlib.util.find_spec("vllm") is None:
     raise ModuleNotFoundError("No module named 'vllm'", name="vllm")
 
 
-class VllmEngine(DrivenEngine):
+class VllmEngine(ExternalEngine):
     """vLLM's AsyncLLM in this process; its engine core and workers are child processes."""
 
     name: ClassVar[str] = "vllm"
 
     @classmethod
-    def create_backend(cls, folder: Path, model: ModelFacts, settings: EngineSettings) -> Backend:
+    def create_backend(cls, folder: Path, model: ModelInfo, settings: EngineSettings) -> Backend:
         transfer_of(settings)
         environment.prepare(settings)
         from rollmesh.generators.engines.vllm import private_names

@@ -20,8 +20,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from rollmesh.generators.engines.external.process_log import last_error
 from rollmesh.generators.engines.interface import EngineError
 from rollmesh.generators.engines.vllm import logs
-from rollmesh.generators.engines.vllm.load_metrics import LoadFigures
-from rollmesh.generators.engines.vllm.process_tree import Family
+from rollmesh.generators.engines.vllm.load_metrics import LoadMetricsCollector
+from rollmesh.generators.engines.vllm.process_tree import ProcessTree
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.liveness.freeze_detector import Sight
 
@@ -34,7 +34,7 @@ _WORKERS_S = 0.3
 _NAMES = ("EngineCore", "VLLM_DP_Coordinator")
 
 
-class Launch:
+class EngineProcess:
     """One vLLM, from its start to its end.
 
     Args:
@@ -43,14 +43,14 @@ class Launch:
         timeout_s: that it gets to come up.
     """
 
-    def __init__(self, arguments: dict[str, Any], figures: LoadFigures, timeout_s: float) -> None:
+    def __init__(self, arguments: dict[str, Any], figures: LoadMetricsCollector, timeout_s: float) -> None:
         self._arguments = arguments
         self._figures = figures
         self._timeout_s = timeout_s
         self._log = logs.EngineLog()
         self._others = {process.pid for process in multiprocessing.active_children()}
         self._building: asyncio.Future[AsyncLLM] | None = None
-        self._family = Family([])
+        self._family = ProcessTree([])
 
     async def start(self) -> AsyncLLM:
         """The engine, with dummy weights.
@@ -77,7 +77,7 @@ class Launch:
                 f"vLLM did not come up: {error}; the end of its log:\n{self._log.tail()}",
                 hint="rollout.vllm holds what it was started with",
             ) from error
-        self._family = Family(self._cores())
+        self._family = ProcessTree(self._cores())
         log.info("vLLM is up after %.0f s, processes %s", time.monotonic() - begin, self._family.pids)
         return engine
 
@@ -104,7 +104,7 @@ class Launch:
         family = self._family
         if not building.done():
             # The start fails when its engine core is gone.
-            family = Family(self._cores())
+            family = ProcessTree(self._cores())
             family.kill()
             await asyncio.wait({building}, timeout=_END_S)
         if building.done() and not building.cancelled() and building.exception() is None:

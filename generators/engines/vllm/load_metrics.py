@@ -6,10 +6,10 @@ from vllm.config import VllmConfig
 from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 
-from rollmesh.generators.engines.external.backend import Figures
+from rollmesh.generators.engines.external.backend import LoadMetrics
 
 
-class LoadFigures:
+class LoadMetricsCollector:
     """The last figures of each engine core; the reading side may be any thread."""
 
     def __init__(self) -> None:
@@ -35,10 +35,10 @@ class LoadFigures:
         """Jobs whose statistics vLLM does not make."""
         self._preemptions += count
 
-    def figures(self) -> Figures:
+    def figures(self) -> LoadMetrics:
         """All cores together; the use of the KV cache is that of the fullest."""
         latest = list(self._latest.values())
-        return Figures(
+        return LoadMetrics(
             running=sum(row[0] for row in latest),
             waiting=sum(row[1] for row in latest),
             kv_usage=max((row[2] for row in latest), default=0.0),
@@ -47,7 +47,7 @@ class LoadFigures:
 
 
 class _Recorder(StatLoggerBase):
-    def __init__(self, figures: LoadFigures, vllm_config: VllmConfig, engine_index: int = 0) -> None:  # noqa: ARG002
+    def __init__(self, figures: LoadMetricsCollector, vllm_config: VllmConfig, engine_index: int = 0) -> None:  # noqa: ARG002
         self._figures = figures
         self._engine = engine_index
 

@@ -19,7 +19,7 @@ from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput
 from vllm.v1.metrics.stats import IterationStats
 
-from rollmesh.generators.engines.external.backend import Chunk
+from rollmesh.generators.engines.external.backend import DecodeChunk
 from rollmesh.generators.engines.interface import EngineError, RequestError
 from rollmesh.mesh.errors import RollmeshError
 
@@ -42,7 +42,7 @@ class Stream:
         done: resolved when it has ended; fails as `Backend.generate` does.
     """
 
-    def __init__(self, take: Callable[[Chunk], None]) -> None:
+    def __init__(self, take: Callable[[DecodeChunk], None]) -> None:
         self.request_id = ""
         self.started = False
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -60,7 +60,7 @@ class Stream:
         if output.routed_experts is not None:
             self._experts.append(output.routed_experts)
         if reason is FinishReason.ERROR:
-            # Of this request alone: the core's own death is told by `Outputs.propagate_error`.
+            # Of this request alone: the core's own death is told by `OutputRouter.propagate_error`.
             self.fail(RequestError("vLLM failed at this request"))
             return False
         matched = False
@@ -75,7 +75,7 @@ class Stream:
         self.started = self.started or count > 0
         rows = output.new_logprobs
         log_probs = [] if rows is None else rows.logprobs[:count, 0].tolist()
-        chunk = Chunk(tokens, log_probs, ((count, version),) if count else ())
+        chunk = DecodeChunk(tokens, log_probs, ((count, version),) if count else ())
         if finish is not None:
             chunk.finish, chunk.routed_experts = finish, self._routed(count - len(output.new_token_ids))
         if count or finish is not None:
@@ -87,7 +87,7 @@ class Stream:
     def aborted(self) -> None:
         """Its last chunk."""
         if not self.done.done():
-            self._take(Chunk((), (), (), "aborted", self._routed(0)))
+            self._take(DecodeChunk((), (), (), "aborted", self._routed(0)))
             self.end()
 
     def end(self) -> None:
@@ -107,7 +107,7 @@ class Stream:
         return experts[:surplus] if surplus < 0 else experts
 
 
-class Outputs(OutputProcessor):
+class OutputRouter(OutputProcessor):
     """In the place of vLLM's output processor.
 
     Args:

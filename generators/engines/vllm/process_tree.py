@@ -22,7 +22,7 @@ _PYTHONS = "/dev/shm/psm_"  # noqa: S108 # what Python's shared memory is called
 _WORKERS = "/dev/shm/vllm_dist_"  # noqa: S108 # where the kernel has it
 
 
-class Family:
+class ProcessTree:
     """Processes that one engine has started.
 
     Args:

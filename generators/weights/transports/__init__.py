@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rollmesh.generators.weights.transports.base import Fetch, Received, Transport
+from rollmesh.generators.weights.transports.base import Received, Transfer, Transport
 from rollmesh.generators.weights.transports.broadcast import Broadcast
 from rollmesh.generators.weights.transports.disk import Disk
-from rollmesh.generators.weights.transports.grpc_transport import Grpc
+from rollmesh.generators.weights.transports.grpc_transport import GrpcTransport
 from rollmesh.generators.weights.transports.shm import SharedMemory
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.weights import Wanted
 
-__all__ = ["Fetch", "Received", "Transport", "choose", "transports"]
+__all__ = ["Received", "Transfer", "Transport", "choose", "transports"]
 
 
 def transports(
@@ -28,7 +28,7 @@ def transports(
         streams: `weights.streams`.
         security: token and TLS of the mesh.
     """
-    grpc = Grpc(streams=streams, security=security)
+    grpc = GrpcTransport(streams=streams, security=security)
     return [SharedMemory(host_id), Broadcast("nccl"), Broadcast("gloo"), Disk(folder), grpc]
 
 

@@ -20,7 +20,7 @@ from rollmesh.mesh.weights import Wanted
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch:
+class Transfer:
     """One transfer.
 
     Attributes:
@@ -70,11 +70,11 @@ class Transport(ABC):
         """Why these bytes cannot come this way; empty where they can."""
 
     @abstractmethod
-    async def receive(self, fetch: Fetch, arrived: Callable[[memoryview, int], None]) -> Received:
+    async def receive(self, transfer: Transfer, arrived: Callable[[memoryview, int], None]) -> Received:
         """Gets all buckets.
 
         Args:
-            fetch: what is wanted, for which `refusal` was empty.
+            transfer: what is wanted, for which `refusal` was empty.
             arrived: called with all buckets' memory and the index of one, whose bytes are there.
 
         Raises:

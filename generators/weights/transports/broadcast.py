@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from rollmesh.generators.weights.host_memory import fresh
-from rollmesh.generators.weights.learner_connection import closed_under_call
-from rollmesh.generators.weights.transports.base import Fetch, Received, Transport
+from rollmesh.generators.weights.host_memory import allocate
+from rollmesh.generators.weights.learner_connection import is_channel_closed
+from rollmesh.generators.weights.transports.base import Received, Transfer, Transport
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.rpc.rpc import to_rollmesh_error
 from rollmesh.mesh.runtime.devices import has_cuda
@@ -44,24 +44,24 @@ class Broadcast(Transport):
             return f"the learner offers no broadcast over {self.name}"
         return "there is no CUDA device here" if self._backend == "nccl" and not has_cuda() else ""
 
-    async def receive(self, fetch: Fetch, arrived: Callable[[memoryview, int], None]) -> Received:
+    async def receive(self, transfer: Transfer, arrived: Callable[[memoryview, int], None]) -> Received:
         """See Transport."""
-        wanted = fetch.wanted
-        answer = await self._join(fetch)
-        data = fresh(wanted.nbytes)
+        wanted = transfer.wanted
+        answer = await self._join(transfer)
+        data = allocate(wanted.nbytes)
         loop = asyncio.get_running_loop()
         came: asyncio.Queue[int | None] = asyncio.Queue()
 
         def tell(index: int | None) -> None:
             loop.call_soon_threadsafe(came.put_nowait, index)
 
-        round_ = _Round(self._group, answer, self._backend, wanted, data, fetch.timeout_s, tell)
+        round_ = _Round(self._group, answer, self._backend, wanted, data, transfer.timeout_s, tell)
         self._group = None
         thread = asyncio.create_task(asyncio.to_thread(round_.run))
         try:
             while (index := await came.get()) is not None:
                 arrived(data, index)
-                if fetch.superseded():
+                if transfer.superseded():
                     raise WeightsError(f"{wanted.name(index)}: given up, another learner has announced its own weights")
             self._group = await thread
         finally:
@@ -77,21 +77,21 @@ class Broadcast(Transport):
             self._group.close()
             self._group = None
 
-    async def _join(self, fetch: Fetch) -> weights_pb2.JoinBroadcastResponse:
+    async def _join(self, transfer: Transfer) -> weights_pb2.JoinBroadcastResponse:
         request = weights_pb2.JoinBroadcastRequest(
-            member_id=fetch.member_id,
-            policy=fetch.wanted.policy.to_proto(),
+            member_id=transfer.member_id,
+            policy=transfer.wanted.policy.to_proto(),
             transport=self.name,
             group=self._group.name if self._group is not None else "",
         )
-        what = f"version {fetch.wanted.policy} over {self.name}"
+        what = f"version {transfer.wanted.policy} over {self.name}"
         try:
-            return await fetch.connection.weights.JoinBroadcast(request, timeout=fetch.timeout_s)
+            return await transfer.connection.weights.JoinBroadcast(request, timeout=transfer.timeout_s)
         except grpc.aio.AioRpcError as error:
             typed = to_rollmesh_error(error, what)
             raise WeightsError(typed.message, hint=typed.hint) from error
         except (grpc.aio.UsageError, asyncio.CancelledError) as error:
-            if not closed_under_call(error):
+            if not is_channel_closed(error):
                 raise
             raise WeightsError(f"{what}: the connection was closed, the learner has changed") from None
 

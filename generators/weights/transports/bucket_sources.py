@@ -14,8 +14,8 @@ from typing import Any
 
 import grpc
 
-from rollmesh.generators.weights.learner_connection import closed_under_call
-from rollmesh.generators.weights.transports.base import Fetch
+from rollmesh.generators.weights.learner_connection import is_channel_closed
+from rollmesh.generators.weights.transports.base import Transfer
 from rollmesh.mesh.access.credentials import Identity, Role
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import WeightsError
@@ -29,7 +29,7 @@ _ROUTE_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Source:
+class BucketSource:
     """Somebody who serves FetchBucket.
 
     Attributes:
@@ -49,11 +49,11 @@ class Source:
         return begin(request)
 
 
-class Sources:
+class BucketSources:
     """The source in use, and the way to another.
 
     Args:
-        fetch: the transfer.
+        transfer: what is fetched, and for whom.
         streams: connections to a source.
         security: for connections to generators.
 
@@ -61,13 +61,13 @@ class Sources:
         current: whom to ask now.
     """
 
-    current: Source
+    current: BucketSource
 
-    def __init__(self, fetch: Fetch, streams: int, security: SecuritySection) -> None:
-        self._fetch = fetch
+    def __init__(self, transfer: Transfer, streams: int, security: SecuritySection) -> None:
+        self._transfer = transfer
         self._streams = streams
         self._security = security
-        self._learner = Source("", fetch.connection.lanes(streams))
+        self._learner = BucketSource("", transfer.connection.transfer_channels(streams))
         self._failed: list[str] = []
         self._opened: list[grpc.aio.Channel] = []
         self._lock = asyncio.Lock()
@@ -76,7 +76,7 @@ class Sources:
         """Asks the learner whom to ask."""
         self.current = await self._route()
 
-    async def leave(self, source: Source, why: str) -> None:
+    async def leave(self, source: BucketSource, why: str) -> None:
         """Goes to another source, unless that has happened already.
 
         Args:
@@ -85,7 +85,7 @@ class Sources:
         """
         async with self._lock:
             if source is self.current:
-                log.info("version %s does not come from %s: %s", self._fetch.wanted.policy, source.address, why)
+                log.info("version %s does not come from %s: %s", self._transfer.wanted.policy, source.address, why)
                 self._failed.append(source.address)
                 self.current = await self._route()
 
@@ -94,31 +94,33 @@ class Sources:
         for channel in self._opened:
             await channel.close()
 
-    async def _route(self) -> Source:
-        fetch = self._fetch
-        if not fetch.member_id:
+    async def _route(self) -> BucketSource:
+        transfer = self._transfer
+        if not transfer.member_id:
             return self._learner
-        wanted = fetch.wanted
+        wanted = transfer.wanted
         request = weights_pb2.RouteRequest(
-            member_id=fetch.member_id,
+            member_id=transfer.member_id,
             policy=wanted.policy.to_proto(),
-            address=fetch.relay_address,
+            address=transfer.relay_address,
             failed=self._failed,
             base=wanted.base.to_proto() if wanted.base else None,
         )
         try:
-            response = await fetch.connection.weights.Route(request, timeout=min(_ROUTE_TIMEOUT_S, fetch.timeout_s))
+            response = await transfer.connection.weights.Route(
+                request, timeout=min(_ROUTE_TIMEOUT_S, transfer.timeout_s)
+            )
         except grpc.aio.AioRpcError as error:
             log.debug("the learner does not say whom to ask: %s", error.details())
             return self._learner
         except (grpc.aio.UsageError, asyncio.CancelledError) as error:
-            if not closed_under_call(error):
+            if not is_channel_closed(error):
                 raise
             raise WeightsError(f"version {wanted.policy}: the connection was closed, the learner has changed") from None
         address = response.address
-        if not address or address in self._failed or address == fetch.relay_address:
+        if not address or address in self._failed or address == transfer.relay_address:
             return self._learner
-        identity = Identity(Role.GENERATOR, fetch.member_id)
+        identity = Identity(Role.GENERATOR, transfer.member_id)
         channels = [open_channel(address, self._security, identity) for _ in range(self._streams)]
         self._opened += channels
-        return Source(address, channels)
+        return BucketSource(address, channels)

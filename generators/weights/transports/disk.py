@@ -14,8 +14,8 @@ from concurrent.futures import Future
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from rollmesh.generators.weights.host_memory import fresh
-from rollmesh.generators.weights.transports.base import Fetch, Received, Transport
+from rollmesh.generators.weights.host_memory import allocate
+from rollmesh.generators.weights.transports.base import Received, Transfer, Transport
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.weights import Wanted
 from rollmesh.mesh.weights.safetensors_format import LENGTH_BYTES, bucket_file, header_length, parse_header
@@ -47,22 +47,22 @@ class Disk(Transport):
         hangs = self._reading is not None and not self._reading.done()
         return f"weights.dir {self._folder} hangs since an earlier version" if hangs else ""
 
-    async def receive(self, fetch: Fetch, arrived: Callable[[memoryview, int], None]) -> Received:
+    async def receive(self, transfer: Transfer, arrived: Callable[[memoryview, int], None]) -> Received:
         """See Transport; a file system that hangs is left to itself when the deadline has passed."""
-        wanted = fetch.wanted
+        wanted = transfer.wanted
         offer = wanted.offer(self.name)
         assert offer is not None and self._folder is not None, "refusal() was asked before"  # noqa: PT018
-        data = fresh(wanted.nbytes)
+        data = allocate(wanted.nbytes)
         for index in range(len(wanted.buckets)):
-            if fetch.superseded():
+            if transfer.superseded():
                 raise WeightsError(f"{wanted.name(index)}: given up, another learner has announced its own weights")
             path = self._folder / offer.address / bucket_file(index, len(wanted.buckets))
             self._reading = _aside(partial(_read, path, wanted, index, wanted.part(data, index)))
             try:
-                await asyncio.wait_for(asyncio.wrap_future(self._reading), fetch.timeout_s)
+                await asyncio.wait_for(asyncio.wrap_future(self._reading), transfer.timeout_s)
             except TimeoutError:
                 raise WeightsError(
-                    f"{wanted.name(index)}: {path} could not be read within {fetch.timeout_s:.0f} s",
+                    f"{wanted.name(index)}: {path} could not be read within {transfer.timeout_s:.0f} s",
                     hint="raise weights.timeout_s if the file system is slow",
                 ) from None
             arrived(data, index)

@@ -12,11 +12,11 @@ from collections.abc import Callable
 
 import grpc
 
-from rollmesh.generators.weights.host_memory import fresh
-from rollmesh.generators.weights.learner_connection import closed_under_call
+from rollmesh.generators.weights.host_memory import allocate
+from rollmesh.generators.weights.learner_connection import is_channel_closed
 from rollmesh.generators.weights.relay import HEARTBEAT_S
-from rollmesh.generators.weights.transports.base import Fetch, Received, Transport
-from rollmesh.generators.weights.transports.bucket_sources import Source, Sources
+from rollmesh.generators.weights.transports.base import Received, Transfer, Transport
+from rollmesh.generators.weights.transports.bucket_sources import BucketSource, BucketSources
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import PayloadError, WeightsError
 from rollmesh.mesh.rpc.rpc import is_transient, to_rollmesh_error
@@ -34,7 +34,7 @@ _IDLE_SHARE = 0.5
 _MISSED_HEARTBEATS = 3
 
 
-class Grpc(Transport):
+class GrpcTransport(Transport):
     """Fetches from Weights services.
 
     Args:
@@ -54,17 +54,17 @@ class Grpc(Transport):
         """See Transport: the service has every version that is kept."""
         return ""
 
-    async def receive(self, fetch: Fetch, arrived: Callable[[memoryview, int], None]) -> Received:
+    async def receive(self, transfer: Transfer, arrived: Callable[[memoryview, int], None]) -> Received:
         """See Transport."""
-        wanted = fetch.wanted
-        data = fresh(wanted.nbytes)
+        wanted = transfer.wanted
+        data = allocate(wanted.nbytes)
         todo = deque(range(len(wanted.buckets)))
-        sources = Sources(fetch, self._streams, self._security)
+        sources = BucketSources(transfer, self._streams, self._security)
 
         async def work(lane: int) -> None:
             while todo:
                 index = todo.popleft()
-                await _BucketFetch(fetch, sources, index, wanted.part(data, index), lane).run()
+                await _BucketFetch(transfer, sources, index, wanted.part(data, index), lane).run()
                 arrived(data, index)
 
         try:
@@ -79,20 +79,20 @@ class _BucketFetch:
     """One bucket, over as many calls as it takes.
 
     Args:
-        fetch: the transfer.
+        transfer: what is fetched, and for whom.
         sources: whom to ask.
         index: of the bucket.
         target: where its bytes go.
         lane: which of a source's connections.
     """
 
-    def __init__(self, fetch: Fetch, sources: Sources, index: int, target: memoryview, lane: int) -> None:
-        self._fetch = fetch
+    def __init__(self, transfer: Transfer, sources: BucketSources, index: int, target: memoryview, lane: int) -> None:
+        self._transfer = transfer
         self._sources = sources
         self._index = index
         self._target = target
         self._lane = lane
-        wanted = fetch.wanted
+        wanted = transfer.wanted
         self._request = weights_pb2.FetchBucketRequest(policy=wanted.policy.to_proto(), bucket=index)
         if wanted.base is not None:
             self._request.base.CopyFrom(wanted.base.to_proto())
@@ -120,9 +120,9 @@ class _BucketFetch:
             if self._done == len(self._target):
                 return
             idle_s = self._loop.time() - self._progress
-            if idle_s >= self._fetch.timeout_s:
+            if idle_s >= self._transfer.timeout_s:
                 raise WeightsError(
-                    f"{self._name}: no byte for {self._fetch.timeout_s:.0f} s: {problem}",
+                    f"{self._name}: no byte for {self._transfer.timeout_s:.0f} s: {problem}",
                     hint="is the learner's host reachable? weights.timeout_s is how long silence is borne",
                 )
             if source.address:
@@ -130,10 +130,10 @@ class _BucketFetch:
             elif self._done > before:
                 pause = _FIRST_RETRY_S
             else:
-                await asyncio.sleep(min(pause, self._fetch.timeout_s - idle_s))
+                await asyncio.sleep(min(pause, self._transfer.timeout_s - idle_s))
                 pause = min(2 * pause, _LONGEST_RETRY_S)
 
-    async def _one_call(self, source: Source) -> str:
+    async def _one_call(self, source: BucketSource) -> str:
         """Reads until the bucket is complete or the call ends; returns what was wrong with it.
 
         Raises:
@@ -150,7 +150,7 @@ class _BucketFetch:
                 raise WeightsError(f"{self._name}: {error.message}") from error
             return error.message
         except (grpc.aio.UsageError, asyncio.CancelledError) as error:
-            if not closed_under_call(error):
+            if not is_channel_closed(error):
                 raise
             if self._stalled:
                 return "nothing came"
@@ -159,7 +159,7 @@ class _BucketFetch:
             raise WeightsError(f"{self._name}: the connection was closed, the learner has changed") from None
         return "the stream ended early"
 
-    async def _read(self, source: Source) -> None:
+    async def _read(self, source: BucketSource) -> None:
         self._request.offset = self._done
         self._stalled = False
         self._heard = self._loop.time()
@@ -167,7 +167,7 @@ class _BucketFetch:
         watch = _Watch(self._loop, lambda: self._due(source), lambda: self._stall(call))
         try:
             async for message in call:
-                if self._fetch.superseded():
+                if self._transfer.superseded():
                     raise WeightsError(f"{self._name}: given up, another learner has announced its own weights")
                 offset, chunk = parse(message)
                 end = self._done + len(chunk)
@@ -182,9 +182,9 @@ class _BucketFetch:
             watch.stop()
             call.cancel()
 
-    def _due(self, source: Source) -> float:
+    def _due(self, source: BucketSource) -> float:
         """When the call has failed, if nothing comes until then."""
-        patience = self._fetch.timeout_s
+        patience = self._transfer.timeout_s
         if not source.address:
             return self._progress + patience
         silent_s = max(_SILENT_SHARE * patience, _MISSED_HEARTBEATS * HEARTBEAT_S)
@@ -197,7 +197,7 @@ class _BucketFetch:
     async def _damage(self) -> str:
         """What is wrong with the bucket's bytes; empty: nothing."""
         try:
-            await asyncio.to_thread(self._fetch.wanted.verify, self._index, self._target)
+            await asyncio.to_thread(self._transfer.wanted.verify, self._index, self._target)
         except WeightsError as error:
             return error.message
         return ""

@@ -12,7 +12,7 @@ import os
 import stat
 from collections.abc import Callable
 
-from rollmesh.generators.weights.transports.base import Fetch, Received, Transport
+from rollmesh.generators.weights.transports.base import Received, Transfer, Transport
 from rollmesh.mesh.errors import VersionGoneError, WeightsError
 from rollmesh.mesh.weights import Wanted
 
@@ -37,9 +37,9 @@ class SharedMemory(Transport):
             return "the learner offers no shared memory"
         return "" if offer.host_id == self._host_id else "the learner shares no memory with this generator"
 
-    async def receive(self, fetch: Fetch, arrived: Callable[[memoryview, int], None]) -> Received:
+    async def receive(self, transfer: Transfer, arrived: Callable[[memoryview, int], None]) -> Received:
         """See Transport; the memory is the publisher's own, which stays as long as anybody has it mapped."""
-        wanted = fetch.wanted
+        wanted = transfer.wanted
         offer = wanted.offer(self.name)
         assert offer is not None, "refusal() was asked before"
         try:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rollmesh.generators.agents import build_runner
-from rollmesh.generators.agents.chat_template import Chat
+from rollmesh.generators.agents.chat_template import ChatRenderer
 from rollmesh.generators.agents.runner import AgentRunner
 from rollmesh.generators.engines.interface import (
     EngineStatus,
@@ -195,7 +195,7 @@ class Stage:
         self.engine.deliver = lambda results: self._take(results)
 
     def _take(self, results: list[GenerationResult]) -> None:
-        assert self.runner.take(results) == []
+        assert self.runner.accept_results(results) == []
 
     def task(self, text: str = "?", **extra: Any) -> trajectory_pb2.PromptTask:
         return task_of(self.config, [{"role": "user", "content": text}], **extra)
@@ -248,6 +248,6 @@ def runs_of(tokens: Trajectory) -> list[tuple[bool, list[int]]]:
     return runs
 
 
-def chat_with(template: str, **options: Any) -> Chat:
+def chat_with(template: str, **options: Any) -> ChatRenderer:
     """Over one of the templates."""
-    return Chat(tokenizer_with(template), end_ids=ENDS, **options)
+    return ChatRenderer(tokenizer_with(template), end_ids=ENDS, **options)

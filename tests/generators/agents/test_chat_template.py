@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollmesh.generators.agents.chat_template import Chat
+from rollmesh.generators.agents.chat_template import ChatRenderer
 from rollmesh.learner.data import AgentPrompts, PromptEncoder, Row
 from rollmesh.mesh.errors import ConfigError
 from tests.generators.agents.scene import ENDS, TEMPLATES, TOKENIZER, chat_with, decode, encode, tokenizer_with
@@ -115,10 +115,10 @@ def test_what_cannot_be_gone_on_from_is_refused() -> None:
     bare = tokenizer_with("plain")
     bare.chat_template = None
     with pytest.raises(ConfigError, match="need a chat template"):
-        Chat(bare, end_ids=ENDS)
+        ChatRenderer(bare, end_ids=ENDS)
     bare.chat_template = "{{ messages[0].content }}"
     with pytest.raises(ConfigError, match=r"otherwise once it is answered|nothing between"):
-        Chat(bare, end_ids=ENDS)
+        ChatRenderer(bare, end_ids=ENDS)
 
 
 def test_text_and_back_would_drift() -> None:

@@ -1,5 +1,7 @@
-"""Episodes on the real `hf` engine and behind `DrivenEngine`: what is stored is what the model computed, across swaps,
-and pinned under none."""
+"""Episodes on the real `hf` engine and an `ExternalEngine`.
+
+What is stored is what the model computed, across swaps; pinned episodes see none.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,12 @@ import torch
 
 from rollmesh.generators.agents import build_runner
 from rollmesh.generators.agents.runner import AgentRunner
-from rollmesh.generators.engine_events import ResultFeed
+from rollmesh.generators.engine_events import EngineEventBridge
 from rollmesh.generators.engines import create_engine
-from rollmesh.generators.engines.external.model_info import ModelFacts
+from rollmesh.generators.engines.external.model_info import ModelInfo
 from rollmesh.generators.engines.interface import EngineSettings, InferenceEngine, SamplingParams
 from rollmesh.generators.rollout.response_source import EpisodeResult, MemberRequest
-from rollmesh.generators.tokenizer import TextCodec
+from rollmesh.generators.tokenizer import TokenizerCodec
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.generators.agents.scene import HERE, TOKENIZER, runs_of, settings, task_of
 from tests.generators.engines.external.driven_harness import LIMITS, ScriptedEngine
@@ -38,7 +40,7 @@ class Real:
         TOKENIZER.save_pretrained(model.folder)
         self.model: ContractModel | TableModel = model
         self.results: asyncio.Queue[EpisodeResult] = asyncio.Queue()
-        feed = ResultFeed(lambda error: None)
+        feed = EngineEventBridge(lambda error: None)
         settings_of = EngineSettings(slots=8)
         self.engine: InferenceEngine
         if kind == "hf":
@@ -46,13 +48,13 @@ class Real:
         else:
             self.model = TableModel(VOCABULARY)
             backend = ScriptedBackend(self.model, LIMITS, TOKENIZER, settings_of.slots)
-            self.engine = ScriptedEngine(backend, ModelFacts(LIMITS, TOKENIZER), settings_of, feed)
+            self.engine = ScriptedEngine(backend, ModelInfo(LIMITS, TOKENIZER), settings_of, feed)
         self.engine.start()
         self.weights = {V0: self.model.random_weights(0), V1: self.model.random_weights(1)}
         self.config = settings(max_turns=3, turn_tokens=6, **agent)
-        self.runner: AgentRunner = build_runner(self.config, self.engine, TextCodec(model.folder))
+        self.runner: AgentRunner = build_runner(self.config, self.engine, TokenizerCodec(model.folder))
         self.runner.connect(self._take)
-        feed.connect(lambda batch: self.runner.take(batch))
+        feed.connect(lambda batch: self.runner.accept_results(batch))
 
     def _take(self, ended: Any) -> None:
         for result in ended:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from rollmesh.generators.engines.hf.model.attention_masks import MaskBuilder
 from rollmesh.generators.engines.hf.sampling import RowSampling, draw, next_uniform
-from rollmesh.generators.engines.hf.slot_table import Running, SlotTable
-from rollmesh.generators.engines.hf.waiting_queue import WaitingLine
+from rollmesh.generators.engines.hf.slot_table import RunningSequence, SlotTable
+from rollmesh.generators.engines.hf.waiting_queue import WaitingQueue
 from rollmesh.generators.engines.interface import GenerationRequest, SamplingParams
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
@@ -94,9 +94,9 @@ def test_masks(window: int, columns: int, data: st.DataObject) -> None:
             assert (decode[kind][query, 0, 0] == 0).tolist() == visible
 
 
-def running(name: str, version: PolicyVersion = V1, **sampling: object) -> Running:
+def running(name: str, version: PolicyVersion = V1, **sampling: object) -> RunningSequence:
     request = GenerationRequest(name, [1], SamplingParams(**sampling))  # type: ignore[arg-type] # test shorthand
-    return Running(request, [(0, version)], None)
+    return RunningSequence(request, [(0, version)], None)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30)), max_size=60))
@@ -158,19 +158,19 @@ def roomy(count: int, longest: int) -> bool:
 
 
 def test_line_starts_in_order_and_pinned_first_while_a_swap_waits() -> None:
-    line = WaitingLine()
+    line = WaitingQueue()
     line.add(waiting_requests("a", "b"))
     line.add(waiting_requests("p", "q", pinned=True))
     line.add(waiting_requests("c"))
-    assert [item.request.request_id for item in line.take(1, pinned_only=False, fits=roomy)] == ["a"]
-    assert [item.request.request_id for item in line.take(5, pinned_only=True, fits=roomy)] == ["p", "q"]
+    assert [item.request.request_id for item in line.pop_waiting(1, pinned_only=False, fits=roomy)] == ["a"]
+    assert [item.request.request_id for item in line.pop_waiting(5, pinned_only=True, fits=roomy)] == ["p", "q"]
     assert line.pinned == 0
-    assert [item.request.request_id for item in line.take(5, pinned_only=False, fits=roomy)] == ["b", "c"]
+    assert [item.request.request_id for item in line.pop_waiting(5, pinned_only=False, fits=roomy)] == ["b", "c"]
 
 
 def test_equal_prompts_are_prefilled_once_and_ahead() -> None:
-    line = WaitingLine()
+    line = WaitingQueue()
     line.add(waiting_requests("a", "b", "c") + waiting_requests("d", prompt=(7,)))
-    taken = line.take(2, pinned_only=False, fits=roomy)
+    taken = line.pop_waiting(2, pinned_only=False, fits=roomy)
     assert taken[0].prompt is taken[1].prompt
     assert [prompt.ids for prompt in line.to_prefill(taken, ahead=True)] == [(1, 2), (7,)]

@@ -11,7 +11,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
 from rollmesh.generators.engines.hf.decoder import Decoder
 from rollmesh.generators.engines.hf.model.loading import load_model
-from rollmesh.generators.engines.hf.model.traced_forward import DirectForward, ForwardPass, RecordedForward
+from rollmesh.generators.engines.hf.model.traced_forward import DirectForward, ForwardPass, TracedForward
 from tests.generators.engines import tiny
 
 
@@ -29,14 +29,14 @@ def forward_pass(folder: Path, name: str) -> ForwardPass:
 
 @pytest.mark.parametrize("name", sorted(tiny.configs()))
 def test_models_are_recorded(name: str, tmp_path: Path) -> None:
-    assert isinstance(forward_pass(tmp_path, name), RecordedForward)
+    assert isinstance(forward_pass(tmp_path, name), TracedForward)
 
 
 def test_a_short_context_is_not_exceeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny.configs()["gpt2"]
     config.n_positions = 6
     monkeypatch.setattr(tiny, "configs", lambda: {"gpt2": config})
-    assert isinstance(forward_pass(tmp_path, "gpt2"), RecordedForward)
+    assert isinstance(forward_pass(tmp_path, "gpt2"), TracedForward)
 
 
 def by_truth(x: torch.Tensor) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from rollmesh.generators.engines.hf.weight_swap import Swapper
+from rollmesh.generators.engines.hf.weight_swap import WeightSwapper
 from rollmesh.generators.engines.hf.weights import ModelWeights
 from rollmesh.generators.engines.interface import EngineError
 from tests.generators.engines.harness import V1, V2, request
@@ -64,7 +64,7 @@ def test_what_ends_the_engine_refuses_the_order_that_it_was_at(
         monkeypatch.setattr(ModelWeights, "to_host", fail)
         order = harness.engine.sleep()
     else:
-        monkeypatch.setattr(Swapper, "swap", fail)
+        monkeypatch.setattr(WeightSwapper, "swap", fail)
         order = harness.engine.update_weights(V2, harness.random_weights(1).items(), "")
     assert "gone wrong" in str(harness.collector.wait_failure())
     with pytest.raises(EngineError, match="gone wrong"):

@@ -12,7 +12,7 @@ import torch
 from rollmesh.generators.engines.hf.decode_turn import Stepper
 from rollmesh.generators.engines.hf.decoder import Decoder
 from rollmesh.generators.engines.hf.model.loading import load_model
-from rollmesh.generators.engines.hf.waiting_queue import WaitingLine
+from rollmesh.generators.engines.hf.waiting_queue import WaitingQueue
 from rollmesh.generators.engines.interface import REQUEST_ATTEMPTS, EngineError, GenerationResult
 from tests.generators.engines import tiny
 from tests.generators.engines.harness import V1, request
@@ -24,7 +24,7 @@ BAD = 9
 class Desk:
     """A stepper with a real decoder of a tiny model."""
 
-    def __init__(self, model: torch.nn.Module, line: WaitingLine, decoder: Decoder) -> None:
+    def __init__(self, model: torch.nn.Module, line: WaitingQueue, decoder: Decoder) -> None:
         self.model = model
         self._line = line
         self._decoder = decoder
@@ -66,7 +66,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     loaded = load_model(tiny.save_folder(tmp_path_factory.mktemp("qwen3"), model, None), dtype="float32", device="cpu")
     loaded.model.load_state_dict(model.state_dict())
     with torch.inference_mode():
-        yield Desk(loaded.model, WaitingLine(), Decoder(loaded, slots=4, seed=0))
+        yield Desk(loaded.model, WaitingQueue(), Decoder(loaded, slots=4, seed=0))
 
 
 def has_bad(sequences: list[list[int]]) -> bool:

@@ -16,7 +16,7 @@ from rollmesh.generators.engines.hf import weights as weights_module
 from rollmesh.generators.engines.hf.decoder import Decoder
 from rollmesh.generators.engines.hf.engine import HfEngine
 from rollmesh.generators.engines.hf.model.loading import load_model
-from rollmesh.generators.engines.hf.waiting_queue import Waiting, WaitingLine, interrupted
+from rollmesh.generators.engines.hf.waiting_queue import WaitingQueue, WaitingRequest, interrupted
 from rollmesh.generators.engines.hf.weights import ModelWeights
 from rollmesh.generators.engines.interface import (
     EngineError,
@@ -169,18 +169,18 @@ def test_tensors_that_fit_are_served_from_where_they_lie(wire: torch.dtype) -> N
 # --- the line ---
 
 
-def _stopped(name: str, tokens: int, started: float) -> Waiting:
+def _stopped(name: str, tokens: int, started: float) -> WaitingRequest:
     sampled = Trajectory.sampled(np.ones(tokens, np.int32), np.zeros(tokens, np.float32), VersionRuns(((tokens, V1),)))
     asked = GenerationRequest(name, [1, 2], SamplingParams(max_tokens=tokens + 5), prefix=sampled)
     return interrupted(asked, started)
 
 
-def _names(line: WaitingLine, count: int) -> list[str]:
-    return [waiting.request.request_id for waiting in line.take(count, pinned_only=False, fits=lambda *_: True)]
+def _names(line: WaitingQueue, count: int) -> list[str]:
+    return [waiting.request.request_id for waiting in line.pop_waiting(count, pinned_only=False, fits=lambda *_: True)]
 
 
 def test_what_was_interrupted_starts_first_and_in_order() -> None:
-    line = WaitingLine()
+    line = WaitingQueue()
     line.add([request("new-1"), request("new-2")])
     line.put_back([_stopped("old-1", 9, 1.0), _stopped("old-2", 3, 2.0)])
     assert _names(line, 3) == ["old-1", "old-2", "new-1"]
@@ -189,7 +189,7 @@ def test_what_was_interrupted_starts_first_and_in_order() -> None:
 
 def test_long_interrupted_sequences_come_back_over_several_steps() -> None:
     """At least one per step, however long; a later interruption finds those that still wait where they were."""
-    line = WaitingLine()
+    line = WaitingQueue()
     line.put_back([_stopped(str(index), tokens, 1.0) for index, tokens in enumerate((5000, 600, 400, 300, 10))])
     assert _names(line, 9) == ["0"]
     assert _names(line, 9) == ["1", "2"]
@@ -198,7 +198,7 @@ def test_long_interrupted_sequences_come_back_over_several_steps() -> None:
 
 
 def test_interrupted_responses_can_be_drafted_and_withdrawn_while_they_wait() -> None:
-    line = WaitingLine()
+    line = WaitingQueue()
     brought = replace(request("brought"), prefix=_stopped("", 4, 1.0).request.prefix)
     line.add([request("new"), brought])
     line.put_back([_stopped("old", 9, 1.0), _stopped("short", 2, 1.0)])

@@ -211,7 +211,7 @@ async def test_a_client_that_left_before_its_next_token_is_no_error(
         )
 
         async def cut() -> None:
-            serving.endpoint.take_tokens([TokenEvent(name, token)])
+            serving.endpoint.accept_tokens([TokenEvent(name, token)])
             for connection in server._runners[-1].server.connections:  # type: ignore[union-attr] # it listens
                 assert connection.transport is not None
                 connection.transport.close()

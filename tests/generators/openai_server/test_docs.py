@@ -9,7 +9,7 @@ import re
 import sys
 from pathlib import Path
 
-from rollmesh.generators.program_agents.process import CommandProgram, FunctionProgram, Outcome, Program, Way
+from rollmesh.generators.program_agents.process import CommandProgram, FunctionProgram, LaunchContext, Outcome, Program
 from tests.generators.openai_server.world import Serving
 from tests.repository import REPOSITORY
 from tests.secrets_here import write_secret
@@ -20,7 +20,7 @@ TASK = {"messages": [{"role": "user", "content": "the quick fox"}], "ground_trut
 
 
 def outcome(program: Program, serving: Serving) -> Outcome:
-    way = Way(f"{serving.url}/v1", "none", serving.config.run.name)
+    way = LaunchContext(f"{serving.url}/v1", "none", serving.config.run.name)
     return asyncio.run(program(TASK, way, timeout_s=60.0))
 
 

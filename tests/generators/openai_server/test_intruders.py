@@ -11,7 +11,7 @@ import httpx
 from aiohttp import web
 
 from rollmesh.generators.engines.interface import SamplingParams
-from rollmesh.generators.openai_server.sessions import Rules, Session
+from rollmesh.generators.openai_server.sessions import SamplingPolicy, Session
 from rollmesh.mesh.config.models import SecuritySection
 from tests.generators.openai_server.world import Serving, another_server
 from tests.secrets_here import TOKEN, write_secret
@@ -76,7 +76,7 @@ def _routes(app: web.Application) -> list[tuple[str, str]]:
 @contextmanager
 def _trained(serving: Serving) -> Iterator[Session]:
     sessions = serving.endpoint.sessions
-    rules = Rules((5,), SamplingParams(max_tokens=20))
+    rules = SamplingPolicy((5,), SamplingParams(max_tokens=20))
     session = serving.run(lambda: _done(lambda: sessions.train(rules)))
     try:
         yield session

@@ -11,9 +11,9 @@ import pytest
 from openai import OpenAI
 
 from rollmesh.generators.openai_server import http_server
-from rollmesh.generators.openai_server.incremental_text import GrowingText
-from rollmesh.generators.openai_server.response_format import Wording
-from rollmesh.generators.openai_server.turn_tree import Record
+from rollmesh.generators.openai_server.incremental_text import IncrementalDetokenizer
+from rollmesh.generators.openai_server.response_format import ResponseFormatter
+from rollmesh.generators.openai_server.turn_tree import TurnTree
 from rollmesh.generators.openai_server.worker_threads import Workers
 from tests.generators.openai_server.world import TOOL, Serving
 
@@ -37,7 +37,7 @@ def test_the_endpoint_answers_others_while_it_goes_through_what_is_large(
 
     language = serving.endpoint.completions.language
     steps: list[tuple[Any, str]] = [
-        (http_server, "parse"), (Wording, "whole"), (Record, "to_json"), (GrowingText, "add"),
+        (http_server, "parse"), (ResponseFormatter, "whole"), (TurnTree, "to_json"), (IncrementalDetokenizer, "add"),
         *((language, name) for name in ("check_tools", "prompt", "goes_on", "encode", "encode_more")),
         *((language, name) for name in ("decode", "answer")),
     ]  # fmt: skip
@@ -76,7 +76,7 @@ def test_bytes_that_are_no_character_for_long_are_not_decoded_over_and_over() ->
         decoded += len(ids)
         return "".join("\N{REPLACEMENT CHARACTER}" if token else "x" for token in ids)
 
-    growing, count = GrowingText(decode, ()), 5000
+    growing, count = IncrementalDetokenizer(decode, ()), 5000
     assert not any(growing.add([1]) for _ in range(count))
     assert len("".join(growing.add([0]) for _ in range(count))) == 2 * count
     assert decoded < 20 * count

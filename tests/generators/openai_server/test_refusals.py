@@ -28,7 +28,7 @@ from rollmesh.generators.engines.interface import (
 )
 from rollmesh.generators.openai_server.errors import ApiError
 from rollmesh.generators.openai_server.origins import check_caller
-from rollmesh.generators.openai_server.sessions import Rules
+from rollmesh.generators.openai_server.sessions import SamplingPolicy
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import ConfigError, PortInUseError
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
@@ -109,7 +109,7 @@ def test_what_the_engine_refuses_late_is_the_callers_to_mend(
 ) -> None:
     def refuse(requests: Sequence[GenerationRequest]) -> None:
         results = [GenerationResult(item.request_id, Trajectory.empty(), "aborted", refusal="no") for item in requests]
-        asyncio.get_running_loop().call_soon(serving.endpoint.take, results)
+        asyncio.get_running_loop().call_soon(serving.endpoint.accept_results, results)
 
     monkeypatch.setattr(serving.engine, "submit", refuse)
     with pytest.raises(openai.BadRequestError, match="no"):
@@ -236,7 +236,7 @@ def test_the_way_for_agents_serves_their_sessions_alone(serving: Serving) -> Non
 
 def test_a_session_that_ends_while_its_call_is_read_takes_it_no_more(serving: Serving) -> None:
     """What comes late is answered by no session of the same name and other rules."""
-    rules = Rules((5,), SamplingParams(max_tokens=20))
+    rules = SamplingPolicy((5,), SamplingParams(max_tokens=20))
     session = serving.run(lambda: _within(lambda: serving.endpoint.sessions.train(rules)))
     before = len(serving.endpoint.sessions)
     at = urlsplit(serving.endpoint.server.agents_url)

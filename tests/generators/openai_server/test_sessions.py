@@ -14,7 +14,7 @@ from rollmesh.generators.engines.interface import (
     SamplingParams,
 )
 from rollmesh.generators.openai_server.errors import ApiError
-from rollmesh.generators.openai_server.sessions import Rules, Running, Session, Sessions
+from rollmesh.generators.openai_server.sessions import Running, SamplingPolicy, Session, Sessions
 from rollmesh.generators.openai_server.turn_tree import transcript
 from rollmesh.mesh.config.rollout import EndpointSection
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
@@ -32,7 +32,9 @@ def client_of(serving: Serving, session: Session | str) -> OpenAI:
 
 
 def trained(serving: Serving, prompt: str = "<user>", **sampling: Any) -> Session:
-    rules = Rules(tuple(serving.tokenizer.encode(prompt)), SamplingParams(**{"max_tokens": 250, "seed": 9, **sampling}))
+    rules = SamplingPolicy(
+        tuple(serving.tokenizer.encode(prompt)), SamplingParams(**{"max_tokens": 250, "seed": 9, **sampling})
+    )
     return serving.endpoint.sessions.train(rules)
 
 
@@ -196,7 +198,7 @@ def test_a_recorded_beginning_is_repeated_while_the_client_asks_the_same(serving
     # As a draft that ends within the second answer; drawn by another seed, nothing else would come out alike.
     cut = len(whole) - 4
     draft = whole.part(0, cut)
-    rules = Rules(first.rules.prompt_ids, SamplingParams(max_tokens=250, seed=77), replay=draft)
+    rules = SamplingPolicy(first.rules.prompt_ids, SamplingParams(max_tokens=250, seed=77), replay=draft)
     later = serving.endpoint.sessions.train(rules)
     client = client_of(serving, later)
     repeated = ask(client, [ASK])
@@ -245,7 +247,7 @@ def test_sessions_are_forgotten_in_time_but_for_those_at_work() -> None:
     now = 0.0
     sessions = Sessions(EndpointSection(max_sessions=2, session_s=60.0), lambda: now)
     idle, busy = sessions.of("idle"), sessions.of("busy")
-    training = sessions.train(Rules((5,), SamplingParams()))
+    training = sessions.train(SamplingPolicy((5,), SamplingParams()))
     with busy.sampling({"request": Running(0, 0, None)}):
         now = 60.0
         assert (sessions.known("idle"), sessions.known("busy")) == (idle, busy)

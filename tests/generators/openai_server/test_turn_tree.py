@@ -17,7 +17,7 @@ from rollmesh.generators.openai_server.conversation_keys import (
     of_text,
     text_symbols,
 )
-from rollmesh.generators.openai_server.turn_tree import Record, Turn, branches, transcript
+from rollmesh.generators.openai_server.turn_tree import Turn, TurnTree, branches, transcript
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from tests.generators.openai_server.straight_record import StraightRecord, StraightTurn
@@ -39,7 +39,7 @@ class Both:
     """The same calls on either."""
 
     def __init__(self) -> None:
-        self.record, self.straight = Record(), StraightRecord()
+        self.record, self.straight = TurnTree(), StraightRecord()
         self.alike: dict[int, StraightTurn] = {}
 
     def same(self, turn: Turn | None, straight: StraightTurn | None) -> None:
@@ -124,7 +124,7 @@ def test_every_record_is_the_straight_ones(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
 def test_of_calls_that_tell_the_same_the_latest_is_gone_on_from(order: tuple[int, ...]) -> None:
-    record, told = Record(), of_text("a")
+    record, told = TurnTree(), of_text("a")
     for call in order:
         record.add(call, 0, record.place(None, [call]), sampled([5]), "stop", story=extended(told, text_symbols("b")))
     found = record.extended_by(of_text("abc"))
@@ -152,7 +152,7 @@ def test_a_longer_session_makes_no_call_dearer(monkeypatch: pytest.MonkeyPatch) 
         return totals(symbols, start, total)
 
     monkeypatch.setattr("rollmesh.generators.openai_server.turn_tree.totals", counting)
-    record, before, costs, kept = Record(), None, [], []
+    record, before, costs, kept = TurnTree(), None, [], []
     for number in range(300):
         gone_through, held = 0, record.tokens
         place = record.place(before, [5] * 7)

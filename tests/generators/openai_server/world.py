@@ -17,13 +17,13 @@ from prometheus_client import CollectorRegistry
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from rollmesh.generators.engine_events import ResultFeed
+from rollmesh.generators.engine_events import EngineEventBridge
 from rollmesh.generators.engines import create_engine
 from rollmesh.generators.engines.interface import EngineSettings, InferenceEngine
 from rollmesh.generators.openai_server.endpoint import Endpoint
 from rollmesh.generators.openai_server.http_server import EndpointServer
-from rollmesh.generators.openai_server.metrics import EndpointFigures
-from rollmesh.generators.tokenizer import TextCodec
+from rollmesh.generators.openai_server.metrics import EndpointMetrics
+from rollmesh.generators.tokenizer import TokenizerCodec
 from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.runtime.service import AsyncBridge
@@ -117,12 +117,12 @@ class Serving:
         self.run(self._start)
 
     async def _start(self) -> None:
-        feed = ResultFeed(lambda error: None)
+        feed = EngineEventBridge(lambda error: None)
         self.engine = create_engine("hf", self.folder, EngineSettings(slots=16), feed)
         self.engine.start()
-        text = TextCodec(self.folder)
+        text = TokenizerCodec(self.folder)
         self.endpoint = Endpoint(self.config, self.engine, text, security=SecuritySection(), registry=self.registry)
-        feed.connect(lambda batch: self.others.extend(self.endpoint.take(batch)), self.endpoint.take_tokens)
+        feed.connect(lambda batch: self.others.extend(self.endpoint.accept_results(batch)), self.endpoint.accept_tokens)
         await self.endpoint.start("127.0.0.1", None)
 
     def swap(self, version: int = 0, model: Qwen3ForCausalLM | None = None) -> None:
@@ -160,7 +160,7 @@ def another_server(
     server = EndpointServer(
         endpoint.completions,
         endpoint.sessions,
-        EndpointFigures(CollectorRegistry()),
+        EndpointMetrics(CollectorRegistry()),
         model="tiny",
         security=security,
         created=1,

@@ -21,7 +21,7 @@ from rollmesh.generators.engines.interface import (
     GenerationResult,
     SamplingParams,
 )
-from rollmesh.generators.program_agents.process import Way
+from rollmesh.generators.program_agents.process import LaunchContext
 from rollmesh.generators.program_agents.runner import ProgramRunner, open_runner, program_of
 from rollmesh.generators.rollout.response_source import EpisodeResult, MemberRequest
 from rollmesh.mesh.config.rollout import AgentSection
@@ -220,7 +220,7 @@ def test_a_command_gets_what_is_named_of_the_environment(monkeypatch: pytest.Mon
     monkeypatch.setenv("SEARCH_KEY", "wanted")
     show = "import json, os; print(json.dumps({'answer': json.dumps(dict(os.environ))}))"
     section = AgentSection(command=[sys.executable, "-c", show], pass_env=["SEARCH_KEY"])
-    found = asyncio.run(program_of(section, 1)({}, Way("http://here", "key", "tiny"), 60.0))
+    found = asyncio.run(program_of(section, 1)({}, LaunchContext("http://here", "key", "tiny"), 60.0))
     shown = json.loads(found.answer or "")
     assert shown["PATH"] == os.environ["PATH"]
     assert (shown["OPENAI_BASE_URL"], shown["OPENAI_API_KEY"], shown["SEARCH_KEY"]) == ("http://here", "key", "wanted")

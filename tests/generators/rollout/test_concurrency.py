@@ -17,8 +17,8 @@ from rollmesh.generators.rollout.concurrency import (
     RISE_S,
     STEPS,
     WAIT_S,
-    Concurrency,
-    Look,
+    ConcurrencyController,
+    LoadSample,
 )
 
 _looks = st.lists(
@@ -36,11 +36,11 @@ _looks = st.lists(
 
 @given(st.integers(1, 256), st.integers(1, 64), _looks)
 def test_the_limit_stays_between_floor_and_slots(slots: int, least: int, looks: list[tuple[float, ...]]) -> None:
-    machine, at = Concurrency(slots, least), 0.0
+    machine, at = ConcurrencyController(slots, least), 0.0
     for pause, in_hand, active, waiting, usage, preemptions in looks:
         at += pause
         before = machine.limit
-        limit = machine.see(Look(at, int(in_hand), int(active), int(waiting), usage, int(preemptions)))
+        limit = machine.observe(LoadSample(at, int(in_hand), int(active), int(waiting), usage, int(preemptions)))
         assert min(slots, least) <= limit <= slots
         assert limit - before <= max(1, slots // STEPS), "up by single steps only"
 
@@ -48,31 +48,33 @@ def test_the_limit_stays_between_floor_and_slots(slots: int, least: int, looks: 
 @given(st.integers(1, 256), st.integers(1, 64), st.lists(st.integers(0, 600), max_size=60))
 def test_an_engine_that_never_complains_stays_at_the_ceiling(slots: int, least: int, hands: list[int]) -> None:
     """Such as one without a bound of its KV cache; requests behind full slots are a line, no complaint."""
-    machine = Concurrency(slots, least)
+    machine = ConcurrencyController(slots, least)
     for second, in_hand in enumerate(hands):
         active = min(slots, in_hand)
-        assert machine.see(Look(second, in_hand, active, in_hand - active, None, 0)) == slots
+        assert machine.observe(LoadSample(second, in_hand, active, in_hand - active, None, 0)) == slots
     assert machine.cuts == 0
 
 
-def obedient(machine: Concurrency, capacity: int, at: float, preemptions: int, need: int = 10_000) -> tuple[Look, int]:
+def obedient(
+    machine: ConcurrencyController, capacity: int, at: float, preemptions: int, need: int = 10_000
+) -> tuple[LoadSample, int]:
     """A plant in which everything in hand is decoded, and each second above the capacity costs preemptions."""
     in_hand = min(machine.limit, need)
     preemptions += max(0, in_hand - capacity)
-    return Look(at, in_hand, in_hand, 0, None, preemptions), preemptions
+    return LoadSample(at, in_hand, in_hand, 0, None, preemptions), preemptions
 
 
 @given(st.integers(16, 256), st.floats(0.2, 0.95))
 @example(146, 0.28125)  # one too many, which takes longer to show itself than the first probe lasts
 def test_no_oscillation_beyond_the_band_and_probes_grow_rare(slots: int, share: float) -> None:
-    machine, preemptions = Concurrency(slots, 1), 0
+    machine, preemptions = ConcurrencyController(slots, 1), 0
     capacity = max(-(-slots // 16) + 1, int(share * slots))
     step = max(1, slots // STEPS)
     seen: list[int] = []
     cuts = []
     for second in range(3000):
         look, preemptions = obedient(machine, capacity, float(second), preemptions)
-        seen.append(machine.see(look))
+        seen.append(machine.observe(look))
         cuts.append(machine.cuts)
     settled = seen[300:]
     # A surplus of so many costs fewer preemptions than are taken for an overload.
@@ -86,40 +88,43 @@ def test_no_oscillation_beyond_the_band_and_probes_grow_rare(slots: int, share: 
 
 @given(st.integers(16, 256), st.integers(20, 400))
 def test_it_recovers_when_the_overload_has_ended(slots: int, overloaded_s: int) -> None:
-    machine, preemptions = Concurrency(slots, 1), 0
+    machine, preemptions = ConcurrencyController(slots, 1), 0
     for second in range(overloaded_s):
         look, preemptions = obedient(machine, slots // 3, float(second), preemptions)
-        machine.see(look)
+        machine.observe(look)
     assert machine.limit < slots
     # Twice: the wait that has grown, and as long at the level that was bad.
     patience = int(2 * MAX_PROBE_S + 2 * PROBE_S + RISE_S * 2 * slots)
     for second in range(overloaded_s, overloaded_s + patience):
         look, preemptions = obedient(machine, slots, float(second), preemptions)
-        machine.see(look)
+        machine.observe(look)
     assert machine.limit == slots
 
 
 def test_what_is_taken_for_an_overload() -> None:
-    def seen(*looks: Look) -> tuple[int, str]:
-        machine = Concurrency(64, 4)
+    def seen(*looks: LoadSample) -> tuple[int, str]:
+        machine = ConcurrencyController(64, 4)
         for look in looks:
-            machine.see(look)
+            machine.observe(look)
         return machine.limit, machine.reason
 
-    assert seen(Look(0, 64, 60, 4, 0.5, 20)) == (int(CUT * 64), "20 preemptions in 10 s")
-    assert seen(Look(0, 64, 60, 4, 0.5, 3)) == (64, ""), "a few cost less than idle slots"
-    assert seen(Look(0, 64, 60, 4, 0.5, 8), Look(2, 64, 60, 4, 0.5, 16))[0] == int(CUT * 64), "they add up"
-    assert seen(Look(0, 64, 60, 4, 0.5, 8), Look(100, 64, 64, 0, 0.5, 16))[0] == 64, "and are forgotten"
-    assert seen(Look(0, 40, 40, 0, FULL, 0))[0] == int(CUT * 40)
-    assert seen(Look(0, 40, 40, 0, 0.5, 0), Look(1, 40, 40, 0, 1.0, 0))[0] == 64, "full for a moment"
-    waiting = [Look(second, 64, 50, 14, 0.5, 0) for second in range(int(WAIT_S) + 1)]
+    assert seen(LoadSample(0, 64, 60, 4, 0.5, 20)) == (int(CUT * 64), "20 preemptions in 10 s")
+    assert seen(LoadSample(0, 64, 60, 4, 0.5, 3)) == (64, ""), "a few cost less than idle slots"
+    assert seen(LoadSample(0, 64, 60, 4, 0.5, 8), LoadSample(2, 64, 60, 4, 0.5, 16))[0] == int(CUT * 64), "they add up"
+    assert seen(LoadSample(0, 64, 60, 4, 0.5, 8), LoadSample(100, 64, 64, 0, 0.5, 16))[0] == 64, "and are forgotten"
+    assert seen(LoadSample(0, 40, 40, 0, FULL, 0))[0] == int(CUT * 40)
+    assert seen(LoadSample(0, 40, 40, 0, 0.5, 0), LoadSample(1, 40, 40, 0, 1.0, 0))[0] == 64, "full for a moment"
+    waiting = [LoadSample(second, 64, 50, 14, 0.5, 0) for second in range(int(WAIT_S) + 1)]
     assert seen(*waiting[:-1]) == (64, "")
     assert seen(*waiting) == (int(CUT * 64), "14 requests wait beside free slots")
-    assert seen(*waiting[:-1], Look(WAIT_S, 64, 64, 0, 0.5, 0), waiting[-1]) == (64, "")
+    assert seen(*waiting[:-1], LoadSample(WAIT_S, 64, 64, 0, 0.5, 0), waiting[-1]) == (64, "")
     # The surplus is not judged again while it is being worked off; counters that begin anew are no preemptions.
-    falling = [Look(second / 2, 64 - second // 2, 50, 0, 0.99, 50 + 50 * second) for second in range(12)]
+    falling = [LoadSample(second / 2, 64 - second // 2, 50, 0, 0.99, 50 + 50 * second) for second in range(12)]
     assert seen(*falling)[0] == int(CUT * 64)
-    assert seen(Look(0, 64, 64, 0, 0.1, 12), Look(1, 64, 64, 0, 0.1, 0), Look(2, 64, 64, 0, 0.1, 0))[0] == 64
+    assert (
+        seen(LoadSample(0, 64, 64, 0, 0.1, 12), LoadSample(1, 64, 64, 0, 0.1, 0), LoadSample(2, 64, 64, 0, 0.1, 0))[0]
+        == 64
+    )
 
 
 class Plant:
@@ -160,19 +165,19 @@ class Plant:
         self.done += int((self.goal[over] - 64).sum())
         self.length, self.goal = self.length[~over], self.goal[~over]
 
-    def look(self) -> Look:
+    def look(self) -> LoadSample:
         usage = float(self.length.sum() / self.room)
-        return Look(self.clock, self.in_hand, len(self.length), len(self.lost), usage, self.preemptions)
+        return LoadSample(self.clock, self.in_hand, len(self.length), len(self.lost), usage, self.preemptions)
 
 
 def throughput(plant: Plant, limit: int | None, seconds: float = 400.0) -> float:
     """Tokens of finished responses per second, after the settling; a fixed limit, or the machine's."""
-    machine, looked, began = Concurrency(plant.slots, 4), 0.0, None
+    machine, looked, began = ConcurrencyController(plant.slots, 4), 0.0, None
     while plant.clock < seconds:
         plant.step(machine.limit if limit is None else limit)
         if plant.clock - looked >= 1.0:
             looked = plant.clock
-            machine.see(plant.look())
+            machine.observe(plant.look())
         if began is None and plant.clock > 0.3 * seconds:
             began = plant.clock, plant.done
     assert began is not None

@@ -12,8 +12,8 @@ from rollmesh.buffer.client.client import Outgoing, WriteResult
 from rollmesh.generators.engines.interface import (
     PartialResponse,
 )
-from rollmesh.generators.rollout.active_group import HeldGroup
-from rollmesh.generators.rollout.drafts import Drafts
+from rollmesh.generators.rollout.active_group import ActiveGroup
+from rollmesh.generators.rollout.drafts import DraftUploader
 from rollmesh.mesh.trajectory.payload_codec import Trajectory, decode, encode
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from rollmesh.protos import buffer_pb2, trajectory_pb2
@@ -28,14 +28,14 @@ def sampled(count: int, version: PolicyVersion = V1) -> Trajectory:
     )
 
 
-def group(name: str = "g1", drafted: Mapping[int, int] | None = None, n: int = 2) -> HeldGroup:
+def group(name: str = "g1", drafted: Mapping[int, int] | None = None, n: int = 2) -> ActiveGroup:
     task = trajectory_pb2.PromptTask(task_id=name, n=n, prompt_ids=np.array([3, 4], "<i4").tobytes())
     drafts = [
         buffer_pb2.MemberDraft(member=member, payload=encode(sampled(count, V0)))
         for member, count in (drafted or {}).items()
     ]
     grant = buffer_pb2.GroupGrant(group_id=name, lease_id="a7", attempt=2, task=task, drafts=drafts)
-    return HeldGroup.from_grant("train", grant)
+    return ActiveGroup.from_grant("train", grant)
 
 
 class Surroundings:
@@ -49,14 +49,14 @@ class Surroundings:
     def __init__(self) -> None:
         self.now = 100.0
         self.lengths: dict[str, tuple[int, float]] = {}
-        self.owners: dict[str, tuple[HeldGroup, int]] = {}
+        self.owners: dict[str, tuple[ActiveGroup, int]] = {}
         self.asked: list[dict[str, int]] = []
         self.writes: list[Outgoing] = []
         self.status = buffer_pb2.WRITE_STATUS_STORED
-        self.dropped: list[HeldGroup] = []
+        self.dropped: list[ActiveGroup] = []
         self.finished_on_the_way: list[str] = []
         self.busy = asyncio.Event()
-        self.drafts = Drafts(
+        self.drafts = DraftUploader(
             self,  # type: ignore[arg-type]  # the part of an engine that it uses
             self,
             lambda: self,
@@ -78,11 +78,11 @@ class Surroundings:
             self.owners.pop(name)
         return done
 
-    def unfinished(self, table: str) -> dict[str, tuple[HeldGroup, int]]:
+    def unfinished(self, table: str) -> dict[str, tuple[ActiveGroup, int]]:
         assert table == "train"
         return dict(self.owners)
 
-    def drop(self, group: HeldGroup) -> None:
+    def drop(self, group: ActiveGroup) -> None:
         self.dropped.append(group)
 
     async def write(self, writes: Sequence[Outgoing]) -> list[WriteResult]:
@@ -98,7 +98,7 @@ class Surroundings:
         await self.drafts.write_due()
         return [len(decode(write.payload).response_ids) for write in self.writes[before:]]
 
-    def start(self, name: str, owner: HeldGroup, member: int = 0, *, slot_after: float = 0.0) -> None:
+    def start(self, name: str, owner: ActiveGroup, member: int = 0, *, slot_after: float = 0.0) -> None:
         self.owners[name] = (owner, member)
         self.lengths[name] = (0, 100.0 + slot_after)
 

@@ -19,10 +19,10 @@ from rollmesh.generators.engines.interface import (
     GenerationResult,
 )
 from rollmesh.generators.rollout import circuit_breaker
-from rollmesh.generators.rollout.active_group import HeldGroup, sampling_of
-from rollmesh.generators.rollout.credits import Load, credits_for, fair_share
+from rollmesh.generators.rollout.active_group import ActiveGroup, sampling_of
+from rollmesh.generators.rollout.credits import InFlight, credits_for, fair_share
 from rollmesh.generators.rollout.response_source import MemberRequest
-from rollmesh.generators.rollout.rollout_manager import Batch, Rollout, RolloutHandlers, RolloutSettings
+from rollmesh.generators.rollout.rollout_manager import Batch, RolloutHandlers, RolloutManager, RolloutSettings
 from rollmesh.generators.weights import pinned_groups
 from rollmesh.generators.weights.pinned_groups import PinnedGroups
 from rollmesh.mesh.errors import PayloadError
@@ -64,11 +64,11 @@ class Book:
     def __init__(self, *, episodes: bool = False) -> None:
         self.engine = Engine()
         self.batches: list[Batch] = []
-        self.failed: list[tuple[HeldGroup, list[int], str]] = []
-        self.released: list[HeldGroup] = []
+        self.failed: list[tuple[ActiveGroup, list[int], str]] = []
+        self.released: list[ActiveGroup] = []
         self.loads = 0
         self.pinned = PinnedGroups()
-        self.rollout = Rollout(
+        self.rollout = RolloutManager(
             self.engine,  # type: ignore[arg-type]  # the part of an engine that it uses
             RolloutSettings(slots=8, n_by_table={"train": 4, "eval": 1}, share=100, adaptive=True, episodes=episodes),
             self.pinned,
@@ -148,12 +148,12 @@ async def test_whole_groups_are_handed_on_together() -> None:
     assert not book.batches
     book.finish(5)
     assert members_of(book.batches[0]) == [("g1", [0, 1, 2, 3]), ("g2", [0, 1, 2, 3])]
-    assert book.rollout.load == Load(generating=0, undelivered=8)
+    assert book.rollout.load == InFlight(generating=0, undelivered=8)
     assert not book.rollout.idle.is_set()
     book.settle()
-    assert book.rollout.held == 0
+    assert book.rollout.active_groups == 0
     assert book.rollout.idle.is_set()
-    assert book.rollout.load == Load(0, 0)
+    assert book.rollout.load == InFlight(0, 0)
 
 
 async def test_finished_members_do_not_wait_for_stragglers_forever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +240,7 @@ async def test_a_cancelled_group_frees_its_slots_at_once() -> None:
     loads = book.loads
     book.rollout.cancel("train", [lease("g1", "a1"), lease("g2", "a0"), lease("gone", "a1")])
     assert book.engine.aborted == running[1:4]
-    assert book.rollout.held == 2
+    assert book.rollout.active_groups == 2
     assert book.rollout.credits("train") == 1, "another one may come"
     assert book.loads > loads, "and the buffer is told so"
     assert set(book.rollout.unfinished("train")) == set(running[4:])
@@ -417,7 +417,7 @@ async def test_draining_hands_on_what_is_finished_and_gives_back_the_rest() -> N
     assert book.rollout.credits("train") == book.rollout.credits("eval") == 0
     await book.grant("g3")
     assert [group.group_id for group in book.released] == ["g3"]
-    book.rollout.hand_on_all()
+    book.rollout.flush_finished()
     book.rollout.release_all()
     assert members_of(book.batches[0]) == [("g2", [0])]
     assert [group.group_id for group in book.released] == ["g3", "g2"]
@@ -430,7 +430,7 @@ async def test_draining_hands_on_what_is_finished_and_gives_back_the_rest() -> N
 
 @given(st.integers(1, 300), st.integers(1, 64), st.integers(0, 2000), st.integers(0, 2000))
 def test_credits_keep_the_line_full_and_short(slots: int, n: int, generating: int, undelivered: int) -> None:
-    load = Load(generating=generating, undelivered=undelivered)
+    load = InFlight(generating=generating, undelivered=undelivered)
     groups = credits_for(load, slots=slots, n=n)
     after = generating + groups * n
     ahead = max(n, slots // 2)
@@ -443,9 +443,9 @@ def test_credits_keep_the_line_full_and_short(slots: int, n: int, generating: in
 
 @given(st.integers(1, 300), st.integers(1, 64), st.integers(0, 2000), st.integers(1, 299))
 def test_below_the_limit_of_the_engine_there_is_no_line(slots: int, n: int, generating: int, limit: int) -> None:
-    groups = credits_for(Load(generating, 0), slots=slots, n=n, limit=limit)
+    groups = credits_for(InFlight(generating, 0), slots=slots, n=n, limit=limit)
     if limit >= slots:
-        assert groups == credits_for(Load(generating, 0), slots=slots, n=n)
+        assert groups == credits_for(InFlight(generating, 0), slots=slots, n=n)
     else:
         assert groups == 0 or generating + groups * n <= max(limit, n)
         assert generating + groups * n > limit - n, "the limit is used, and one group is always possible"
@@ -482,9 +482,9 @@ async def test_who_waits_behind_pinned_groups_does_not_wait_for_room() -> None:
 def test_what_the_gate_allows_is_shared() -> None:
     share = fair_share(groups_per_step=8, max_staleness=0, replicas=2)
     assert share == 4
-    assert credits_for(Load(0, 0), slots=64, n=8, share=share) == 4
-    assert credits_for(Load(25, 0), slots=64, n=8, share=share) == 0
-    assert credits_for(Load(24, 8), slots=64, n=8, share=share) == 1, "what is being scored does not count"
+    assert credits_for(InFlight(0, 0), slots=64, n=8, share=share) == 4
+    assert credits_for(InFlight(25, 0), slots=64, n=8, share=share) == 0
+    assert credits_for(InFlight(24, 8), slots=64, n=8, share=share) == 1, "what is being scored does not count"
     assert fair_share(groups_per_step=8, max_staleness=0, replicas=0) == 8
 
 
@@ -551,7 +551,7 @@ def test_the_books_agree_whatever_happens(commands: list[tuple[str, int, Any]]) 
                     book.settle()
                 case "drain":
                     book.rollout.stop_admitting()
-                    book.rollout.hand_on_all()
+                    book.rollout.flush_finished()
                     book.rollout.release_all()
             check(book)
 
@@ -581,11 +581,11 @@ async def test_a_group_at_which_the_engine_has_ended_fails_and_others_are_given_
     book.finish(5)
     book.rollout.stop_admitting()
     book.rollout.fail_at(min(alone), "illegal instruction")
-    book.rollout.hand_on_all()
+    book.rollout.flush_finished()
     [(group, members, reason)] = book.failed
     assert (group.group_id, members, reason) == ("bad", [0, 1, 2], "illegal instruction")
     book.settle()
     book.rollout.settled(group, 3)
     book.rollout.release_all()
     assert [group.group_id for group in book.released] == ["again"]
-    assert book.rollout.held == 0
+    assert book.rollout.active_groups == 0

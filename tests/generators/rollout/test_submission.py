@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from rollmesh.buffer.client.client import Outgoing, WriteResult
 from rollmesh.generators.engines.interface import GenerationResult
-from rollmesh.generators.rollout.active_group import FinishedMember, HeldGroup
+from rollmesh.generators.rollout.active_group import ActiveGroup, FinishedMember
 from rollmesh.generators.rollout.response_source import EpisodeResult
-from rollmesh.generators.rollout.submission import Delivery
+from rollmesh.generators.rollout.submission import TrajectorySubmitter
 from rollmesh.mesh.errors import PayloadError, RollmeshError, UnreachableError
 from rollmesh.mesh.trajectory.payload_codec import Trajectory, decode
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
@@ -36,9 +36,9 @@ class Surroundings:
         self.uploads: list[tuple[str, str, int, str, int]] = []
         self.calls = 0
         self.members_settled = 0
-        self.dropped: list[HeldGroup] = []
+        self.dropped: list[ActiveGroup] = []
         self.errors: list[RollmeshError] = []
-        self.delivery = Delivery(
+        self.delivery = TrajectorySubmitter(
             member_id="gen-1",
             text=self,  # type: ignore[arg-type]  # decodes below
             scorer=self,  # type: ignore[arg-type]  # scores below
@@ -74,17 +74,17 @@ class Surroundings:
             raise PayloadError("dtype", "float64")
         return trajectory_pb2.SideData(name=name, bytes=data.nbytes, dtype=data.dtype.name, shape=data.shape)
 
-    def settled(self, _group: HeldGroup, members: int) -> None:
+    def settled(self, _group: ActiveGroup, members: int) -> None:
         self.members_settled += members
 
-    def drop(self, group: HeldGroup) -> None:
+    def drop(self, group: ActiveGroup) -> None:
         self.dropped.append(group)
 
 
-def held(name: str) -> HeldGroup:
+def held(name: str) -> ActiveGroup:
     task = trajectory_pb2.PromptTask(task_id=name, n=2, prompt_ids=np.array([3, 4, 5], "<i4").tobytes())
     task.prompt_text, task.data_source, task.ground_truth_json = "1+1=", "sums", '"2"'
-    return HeldGroup.from_grant("train", buffer_pb2.GroupGrant(group_id=name, lease_id="a1", attempt=3, task=task))
+    return ActiveGroup.from_grant("train", buffer_pb2.GroupGrant(group_id=name, lease_id="a1", attempt=3, task=task))
 
 
 def finished(member: int, *tokens: int) -> FinishedMember:
@@ -115,7 +115,7 @@ async def test_outcomes_keep_their_type() -> None:
 
     around = Surroundings(score)
     groups = [held("g1"), held("g2")]
-    around.delivery.deliver([(groups[0], [finished(0, 6, 1), finished(1, 7, 1)]), (groups[1], [finished(1, 8, 1)])])
+    around.delivery.submit([(groups[0], [finished(0, 6, 1), finished(1, 7, 1)]), (groups[1], [finished(1, 8, 1)])])
     await around.delivery.drained()
     assert around.calls == 1, "several groups travel in one call"
     first, second, third = around.writes
@@ -146,7 +146,7 @@ async def test_members_that_fail_together_are_one_line_of_the_log(caplog: pytest
 
     around = Surroundings(score)
     refused = replace(finished(0).result, refusal="illegal instruction")
-    around.delivery.deliver(
+    around.delivery.submit(
         [
             (held("g1"), [FinishedMember(member, refused, 99) for member in range(4)]),
             (held("g2"), [finished(member, 6, 1) for member in range(3)]),
@@ -168,7 +168,7 @@ async def test_a_score_item_says_what_the_contract_asks_for() -> None:
         return scored(item)
 
     around = Surroundings(score)
-    around.delivery.deliver([(held("g1"), [finished(0, 6, 1), finished(1, 7, 1)])])
+    around.delivery.submit([(held("g1"), [finished(0, 6, 1), finished(1, 7, 1)])])
     await around.delivery.drained()
     assert len({item.item_id for item in seen}) == 2
     item = seen[0]
@@ -179,7 +179,7 @@ async def test_a_score_item_says_what_the_contract_asks_for() -> None:
 async def test_superseded_work_is_dropped() -> None:
     around = Surroundings(scored, lambda write: WriteResult(buffer_pb2.WRITE_STATUS_SUPERSEDED))
     group = held("g1")
-    around.delivery.deliver([(group, [finished(0, 6, 1)])])
+    around.delivery.submit([(group, [finished(0, 6, 1)])])
     await around.delivery.drained()
     assert around.dropped == [group]
     assert around.delivery.superseded == around.members_settled == 1
@@ -193,7 +193,7 @@ async def test_nothing_is_written_of_a_group_that_was_cancelled_while_it_was_sco
         return scored(item)
 
     around = Surroundings(score)
-    around.delivery.deliver([(group, [finished(0, 6, 1)]) for group in groups])
+    around.delivery.submit([(group, [finished(0, 6, 1)]) for group in groups])
     await around.delivery.drained()
     assert [write.head.group_id for write in around.writes] == ["g2"]
     assert around.members_settled == 2
@@ -207,7 +207,7 @@ async def test_a_rejected_member_ends_as_an_error() -> None:
         return WriteResult(buffer_pb2.WRITE_STATUS_STORED)
 
     around = Surroundings(scored, answer)
-    around.delivery.deliver([(held("g1"), [finished(0, 6, 1)])])
+    around.delivery.submit([(held("g1"), [finished(0, 6, 1)])])
     await around.delivery.drained()
     assert len(around.writes) == 2
     assert around.writes[1].head.meta.outcome == trajectory_pb2.OUTCOME_ERROR
@@ -222,7 +222,7 @@ async def test_a_buffer_that_is_gone_is_told_once_per_delivery() -> None:
         raise UnreachableError("writing (train): gone")
 
     around.write = unreachable  # type: ignore[method-assign]
-    around.delivery.deliver([(held("g1"), [finished(0, 6, 1)])])
+    around.delivery.submit([(held("g1"), [finished(0, 6, 1)])])
     await around.delivery.drained()
     await asyncio.sleep(0)
     assert [type(error) for error in around.errors] == [UnreachableError]
@@ -254,7 +254,7 @@ async def test_an_episode_says_what_it_was_worth() -> None:
     talk = ({"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"})
     mask = np.array([1, 0, 1], np.uint8)
     first = episode(0, 6, 8, 1, rewards={"won": 1.0, "turns": -0.25}, final_text="2", messages=talk, mask=mask)
-    around.delivery.deliver([(group, [first, episode(1, 6, 1), finished(1, 6, 1)])])
+    around.delivery.submit([(group, [first, episode(1, 6, 1), finished(1, 6, 1)])])
     await around.delivery.drained()
     assert [item.response for item in seen] == ["2", "6-1", "6-1"]
     assert json.loads(seen[0].extra_info_json) == {
@@ -269,7 +269,7 @@ async def test_an_episode_says_what_it_was_worth() -> None:
 
 async def test_an_episode_that_failed_is_an_error_and_never_scored() -> None:
     around = Surroundings(scored)
-    around.delivery.deliver(
+    around.delivery.submit(
         [(held("g1"), [episode(0, 6, 1, failure="the server is gone", rewards={"won": 0.0}), episode(1)])]
     )
     await around.delivery.drained()
@@ -288,7 +288,7 @@ async def test_side_data_is_stored_before_the_member_that_names_it() -> None:
     whole = finished(0, 6, 1)
     side = {"routed_experts": experts, "odd": np.zeros(3)}
     with_side = FinishedMember(0, replace(whole.result, side=side), 99)
-    around.delivery.deliver([(held("g1"), [with_side, finished(1, 7, 1)])])
+    around.delivery.submit([(held("g1"), [with_side, finished(1, 7, 1)])])
     await around.delivery.drained()
     assert around.uploads == [("train", "a1", 0, "routed_experts", 0), ("train", "a1", 0, "odd", 0)]
     [entry] = around.writes[0].head.meta.side
@@ -307,7 +307,7 @@ async def test_it_says_how_many_responses_wait_for_their_reward_and_for_how_long
         return scored(item)
 
     around.score_item = look
-    around.delivery.deliver([(held("a"), [finished(0, 1, 2), finished(1, 3, 4)])])
+    around.delivery.submit([(held("a"), [finished(0, 1, 2), finished(1, 3, 4)])])
     await around.delivery.drained()
     assert [members for members, _ in seen] == [2, 2]
     assert seen[0][1] <= seen[1][1]
@@ -316,18 +316,18 @@ async def test_it_says_how_many_responses_wait_for_their_reward_and_for_how_long
 
 async def test_side_data_of_members_travels_together() -> None:
     around, both = Surroundings(scored), asyncio.Barrier(2)
-    upload = around.delivery._upload_side
+    upload = around.upload_side
 
     async def meeting(*arguments: Any) -> trajectory_pb2.SideData:
         async with asyncio.timeout(10):
             await both.wait()
         return await upload(*arguments)
 
-    around.delivery._upload_side = meeting
+    around.upload_side = meeting  # type: ignore[method-assign]
     members = [
         FinishedMember(member, replace(finished(member, 6, 1).result, side={"experts": np.zeros(3, np.uint8)}), 99)
         for member in range(2)
     ]
-    around.delivery.deliver([(held("g1"), members)])
+    around.delivery.submit([(held("g1"), members)])
     await around.delivery.drained()
     assert [[entry.name for entry in write.head.meta.side] for write in around.writes] == [["experts"]] * 2

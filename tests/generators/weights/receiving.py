@@ -11,9 +11,9 @@ import asyncio
 import sys
 
 from rollmesh.generators.weights import Relay, WeightReceiver
-from rollmesh.generators.weights.learner_connection import LearnerLink
+from rollmesh.generators.weights.learner_connection import LearnerDirectory
 from rollmesh.generators.weights.receiver import ReceiverSettings
-from rollmesh.generators.weights.relay import Holding
+from rollmesh.generators.weights.relay import RelayedBuckets
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.weights import Wanted
 from tests.generators.weights.test_receiver import Engine, Membership
@@ -26,7 +26,7 @@ class Halfway(Relay):
         super().__init__("")
         self.reached = asyncio.Event()
 
-    def begin(self, wanted: Wanted) -> Holding:
+    def begin(self, wanted: Wanted) -> RelayedBuckets:
         """See Relay."""
         holding = super().begin(wanted)
         verified = holding.verified
@@ -42,7 +42,7 @@ class Halfway(Relay):
 async def _receive(address: str, member_id: str) -> None:
     membership = Membership()
     membership.name("learner-1", int(address.rpartition(":")[2]))
-    link = LearnerLink(membership, SecuritySection())  # type: ignore[arg-type]  # the part of the agent that it uses
+    link = LearnerDirectory(membership, SecuritySection())  # type: ignore[arg-type]  # the part of the agent that it uses
     halfway = Halfway()
     receiver = WeightReceiver(
         link,

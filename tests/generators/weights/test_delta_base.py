@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rollmesh.generators.weights.delta_base import BaseCopy
-from rollmesh.generators.weights.verified_transfer import Verified
+from rollmesh.generators.weights.delta_base import DeltaBase
+from rollmesh.generators.weights.verified_transfer import VerifiedWeights
 from rollmesh.learner.weights import WeightPublisher
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -42,14 +42,16 @@ class Chain:
         self.expected = bytes(newest.data.view())
         self.fetched: list[Wanted] = []
 
-    async def receive(self, wanted: Wanted) -> Verified:
+    async def receive(self, wanted: Wanted) -> VerifiedWeights:
         self.fetched.append(wanted)
         data = bytearray(wanted.nbytes)
         for index, start in enumerate(wanted.starts[:-1]):
             part = self.publisher.bucket(wanted.policy, index, wanted.base)
             data[start : start + len(part)] = part
         moved = sum(bucket.nbytes for bucket in wanted.buckets)
-        return Verified(memoryview(data), "grpc", wanted.encoding, moved, "", len(self.fetched), len(self.fetched))
+        return VerifiedWeights(
+            memoryview(data), "grpc", wanted.encoding, moved, "", len(self.fetched), len(self.fetched)
+        )
 
 
 @pytest.fixture
@@ -60,9 +62,9 @@ def chain(tmp_path: Path) -> Iterator[Chain]:
     chain.publisher.close()
 
 
-def base_of(chain: Chain) -> tuple[BaseCopy, bytearray]:
+def base_of(chain: Chain) -> tuple[DeltaBase, bytearray]:
     held = bytearray(chain.first.data.view())
-    base = BaseCopy()
+    base = DeltaBase()
     base.keep(chain.first.manifest, memoryview(held))
     return base, held
 
@@ -101,10 +103,10 @@ async def test_a_malformed_link_with_the_right_digest_leaves_the_base_alone(chai
     manifest.CopyFrom(chain.manifest)
     manifest.deltas[1].buckets[2].CopyFrom(weights_pb2.BucketEntry(nbytes=3, digest=digest_of(b"abc")))
 
-    async def receive(wanted: Wanted) -> Verified:
+    async def receive(wanted: Wanted) -> VerifiedWeights:
         if wanted.policy.version != 2:
             return await chain.receive(wanted)
-        return Verified(memoryview(bytearray(b"abc" * 500)), "grpc", "delta", 0, "", 0, 0)
+        return VerifiedWeights(memoryview(bytearray(b"abc" * 500)), "grpc", "delta", 0, "", 0, 0)
 
     assert await base.advance(manifest, receive) is None
     assert held == chain.first.data.view()
@@ -113,7 +115,7 @@ async def test_a_malformed_link_with_the_right_digest_leaves_the_base_alone(chai
 async def test_a_link_that_does_not_come_is_no_error(chain: Chain) -> None:
     base, held = base_of(chain)
 
-    async def receive(wanted: Wanted) -> Verified:
+    async def receive(wanted: Wanted) -> VerifiedWeights:
         raise WeightsError(f"{wanted.name(0)} did not come")
 
     assert await base.advance(chain.manifest, receive) is None

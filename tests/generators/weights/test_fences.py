@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rollmesh.generators.weights.pinned_groups import PinnedGroups
-from rollmesh.generators.weights.verified_transfer import Verified
+from rollmesh.generators.weights.verified_transfer import VerifiedWeights
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import Wanted
 from tests.generators.weights.test_receiver import mesh, same, weights
@@ -24,7 +24,7 @@ async def test_a_version_that_is_whole_when_another_learner_comes_is_not_put_int
         old = await world.learner()
         receive = world.receiver._obtainer._receive
 
-        async def and_then_another_comes(announcement: object, wanted: Wanted) -> Verified:
+        async def and_then_another_comes(announcement: object, wanted: Wanted) -> VerifiedWeights:
             received = await receive(announcement, wanted)  # type: ignore[arg-type]  # passed on
             if wanted.policy.incarnation == 1:
                 new = await world.learner("learner-2")

@@ -6,14 +6,14 @@ import mmap
 
 import pytest
 
-from rollmesh.generators.weights.host_memory import fresh
+from rollmesh.generators.weights.host_memory import allocate
 from rollmesh.mesh.errors import WeightsError
 
 
 @pytest.mark.parametrize("nbytes", [1 << 62, 1 << 70])
 def test_too_much_is_an_error_of_the_transfer(nbytes: int) -> None:
     with pytest.raises(WeightsError, match=f"no memory for {nbytes} bytes"):
-        fresh(nbytes)
+        allocate(nbytes)
 
 
 def test_a_kernel_without_huge_pages_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,4 +22,4 @@ def test_a_kernel_without_huge_pages_will_do(monkeypatch: pytest.MonkeyPatch) ->
             raise OSError(22, "Invalid argument")
 
     monkeypatch.setattr("rollmesh.generators.weights.host_memory.mmap.mmap", Plain)
-    assert bytes(fresh(5000)) == bytes(5000)
+    assert bytes(allocate(5000)) == bytes(5000)

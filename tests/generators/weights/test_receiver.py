@@ -16,7 +16,7 @@ import torch
 
 from rollmesh.generators.engines.interface import SwapTimings
 from rollmesh.generators.weights import WeightReceiver
-from rollmesh.generators.weights.learner_connection import LearnerLink
+from rollmesh.generators.weights.learner_connection import LearnerDirectory
 from rollmesh.generators.weights.receiver import ReceiverSettings
 from rollmesh.learner.weights import WeightPublisher, WeightsService
 from rollmesh.mesh.config.models import SecuritySection
@@ -150,7 +150,7 @@ class Mesh:
 @asynccontextmanager
 async def mesh(shared: Path, **settings: Any) -> AsyncIterator[Mesh]:
     world = Mesh(shared)
-    link = LearnerLink(world.membership, SECURITY)  # type: ignore[arg-type]  # the part of the agent that it uses
+    link = LearnerDirectory(world.membership, SECURITY)  # type: ignore[arg-type]  # the part of the agent that it uses
     wired = {name: settings.pop(name) for name in ("relay", "pinned", "on_report") if name in settings}
     world.receiver = WeightReceiver(
         link,

@@ -15,9 +15,9 @@ import torch
 
 from rollmesh.generators.weights import Relay, relay
 from rollmesh.generators.weights.learner_connection import LearnerConnection
-from rollmesh.generators.weights.transports import Fetch
-from rollmesh.generators.weights.transports.grpc_transport import Grpc
-from rollmesh.generators.weights.verified_transfer import Verified, receive
+from rollmesh.generators.weights.transports import Transfer
+from rollmesh.generators.weights.transports.grpc_transport import GrpcTransport
+from rollmesh.generators.weights.verified_transfer import VerifiedWeights, receive_verified
 from rollmesh.learner.weights import WeightPublisher, WeightsService
 from rollmesh.mesh.access.credentials import Identity, Role
 from rollmesh.mesh.config.models import EncodingName, SecuritySection
@@ -87,8 +87,8 @@ class Generator:
         address = f"127.0.0.1:{learner_port}"
         self.connection = LearnerConnection("learner-1", address, partial(open_channel, address, SECURITY))
 
-    async def receive(self, wanted: Wanted, timeout_s: float = 10.0, streams: int = 1) -> Verified:
-        fetch = Fetch(
+    async def receive(self, wanted: Wanted, timeout_s: float = 10.0, streams: int = 1) -> VerifiedWeights:
+        fetch = Transfer(
             wanted,
             self.connection,
             timeout_s,
@@ -97,7 +97,9 @@ class Generator:
             relay_address=self.relay.address,
         )
         holding = self.relay.begin(wanted)
-        verified = await asyncio.wait_for(receive(Grpc(streams=streams), fetch, holding.verified), DEADLINE_S)
+        verified = await asyncio.wait_for(
+            receive_verified(GrpcTransport(streams=streams), fetch, holding.verified), DEADLINE_S
+        )
         self.relay.finish(holding)
         return verified
 

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from rollmesh.generators.weights.transport_choice import Chosen
+from rollmesh.generators.weights.transport_choice import TransportChoice
 from rollmesh.generators.weights.transports import choose, transports
 from rollmesh.mesh.config.models import TransportName
 from rollmesh.mesh.errors import WeightsError
@@ -48,7 +48,7 @@ def test_shared_memory_that_is_asked_for_is_not_replaced() -> None:
 
 def test_the_choice_is_said_with_its_reasons_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    chosen = Chosen()
+    chosen = TransportChoice()
     for _ in range(3):
         chosen.note("grpc", wanted(), ALL, "auto", {})
     assert chosen.text.startswith("grpc (not shm: the learner offers no shared memory")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from rollmesh.generators.weights import verified_transfer
-from rollmesh.generators.weights.transports import Fetch, Received
+from rollmesh.generators.weights.transports import Received, Transfer
 from rollmesh.generators.weights.transports.shm import SharedMemory
-from rollmesh.generators.weights.verified_transfer import receive
+from rollmesh.generators.weights.verified_transfer import receive_verified
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.runtime.hosts import host_id
 from rollmesh.mesh.weights import Wanted
@@ -29,7 +29,7 @@ class Damaging(SharedMemory):
         super().__init__(host_id())
         self.brought: list[int] = []
 
-    async def receive(self, fetch: Fetch, arrived: Callable[[memoryview, int], None]) -> Received:
+    async def receive(self, fetch: Transfer, arrived: Callable[[memoryview, int], None]) -> Received:
         data = memoryview(bytearray(fetch.wanted.nbytes))
         for index in range(len(fetch.wanted.buckets)):
             self.brought.append(index)
@@ -46,5 +46,5 @@ async def test_damage_ends_a_transfer_before_its_end(tmp_path: Path, monkeypatch
         assert len(wanted.buckets) == 3
         transport = Damaging()
         with pytest.raises(WeightsError, match="bucket 0 of version 1:0 is damaged"):
-            await receive(transport, learner.fetch(wanted))
+            await receive_verified(transport, learner.fetch(wanted))
         assert transport.brought == [0, 1]

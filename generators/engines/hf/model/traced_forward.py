@@ -67,7 +67,7 @@ class DirectForward:
         return logits
 
 
-class RecordedForward:
+class TracedForward:
     """Replays a recording.
 
     Args:
@@ -150,7 +150,7 @@ def record(loaded: LoadedModel, masks: MaskBuilder, prefiller: Prefiller) -> For
     return recorded
 
 
-def _trace(loaded: LoadedModel, masks: MaskBuilder, prefiller: Prefiller) -> RecordedForward:
+def _trace(loaded: LoadedModel, masks: MaskBuilder, prefiller: Prefiller) -> TracedForward:
     cache = _trial_cache(loaded, prefiller)
     inputs = _trial(loaded, masks, cache, *_RECORDED)
     with _ValueWatch() as watch:
@@ -170,7 +170,7 @@ def _trace(loaded: LoadedModel, masks: MaskBuilder, prefiller: Prefiller) -> Rec
         raise _Unrecordable(f"{type(error).__name__} while recording: {error}") from error
     if any(phrase in str(warning.message) for warning in said for phrase in _VALUE_WARNINGS):
         raise _Unrecordable("its forward pass turns tensors into Python or NumPy values")
-    return RecordedForward(replay)
+    return TracedForward(replay)
 
 
 def _prove(

@@ -1,4 +1,4 @@
-"""`DrivenEngine` over the scripted backend, as the contract's tests want it."""
+"""`ExternalEngine` over the scripted backend, as the contract's tests want it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from rollmesh.generators.engines.external.backend import Backend, Job
-from rollmesh.generators.engines.external.engine import DrivenEngine
-from rollmesh.generators.engines.external.model_info import ModelFacts
+from rollmesh.generators.engines.external.backend import Backend, DecodeJob
+from rollmesh.generators.engines.external.engine import ExternalEngine
+from rollmesh.generators.engines.external.model_info import ModelInfo
 from rollmesh.generators.engines.interface import EngineListener, EngineSettings, KvPolicy, RequestError
 from rollmesh.generators.engines.request_validation import Limits
 from tests.generators.engines import tiny
@@ -27,13 +27,13 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return tiny.train_tokenizer()
 
 
-class ScriptedEngine(DrivenEngine):
+class ScriptedEngine(ExternalEngine):
     """Made by tests, from no folder."""
 
     name = "scripted"
 
     @classmethod
-    def create_backend(cls, folder: Path, model: ModelFacts, settings: EngineSettings) -> Backend:
+    def create_backend(cls, folder: Path, model: ModelInfo, settings: EngineSettings) -> Backend:
         raise NotImplementedError
 
 
@@ -48,7 +48,7 @@ class ScriptedHarness(EngineHarness):
 
     def build(self, listener: EngineListener) -> ScriptedEngine:
         settings = EngineSettings(slots=self.slots, kv=self._kv)
-        return ScriptedEngine(self.backend, ModelFacts(LIMITS, tokenizer()), settings, listener)
+        return ScriptedEngine(self.backend, ModelInfo(LIMITS, tokenizer()), settings, listener)
 
     def random_weights(self, seed: int) -> Weights:
         return self.table.random_weights(seed)
@@ -64,7 +64,7 @@ class ScriptedHarness(EngineHarness):
         return self.table.logits(weights, ids)
 
     def fail_at(self, token: int) -> None:
-        def check(job: Job) -> None:
+        def check(job: DecodeJob) -> None:
             if token in job.token_ids:
                 raise RequestError("illegal instruction")
 

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from rollmesh.generators.engines.external.backend import Backend, Chunk, Figures, Job
+from rollmesh.generators.engines.external.backend import Backend, DecodeChunk, DecodeJob, LoadMetrics
 from rollmesh.generators.engines.interface import SleepReport
 from rollmesh.generators.engines.request_validation import Limits
 from rollmesh.generators.engines.stop_strings import StopMatcher
@@ -67,8 +67,8 @@ class TableModel:
 class Sampling:
     """A job and what it has sampled."""
 
-    job: Job
-    take: Callable[[Chunk], None]
+    job: DecodeJob
+    take: Callable[[DecodeChunk], None]
     draws: np.random.Generator
     matcher: StopMatcher | None
     last: int
@@ -120,10 +120,10 @@ class ScriptedBackend(Backend):
         self.on_death: Callable[[str], None] = lambda _: None
         self.hooks: dict[str, Callable[[], Any]] = {}
         self.raised = ""
-        self.at_job: Callable[[Job], None] = lambda _: None
+        self.at_job: Callable[[DecodeJob], None] = lambda _: None
         self.relabel: Callable[[str], str] = lambda label: label
         self.calls: list[str] = []
-        self.jobs: list[Job] = []
+        self.jobs: list[DecodeJob] = []
         self.most = 0
         self.staged = 0
         self.does = State.ASLEEP
@@ -134,7 +134,7 @@ class ScriptedBackend(Backend):
         self._decoding = asyncio.get_running_loop().create_task(self._decode())
         return self._limits
 
-    async def generate(self, job: Job, take: Callable[[Chunk], None]) -> None:
+    async def generate(self, job: DecodeJob, take: Callable[[DecodeChunk], None]) -> None:
         assert job.job_id not in self._jobs
         assert not self._paused, "a job while paused"
         assert 0 < len(job.token_ids) < self._limits.context
@@ -237,8 +237,8 @@ class ScriptedBackend(Backend):
     def last_error(self) -> str:
         return self.raised
 
-    def figures(self) -> Figures:
-        return Figures(min(len(self._jobs), self._slots), max(0, len(self._jobs) - self._slots), 0.5, 3)
+    def figures(self) -> LoadMetrics:
+        return LoadMetrics(min(len(self._jobs), self._slots), max(0, len(self._jobs) - self._slots), 0.5, 3)
 
     async def stop(self) -> None:
         await self._called("stop")
@@ -284,7 +284,7 @@ class ScriptedBackend(Backend):
             if sequence.over.is_set():
                 return
             sequence.over.set()
-        chunk = Chunk(sequence.ids, sequence.log_probs, sequence.runs, finish)
+        chunk = DecodeChunk(sequence.ids, sequence.log_probs, sequence.runs, finish)
         sequence.ids, sequence.log_probs, sequence.runs = [], [], []
         sequence.take(chunk)
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from rollmesh.generators.engines.external.backend import Chunk
-from rollmesh.generators.engines.external.boundary_stops import straddle
-from rollmesh.generators.engines.external.model_info import ModelFacts
-from rollmesh.generators.engines.external.request_state import Response
-from rollmesh.generators.engines.external.version_labels import Labels
+from rollmesh.generators.engines.external.backend import DecodeChunk
+from rollmesh.generators.engines.external.boundary_stops import boundary_matcher
+from rollmesh.generators.engines.external.model_info import ModelInfo
+from rollmesh.generators.engines.external.request_state import RequestState
+from rollmesh.generators.engines.external.version_labels import VersionLabels
 from rollmesh.generators.engines.interface import (
     GenerationRequest,
     SamplingParams,
@@ -25,10 +25,10 @@ V1 = PolicyVersion(1, 1)
 _TEXT = st.text("ab né東🙂", min_size=2, max_size=24)
 
 
-def _response(ids: list[int], stop: str) -> Response:
+def _response(ids: list[int], stop: str) -> RequestState:
     prefix = Trajectory.sampled(np.array(ids, np.int32), np.zeros(len(ids), np.float32), VersionRuns(((len(ids), V1),)))
     asked = GenerationRequest("a", [3], SamplingParams(max_tokens=200, stop=(stop,)), prefix=prefix)
-    return Response(asked, ModelFacts(LIMITS, tokenizer()))
+    return RequestState(asked, ModelInfo(LIMITS, tokenizer()))
 
 
 @example(text="né", split=2, begin=1, width=1, stride=1)
@@ -51,13 +51,13 @@ def test_a_match_is_found_where_the_job_alone_cannot(
     ends = [end for end in range(len(ids) + 1) if stop in codec.decode(ids[:end])]
     response = _response(ids[:split], stop)
     assert response.complete() is None
-    labels = Labels()
+    labels = VersionLabels()
     labels.loaded(V1)
     response.next_job("job")
     taken = split
     for start in range(split, len(ids), stride):
         new = ids[start : start + stride]
-        taken += response.add(Chunk(new, [-1.0] * len(new), [(len(new), "1.1")]), labels)
+        taken += response.add(DecodeChunk(new, [-1.0] * len(new), [(len(new), "1.1")]), labels)
         if response.finish is not None:
             break
     begins_before = stop not in codec.decode(ids[split : ends[0]])
@@ -71,14 +71,14 @@ def test_a_match_is_found_where_the_job_alone_cannot(
 def test_it_is_looked_for_only_as_long_as_it_can_have_begun_before() -> None:
     codec = tokenizer()
     before, after = codec.encode("the quick brown"), codec.encode(" fox jumps over the lazy dog")
-    watch = straddle(codec, ["foxes", "hen"], before)
+    watch = boundary_matcher(codec, ["foxes", "hen"], before)
     assert watch is not None
     pushed = 0
     while not watch.over:
         assert watch.first_match([after[pushed]]) is None
         pushed += 1
     assert 4 <= len(codec.decode(after[:pushed])) < 10
-    assert straddle(codec, ["x", "y"], before) is None
+    assert boundary_matcher(codec, ["x", "y"], before) is None
 
 
 @pytest.mark.parametrize("masked", [True, False])
@@ -90,4 +90,4 @@ def test_turns_before_the_last_do_not_count(masked: bool) -> None:
     mask[-1] = 0 if masked else 1
     sampled = Trajectory(np.array(ids, np.int32), np.zeros(len(ids), np.float32), mask, VersionRuns(((len(ids), V1),)))
     asked = GenerationRequest("a", [3], SamplingParams(max_tokens=200, stop=("over",)), prefix=sampled)
-    assert Response(asked, ModelFacts(LIMITS, codec)).complete() == (None if masked else "stop")
+    assert RequestState(asked, ModelInfo(LIMITS, codec)).complete() == (None if masked else "stop")

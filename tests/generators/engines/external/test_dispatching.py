@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollmesh.generators.engines.external.backend import Backend, Chunk
-from rollmesh.generators.engines.external.model_info import ModelFacts, read_folder
-from rollmesh.generators.engines.external.request_state import Response, _seed_behind
-from rollmesh.generators.engines.external.version_labels import Labels, label_of
+from rollmesh.generators.engines.external.backend import Backend, DecodeChunk
+from rollmesh.generators.engines.external.model_info import ModelInfo, read_folder
+from rollmesh.generators.engines.external.request_state import RequestState, _seed_behind
+from rollmesh.generators.engines.external.version_labels import VersionLabels, label_of
 from rollmesh.generators.engines.interface import EngineListener, EngineSettings
 from rollmesh.generators.engines.request_validation import SEEDS
 from rollmesh.mesh.errors import DataError, PayloadError
@@ -119,7 +119,7 @@ def test_an_engine_for_text_takes_no_images_of_any_model(tmp_path: Path) -> None
         takes_images = False
 
         @classmethod
-        def create_backend(cls, folder: Path, model: ModelFacts, settings: EngineSettings) -> Backend:
+        def create_backend(cls, folder: Path, model: ModelInfo, settings: EngineSettings) -> Backend:
             assert model.images is None
             return ScriptedBackend(TableModel(tiny.VOCABULARY), model.limits, tokenizer(), 1, 1)
 
@@ -151,7 +151,7 @@ class PicturedHarness(ScriptedHarness):
     def build(self, listener: EngineListener) -> ScriptedEngine:
         self.images = Images()
         limits = replace(LIMITS, images=True)
-        facts = ModelFacts(limits, tokenizer(), self.images)  # type: ignore[arg-type]  # the part that is used
+        facts = ModelInfo(limits, tokenizer(), self.images)  # type: ignore[arg-type]  # the part that is used
         return ScriptedEngine(self.backend, facts, EngineSettings(slots=self.slots), listener)
 
 
@@ -187,11 +187,11 @@ def test_images_are_read_beside_everything_else() -> None:
 
 
 def test_experts_are_those_of_the_prompt_with_its_images_and_the_response() -> None:
-    response = Response(replace(request("a"), images=(b"x",)), ModelFacts(LIMITS, tokenizer()))
+    response = RequestState(replace(request("a"), images=(b"x",)), ModelInfo(LIMITS, tokenizer()))
     response.prompt_tokens = 9
-    labels = Labels()
+    labels = VersionLabels()
     labels.loaded(V1)
     experts = np.zeros((12, 2, 2), np.uint8)
-    response.add(Chunk([5, 6], [0.0, 0.0], [(2, label_of(V1))], "length", experts), labels)
+    response.add(DecodeChunk([5, 6], [0.0, 0.0], [(2, label_of(V1))], "length", experts), labels)
     response.finish = "length"
     assert response.result().side["routed_experts"].shape == (9 + 2 - 1, 2, 2)

@@ -1,4 +1,4 @@
-"""`DrivenEngine` under the contract of all engines, over a backend in this process."""
+"""`ExternalEngine` under the contract of all engines, over a backend in this process."""
 
 from __future__ import annotations
 

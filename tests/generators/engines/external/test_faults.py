@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from rollmesh.generators.engines.external.backend import Job
+from rollmesh.generators.engines.external.backend import DecodeJob
 from rollmesh.generators.engines.interface import EngineError, RequestError
 from rollmesh.generators.engines.request_validation import Limits
 from rollmesh.mesh.errors import PayloadError, WeightsError
@@ -132,7 +132,7 @@ def test_an_engine_that_ends_at_a_request_that_started_alone_names_it(harness: S
     lost = [replace(request(f"lost {token}", [token], max_tokens=harness.long), alone=True) for token in (4, 5, 6)]
     without: list[list[int]] = []
 
-    def look(job: Job) -> None:
+    def look(job: DecodeJob) -> None:
         others = harness.backend._jobs.values()
         without.append([sampling.job.token_ids[0] for sampling in others if not sampling.count])
         if job.token_ids == [6]:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollmesh.generators.engines.interface import EngineError
-from rollmesh.generators.engines.sglang.server_features import Capabilities
+from rollmesh.generators.engines.sglang.server_features import ServerFeatures
 
-CAN = Capabilities(
+CAN = ServerFeatures(
     version="scripted", context=1024, ranks=1, incremental=True, one_front=True, drains=True, session=True, load="",
     mask_tokens=0, sleeps=False, keeps_asleep=False, routed_experts=False,
 )  # fmt: skip

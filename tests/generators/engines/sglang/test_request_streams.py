@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmesh.generators.engines.external.backend import Chunk, Job
+from rollmesh.generators.engines.external.backend import DecodeChunk, DecodeJob
 from rollmesh.generators.engines.interface import EngineError, RequestError, SamplingParams
 from rollmesh.generators.engines.request_validation import Limits
 from rollmesh.generators.engines.sglang.http_client import LostError, RefusedError
-from rollmesh.generators.engines.sglang.request_streams import REVEAL_TOKENS, Runs
+from rollmesh.generators.engines.sglang.request_streams import REVEAL_TOKENS, RequestStreams
 from tests.generators.engines.sglang.scripted_server import CAN, ScriptedServer
 from tests.generators.engines.tiny import train_tokenizer
 
@@ -30,16 +30,16 @@ class Stage:
     def __init__(self, eos: frozenset[int] = LIMITS.eos, tokenizer: Any = None) -> None:
         self.server = ScriptedServer("v0")
         limits = Limits(LIMITS.context, LIMITS.vocabulary, eos)
-        self.runs = Runs(self.server, CAN, limits, tokenizer, 0)  # type: ignore[arg-type]  # what it uses of a client
+        self.runs = RequestStreams(self.server, CAN, limits, tokenizer, 0)  # type: ignore[arg-type]  # what it uses of a client
         self.runs.end_update("v0")
-        self.chunks: dict[str, list[Chunk]] = {}
+        self.chunks: dict[str, list[DecodeChunk]] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.updates = 0
 
     async def begin(self, name: str = "a", max_tokens: int = 10, **sampling: Any) -> None:
         """Begins a job."""
         prompt = [PROMPT[0] + len(self.tasks), *PROMPT[1:]]
-        job = Job(name, prompt, SamplingParams(max_tokens=max_tokens, **sampling))
+        job = DecodeJob(name, prompt, SamplingParams(max_tokens=max_tokens, **sampling))
         self.chunks[name] = []
         self.tasks[name] = asyncio.create_task(self.runs.generate(job, self.chunks[name].append))
         await settled()

@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestServer
 from rollmesh.generators.engines import create_engine
 from rollmesh.generators.engines.interface import EngineError, EngineSettings, KvPolicy
 from rollmesh.generators.engines.sglang.http_client import Client, RefusedError
-from rollmesh.generators.engines.sglang.server_features import Capabilities, ask
+from rollmesh.generators.engines.sglang.server_features import ServerFeatures, ask
 from rollmesh.generators.engines.sglang.transfers.tensor import StagedBuckets, TensorTransfer
 from rollmesh.mesh.config.rollout import SglangSection
 from rollmesh.mesh.errors import WeightsError
@@ -24,8 +24,8 @@ async def _unknown() -> str:
     return ""
 
 
-def _ask(server: StandIn, transfer: str = "tensor") -> Capabilities:
-    async def run() -> Capabilities:
+def _ask(server: StandIn, transfer: str = "tensor") -> ServerFeatures:
+    async def run() -> ServerFeatures:
         async with TestServer(server.application()) as address:
             client = Client(str(address.make_url("/")), _unknown)
             try:

@@ -18,7 +18,7 @@ import pytest
 
 from rollmesh.generators.engine_watch import FrozenEngineError, watch
 from rollmesh.generators.engines import create_engine
-from rollmesh.generators.engines.external.engine import DrivenEngine
+from rollmesh.generators.engines.external.engine import ExternalEngine
 from rollmesh.generators.engines.interface import EngineSettings
 from rollmesh.generators.engines.sglang import load_monitor
 from rollmesh.generators.engines.sglang.server_process import ServerProcess, free_port
@@ -121,11 +121,11 @@ def test_a_server_ends_with_its_generator_or_watchdog(killed: str, shared: Path)
 
 
 @contextmanager
-def _engine(contract_model: ContractModel, section: SglangSection) -> Iterator[DrivenEngine]:
+def _engine(contract_model: ContractModel, section: SglangSection) -> Iterator[ExternalEngine]:
     """Its listener is a `Collector`."""
     settings = EngineSettings(context=200, sglang=section)
     engine = create_engine("sglang", contract_model.folder, settings, Collector(_DEADLINE_S))
-    assert isinstance(engine, DrivenEngine)
+    assert isinstance(engine, ExternalEngine)
     engine.start()
     try:
         engine._gate.wait_until_up()
@@ -135,7 +135,7 @@ def _engine(contract_model: ContractModel, section: SglangSection) -> Iterator[D
 
 
 @pytest.fixture
-def engine(contract_model: ContractModel, tmp_path: Path) -> Iterator[DrivenEngine]:
+def engine(contract_model: ContractModel, tmp_path: Path) -> Iterator[ExternalEngine]:
     """With a server of its own, which stands for SGLang."""
     python = tmp_path / "python"
     python.write_text(
@@ -154,7 +154,7 @@ def _processes() -> tuple[psutil.Process, psutil.Process]:
     return watchdog, server
 
 
-def test_the_death_of_a_server_is_the_end_of_its_engine(engine: DrivenEngine) -> None:
+def test_the_death_of_a_server_is_the_end_of_its_engine(engine: ExternalEngine) -> None:
     watchdog, server = _processes()
     server.kill()
     collector = engine._life._listener
@@ -164,7 +164,7 @@ def test_the_death_of_a_server_is_the_end_of_its_engine(engine: DrivenEngine) ->
     _gone([watchdog.pid])
 
 
-def test_a_server_that_is_stopped_is_found_and_nothing_is_left(engine: DrivenEngine) -> None:
+def test_a_server_that_is_stopped_is_found_and_nothing_is_left(engine: ExternalEngine) -> None:
     watchdog, server = _processes()
     server.suspend()
     with pytest.raises(FrozenEngineError, match="stopped by a signal"):
@@ -181,7 +181,9 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("hasty")
-def test_a_server_of_our_own_is_not_judged_by_the_clock(engine: DrivenEngine, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_of_our_own_is_not_judged_by_the_clock(
+    engine: ExternalEngine, caplog: pytest.LogCaptureFixture
+) -> None:
     """A step may take minutes; what its processes do says whether it is frozen."""
     _, server = _processes()
     server.suspend()

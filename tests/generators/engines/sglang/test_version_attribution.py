@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollmesh.generators.engines.interface import EngineError
-from rollmesh.generators.engines.sglang.version_attribution import Event, EventReader, Stamper
+from rollmesh.generators.engines.sglang.version_attribution import Event, EventReader, VersionAttributor
 
 # Tokens that each of several versions, one behind the other, has sampled; and how the tokens are split into events.
 _HISTORIES = st.lists(st.integers(0, 6), min_size=1, max_size=5)
@@ -33,7 +33,9 @@ def _spans(lengths: list[int]) -> list[dict[str, Any]]:
     return found
 
 
-def _told(stamper: Stamper, lengths: list[int], splits: list[int], known_at: int) -> list[tuple[int, str, int]]:
+def _told(
+    stamper: VersionAttributor, lengths: list[int], splits: list[int], known_at: int
+) -> list[tuple[int, str, int]]:
     """Runs a history through a stamper; (token, label, index of the event with which it was told) of each."""
     truth = [f"v{index}" for index, length in enumerate(lengths) for _ in range(length)]
     told: list[tuple[int, str, int]] = []
@@ -58,7 +60,7 @@ def test_every_token_is_told_once_in_order_with_its_version(
     lengths: list[int], splits: list[int], known_at: int, one_front: bool
 ) -> None:
     lengths[0] += 1
-    told = _told(Stamper("v0", one_front=one_front), lengths, splits, known_at)
+    told = _told(VersionAttributor("v0", one_front=one_front), lengths, splits, known_at)
     truth = [f"v{index}" for index, length in enumerate(lengths) for _ in range(length)]
     assert [(token, label) for token, label, _ in told] == list(enumerate(truth))
 
@@ -68,7 +70,7 @@ def test_a_version_that_a_late_event_bears_does_not_mislead(lengths: list[int], 
     """The news of an update may overtake tokens: then they bear a newer version than the one that sampled them."""
     lengths[0] += 1
     truth = [f"v{index}" for index, length in enumerate(lengths) for _ in range(length)]
-    stamper, told, begin = Stamper("v0", one_front=True), [], 0
+    stamper, told, begin = VersionAttributor("v0", one_front=True), [], 0
     while begin < len(truth):
         end = min(len(truth), begin + splits.pop())
         stamper.crossed = True
@@ -80,7 +82,7 @@ def test_a_version_that_a_late_event_bears_does_not_mislead(lengths: list[int], 
 
 
 def test_an_event_that_may_hold_tokens_of_two_versions_is_held_back_and_all_behind_it() -> None:
-    stamper = Stamper("v0", one_front=True)
+    stamper = VersionAttributor("v0", one_front=True)
     assert stamper.add(_event(0, 3, "v0"))[2] == [(3, "v0")]
     stamper.crossed = True
     assert stamper.add(_event(3, 5, "v0"))[2] == [(2, "v0")]
@@ -92,7 +94,7 @@ def test_an_event_that_may_hold_tokens_of_two_versions_is_held_back_and_all_behi
 
 
 def test_with_several_fronts_nothing_is_told_behind_an_update_until_the_end() -> None:
-    stamper = Stamper("v0", one_front=False)
+    stamper = VersionAttributor("v0", one_front=False)
     stamper.add(_event(0, 1, "v0"))
     stamper.crossed = True
     assert stamper.add(_event(1, 2, "v0")) == ([], [], [])
@@ -111,7 +113,7 @@ def test_with_several_fronts_nothing_is_told_behind_an_update_until_the_end() ->
     ],
 )
 def test_spans_that_contradict_what_was_said_or_leave_tokens_out_are_an_error(spans: list[dict[str, Any]]) -> None:
-    stamper = Stamper("v0", one_front=True)
+    stamper = VersionAttributor("v0", one_front=True)
     stamper.add(_event(0, 3, "v0"))
     last = Event([3], [-3.0], "stop", "", {"weight_version": "v0", "weight_versions": spans})
     with pytest.raises(EngineError):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rollmesh.generators.engines.external.backend import Backend, Chunk, Figures, Job
+from rollmesh.generators.engines.external.backend import Backend, DecodeChunk, DecodeJob, LoadMetrics
 from rollmesh.generators.engines.external.model_info import read_folder
 from rollmesh.generators.engines.interface import EngineListener, EngineSettings, InferenceEngine, KvPolicy, SleepReport
 from rollmesh.generators.engines.request_validation import Limits
@@ -84,9 +84,9 @@ class LentVllm(Backend):
         self._shared.on_death = lambda cause: loop.call_soon_threadsafe(on_death, cause) and None
         return self._shared.limits
 
-    async def generate(self, job: Job, take: Callable[[Chunk], None]) -> None:
+    async def generate(self, job: DecodeJob, take: Callable[[DecodeChunk], None]) -> None:
         # Names of jobs repeat from engine to engine.
-        mine = Job(f"{id(self)}.{job.job_id}", job.token_ids, job.sampling, job.images, job.prompt_tokens)
+        mine = DecodeJob(f"{id(self)}.{job.job_id}", job.token_ids, job.sampling, job.images, job.prompt_tokens)
         loop = asyncio.get_running_loop()
         self._jobs.add(mine.job_id)
         try:
@@ -133,7 +133,7 @@ class LentVllm(Backend):
         found: str = self._inner.last_error()
         return found
 
-    def figures(self) -> Figures:
+    def figures(self) -> LoadMetrics:
         return self._inner.figures()
 
     async def stop(self) -> None:

@@ -342,14 +342,14 @@ def test_experts_of_each_step_become_those_of_the_response() -> None:
     """As vLLM tells them: the prompt's with the first token, then one row per step; none of the last token."""
     from vllm.v1.engine import EngineCoreOutput, FinishReason
 
-    from rollmesh.generators.engines.external.backend import Chunk
+    from rollmesh.generators.engines.external.backend import DecodeChunk
     from rollmesh.generators.engines.vllm.output_stream import Stream
 
     experts = np.arange(5 * 2 * 2, dtype=np.int16).reshape(5, 2, 2)
     steps = [([7], experts[:3], None), ([8], experts[3:4], None), ([9], experts[4:], FinishReason.LENGTH)]
 
-    async def run() -> list[Chunk]:
-        chunks: list[Chunk] = []
+    async def run() -> list[DecodeChunk]:
+        chunks: list[DecodeChunk] = []
         stream = Stream(chunks.append)
         for tokens, rows, finish in steps:
             stream.push(EngineCoreOutput("a", tokens, finish_reason=finish, routed_experts=rows), "1.1")
@@ -396,10 +396,10 @@ def test_another_vllm_is_refused_by_what_it_lacks(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_start_has_a_deadline() -> None:
-    from rollmesh.generators.engines.vllm.launcher import Launch
-    from rollmesh.generators.engines.vllm.load_metrics import LoadFigures
+    from rollmesh.generators.engines.vllm.launcher import EngineProcess
+    from rollmesh.generators.engines.vllm.load_metrics import LoadMetricsCollector
 
-    launch, over = Launch({}, LoadFigures(), 0.01), threading.Event()
+    launch, over = EngineProcess({}, LoadMetricsCollector(), 0.01), threading.Event()
     launch._build = over.wait  # type: ignore[assignment,method-assign]
 
     async def run() -> None:
@@ -427,11 +427,13 @@ def test_arguments_that_vllm_refuses_are_a_wrong_configuration(
     options: dict[str, Any], said: str, contract_model: ContractModel
 ) -> None:
     """A restart would end the same way; told before any process is started."""
-    from rollmesh.generators.engines.vllm.launcher import Launch
-    from rollmesh.generators.engines.vllm.load_metrics import LoadFigures
+    from rollmesh.generators.engines.vllm.launcher import EngineProcess
+    from rollmesh.generators.engines.vllm.load_metrics import LoadMetricsCollector
 
     settings = EngineSettings(vllm=VllmSection(options=options))
-    launch = Launch(engine_arguments(contract_model.folder, settings, context=64, tokenizer=True), LoadFigures(), 60.0)
+    launch = EngineProcess(
+        engine_arguments(contract_model.folder, settings, context=64, tokenizer=True), LoadMetricsCollector(), 60.0
+    )
 
     async def run() -> None:
         try:

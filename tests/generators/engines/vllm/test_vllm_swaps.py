@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from rollmesh.generators.engine_watch import watch
-from rollmesh.generators.engines.external.backend import Job
+from rollmesh.generators.engines.external.backend import DecodeJob
 from rollmesh.generators.engines.interface import EngineError, SamplingParams
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.liveness.freeze_detector import State
@@ -128,7 +128,7 @@ def test_a_job_that_is_aborted_amid_a_swap_is_not_submitted_again(
 
     async def run() -> None:
         await backend.pause()
-        jobs = [Job(f"job{index}", [3 + index], SamplingParams(max_tokens=5)) for index in range(4)]
+        jobs = [DecodeJob(f"job{index}", [3 + index], SamplingParams(max_tokens=5)) for index in range(4)]
         running = [asyncio.create_task(backend.generate(job, chunks.append)) for job in jobs]
         while len(backend._outputs._streams) < len(jobs):
             await asyncio.sleep(0)

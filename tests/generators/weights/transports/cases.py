@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rollmesh.generators.weights.transports.broadcast import Broadcast
 from rollmesh.generators.weights.transports.disk import Disk
-from rollmesh.generators.weights.transports.grpc_transport import Grpc
+from rollmesh.generators.weights.transports.grpc_transport import GrpcTransport
 from rollmesh.generators.weights.transports.shm import SharedMemory
 from rollmesh.learner.weights import WeightPublisher
 from rollmesh.learner.weights import transports as learner_offers
@@ -37,7 +37,7 @@ def _on_disk(folder: Path, bucket_bytes: int) -> WeightPublisher:
 
 CASES: list[Case] = [
     Case("shm", lambda _: SharedMemory(host_id()), default_publisher, needs_publisher=False),
-    Case("grpc", lambda _: Grpc(), default_publisher),
+    Case("grpc", lambda _: GrpcTransport(), default_publisher),
     Case("gloo", lambda _: Broadcast("gloo"), _over_gloo),
     Case("disk", Disk, _on_disk, needs_publisher=False),
 ]

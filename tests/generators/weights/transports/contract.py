@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rollmesh.generators.weights.verified_transfer import receive
+from rollmesh.generators.weights.verified_transfer import receive_verified
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.weights import Wanted
 from rollmesh.protos import weights_pb2
@@ -74,7 +74,7 @@ class TransportContract:
             learner.damage(manifest, case.name)
             last = len(wanted.buckets) - 1
             with pytest.raises(WeightsError, match=f"bucket {last} of version 1:0 is damaged"):
-                await asyncio.wait_for(receive(learner.receiver(), learner.fetch(wanted)), DEADLINE_S)
+                await asyncio.wait_for(receive_verified(learner.receiver(), learner.fetch(wanted)), DEADLINE_S)
 
     async def test_a_version_that_is_not_kept_fails_at_once(self, case: Case, shared: Path) -> None:
         async with local_learner(case, shared) as learner:
@@ -137,7 +137,7 @@ class TransportContract:
 
         async with local_learner(case, shared) as learner:
             manifest: weights_pb2.Manifest = learner.publish(5)
-            verified = await receive(learner.receiver(), learner.fetch(Wanted.full(manifest)))
+            verified = await receive_verified(learner.receiver(), learner.fetch(Wanted.full(manifest)))
             found = dict(named_tensors(manifest, verified.data))
             expected = tensors(5)
             assert found.keys() == expected.keys()

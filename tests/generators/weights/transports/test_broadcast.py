@@ -17,7 +17,7 @@ import pytest
 
 from rollmesh.generators.weights.transports import choose, transports
 from rollmesh.generators.weights.transports.broadcast import Broadcast
-from rollmesh.generators.weights.verified_transfer import Verified, receive
+from rollmesh.generators.weights.verified_transfer import VerifiedWeights, receive_verified
 from rollmesh.learner.weights.transports import Broadcast as Offered
 from rollmesh.learner.weights.transports.broadcast import _Stuck as Stuck
 from rollmesh.mesh.errors import WeightsError
@@ -41,15 +41,15 @@ class Receiver:
         self.member_id, self._setting = member_id, setting
         self.transports = transports("a host of its own")
 
-    async def get(self, learner: Learner, wanted: Wanted, timeout_s: float = PATIENCE_S) -> Verified:
+    async def get(self, learner: Learner, wanted: Wanted, timeout_s: float = PATIENCE_S) -> VerifiedWeights:
         fetch = learner.fetch(wanted, timeout_s, self.member_id)
         *first, last = choose(self.transports, self._setting, wanted)
         for transport in first:
             try:
-                return await receive(transport, fetch)
+                return await receive_verified(transport, fetch)
             except WeightsError:
                 continue
-        return await receive(last, fetch)
+        return await receive_verified(last, fetch)
 
     async def close(self) -> None:
         for transport in self.transports:
@@ -70,7 +70,9 @@ async def receivers(count: int) -> AsyncIterator[list[Receiver]]:
             await receiver.close()
 
 
-async def together(learner: LocalLearner, members: list[Receiver], manifest: weights_pb2.Manifest) -> list[Verified]:
+async def together(
+    learner: LocalLearner, members: list[Receiver], manifest: weights_pb2.Manifest
+) -> list[VerifiedWeights]:
     wanted = Wanted.full(manifest)
     gets = [member.get(learner, wanted) for member in members]
     return await asyncio.wait_for(asyncio.gather(*gets), DEADLINE_S)
@@ -174,7 +176,7 @@ async def test_a_learner_that_is_replaced_while_members_are_awaited_is_an_error(
         gloo._expected, gloo._window_s = {"here-0", "never comes"}, DEADLINE_S
         wanted = Wanted.full(learner.publish(0))
         fetch = learner.fetch(wanted, DEADLINE_S, "here-0")
-        task = asyncio.create_task(receive(learner.receiver(), fetch))
+        task = asyncio.create_task(receive_verified(learner.receiver(), fetch))
         await until(lambda: bool(gloo._joins))
         async with asyncio.timeout(DEADLINE_S):
             await learner._connection.close()
@@ -204,7 +206,7 @@ async def test_what_torch_has_to_say_ends_the_transfer_not_the_generator(
         fetch = learner.fetch(Wanted.full(learner.publish(0)), PATIENCE_S, "here-0")
         monkeypatch.setattr("rollmesh.generators.weights.transports.broadcast._Round._receive", no_memory)
         with pytest.raises(WeightsError, match="out of memory"):
-            await asyncio.wait_for(receive(learner.receiver(), fetch), DEADLINE_S)
+            await asyncio.wait_for(receive_verified(learner.receiver(), fetch), DEADLINE_S)
 
 
 async def test_a_group_that_cannot_be_formed_is_told_to_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +217,7 @@ async def test_a_group_that_cannot_be_formed_is_told_to_all(tmp_path: Path, monk
         monkeypatch.setattr("rollmesh.learner.weights.transports.broadcast.BroadcastGroup", fails)
         fetch = learner.fetch(Wanted.full(learner.publish(0)), 10 * DEADLINE_S, "here-0")
         with pytest.raises(WeightsError, match="no group"):
-            await asyncio.wait_for(receive(learner.receiver(), fetch), DEADLINE_S)
+            await asyncio.wait_for(receive_verified(learner.receiver(), fetch), DEADLINE_S)
 
 
 async def test_joins_that_make_no_sense_are_refused(tmp_path: Path) -> None:

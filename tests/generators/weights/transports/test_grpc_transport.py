@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from rollmesh.generators.weights.learner_connection import LearnerConnection
-from rollmesh.generators.weights.transports import Fetch
-from rollmesh.generators.weights.transports.grpc_transport import Grpc
+from rollmesh.generators.weights.transports import Transfer
+from rollmesh.generators.weights.transports.grpc_transport import GrpcTransport
 from rollmesh.learner.weights import WeightPublisher, WeightsService
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import PayloadError, WeightsError
@@ -74,11 +74,11 @@ async def behind_a_link(folder: Path, proxies: ProxyLoop) -> AsyncIterator[tuple
         publisher.close()
 
 
-def fetch_of(service: Service, connection: LearnerConnection, timeout_s: float) -> Fetch:
+def fetch_of(service: Service, connection: LearnerConnection, timeout_s: float) -> Transfer:
     manifest = service._publisher.newest
     assert manifest is not None
     wanted = Wanted.full(manifest)
-    return Fetch(wanted, connection, timeout_s, superseded=lambda: False, member_id="gen-1")
+    return Transfer(wanted, connection, timeout_s, superseded=lambda: False, member_id="gen-1")
 
 
 async def test_buckets_come_side_by_side(tmp_path: Path, proxies: ProxyLoop) -> None:
@@ -86,7 +86,7 @@ async def test_buckets_come_side_by_side(tmp_path: Path, proxies: ProxyLoop) -> 
         service.together = asyncio.Barrier(2)
         fetch = fetch_of(service, connection, 10.0)
         arrivals = Arrivals(fetch.wanted)
-        arrivals.check(await asyncio.wait_for(Grpc(streams=2).receive(fetch, arrivals), DEADLINE_S))
+        arrivals.check(await asyncio.wait_for(GrpcTransport(streams=2).receive(fetch, arrivals), DEADLINE_S))
         assert sorted(service.asked) == [(0, 0), (1, 0)]
 
 
@@ -96,7 +96,7 @@ async def test_a_slow_link_is_borne_as_long_as_it_brings_something(tmp_path: Pat
         fetch = fetch_of(service, connection, timeout_s=1.0)
         began = asyncio.get_running_loop().time()
         arrivals = Arrivals(fetch.wanted)
-        arrivals.check(await asyncio.wait_for(Grpc(streams=1).receive(fetch, arrivals), DEADLINE_S))
+        arrivals.check(await asyncio.wait_for(GrpcTransport(streams=1).receive(fetch, arrivals), DEADLINE_S))
         assert asyncio.get_running_loop().time() - began > fetch.timeout_s
         assert service.asked == [(0, 0), (1, 0)]
 
@@ -106,7 +106,7 @@ async def test_a_cut_link_goes_on_at_the_byte_where_it_stopped(tmp_path: Path, p
         link.apply("*", Conditions(bytes_per_s=8e6))
         fetch = fetch_of(service, connection, timeout_s=10.0)
         arrivals = Arrivals(fetch.wanted)
-        transfer = asyncio.create_task(Grpc(streams=1).receive(fetch, arrivals))
+        transfer = asyncio.create_task(GrpcTransport(streams=1).receive(fetch, arrivals))
         await asyncio.wait_for(arrivals.some.wait(), DEADLINE_S)
         await asyncio.to_thread(link.apply, "*", Conditions("cut"))
         await asyncio.to_thread(link.apply, "*", Conditions())
@@ -120,7 +120,7 @@ async def test_a_dead_link_fails_in_time(tmp_path: Path, proxies: ProxyLoop) -> 
         link.apply("*", Conditions(bytes_per_s=8e6))
         fetch = fetch_of(service, connection, timeout_s=0.5)
         arrivals = Arrivals(fetch.wanted)
-        transfer = asyncio.create_task(Grpc(streams=1).receive(fetch, arrivals))
+        transfer = asyncio.create_task(GrpcTransport(streams=1).receive(fetch, arrivals))
         await asyncio.wait_for(arrivals.some.wait(), DEADLINE_S)
         await asyncio.to_thread(link.apply, "*", Conditions("blackhole"))
         with pytest.raises(WeightsError, match=r"bucket 1 of version 1:0: no byte for .* nothing came"):

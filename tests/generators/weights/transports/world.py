@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from rollmesh.generators.weights.learner_connection import LearnerConnection
-from rollmesh.generators.weights.transports import Fetch, Received, Transport
+from rollmesh.generators.weights.transports import Received, Transfer, Transport
 from rollmesh.learner.weights import WeightPublisher, WeightsService
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.rpc.rpc import bind, new_server, open_channel
@@ -78,10 +78,10 @@ class Learner:
         self._receivers.append(made)
         return made
 
-    def fetch(self, wanted: Wanted, timeout_s: float = 10.0, member_id: str = "") -> Fetch:
+    def fetch(self, wanted: Wanted, timeout_s: float = 10.0, member_id: str = "") -> Transfer:
         """A transfer from this learner; to a receiver of its own where `member_id` is empty."""
         self._fetches += 1
-        return Fetch(
+        return Transfer(
             wanted,
             self._connection,
             timeout_s,
