@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rollmesh.buffer.policy.rules import Order, TableRules
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -48,6 +50,23 @@ class GroupFacts:
     priority: float
     rewards: tuple[float, ...]
     response_tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCandidates:
+    """What a batch for one version is chosen from.
+
+    Attributes:
+        candidates: ready groups, the first of the order.
+        live_by_deadline: as `choose_in_order` takes it.
+        taken: groups leased for this version.
+        earlier: groups leased for earlier versions.
+    """
+
+    candidates: tuple[Candidate, ...]
+    live_by_deadline: tuple[int, ...]
+    taken: int
+    earlier: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,3 +130,42 @@ def choose_in_order(
         for i in range(index, len(needs)):
             needs[i] = max(0, needs[i] - 1)
     return Choice(tuple(chosen), passed)
+
+
+def choose_batch(
+    rules: TableRules, ready: BatchCandidates, *, version: int, wanted: int, u: int, first_deadline: int
+) -> tuple[Choice, str]:
+    """Groups to lease now, and why there are none if none are chosen.
+
+    Args:
+        rules: of the table.
+        ready: what there is to choose from.
+        version: at which the batch trains.
+        wanted: groups asked for now.
+        u: version at which the next unclaimed batch will train.
+        first_deadline: the least deadline among generating and ready groups.
+    """
+    if not rules.bounded:
+        return choose_first(ready.candidates, version=version, slots=wanted), "nothing is ready"
+    if ready.earlier < rules.groups_per_step * (version - u):
+        return Choice((), 0), f"version {version} comes after the batch of version {u}"
+    free = rules.groups_per_step - ready.taken
+    if free <= 0:
+        return Choice((), 0), f"the batch of version {version} is leased in full"
+    if rules.order is not Order.IN_ORDER:
+        choice = choose_first(ready.candidates, version=version, slots=min(free, wanted))
+        return choice, "what is ready is over the staleness bound"
+    choice = choose_in_order(
+        ready.candidates,
+        ready.live_by_deadline,
+        version=version,
+        groups_per_step=rules.groups_per_step,
+        free=free,
+        wanted=wanted,
+    )
+    if choice.reserved:
+        return choice, (
+            f"waits for stragglers: {choice.reserved} ready groups may not overtake groups still being generated, "
+            f"which must train by version {first_deadline} at the latest"
+        )
+    return choice, "what is ready is over the staleness bound"

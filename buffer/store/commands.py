@@ -64,9 +64,12 @@ class Verbs:
         view = TableView.from_reply(values)
         if view.rev > self.views[table].rev or (trust and view != self.views[table]):
             self.views[table] = view
-            for listener in self._listeners:
-                listener(table)
+            self._notify(table)
         return view
+
+    def _notify(self, table: str) -> None:
+        for listener in self._listeners:
+            listener(table)
 
     async def _table_verb(self, name: str, table: str, *arguments: str | bytes | int) -> list[Any]:
         before = self.views[table].rev

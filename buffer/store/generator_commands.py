@@ -12,10 +12,11 @@ import msgpack
 from rollmesh.buffer.redis_backend.client import RedisAccess
 from rollmesh.buffer.redis_backend.connection import Argument
 from rollmesh.buffer.store.commands import PORTION, Verbs, flat
+from rollmesh.buffer.store.direct_handoff import Delivery, DirectHandoff, WaitingStream
 from rollmesh.buffer.store.drafts import DraftPlace
 from rollmesh.buffer.store.errors import checked
 from rollmesh.buffer.store.payloads import SetValue, set_value
-from rollmesh.buffer.store.records import Awaited, Grant, Handed, Sealed, Write, Written, grant_of, leased_of
+from rollmesh.buffer.store.records import Grant, Write, Written, grant_of, leased_of
 from rollmesh.buffer.store.side_files import SideStore
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
@@ -32,21 +33,12 @@ class GeneratorVerbs(Verbs):
     """The verbs of generators.
 
     Attributes:
-        writing: writes under way.
-        sealed: by table, what the last write of this front has sealed.
-        awaited: by table, the stream that waits for groups. A lone write leases to it at once what it seals, which
-            saves a round trip where it is most of what a group waits for.
-        handing: tables in which a write that does so is under way: what it leases is not known yet.
-        handed: by table, what was leased in that way and is to be sent, oldest first.
+        handoff: leases what writes seal to the streams that wait for it.
     """
 
     def __init__(self, access: RedisAccess, run_name: str, side: SideStore) -> None:
         super().__init__(access, run_name, side)
-        self.writing = 0
-        self.sealed: dict[str, Sealed] = {}
-        self.awaited: dict[str, Awaited] = {}
-        self.handing: set[str] = set()
-        self.handed: dict[str, list[Handed]] = {}
+        self.handoff = DirectHandoff(self._notify)
 
     async def admit(
         self,
@@ -97,6 +89,30 @@ class GeneratorVerbs(Verbs):
 
     async def write(self, table: str, writes: Sequence[Write]) -> list[Written]:
         """Stores outcomes: one round trip, and a second one where something stored is not needed (any more)."""
+        values, drafts, arguments = self._encoded(table, writes)
+        verbs: list[Sequence[Argument]] = [("write", table, *arguments)]
+        before = self.views[table].rev
+        with self.handoff.write_in_progress(table, writes) as stream:
+            if stream is not None:
+                groups = dict.fromkeys(w.group_id for w in writes)
+                verbs.append(("sample", table, stream.incarnation, stream.version, stream.token, *groups))
+            replies = await self._redis.after_all([*values, *drafts], verbs)
+        sampled = replies.pop() if stream is not None else None
+        answer = replies.pop()
+        self._see(table, answer[1])
+        results = [_WRITTEN[status] for status in answer[2]]
+        sealed = [w.group_id for w, result in zip(writes, results, strict=True) if result.sealed]
+        self.handoff.note_sealed(table, answer[1][0], sealed)
+        if stream is not None and sampled is not None:
+            self._deliver(table, stream, sampled, before)
+        # After the delivery, which a failure must not hold back; a stream reads these values only after this turn.
+        whole = [result.stored for w, result in zip(writes, results, strict=True) if w.scored and not w.pieces]
+        self.payloads.at_hand.keep([value[1:3] for value, stored in zip(values, whole, strict=True) if stored])
+        await self._remove(table, writes, answer[3])
+        return results
+
+    def _encoded(self, table: str, writes: Sequence[Write]) -> tuple[list[SetValue], list[SetValue], list[bytes]]:
+        """Commands that store payloads, those that store drafts, and the verb's arguments."""
         values: list[SetValue] = []
         drafts: list[SetValue] = []
         arguments: list[bytes] = []
@@ -118,54 +134,16 @@ class GeneratorVerbs(Verbs):
                 else:
                     outcomes += (member, "", 0, w.reason, w.meta)
             arguments.append(packed(outcomes))
-        verbs: list[Sequence[Argument]] = [("write", table, *arguments)]
-        stream = self._alone_with(table, writes)
-        if stream is not None:
-            groups = dict.fromkeys(w.group_id for w in writes)
-            verbs.append(("sample", table, stream.incarnation, stream.version, stream.token, *groups))
-            self.handing.add(table)
-        before = self.views[table].rev
-        self.writing += 1
-        try:
-            replies = await self._redis.after_all([*values, *drafts], verbs)
-        except BaseException:
-            if stream is not None:
-                self._hand(table, Handed(stream, None))
-            raise
-        finally:
-            self.writing -= 1
-            if stream is not None:
-                self.handing.discard(table)
-        sampled = replies.pop() if stream is not None else None
-        answer = replies.pop()
-        self._see(table, answer[1])
-        results = [_WRITTEN[status] for status in answer[2]]
-        sealed = tuple([w.group_id for w, result in zip(writes, results, strict=True) if result.sealed])
-        self.sealed[table] = Sealed(answer[1][0], sealed)
-        if stream is not None and sampled is not None:
-            self._see(table, sampled[1])
-            if sampled[1][0] < before:
-                # From a state that has gone back: nobody may train on it. The stream begins anew, and finds out.
-                self._hand(table, Handed(stream, None))
-            elif sampled[0] == b"ok" and sampled[2]:
-                self._hand(table, Handed(stream, [leased_of(item) for item in sampled[2]]))
-        # Behind the handing over, which a failure must not keep back; what it sends is sent before anybody reads.
-        whole = [result.stored for w, result in zip(writes, results, strict=True) if w.scored and not w.pieces]
-        self.payloads.at_hand.keep([value[1:3] for value, stored in zip(values, whole, strict=True) if stored])
-        await self._remove(table, writes, answer[3])
-        return results
+        return values, drafts, arguments
 
-    def _alone_with(self, table: str, writes: Sequence[Write]) -> Awaited | None:
-        """The stream that waits for what these writes may seal, if nothing else is being written; it is theirs then."""
-        stream = self.awaited.get(table)
-        if stream is None or self.writing or len({w.group_id for w in writes}) > stream.credits:
-            return None
-        return self.awaited.pop(table)
-
-    def _hand(self, table: str, handed: Handed) -> None:
-        self.handed.setdefault(table, []).append(handed)
-        for listener in self._listeners:
-            listener(table)
+    def _deliver(self, table: str, stream: WaitingStream, sampled: Sequence[Any], before: int) -> None:
+        """Hands what a write has leased to its stream; `before` is the revision when the write began."""
+        self._see(table, sampled[1])
+        if sampled[1][0] < before:
+            # Redis went back: nobody may train on this. The stream reopens, and learns what it holds.
+            self.handoff.deliver(table, Delivery(stream, None))
+        elif sampled[0] == b"ok" and sampled[2]:
+            self.handoff.deliver(table, Delivery(stream, [leased_of(item) for item in sampled[2]]))
 
     async def _remove(self, table: str, writes: Sequence[Write], useless: Sequence[Any]) -> None:
         """Removes what the verb names: (index of the write, name of a draft or nothing), ..."""

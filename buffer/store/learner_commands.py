@@ -7,13 +7,13 @@ from typing import Any
 
 import msgpack
 
-from rollmesh.buffer.policy.batch_selection import Candidate, GroupFacts
+from rollmesh.buffer.policy.batch_selection import BatchCandidates, Candidate, GroupFacts
 from rollmesh.buffer.protocol.leases import LEARNER
 from rollmesh.buffer.protocol.limits import MAX_REASONS
 from rollmesh.buffer.store.commands import PORTION, Verbs, flat
 from rollmesh.buffer.store.errors import checked, fenced
 from rollmesh.buffer.store.payloads import digest_of
-from rollmesh.buffer.store.records import Leased, Outlook, facts_of, leased_of
+from rollmesh.buffer.store.records import Leased, facts_of, leased_of
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import trajectory_pb2 as trajectory
 
@@ -64,10 +64,10 @@ class LearnerVerbs(Verbs):
         answer = await self._table_verb("attach", table, LEARNER, incarnation, token)
         return [leased_of(item) for item in answer[2]]
 
-    async def peek(self, table: str, version: int, count: int) -> Outlook:
+    async def peek(self, table: str, version: int, count: int) -> BatchCandidates:
         answer = await self._table_verb("peek", table, version, count)
         candidates = tuple(Candidate(gid.decode(), deadline, float(order)) for gid, deadline, order in answer[2])
-        return Outlook(candidates, tuple(answer[3]), int(answer[4]), int(answer[5]))
+        return BatchCandidates(candidates, tuple(answer[3]), int(answer[4]), int(answer[5]))
 
     async def sample(
         self, table: str, incarnation: int, version: int, group_ids: Sequence[str], token: str

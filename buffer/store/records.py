@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rollmesh.buffer.policy.batch_selection import Candidate, GroupFacts
+from rollmesh.buffer.policy.batch_selection import GroupFacts
 from rollmesh.buffer.store.drafts import DraftPlace, draft_places
 from rollmesh.buffer.store.payloads import Place, name_of, places
 from rollmesh.protos import trajectory_pb2 as trajectory
@@ -92,59 +92,6 @@ class Leased:
     use: int
     priority: float
     probability: float
-
-
-@dataclass(frozen=True, slots=True)
-class Sealed:
-    """What a write of this front has just sealed, so that handing it on need not look for it.
-
-    Attributes:
-        rev: of the figures that the write left behind; any later change makes this stale.
-        group_ids: in the order of sealing.
-    """
-
-    rev: int
-    group_ids: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Awaited:
-    """What a learner's stream of this front waits for while nothing is ready.
-
-    Attributes:
-        incarnation: of the learner.
-        version: at which groups are to train.
-        credits: groups that it takes at most.
-        token: of the stream.
-    """
-
-    incarnation: int
-    version: int
-    credits: int
-    token: str
-
-
-@dataclass(frozen=True, slots=True)
-class Handed:
-    """What the write that sealed it has leased to a waiting stream.
-
-    Attributes:
-        to: the stream.
-        leased: the groups; None where the answer was lost: nobody knows what is leased.
-    """
-
-    to: Awaited
-    leased: list[Leased] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Outlook:
-    """What the policy needs to choose a batch."""
-
-    candidates: tuple[Candidate, ...]
-    live_by_deadline: tuple[int, ...]
-    taken: int
-    earlier: int
 
 
 def grant_of(item: Sequence[Any]) -> Grant:

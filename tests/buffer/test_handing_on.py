@@ -35,7 +35,7 @@ async def waiting(front: BufferService, sampler: Any) -> None:
     sampler.request(1, 0)
     async with asyncio.timeout(TIMEOUT_S):
         # Nothing rings when a stream begins to wait.
-        while not store_of(front).awaited:
+        while not store_of(front).handoff.waiting:
             await asyncio.sleep(0.01)
 
 
@@ -78,7 +78,7 @@ async def test_no_more_than_asked_for_is_handed_on(mesh: Mesh) -> None:
     first = await finished(generator, writer, admission)
     (group,) = await learner.collect(sampler, 1)
     assert group.group_id == first
-    assert not store_of(front).awaited
+    assert not store_of(front).handoff.waiting
     await finished(generator, writer, admission)
     counts = await balanced(learner)
     assert (counts.leased, counts.ready) == (1, 1)
@@ -114,7 +114,7 @@ async def test_nothing_is_handed_on_from_a_state_that_has_gone_back(
     await waiting(front, sampler)
     real = front.access.after_all
     handed = []
-    monkeypatch.setattr(store_of(front), "_hand", lambda _, what: handed.append(what.leased))
+    monkeypatch.setattr(store_of(front).handoff, "deliver", lambda _, what: handed.append(what.leased))
 
     async def gone_back(commands: Any, verbs: Any) -> Any:
         replies = await real(commands, verbs)
