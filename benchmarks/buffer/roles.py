@@ -19,7 +19,7 @@ import uvloop
 
 from benchmarks.buffer.arrays import DISTINCT, make_arrays
 from benchmarks.buffer.plan import Plan
-from rollmesh.buffer.client.client import Arrived, BufferClient, Lease, Outgoing, Writer
+from rollmesh.buffer.client.client import BufferClient, Lease, PendingWrite, ReceivedGroup, WriteStream
 from rollmesh.mesh.access.credentials import Identity, Role
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.membership import MembershipAgent
@@ -75,7 +75,7 @@ def trajectories(tokens: int, incarnation: int) -> list[Trajectory]:
     return found
 
 
-def member(grant: pb.GroupGrant, index: int, item: Trajectory) -> Outgoing:
+def member(grant: pb.GroupGrant, index: int, item: Trajectory) -> PendingWrite:
     """A scored member; `finished_unix_ns` is the moment at which storing it began."""
     runs = item.versions.runs
     head = pb.MemberWrite(
@@ -95,7 +95,7 @@ def member(grant: pb.GroupGrant, index: int, item: Trajectory) -> Outgoing:
             generator="benchmark",
         ),
     )
-    return Outgoing(head, encode(item))
+    return PendingWrite(head, encode(item))
 
 
 class _Producer:
@@ -108,7 +108,7 @@ class _Producer:
         self._admission = client.admit(TABLE, agent.member_id, lambda: agent.generation)
         self._held: set[Lease] = set()
         self._admission.holdings = lambda: self._held
-        self._writer: Writer = client.writer(TABLE, agent.member_id, lambda: agent.generation)
+        self._writer: WriteStream = client.writer(TABLE, agent.member_id, lambda: agent.generation)
         self._tasks: set[asyncio.Task[None]] = set()
         self._window = max(2, _WINDOW // plan.group)
         self._credits = self._outstanding = 0
@@ -176,7 +176,7 @@ class _Consumer:
         self._client = client
         self._incarnation = incarnation
         self._counter = counter
-        self._held: deque[Arrived] = deque()
+        self._held: deque[ReceivedGroup] = deque()
         self._stream = client.sample(TABLE, incarnation)
         self._stream.holdings = lambda: [group.lease for group in self._held]
         self._seeded = 0

@@ -37,7 +37,7 @@ class AdmitStream(LeaseStream):
         self._outstanding = 0
         # Drafts that came before their grant.
         self._drafts: dict[Lease, list[pb.MemberDraft]] = {}
-        self.on_cancelled: Callable[[Sequence[pb.LeaseRef]], None] = _unheard
+        self.on_cancelled: Callable[[Sequence[pb.LeaseRef]], None] = _ignore_cancellations
         self._grants: dict[Lease, pb.GroupGrant] = {}
         self._news = asyncio.Event()
         self.waiting_reason = "connecting to the buffer"
@@ -62,12 +62,12 @@ class AdmitStream(LeaseStream):
         self._credits = self._credits if credits is None else max(0, credits)
         self._serving = serving or self._serving
         self._outstanding = self._outstanding if outstanding is None else outstanding
-        self._say(None)
+        self._report(None)
 
-    def _untaken(self) -> Iterable[Lease]:
+    def _undelivered(self) -> Iterable[Lease]:
         return self._grants
 
-    def _say(self, inventory: pb.Inventory | None) -> None:
+    def _report(self, inventory: pb.Inventory | None) -> None:
         self._send(self._request(inventory))
 
     def _request(self, inventory: pb.Inventory | None) -> pb.AdmitRequest:
@@ -78,28 +78,28 @@ class AdmitStream(LeaseStream):
             credits=self._credits,
             serving=self._serving.to_proto() if self._serving else None,
             outstanding=self._outstanding,
-            received=self._received_here,
+            received=self._received_count,
             inventory=inventory,
         )
 
-    def _open(self) -> Any:
+    def _start_call(self) -> Any:
         return self._stub.Admit()
 
-    def _greeting(self) -> list[pb.AdmitRequest]:
+    def _replay_requests(self) -> list[pb.AdmitRequest]:
         self._drafts.clear()
-        self._received_here = 0
+        self._received_count = 0
         return [self._request(self._inventory())]
 
-    def _take_in(self, response: pb.AdmitResponse) -> None:
+    def _accept(self, response: pb.AdmitResponse) -> None:
         if response.inventory_within_ms:
-            self._asked(response.inventory_within_ms)
+            self._answer_inquiry(response.inventory_within_ms)
             return
         if response.cancelled:
             # This says nothing else.
             self._cancel(response.cancelled)
             return
         self.waiting_reason = response.waiting_reason
-        before = self._received_here
+        before = self._received_count
         for grant in response.grants:
             key = (grant.group_id, grant.lease_id)
             if not grant.HasField("task"):
@@ -111,8 +111,8 @@ class AdmitStream(LeaseStream):
                 self._outstanding += 1
                 self._grants[key] = grant
                 self._news.set()
-        if self._received_here != before:
-            self._say(None)
+        if self._received_count != before:
+            self._report(None)
 
     def _cancel(self, leases: Sequence[pb.LeaseRef]) -> None:
         self.on_cancelled(leases)
@@ -120,7 +120,7 @@ class AdmitStream(LeaseStream):
         if returned := sum(grant is not None for grant in untaken):
             self.update(self._credits + returned)
 
-    def _failed(self, error: RollmeshError) -> None:
+    def _on_failure(self, error: RollmeshError) -> None:
         self.waiting_reason = str(error)
         self._news.set()
 
@@ -136,5 +136,5 @@ class AdmitStream(LeaseStream):
         return self._grants.pop(next(iter(self._grants)))
 
 
-def _unheard(_leases: Sequence[pb.LeaseRef]) -> None:
+def _ignore_cancellations(_leases: Sequence[pb.LeaseRef]) -> None:
     """Until the owner says what to do."""

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from rollmesh.buffer.client.admit_stream import AdmitStream
 from rollmesh.buffer.client.fetch import fetch, fetch_side
-from rollmesh.buffer.client.pending_write import Outgoing
-from rollmesh.buffer.client.sample_stream import Arrivals, Arrived, SampleStream
+from rollmesh.buffer.client.pending_write import PendingWrite
+from rollmesh.buffer.client.sample_stream import ReceivedGroup, SampleStream, SampleUpdate
 from rollmesh.buffer.client.upload import Uploader
-from rollmesh.buffer.client.write_stream import Writer, WriteResult
+from rollmesh.buffer.client.write_stream import WriteResult, WriteStream
 from rollmesh.buffer.protocol.leases import Lease
 from rollmesh.mesh.errors import LostStateError
 from rollmesh.mesh.rpc.rpc import call_with_retry
@@ -29,19 +29,19 @@ from rollmesh.protos import trajectory_pb2 as trajectory
 
 __all__ = [
     "AdmitStream",
-    "Arrivals",
-    "Arrived",
     "BufferClient",
     "Lease",
-    "Outgoing",
+    "PendingWrite",
+    "ReceivedGroup",
     "SampleStream",
+    "SampleUpdate",
     "WriteResult",
-    "Writer",
+    "WriteStream",
 ]
 _SEED_BYTES = 512 << 10
 _USES_AT_ONCE = 512
-# Redis may be restarted again while the learner makes up for the last time.
-_REPAIRS = 5
+# Redis may be restarted again while the learner restores what the last restart has lost.
+_RECOVERIES = 5
 
 
 class BufferClient:
@@ -60,8 +60,8 @@ class BufferClient:
         self._retry_s = retry_s
         self._number = 0
         self._uploader = Uploader(self._stub, timeout_s, retry_s)
-        self.repair: Callable[[], Awaitable[None]] | None = None
-        """How a learner makes up for what Redis has lost; the call that ran into it is then repeated."""
+        self.on_lost_state: Callable[[], Awaitable[None]] | None = None
+        """How a learner restores what Redis has lost; the call that failed is then repeated."""
 
     def _next_call(self) -> int:
         """Of a call of which no late copy may count: greater than all before, this process' and its predecessors'."""
@@ -71,20 +71,20 @@ class BufferClient:
     async def _call(self, method: Callable[..., Any], request: Any, what: str) -> Any:
         return await call_with_retry(lambda: method(request, timeout=self._timeout_s), retry_s=self._retry_s, what=what)
 
-    async def _mended(self, method: Callable[..., Any], request: Any, what: str) -> Any:
-        """As `_call`, repeated where the learner has made up for what Redis had lost."""
-        for _ in range(_REPAIRS):
+    async def _call_with_recovery(self, method: Callable[..., Any], request: Any, what: str) -> Any:
+        """As `_call`, repeated once the learner has restored what Redis had lost."""
+        for _ in range(_RECOVERIES):
             try:
                 return await self._call(method, request, what)
             except LostStateError:
-                if self.repair is None:
+                if self.on_lost_state is None:
                     raise
-                await self._repair()
+                await self._recover()
         return await self._call(method, request, what)
 
-    async def _repair(self) -> None:
-        if self.repair is not None:
-            await self.repair()
+    async def _recover(self) -> None:
+        if self.on_lost_state is not None:
+            await self.on_lost_state()
 
     async def reassert(
         self,
@@ -159,7 +159,7 @@ class BufferClient:
                 call=self._next_call(),
             )
             # What is to be seeded for training may be something else after a loss: the caller begins again.
-            call = self._call if table == "train" else self._mended
+            call = self._call if table == "train" else self._call_with_recovery
             response: pb.SeedResponse = await call(self._stub.Seed, request, "seeding prompt tasks")
             added, withdrawn = added + response.added, withdrawn + response.withdrawn
         response.added, response.withdrawn = added, withdrawn
@@ -176,7 +176,7 @@ class BufferClient:
     async def commit(self, table: str, incarnation: int, version: int, checkpoint: str = "") -> pb.CommitResponse:
         """Says that the state containing every use below `version` is durable."""
         request = pb.CommitRequest(table=table, incarnation=incarnation, version=version, checkpoint=checkpoint)
-        response: pb.CommitResponse = await self._mended(self._stub.Commit, request, "committing")
+        response: pb.CommitResponse = await self._call_with_recovery(self._stub.Commit, request, "committing")
         return response
 
     async def resume(
@@ -211,7 +211,7 @@ class BufferClient:
         request = pb.NackRequest(
             table=table, incarnation=incarnation, leases=leases, disposition=disposition, reason=reason
         )
-        response: pb.NackResponse = await self._mended(self._stub.Nack, request, "giving groups back")
+        response: pb.NackResponse = await self._call_with_recovery(self._stub.Nack, request, "giving groups back")
         return response
 
     async def release(
@@ -225,7 +225,7 @@ class BufferClient:
     async def set_policy_version(self, incarnation: int, version: int) -> int:
         """Says that weights of this version can be fetched; returns the version in force."""
         request = pb.SetPolicyVersionRequest(incarnation=incarnation, version=version)
-        response: pb.SetPolicyVersionResponse = await self._mended(
+        response: pb.SetPolicyVersionResponse = await self._call_with_recovery(
             self._stub.SetPolicyVersion, request, "announcing a version"
         )
         return response.version
@@ -238,7 +238,9 @@ class BufferClient:
         request = pb.SetPrioritiesRequest(
             table=table, incarnation=incarnation, priorities=items, call=self._next_call()
         )
-        response: pb.SetPrioritiesResponse = await self._mended(self._stub.SetPriorities, request, "setting priorities")
+        response: pb.SetPrioritiesResponse = await self._call_with_recovery(
+            self._stub.SetPriorities, request, "setting priorities"
+        )
         return response
 
     async def describe(self, table: str) -> pb.DescribeResponse:
@@ -287,13 +289,13 @@ class BufferClient:
         """Opens the standing stream of grants; a callable generation is read at every (re)connection."""
         return AdmitStream(self._stub, table, member_id, _callable(generation), self._retry_s)
 
-    def writer(self, table: str, member_id: str, generation: int | Callable[[], int]) -> Writer:
+    def writer(self, table: str, member_id: str, generation: int | Callable[[], int]) -> WriteStream:
         """Opens the standing stream of writes."""
-        return Writer(self._channel, table, member_id, _callable(generation), self._retry_s, self._uploader)
+        return WriteStream(self._channel, table, member_id, _callable(generation), self._retry_s, self._uploader)
 
     def sample(self, table: str, incarnation: int, *, with_payloads: bool = True) -> SampleStream:
         """Opens the standing stream of leased groups."""
-        return SampleStream(self._channel, table, incarnation, with_payloads, self._retry_s, self._repair)
+        return SampleStream(self._channel, table, incarnation, with_payloads, self._retry_s, self._recover)
 
 
 def _callable(generation: int | Callable[[], int]) -> Callable[[], int]:

@@ -12,14 +12,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from rollmesh.buffer.client.reconnecting_stream import StandingStream
+from rollmesh.buffer.client.reconnecting_stream import ReconnectingStream
 from rollmesh.buffer.protocol.leases import Lease
 from rollmesh.protos import buffer_pb2 as pb
 
 _REMEMBERED = 8192
 
 
-class Seen:
+class RecentLeases:
     """Remembers the latest leases, to recognize what is delivered twice."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Seen:
         self._leases.pop(lease, None)
 
 
-class LeaseStream(StandingStream):
+class LeaseStream(ReconnectingStream):
     """A standing stream whose client says what it holds.
 
     Attributes:
@@ -51,47 +51,47 @@ class LeaseStream(StandingStream):
     """
 
     def __init__(self, what: str, retry_s: float) -> None:
-        self._seen = Seen()
-        self._again: set[Lease] = set()
-        self._received_here = 0
+        self._seen = RecentLeases()
+        self._offered_again: set[Lease] = set()
+        self._received_count = 0
         self.holdings: Callable[[], Iterable[Lease]] | None = None
         super().__init__(what, retry_s)
         # Every connection begins with a question, which says within what time the next one comes.
         self._patience_s = retry_s
 
     @abstractmethod
-    def _take_in(self, response: Any) -> None:
+    def _accept(self, response: Any) -> None:
         """Takes one response."""
 
     @abstractmethod
-    def _untaken(self) -> Iterable[Lease]:
+    def _undelivered(self) -> Iterable[Lease]:
         """What came and was not taken yet."""
 
     @abstractmethod
-    def _say(self, inventory: pb.Inventory | None) -> None:
+    def _report(self, inventory: pb.Inventory | None) -> None:
         """Sends how much was received, and what is held where that is to be said."""
 
     def _inventory(self) -> pb.Inventory:
-        return pb.Inventory(leases=[pb.LeaseRef(group_id=g, lease_id=lease) for g, lease in self._named()])
+        return pb.Inventory(leases=[pb.LeaseRef(group_id=g, lease_id=lease) for g, lease in self._all_holdings()])
 
-    def _named(self) -> set[Lease]:
-        return {*(self._seen if self.holdings is None else self.holdings()), *self._untaken()}
+    def _all_holdings(self) -> set[Lease]:
+        return {*(self._seen if self.holdings is None else self.holdings()), *self._undelivered()}
 
-    def _asked(self, within_ms: int) -> None:
+    def _answer_inquiry(self, within_ms: int) -> None:
         """The server wants to know what is held, and will again within a lease term."""
         self._patience_s = within_ms / 1000
-        self._say(self._inventory())
+        self._report(self._inventory())
 
     def _is_new(self, lease: Lease) -> bool:
         """Counts what came; False where it is said again, as it is when a connection begins."""
-        self._received_here += 1
+        self._received_count += 1
         is_new = self._seen.add(lease)
         if not is_new:
-            self._again.add(lease)
+            self._offered_again.add(lease)
         return is_new
 
-    def _received(self, response: Any) -> None:
-        self._take_in(response)
-        again, self._again = self._again, set()
-        if again and not again <= self._named():
-            self._say(self._inventory())
+    def _on_response(self, response: Any) -> None:
+        self._accept(response)
+        again, self._offered_again = self._offered_again, set()
+        if again and not again <= self._all_holdings():
+            self._report(self._inventory())

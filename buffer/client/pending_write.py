@@ -8,7 +8,7 @@ from rollmesh.protos import buffer_pb2 as pb
 
 
 @dataclass(slots=True)
-class Outgoing:
+class PendingWrite:
     """A member's outcome or draft.
 
     Attributes:

@@ -24,7 +24,7 @@ _BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 1.0
 
 
-class StandingStream(ABC):
+class ReconnectingStream(ABC):
     """A bidirectional stream that reconnects.
 
     Args:
@@ -42,25 +42,25 @@ class StandingStream(ABC):
         self._patience_s: float | None = None
         self._patience: asyncio.Timeout | None = None
         self._task = asyncio.create_task(self._run(), name=what)
-        self._task.add_done_callback(self._ended)
+        self._task.add_done_callback(self._on_task_done)
 
     @abstractmethod
-    def _open(self) -> Any:
+    def _start_call(self) -> Any:
         """Opens the call."""
 
     @abstractmethod
-    def _greeting(self) -> list[Any]:
+    def _replay_requests(self) -> list[Any]:
         """Requests that bring a new connection to the present state; empties what they make superfluous."""
 
     @abstractmethod
-    def _received(self, response: Any) -> None:
+    def _on_response(self, response: Any) -> None:
         """Takes one response."""
 
     @abstractmethod
-    def _failed(self, error: RollmeshError) -> None:
+    def _on_failure(self, error: RollmeshError) -> None:
         """Tells all who wait that the stream is over."""
 
-    async def _lost_state(self) -> None:
+    async def _on_lost_state(self) -> None:
         """Redis may have lost state. The learner's stream makes up for it; others wait until it has."""
         log.info("%s: Redis was restarted; waits for the learner to say what it has used", self._what)
 
@@ -69,7 +69,7 @@ class StandingStream(ABC):
             raise self._error
         self._outbox.put_nowait(request)
 
-    def _expect(self, within_s: float | None) -> None:
+    def _set_deadline(self, within_s: float | None) -> None:
         """The server's next word is due within this time; None: nothing is due."""
         self._patience_s = within_s
         if self._patience is not None and not self._patience.expired():
@@ -84,46 +84,46 @@ class StandingStream(ABC):
     async def _run(self) -> None:
         while True:
             try:
-                how = await self._converse()
+                how = await self._run_connection()
                 error: RollmeshError = UnreachableError(f"{self._what}: the server {how}")
             except grpc.aio.AioRpcError as failure:
                 error = to_rollmesh_error(failure, self._what)
                 if not is_transient(failure) and not isinstance(error, OldGenerationError | LostStateError):
-                    self._give_up(error)
+                    self._end(error)
                     return
             if isinstance(error, LostStateError):
                 try:
-                    await self._lost_state()
+                    await self._on_lost_state()
                 except RollmeshError as failure:
-                    self._give_up(failure)
+                    self._end(failure)
                     return
             if self._retries.failed():
-                self._give_up(error)
+                self._end(error)
                 return
             log.debug("%s: %s; opening it again", self._what, error)
             await asyncio.sleep(self._backoff_s * (0.5 + random.random()))  # noqa: S311  jitter
             self._backoff_s = min(_MAX_BACKOFF_S, self._backoff_s * 2)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         """A fault of ours, in a response or in what the owner does with it: all who wait must hear of it."""
         if task.cancelled() or (error := task.exception()) is None:
             return
         log.error("%s failed", self._what, exc_info=error)
-        self._give_up(ended_by(error, self._what))
+        self._end(ended_by(error, self._what))
 
-    def _give_up(self, error: RollmeshError) -> None:
+    def _end(self, error: RollmeshError) -> None:
         self._error = error
-        self._failed(error)
+        self._on_failure(error)
 
-    async def _converse(self) -> str:
+    async def _run_connection(self) -> str:
         """One connection, until it ends; returns how the server has ended it.
 
         Raises:
             AioRpcError: the call failed.
         """
-        call = self._open()
+        call = self._start_call()
         self._outbox = asyncio.Queue()
-        for request in self._greeting():
+        for request in self._replay_requests():
             self._outbox.put_nowait(request)
         outbox = self._outbox
 
@@ -142,8 +142,8 @@ class StandingStream(ABC):
                 async for response in call:
                     self._retries.answered()
                     self._backoff_s = _BACKOFF_S
-                    self._received(response)
-                    self._expect(self._patience_s)
+                    self._on_response(response)
+                    self._set_deadline(self._patience_s)
             return "closed the stream"
         except TimeoutError:
             if not patience.expired():

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 _METHOD = "/rollmesh.v1.Buffer/Sample"
 
 
-class Arrived(NamedTuple):
+class ReceivedGroup(NamedTuple):
     """A leased group; its payloads by position in `leased.members`, empty where they did not come along."""
 
     leased: pb.LeasedGroup
@@ -31,12 +31,12 @@ class Arrived(NamedTuple):
         return (self.leased.group_id, self.leased.lease_id)
 
 
-class Arrivals(NamedTuple):
+class SampleUpdate(NamedTuple):
     """What came together: groups; whether the data has ended (`exhausted`); leases that were held and are not any more
     (`lost`). A group that comes again comes under a newer lease: the earlier one is over.
     """
 
-    groups: Sequence[Arrived]
+    groups: Sequence[ReceivedGroup]
     exhausted: bool = False
     lost: Sequence[pb.LeaseRef] = ()
 
@@ -60,7 +60,7 @@ class SampleStream(LeaseStream):
         incarnation: int,
         with_payloads: bool,
         retry_s: float,
-        repair: Callable[[], Awaitable[None]],
+        recover: Callable[[], Awaitable[None]],
     ) -> None:
         self._call = channel.stream_stream(
             _METHOD,
@@ -71,10 +71,10 @@ class SampleStream(LeaseStream):
         self._incarnation = incarnation
         self._with_payloads = with_payloads
         self._open_credits: dict[int, int] = {}
-        self._arrivals: deque[Arrivals] = deque()
+        self._arrivals: deque[SampleUpdate] = deque()
         self._news = asyncio.Event()
         self.waiting_reason = "connecting to the buffer"
-        self._repair = repair
+        self._recover = recover
         super().__init__(f"sampling ({table})", retry_s)
 
     def request(self, credits: int, for_version: int) -> None:  # noqa: A002  the contract's word
@@ -86,7 +86,7 @@ class SampleStream(LeaseStream):
         self._open_credits[for_version] = self._open_credits.get(for_version, 0) + credits
         self._send(self._request(credits, for_version))
 
-    def on_the_way(self, version: int) -> int:
+    def outstanding(self, version: int) -> int:
         """Groups for `version` that were asked for and were not taken from the stream yet."""
         arrived = (group.leased.for_version == version for some in self._arrivals for group in some.groups)
         return max(0, self._open_credits.get(version, 0)) + sum(arrived)
@@ -96,10 +96,10 @@ class SampleStream(LeaseStream):
         for lease in leases:
             self._seen.forget(lease)
 
-    def _untaken(self) -> Iterable[Lease]:
+    def _undelivered(self) -> Iterable[Lease]:
         return (group.lease for some in self._arrivals for group in some.groups)
 
-    def _say(self, inventory: pb.Inventory | None) -> None:
+    def _report(self, inventory: pb.Inventory | None) -> None:
         self._send(self._request(0, 0, inventory))
 
     def _request(self, count: int, for_version: int, inventory: pb.Inventory | None = None) -> pb.SampleRequest:
@@ -109,11 +109,11 @@ class SampleStream(LeaseStream):
             credits=count,
             for_version=for_version,
             with_payloads=self._with_payloads,
-            received=self._received_here,
+            received=self._received_count,
             inventory=inventory,
         )
 
-    async def next(self, timeout_s: float) -> Arrivals | None:
+    async def next(self, timeout_s: float) -> SampleUpdate | None:
         """What came next; None after `timeout_s`.
 
         Raises:
@@ -130,47 +130,47 @@ class SampleStream(LeaseStream):
             return None
         return self._arrivals.popleft()
 
-    def _open(self) -> Any:
+    def _start_call(self) -> Any:
         return self._call()
 
-    def _greeting(self) -> list[pb.SampleRequest]:
-        self._received_here = 0
+    def _replay_requests(self) -> list[pb.SampleRequest]:
+        self._received_count = 0
         wanted = sorted((version, count) for version, count in self._open_credits.items() if count > 0)
         return [self._request(0, 0, self._inventory()), *(self._request(count, version) for version, count in wanted)]
 
-    def _take_in(self, parts: Apart[pb.SampleResponse]) -> None:
+    def _accept(self, parts: Apart[pb.SampleResponse]) -> None:
         response = parts.message
         if response.inventory_within_ms:
-            self._asked(response.inventory_within_ms)
+            self._answer_inquiry(response.inventory_within_ms)
             return
         self.waiting_reason = response.waiting_reason
-        fresh = [group for group in _arrived(response, parts.payloads) if self._is_new(group.lease)]
+        fresh = [group for group in _received_groups(response, parts.payloads) if self._is_new(group.lease)]
         for group in fresh:
-            self._deliver(group.leased)
+            self._use_credit(group.leased)
         if response.exhausted:
             self._open_credits.clear()
         self.forget((lease.group_id, lease.lease_id) for lease in response.lost)
         # Who does not say what it holds has nothing to strike out.
         lost = response.lost if self.holdings is not None else ()
         if fresh or response.exhausted or lost:
-            self._arrivals.append(Arrivals(fresh, response.exhausted, lost))
+            self._arrivals.append(SampleUpdate(fresh, response.exhausted, lost))
             self._news.set()
 
-    def _deliver(self, group: pb.LeasedGroup) -> None:
+    def _use_credit(self, group: pb.LeasedGroup) -> None:
         version = group.for_version
         self._open_credits[version] = self._open_credits.get(version, 0) - 1
         for other in [v for v, count in self._open_credits.items() if count <= 0 or v < version]:
             del self._open_credits[other]
 
-    async def _lost_state(self) -> None:
-        await self._repair()
+    async def _on_lost_state(self) -> None:
+        await self._recover()
 
-    def _failed(self, error: RollmeshError) -> None:
+    def _on_failure(self, error: RollmeshError) -> None:
         self.waiting_reason = str(error)
         self._news.set()
 
 
-def _arrived(response: pb.SampleResponse, payloads: memoryview) -> Iterator[Arrived]:
+def _received_groups(response: pb.SampleResponse, payloads: memoryview) -> Iterator[ReceivedGroup]:
     """The groups of a response. Where lengths do not add up, they come without payloads: no one can train on them."""
     sizes = [size for group in response.groups for size in group.payload_bytes]
     try:
@@ -178,7 +178,7 @@ def _arrived(response: pb.SampleResponse, payloads: memoryview) -> Iterator[Arri
     except PayloadError as error:
         log.error("payloads of %d groups cannot be told apart: %s", len(response.groups), error)
         for group in response.groups:
-            yield Arrived(group, ())
+            yield ReceivedGroup(group, ())
         return
     for group in response.groups:
-        yield Arrived(group, [next(values) for _ in group.payload_bytes])
+        yield ReceivedGroup(group, [next(values) for _ in group.payload_bytes])

@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from rollmesh.buffer.client.pending_write import Outgoing
+from rollmesh.buffer.client.pending_write import PendingWrite
 from rollmesh.buffer.protocol.limits import PIECE_BYTES
 from rollmesh.buffer.protocol.side_data import DTYPES, check_name
 from rollmesh.mesh.errors import PayloadError
@@ -44,7 +44,7 @@ class Uploader:
         self._retry_s = retry_s
         self._room = asyncio.Semaphore(_AT_ONCE)
 
-    async def payload(self, table: str, write: Outgoing) -> Outgoing:
+    async def payload(self, table: str, write: PendingWrite) -> PendingWrite:
         """Uploads the payload of a write; returns the write that names it.
 
         Raises:
@@ -64,7 +64,7 @@ class Uploader:
             group_id=named.group_id, lease_id=named.lease_id, attempt=named.attempt, meta=named.meta,
             pieces=pieces, uploaded_bytes=len(payload), uploaded_digest=target.digest,
         )  # fmt: skip
-        return Outgoing(uploaded, head)
+        return PendingWrite(uploaded, head)
 
     async def side(
         self, table: str, grant: pb.GroupGrant, member: int, name: str, data: bytes | NDArray[np.generic]

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from rollmesh.buffer.client.pending_write import Outgoing
-from rollmesh.buffer.client.reconnecting_stream import StandingStream
+from rollmesh.buffer.client.pending_write import PendingWrite
+from rollmesh.buffer.client.reconnecting_stream import ReconnectingStream
 from rollmesh.buffer.client.upload import Uploader
 from rollmesh.buffer.protocol.framing import fields
 from rollmesh.buffer.protocol.limits import MAX_WHOLE_BYTES, MESSAGE_MEMBERS, PIECE_BYTES
@@ -65,7 +65,7 @@ class _Item:
     position: int
 
 
-def _is_large(write: Outgoing) -> bool:
+def _is_large(write: PendingWrite) -> bool:
     return len(write.payload) > PIECE_BYTES and (not write.head.draft or len(write.payload) > MAX_WHOLE_BYTES)
 
 
@@ -74,7 +74,7 @@ def _rejected(error: PayloadError) -> WriteResult:
     return WriteResult(pb.WRITE_STATUS_REJECTED, field=error.field, message=error.message)
 
 
-class Writer(StandingStream):
+class WriteStream(ReconnectingStream):
     """`write` returns once Redis has the members on disk. Unanswered messages are sent again after a reconnect, and to
     another connection where none is answered for `retry_s`.
 
@@ -103,7 +103,7 @@ class Writer(StandingStream):
         self._sequence = 0
         super().__init__(f"writing ({table})", retry_s)
 
-    async def write(self, writes: Sequence[Outgoing]) -> list[WriteResult]:
+    async def write(self, writes: Sequence[PendingWrite]) -> list[WriteResult]:
         """Stores members; results are in the order of `writes`.
 
         Raises:
@@ -112,8 +112,8 @@ class Writer(StandingStream):
         large = {index for index, write in enumerate(writes) if _is_large(write)}
         return await (self._write_large(writes, large) if large else self._write(writes))
 
-    async def _write_large(self, writes: Sequence[Outgoing], large: set[int]) -> list[WriteResult]:
-        async def upload(write: Outgoing) -> list[WriteResult]:
+    async def _write_large(self, writes: Sequence[PendingWrite], large: set[int]) -> list[WriteResult]:
+        async def upload(write: PendingWrite) -> list[WriteResult]:
             try:
                 if write.head.draft:
                     raise PayloadError("payload", f"a draft of {len(write.payload)} bytes, over {MAX_WHOLE_BYTES}")
@@ -126,7 +126,7 @@ class Writer(StandingStream):
         small, uploaded = iter(results[0]), iter(results[1:])
         return [next(uploaded)[0] if index in large else next(small) for index in range(len(writes))]
 
-    async def _write(self, writes: Sequence[Outgoing]) -> list[WriteResult]:
+    async def _write(self, writes: Sequence[PendingWrite]) -> list[WriteResult]:
         if self._error is not None:
             raise self._error
         if not writes:
@@ -150,7 +150,7 @@ class Writer(StandingStream):
                 size += len(item.head) + len(item.payload)
             self._sequence += 1
             if not self._unanswered:
-                self._expect(self._answer_s)
+                self._set_deadline(self._answer_s)
             self._unanswered[self._sequence] = items
             self._send(self._message(self._sequence, items))
 
@@ -161,13 +161,13 @@ class Writer(StandingStream):
         rest = (head.SerializeToString(), *fields(_WRITES, [item.head for item in items]))
         return joined(_PAYLOADS, [item.payload for item in items], rest)
 
-    def _open(self) -> Any:
+    def _start_call(self) -> Any:
         return self._call()
 
-    def _greeting(self) -> list[bytes]:
+    def _replay_requests(self) -> list[bytes]:
         return [self._message(sequence, items) for sequence, items in self._unanswered.items()]
 
-    def _received(self, response: pb.WriteResponse) -> None:
+    def _on_response(self, response: pb.WriteResponse) -> None:
         items = self._unanswered.pop(response.sequence, [])
         more = {result.position: result for result in response.results}
         for position, (item, status) in enumerate(zip(items, response.statuses, strict=False)):
@@ -176,10 +176,10 @@ class Writer(StandingStream):
             else:
                 result = WriteResult(status, said.sealed, said.field, said.message)
             item.call.put(item.position, result)
-        self._expect(self._answer_s if self._unanswered else None)
+        self._set_deadline(self._answer_s if self._unanswered else None)
         self._flush()
 
-    def _failed(self, error: RollmeshError) -> None:
+    def _on_failure(self, error: RollmeshError) -> None:
         waiting = [item for items in self._unanswered.values() for item in items] + list(self._gathered)
         self._unanswered.clear()
         self._gathered.clear()

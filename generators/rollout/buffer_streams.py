@@ -146,9 +146,9 @@ class WriteStreams:
     def __init__(self, client: BufferClient, agent: MembershipAgent) -> None:
         self._client = client
         self._agent = agent
-        self._writers: dict[str, Writer] = {}
+        self._writers: dict[str, WriteStream] = {}
 
-    def of(self, table: str) -> Writer:
+    def of(self, table: str) -> WriteStream:
         """The table's writer."""
         writer = self._writers.get(table)
         if writer is None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from rollmesh.buffer.client.client import Outgoing, WriteResult
+from rollmesh.buffer.client.client import PendingWrite, WriteResult
 from rollmesh.generators.engines.interface import PartialResponse
 from rollmesh.generators.rollout.active_group import ActiveGroup
 from rollmesh.generators.rollout.encoding import member_write
@@ -32,7 +32,7 @@ _LOOKS = 8
 class DraftWriter(Protocol):
     """The part of the buffer's client that stores drafts."""
 
-    async def write(self, writes: Sequence[Outgoing]) -> list[WriteResult]:
+    async def write(self, writes: Sequence[PendingWrite]) -> list[WriteResult]:
         """Stores drafts; one result each, in order.
 
         Raises:

@@ -18,4 +18,4 @@ def member_write(
         meta=meta,
         draft=draft,
     )
-    return Outgoing(head, payload)
+    return PendingWrite(head, payload)

@@ -45,7 +45,7 @@ Writes = list[tuple[ActiveGroup, Outgoing]]
 class MemberWriter(Protocol):
     """The part of the buffer's client that stores members."""
 
-    async def write(self, writes: Sequence[Outgoing]) -> list[WriteResult]:
+    async def write(self, writes: Sequence[PendingWrite]) -> list[WriteResult]:
         """Stores members; one result each, in order.
 
         Raises:

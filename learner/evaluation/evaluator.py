@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from rollmesh.buffer.client.client import Arrived, BufferClient, SampleStream
+from rollmesh.buffer.client.client import BufferClient, ReceivedGroup, SampleStream
 from rollmesh.learner.data import PromptEncoder, RowSource
 from rollmesh.learner.data.prompts import Refused, TaskShape
 from rollmesh.learner.evaluation.metrics import pass_metrics
@@ -325,13 +325,13 @@ class Evaluator:
             await stream.close()
         return replace(result, skipped=self.skipped, measured_by=self._rules.measured_by)
 
-    async def _collect(self, stream: SampleStream, policy: PolicyVersion) -> list[Arrived]:
+    async def _collect(self, stream: SampleStream, policy: PolicyVersion) -> list[ReceivedGroup]:
         """The groups of a round, each once: one that comes again comes under the lease that counts."""
-        groups: dict[str, Arrived] = {}
+        groups: dict[str, ReceivedGroup] = {}
         self._answered = 0
         stream.holdings = lambda: [group.lease for group in groups.values()]
         while (missing := len(self._tasks) - len(groups)) > 0:
-            if (unasked := missing - stream.on_the_way(policy.version)) > 0:
+            if (unasked := missing - stream.outstanding(policy.version)) > 0:
                 stream.request(unasked, policy.version)
             response = await stream.next(_CHECK_S)
             if response is None:
@@ -372,7 +372,7 @@ class Evaluator:
 
 def summarize(
     policy: PolicyVersion,
-    arrived: Sequence[Arrived],
+    arrived: Sequence[ReceivedGroup],
     decode: Decode,
     *,
     asked: Sequence[trajectory_pb2.PromptTask],

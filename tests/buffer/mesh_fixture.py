@@ -11,7 +11,14 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from rollmesh.buffer.client.client import AdmitStream, Arrivals, BufferClient, Outgoing, SampleStream, Writer
+from rollmesh.buffer.client.client import (
+    AdmitStream,
+    BufferClient,
+    PendingWrite,
+    SampleStream,
+    SampleUpdate,
+    WriteStream,
+)
 from rollmesh.buffer.client.write_stream import WriteResult
 from rollmesh.buffer.redis_backend.acl import ADMIN
 from rollmesh.buffer.server.process import BufferService
@@ -69,7 +76,9 @@ def make_task(ordinal: int, n: int = 2, pinned: PolicyVersion | None = None) -> 
     )
 
 
-def make_write(grant: pb.GroupGrant, member: int, versions: list[PolicyVersion], *, reward: float = 1.0) -> Outgoing:
+def make_write(
+    grant: pb.GroupGrant, member: int, versions: list[PolicyVersion], *, reward: float = 1.0
+) -> PendingWrite:
     """A scored member whose tokens carry `versions`."""
     count = len(versions)
     runs = VersionRuns.from_tokens(versions)
@@ -85,10 +94,10 @@ def make_write(grant: pb.GroupGrant, member: int, versions: list[PolicyVersion],
         oldest=runs.oldest.to_proto(),
         newest=runs.newest.to_proto(),
     )
-    return Outgoing(head_of_write(grant, meta), payload)
+    return PendingWrite(head_of_write(grant, meta), payload)
 
 
-def key_of(front: BufferService, write: Outgoing) -> str:
+def key_of(front: BufferService, write: PendingWrite) -> str:
     """Under which the payload of a member lies; in pieces, what their keys begin with."""
     head = write.head
     name = (head.meta.member, head.attempt, digest_of(write.payload))
@@ -104,10 +113,10 @@ def head_of_write(grant: pb.GroupGrant, meta: trajectory.MemberMeta) -> pb.Membe
     return pb.MemberWrite(group_id=grant.group_id, lease_id=grant.lease_id, attempt=grant.attempt, meta=meta)
 
 
-def make_failure(grant: pb.GroupGrant, member: int) -> Outgoing:
+def make_failure(grant: pb.GroupGrant, member: int) -> PendingWrite:
     """A member that could not be scored."""
     meta = trajectory.MemberMeta(member=member, outcome=trajectory.OUTCOME_ERROR, reason="test")
-    return Outgoing(head_of_write(grant, meta))
+    return PendingWrite(head_of_write(grant, meta))
 
 
 def refs(groups: list[Any]) -> list[pb.LeaseRef]:
@@ -238,7 +247,7 @@ class Learner(Actor):
         self.version = 0
         self.told: list[tuple[int, int]] = []
         """Answers of Reassert: groups corrected, groups unknown."""
-        self.client.repair = self.tell
+        self.client.on_lost_state = self.tell
 
     async def tell(self) -> None:
         """Says again what was used, until the buffer has understood."""
@@ -298,7 +307,7 @@ class Learner(Actor):
                     break
         return groups
 
-    def taken(self, response: Arrivals) -> list[pb.LeasedGroup]:
+    def taken(self, response: SampleUpdate) -> list[pb.LeasedGroup]:
         """The groups of a response; their payloads are kept in `payloads`."""
         for arrived in response.groups:
             self.payloads[arrived.leased.group_id] = [bytes(payload) for payload in arrived.payloads]
@@ -322,7 +331,7 @@ class Generator(Actor):
         self.streams.append(stream)
         return stream
 
-    def writer(self, table: str = "train") -> Writer:
+    def writer(self, table: str = "train") -> WriteStream:
         stream = self.client.writer(table, self.agent.member_id, lambda: self.agent.generation)
         self.streams.append(stream)
         return stream
@@ -331,7 +340,9 @@ class Generator(Actor):
         async with asyncio.timeout(TIMEOUT_S):
             return [await anext(stream) for _ in range(count)]
 
-    async def finish(self, writer: Writer, grants: list[pb.GroupGrant], version: PolicyVersion) -> list[WriteResult]:
+    async def finish(
+        self, writer: WriteStream, grants: list[pb.GroupGrant], version: PolicyVersion
+    ) -> list[WriteResult]:
         """Writes all missing members of the groups, sampled at one version."""
         writes = [
             make_write(grant, member, [version] * 5)

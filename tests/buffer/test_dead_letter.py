@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-from rollmesh.buffer.client.client import Outgoing
+from rollmesh.buffer.client.client import PendingWrite
 from rollmesh.buffer.server.process import BufferService
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
@@ -22,7 +22,7 @@ V0 = PolicyVersion(1, 0)
 async def fail(generator: Generator, grants: list[pb.GroupGrant], *reasons: str) -> None:
     """All members of the groups say that they could not be scored."""
     writes = [
-        Outgoing(
+        PendingWrite(
             head_of_write(
                 grant,
                 trajectory.MemberMeta(

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollmesh.buffer.client.client import Outgoing
+from rollmesh.buffer.client.client import PendingWrite
 from rollmesh.buffer.client.write_stream import WriteResult
 from rollmesh.buffer.protocol.limits import PIECE_BYTES
 from rollmesh.buffer.redis_backend.embedded import RedisServer
@@ -41,7 +41,7 @@ async def own_mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
     await server.stop()
 
 
-def write_of(grant: pb.GroupGrant, member: int, version: PolicyVersion, tokens: int = TOKENS) -> Outgoing:
+def write_of(grant: pb.GroupGrant, member: int, version: PolicyVersion, tokens: int = TOKENS) -> PendingWrite:
     ids = np.full(tokens, grant.task.ordinal, np.int32)
     payload = encode(
         Trajectory(ids, np.zeros(tokens, np.float32), np.ones(tokens, np.uint8), VersionRuns(((tokens, version),)))
@@ -50,7 +50,7 @@ def write_of(grant: pb.GroupGrant, member: int, version: PolicyVersion, tokens: 
         member=member, outcome=trajectory.OUTCOME_SCORED, reward=1.0, prompt_tokens=4, response_tokens=tokens,
         oldest=version.to_proto(), newest=version.to_proto(),
     )  # fmt: skip
-    return Outgoing(head_of_write(grant, meta), payload)
+    return PendingWrite(head_of_write(grant, meta), payload)
 
 
 class Rounds:
@@ -76,7 +76,7 @@ class Rounds:
         self.admission.update(count, self.serving)
         return await self.generator.grants(self.admission, count)
 
-    async def write(self, writes: Sequence[Outgoing]) -> None:
+    async def write(self, writes: Sequence[PendingWrite]) -> None:
         async with asyncio.timeout(TIMEOUT_S):
             results = await self.writer.write(writes)
         assert {r.status for r in results} == {pb.WRITE_STATUS_STORED}
@@ -130,7 +130,7 @@ class Rounds:
         await client.commit("train", learner.incarnation, self.version)
         await generator.agent.beat()
 
-    async def _once_evicted(self, write: Outgoing) -> list[WriteResult]:
+    async def _once_evicted(self, write: PendingWrite) -> list[WriteResult]:
         async with asyncio.timeout(TIMEOUT_S):
             while (await self.learner.client.describe("train")).counts.generating:
                 await asyncio.sleep(0.01)

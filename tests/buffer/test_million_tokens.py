@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollmesh.buffer.client.client import Outgoing
+from rollmesh.buffer.client.client import PendingWrite
 from rollmesh.learner.distributed.train_plan import PlannedMember
 from rollmesh.learner.distributed.trajectories import FetchedTrajectories
 from rollmesh.learner.rollouts.group import decode_group, unsent_members
@@ -47,13 +47,13 @@ def long_trajectory(tokens: int) -> Trajectory:
     return Trajectory(rng.integers(0, 150_000, tokens, dtype=np.int32), log_probs, mask, runs)
 
 
-def write_of(grant: pb.GroupGrant, member: int, value: Trajectory, codec: Codec) -> Outgoing:
+def write_of(grant: pb.GroupGrant, member: int, value: Trajectory, codec: Codec) -> PendingWrite:
     meta = trajectory.MemberMeta(
         member=member, outcome=trajectory.OUTCOME_SCORED, reward=1.0, prompt_tokens=4,
         response_tokens=len(value.response_ids), oldest=value.versions.oldest.to_proto(),
         newest=value.versions.newest.to_proto(),
     )  # fmt: skip
-    return Outgoing(head_of_write(grant, meta), encode(value, codec=codec))
+    return PendingWrite(head_of_write(grant, meta), encode(value, codec=codec))
 
 
 @pytest.mark.parametrize(

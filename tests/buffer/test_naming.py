@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from rollmesh.buffer.client.client import AdmitStream, Arrived, Lease, SampleStream
+from rollmesh.buffer.client.client import AdmitStream, Lease, ReceivedGroup, SampleStream
 from rollmesh.mesh.errors import RollmeshError, UnreachableError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
@@ -37,8 +37,8 @@ class Book:
         stream.holdings = lambda: self.leases
 
 
-async def arrived(stream: SampleStream, count: int) -> list[Arrived]:
-    groups: list[Arrived] = []
+async def arrived(stream: SampleStream, count: int) -> list[ReceivedGroup]:
+    groups: list[ReceivedGroup] = []
     async with asyncio.timeout(TIMEOUT_S):
         while len(groups) < count:
             response = await stream.next(TIMEOUT_S)
@@ -174,7 +174,7 @@ async def test_a_lease_offered_again_with_which_its_holder_has_finished_is_given
     assert (again.group_id, again.attempt) == (grant.group_id, 2)
 
 
-async def leased(mesh: Mesh, count: int, **rules: Any) -> tuple[Learner, SampleStream, Book, list[Arrived]]:
+async def leased(mesh: Mesh, count: int, **rules: Any) -> tuple[Learner, SampleStream, Book, list[ReceivedGroup]]:
     """Groups that a learner holds."""
     front = await mesh.front(learner={"batch": {"groups": count}}, buffer={**SHORT, "redis": mesh.redis_url, **rules})
     learner, generator = await mesh.learner(front), await mesh.generator(front)

@@ -107,7 +107,7 @@ async def test_no_one_gets_anything_until_the_learner_has_spoken(mesh: Mesh, res
     await run.step()
     await run.write(1)
     groups = await learner.batch(run.sampler, 2, 1)
-    learner.client.repair = None
+    learner.client.on_lost_state = None
     key = f"{{rollmesh:{front.run_name}}}"
     # As after a restart; or as another front notes that saw the figures go back.
     await front.access.client.hset(key, *(("redis_run_id", "another") if restarted else ("suspect", "1")))
@@ -134,7 +134,7 @@ async def test_no_one_gets_anything_until_the_learner_has_spoken(mesh: Mesh, res
 async def test_an_incarnation_that_never_was_is_not_called_a_loss_of_redis(mesh: Mesh) -> None:
     front = await mesh.front()
     client = (await mesh.learner(front)).client
-    client.repair = None
+    client.on_lost_state = None
     for verb in (client.seed("train", 7, []), client.set_policy_version(7, 1), client.commit("train", 7, 1)):
         with pytest.raises(LostStateError, match=r"does not know this learner's incarnation: .* or it never was"):
             await verb

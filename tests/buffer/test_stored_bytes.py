@@ -15,7 +15,7 @@ from rollmesh.mesh.errors import StoreError
 from rollmesh.mesh.trajectory.payload_codec import decode
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
-from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Mesh, Outgoing, key_of, make_failure, make_write
+from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Mesh, PendingWrite, key_of, make_failure, make_write
 from tests.buffer.store.test_drafts import make_draft, values
 from tests.buffer.store.test_payloads import large_write, named, requests_of, upload
 from tests.buffer.test_flow import balanced
@@ -60,7 +60,7 @@ class Dying:
         raise StoreError("died here")
 
 
-async def wrote(generator: Generator, *writes: Outgoing) -> pb.WriteResponse:
+async def wrote(generator: Generator, *writes: PendingWrite) -> pb.WriteResponse:
     """One message, sent once."""
     for write in writes:
         write.head.payload_bytes = len(write.payload)
@@ -175,7 +175,7 @@ async def test_no_write_of_a_stranger_touches_what_is_stored(mesh: Mesh) -> None
     assert len(kept) == 3 + 1 + 3 + 1
     contents = {key: await front.access.mget([key.decode()]) for key in kept}
 
-    def hostile() -> Outgoing:
+    def hostile() -> PendingWrite:
         group = rng.choice((sealed, half, drafted)).group_id
         group += rng.choice(("", "", "", ":0", ":1:0", ":0:1", "|", "0", f":0:1:{digest_of(stored[0].payload)}"))
         grant = pb.GroupGrant(group_id=group, lease_id=rng.choice(("", "x")), attempt=rng.choice((0, 1, 1, 2, 9)))

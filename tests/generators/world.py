@@ -177,7 +177,7 @@ class Learner:
         self._stack.push_async_callback(self.agent.stop)
         response = await self.client.resume("train", self.member_id, version, takeover=takeover)
         self.incarnation, self.version = response.incarnation, version
-        self.client.repair = lambda: self._say_again(version)
+        self.client.on_lost_state = lambda: self._say_again(version)
         self.ordinal = response.seeded
         self.agent.set_status(incarnation=self.incarnation)
         await self.agent.beat()

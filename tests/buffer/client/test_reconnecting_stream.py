@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollmesh.buffer.client.reconnecting_stream import StandingStream
+from rollmesh.buffer.client.reconnecting_stream import ReconnectingStream
 from rollmesh.mesh.errors import RollmeshError, UnreachableError
 
 DEADLINE_S = 30.0
@@ -32,7 +32,7 @@ class Call:
         """Nothing runs."""
 
 
-class Stream(StandingStream):
+class Stream(ReconnectingStream):
     """Opens calls of so many words; what it receives fails where it is told to."""
 
     def __init__(self, words: int, fault: Exception | None = None) -> None:
@@ -42,19 +42,19 @@ class Stream(StandingStream):
         self._fault = fault
         super().__init__("stream", 0.2)
 
-    def _open(self) -> Any:
+    def _start_call(self) -> Any:
         self.opened += 1
         return Call(self._words)
 
-    def _greeting(self) -> list[Any]:
-        self._expect(0.05)
+    def _replay_requests(self) -> list[Any]:
+        self._set_deadline(0.05)
         return []
 
-    def _received(self, response: Any) -> None:
+    def _on_response(self, response: Any) -> None:
         if self._fault is not None:
             raise self._fault
 
-    def _failed(self, error: RollmeshError) -> None:
+    def _on_failure(self, error: RollmeshError) -> None:
         self.ended.set_result(error)
 
 

@@ -13,7 +13,7 @@ import grpc
 import numpy as np
 import pytest
 
-from rollmesh.buffer.client.client import Outgoing
+from rollmesh.buffer.client.client import PendingWrite
 from rollmesh.buffer.store.side_files import SideStore
 from rollmesh.mesh.errors import DataError, PayloadError, RollmeshError, StoreError
 from rollmesh.mesh.rpc.rpc import to_rollmesh_error
@@ -28,7 +28,7 @@ V0 = PolicyVersion(1, 0)
 EXPERTS = np.arange(700_000, dtype=np.int16).reshape(1000, 100, 7)
 
 
-def with_side(grant: pb.GroupGrant, member: int, *side: trajectory.SideData) -> Outgoing:
+def with_side(grant: pb.GroupGrant, member: int, *side: trajectory.SideData) -> PendingWrite:
     write = make_write(grant, member, [V0])
     write.head.meta.side.extend(side)
     return write
@@ -38,7 +38,7 @@ def files_in(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-async def written(generator: Generator, writes: Sequence[Outgoing]) -> list[tuple[int, str]]:
+async def written(generator: Generator, writes: Sequence[PendingWrite]) -> list[tuple[int, str]]:
     return [(r.status, r.field) for r in await generator.writer().write(writes)]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rollmesh.buffer.client.client import Outgoing
+from rollmesh.buffer.client.client import PendingWrite
 from rollmesh.buffer.server.member_validation import check_write
 from rollmesh.buffer.store.records import Write
 from rollmesh.mesh.errors import PayloadError
@@ -19,11 +19,11 @@ GRANT = pb.GroupGrant(group_id="train-1", lease_id="a1", attempt=1)
 VERSIONS = [PolicyVersion(1, 3), PolicyVersion(1, 4)]
 
 
-def check(write: Outgoing) -> Write:
+def check(write: PendingWrite) -> Write:
     return check_write(write.head, write.payload)
 
 
-def changed(change: Callable[[Outgoing], None]) -> Outgoing:
+def changed(change: Callable[[PendingWrite], None]) -> PendingWrite:
     write = make_write(GRANT, 0, VERSIONS)
     change(write)
     return write
@@ -51,7 +51,7 @@ def test_a_sound_member_carries_its_versions() -> None:
         ("meta.newest", lambda w: setattr(w.head.meta.newest, "version", 9)),
     ],
 )
-def test_the_wrong_field_is_named(field: str, change: Callable[[Outgoing], None]) -> None:
+def test_the_wrong_field_is_named(field: str, change: Callable[[PendingWrite], None]) -> None:
     with pytest.raises(PayloadError) as caught:
         check(changed(change))
     assert caught.value.field == field

@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from rollmesh.buffer.client.client import Outgoing
+from rollmesh.buffer.client.client import PendingWrite
 from rollmesh.buffer.server.process import BufferService
 from rollmesh.mesh.trajectory.payload_codec import Trajectory, decode, encode
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
@@ -22,7 +22,7 @@ from tests.buffer.test_flow import balanced
 V0, V1 = PolicyVersion(1, 0), PolicyVersion(1, 1)
 
 
-def make_draft(grant: pb.GroupGrant, member: int, versions: list[PolicyVersion]) -> Outgoing:
+def make_draft(grant: pb.GroupGrant, member: int, versions: list[PolicyVersion]) -> PendingWrite:
     count = len(versions)
     payload = encode(
         Trajectory(
@@ -34,7 +34,7 @@ def make_draft(grant: pb.GroupGrant, member: int, versions: list[PolicyVersion])
     )
     head = head_of_write(grant, trajectory.MemberMeta(member=member))
     head.draft = True
-    return Outgoing(head, payload)
+    return PendingWrite(head, payload)
 
 
 async def values(front: BufferService) -> set[str]:

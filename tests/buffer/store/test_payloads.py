@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 import pytest
 
-from rollmesh.buffer.client.client import Outgoing
+from rollmesh.buffer.client.client import PendingWrite
 from rollmesh.buffer.client.write_stream import WriteResult
 from rollmesh.buffer.protocol.limits import INLINE_BYTES, MAX_PIECES, MAX_WHOLE_BYTES, PIECE_BYTES
 from rollmesh.buffer.server.process import BufferService
@@ -30,7 +30,7 @@ V0 = PolicyVersion(1, 0)
 LARGE = 2 * PIECE_BYTES // 8 + 1000
 
 
-def large_write(grant: pb.GroupGrant, member: int, tokens: int = LARGE) -> Outgoing:
+def large_write(grant: pb.GroupGrant, member: int, tokens: int = LARGE) -> PendingWrite:
     """A member of many tokens, different from every other member's."""
     ids = np.arange(member, tokens + member, dtype=np.int32)
     log_probs = -np.arange(tokens, dtype=np.float32) / 7
@@ -39,20 +39,20 @@ def large_write(grant: pb.GroupGrant, member: int, tokens: int = LARGE) -> Outgo
         member=member, outcome=trajectory.OUTCOME_SCORED, reward=1.0, prompt_tokens=4, response_tokens=tokens,
         oldest=V0.to_proto(), newest=V0.to_proto(),
     )  # fmt: skip
-    return Outgoing(head_of_write(grant, meta), payload)
+    return PendingWrite(head_of_write(grant, meta), payload)
 
 
-def named(write: Outgoing, pieces: int | None = None) -> Outgoing:
+def named(write: PendingWrite, pieces: int | None = None) -> PendingWrite:
     """The write that names uploaded pieces."""
     head = pb.MemberWrite()
     head.CopyFrom(write.head)
     head.pieces = -(-len(write.payload) // PIECE_BYTES) if pieces is None else pieces
     head.uploaded_bytes = len(write.payload)
     head.uploaded_digest = digest_of(write.payload)
-    return Outgoing(head, head_of(write.payload))
+    return PendingWrite(head, head_of(write.payload))
 
 
-def requests_of(write: Outgoing) -> list[pb.UploadRequest]:
+def requests_of(write: PendingWrite) -> list[pb.UploadRequest]:
     payload = write.payload
     return [
         pb.UploadRequest(
@@ -151,7 +151,7 @@ async def test_what_was_not_uploaded_is_refused_by_name(mesh: Mesh) -> None:
     write = large_write(grant, 0)
     requests = requests_of(write)
 
-    async def refused(changed: Outgoing) -> str:
+    async def refused(changed: PendingWrite) -> str:
         (result,) = await writer.write([changed])
         assert result.status == pb.WRITE_STATUS_REJECTED
         return result.field
@@ -203,8 +203,8 @@ def _with_data(request: pb.UploadRequest, data: bytes) -> pb.UploadRequest:
     return request
 
 
-async def _written(generator: Generator, write: Outgoing) -> WriteResult:
-    """Writes without a `Writer`, which would upload what is large; the payload is where protobuf puts it."""
+async def _written(generator: Generator, write: PendingWrite) -> WriteResult:
+    """Writes without a `WriteStream`, which would upload what is large; the payload is where protobuf puts it."""
     call = generator.client._stub.Write(timeout=TIMEOUT_S)
     write.head.payload_bytes = len(write.payload)
     request = pb.WriteRequest(

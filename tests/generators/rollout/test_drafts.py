@@ -51,7 +51,7 @@ class Surroundings:
         self.lengths: dict[str, tuple[int, float]] = {}
         self.owners: dict[str, tuple[ActiveGroup, int]] = {}
         self.asked: list[dict[str, int]] = []
-        self.writes: list[Outgoing] = []
+        self.writes: list[PendingWrite] = []
         self.status = buffer_pb2.WRITE_STATUS_STORED
         self.dropped: list[ActiveGroup] = []
         self.finished_on_the_way: list[str] = []
@@ -85,7 +85,7 @@ class Surroundings:
     def drop(self, group: ActiveGroup) -> None:
         self.dropped.append(group)
 
-    async def write(self, writes: Sequence[Outgoing]) -> list[WriteResult]:
+    async def write(self, writes: Sequence[PendingWrite]) -> list[WriteResult]:
         self.writes.extend(writes)
         return [WriteResult(self.status) for _ in writes]
 

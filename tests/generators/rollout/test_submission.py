@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from rollmesh.buffer.client.client import Outgoing, WriteResult
+from rollmesh.buffer.client.client import PendingWrite, WriteResult
 from rollmesh.generators.engines.interface import GenerationResult
 from rollmesh.generators.rollout.active_group import ActiveGroup, FinishedMember
 from rollmesh.generators.rollout.response_source import EpisodeResult
@@ -23,7 +23,7 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from rollmesh.protos import buffer_pb2, reward_pb2, trajectory_pb2
 
 Score = Callable[[reward_pb2.ScoreItem], reward_pb2.ScoreResult]
-Answer = Callable[[Outgoing], WriteResult]
+Answer = Callable[[PendingWrite], WriteResult]
 
 
 class Surroundings:
@@ -32,7 +32,7 @@ class Surroundings:
     def __init__(self, score: Score, answer: Answer | None = None) -> None:
         self.score_item = score
         self.answer = answer or (lambda write: WriteResult(buffer_pb2.WRITE_STATUS_STORED))
-        self.writes: list[Outgoing] = []
+        self.writes: list[PendingWrite] = []
         self.uploads: list[tuple[str, str, int, str, int]] = []
         self.calls = 0
         self.members_settled = 0
@@ -58,7 +58,7 @@ class Surroundings:
         self.calls += 1
         return [self.score_item(item) for item in items]
 
-    async def write(self, writes: Sequence[Outgoing]) -> list[WriteResult]:
+    async def write(self, writes: Sequence[PendingWrite]) -> list[WriteResult]:
         self.writes.extend(writes)
         return [self.answer(write) for write in writes]
 
@@ -201,7 +201,7 @@ async def test_nothing_is_written_of_a_group_that_was_cancelled_while_it_was_sco
 
 
 async def test_a_rejected_member_ends_as_an_error() -> None:
-    def answer(write: Outgoing) -> WriteResult:
+    def answer(write: PendingWrite) -> WriteResult:
         if write.head.meta.outcome == trajectory_pb2.OUTCOME_SCORED:
             return WriteResult(buffer_pb2.WRITE_STATUS_REJECTED, field="payload.magic", message="expected RMT1")
         return WriteResult(buffer_pb2.WRITE_STATUS_STORED)
@@ -218,7 +218,7 @@ async def test_a_rejected_member_ends_as_an_error() -> None:
 async def test_a_buffer_that_is_gone_is_told_once_per_delivery() -> None:
     around = Surroundings(scored)
 
-    async def unreachable(writes: Sequence[Outgoing]) -> list[WriteResult]:
+    async def unreachable(writes: Sequence[PendingWrite]) -> list[WriteResult]:
         raise UnreachableError("writing (train): gone")
 
     around.write = unreachable  # type: ignore[method-assign]

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollmesh.buffer.client.client import BufferClient, Outgoing
+from rollmesh.buffer.client.client import BufferClient, PendingWrite
 from rollmesh.buffer.server.process import BufferService
 from rollmesh.learner.evaluation.evaluator import EvalResult, Evaluator, RoundRules
 from rollmesh.learner.status import LearnerStatus
@@ -51,7 +51,7 @@ class Mesh:
             await writer.close()
 
 
-def _member(grant: buffer_pb2.GroupGrant, index: int, serving: PolicyVersion) -> Outgoing:
+def _member(grant: buffer_pb2.GroupGrant, index: int, serving: PolicyVersion) -> PendingWrite:
     scored = index % 2 == 0
     payload = encode(
         Trajectory(np.ones(2, np.int32), np.zeros(2, np.float32), np.ones(2, np.uint8), VersionRuns(((2, serving),)))
@@ -68,7 +68,7 @@ def _member(grant: buffer_pb2.GroupGrant, index: int, serving: PolicyVersion) ->
         newest=serving.to_proto(),
     )
     head = buffer_pb2.MemberWrite(group_id=grant.group_id, lease_id=grant.lease_id, attempt=grant.attempt, meta=meta)
-    return Outgoing(head, payload if scored else b"")
+    return PendingWrite(head, payload if scored else b"")
 
 
 @asynccontextmanager

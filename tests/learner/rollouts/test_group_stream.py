@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from rollmesh.buffer.client.client import AdmitStream, Lease, Writer
+from rollmesh.buffer.client.client import AdmitStream, Lease, WriteStream
 from rollmesh.buffer.server.process import BufferService
 from rollmesh.learner.algorithms.types import Group
 from rollmesh.learner.coordinator.batch_claim import BatchClaimer, CandidateBatch, ClaimRules
@@ -75,7 +75,7 @@ class Training:
         self.learner: Learner
         self.generator: Generator
         self.admission: AdmitStream
-        self.writer: Writer
+        self.writer: WriteStream
 
     async def start(self, *, with_payloads: bool) -> None:
         self.front = await self.mesh.front(self.config)
