@@ -12,7 +12,7 @@ import grpc
 
 from rollmesh.buffer.client.lease_stream import LeaseStream
 from rollmesh.buffer.protocol.leases import Lease
-from rollmesh.buffer.protocol.payload_framing import Apart, cut, taking_apart
+from rollmesh.buffer.protocol.payload_framing import ParsedMessage, split_parser, split_payloads
 from rollmesh.mesh.errors import PayloadError, RollmeshError
 from rollmesh.protos import buffer_pb2 as pb
 
@@ -65,7 +65,7 @@ class SampleStream(LeaseStream):
         self._call = channel.stream_stream(
             _METHOD,
             request_serializer=pb.SampleRequest.SerializeToString,
-            response_deserializer=taking_apart(pb.SampleResponse, "payloads"),
+            response_deserializer=split_parser(pb.SampleResponse, "payloads"),
         )
         self._table = table
         self._incarnation = incarnation
@@ -138,7 +138,7 @@ class SampleStream(LeaseStream):
         wanted = sorted((version, count) for version, count in self._open_credits.items() if count > 0)
         return [self._request(0, 0, self._inventory()), *(self._request(count, version) for version, count in wanted)]
 
-    def _accept(self, parts: Apart[pb.SampleResponse]) -> None:
+    def _accept(self, parts: ParsedMessage[pb.SampleResponse]) -> None:
         response = parts.message
         if response.inventory_within_ms:
             self._answer_inquiry(response.inventory_within_ms)
@@ -174,7 +174,7 @@ def _received_groups(response: pb.SampleResponse, payloads: memoryview) -> Itera
     """The groups of a response. Where lengths do not add up, they come without payloads: no one can train on them."""
     sizes = [size for group in response.groups for size in group.payload_bytes]
     try:
-        values = iter(cut(payloads, sizes))
+        values = iter(split_payloads(payloads, sizes))
     except PayloadError as error:
         log.error("payloads of %d groups cannot be told apart: %s", len(response.groups), error)
         for group in response.groups:

@@ -13,9 +13,9 @@ import grpc
 from rollmesh.buffer.client.pending_write import PendingWrite
 from rollmesh.buffer.client.reconnecting_stream import ReconnectingStream
 from rollmesh.buffer.client.upload import Uploader
-from rollmesh.buffer.protocol.framing import fields
+from rollmesh.buffer.protocol.framing import repeated_field
 from rollmesh.buffer.protocol.limits import MAX_WHOLE_BYTES, MESSAGE_MEMBERS, PIECE_BYTES
-from rollmesh.buffer.protocol.payload_framing import joined
+from rollmesh.buffer.protocol.payload_framing import join_message
 from rollmesh.mesh.errors import PayloadError, RollmeshError
 from rollmesh.protos import buffer_pb2 as pb
 
@@ -158,8 +158,8 @@ class WriteStream(ReconnectingStream):
         head = pb.WriteRequest(
             table=self._table, member_id=self._member_id, generation=self._generation(), sequence=sequence
         )
-        rest = (head.SerializeToString(), *fields(_WRITES, [item.head for item in items]))
-        return joined(_PAYLOADS, [item.payload for item in items], rest)
+        rest = (head.SerializeToString(), *repeated_field(_WRITES, [item.head for item in items]))
+        return join_message(_PAYLOADS, [item.payload for item in items], rest)
 
     def _start_call(self) -> Any:
         return self._call()

@@ -14,7 +14,7 @@ _SHARE = 0.8
 _WITHOUT_DEADLINE_S = 30.0
 
 
-async def in_time(reading: Awaitable[T], context: Any) -> T:
+async def within_deadline(reading: Awaitable[T], context: Any) -> T:
     """What Redis says, where it says it well within the deadline of the call.
 
     Args:

@@ -13,7 +13,7 @@ _MOST = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class GeneratorFleet:
     """The generators that are alive, as of their last heartbeats.
 
     Attributes:
@@ -31,13 +31,13 @@ class Fleet:
     reason: str = ""
 
 
-def fleet_of(members: Iterable[membership_pb2.Member]) -> Fleet:
+def fleet_of(members: Iterable[membership_pb2.Member]) -> GeneratorFleet:
     """The generators among the members. One reports gauges as soon as it has an engine.
 
     An impossible gauge counts as far as it can: what one member says of itself must not end a front.
     """
     generators = [member for member in members if member.role == membership_pb2.ROLE_GENERATOR]
-    return Fleet(
+    return GeneratorFleet(
         alive=len(generators),
         serving=sum(member.serving.incarnation > 0 for member in generators),
         loading=sum("tokens_generated" not in member.gauges for member in generators),

@@ -23,7 +23,7 @@ HISTOGRAMS = (
 )
 
 
-class QueueAges(Collector):
+class QueueLatency(Collector):
     """The histograms, as Prometheus collects them."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class QueueAges(Collector):
         # Looking a label up costs more than counting a value.
         self._of_table = {table: tuple([each.labels(table) for each in self._histograms]) for table in TABLES}
 
-    def leased(self, table: str, groups: Iterable[Leased]) -> None:
+    def observe(self, table: str, groups: Iterable[Leased]) -> None:
         """Takes the groups of one lease."""
         sealed, queued = self._of_table[table]
         for group in groups:

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 AGAIN_S = 10.0
 
 
-class Trouble:
+class RedisOutage:
     """Failures of one front's background work.
 
     Args:
@@ -27,30 +27,30 @@ class Trouble:
         self._clock = clock
         self._failing: set[str] = set()
         self._since = 0.0
-        self._told: dict[str, float] = {}
+        self._reported: dict[str, float] = {}
 
-    def failed(self, job: str, error: RollmeshError) -> None:
+    def job_failed(self, job: str, error: RollmeshError) -> None:
         """A job has failed once more; it tries again until it has `passed`."""
         if not self._failing:
             self._since = self._clock()
         self._failing.add(job)
-        self.told(job, error)
+        self.report(job, error)
 
-    def told(self, job: str, error: RollmeshError) -> None:
+    def report(self, job: str, error: RollmeshError) -> None:
         """Something has failed that is not tried again."""
         now = self._clock()
         # The words after it differ from one try to the next.
         cause = error.message.partition(":")[0]
-        if cause in self._told and now < self._told[cause] + AGAIN_S:
+        if cause in self._reported and now < self._reported[cause] + AGAIN_S:
             return
-        self._told[cause] = now
+        self._reported[cause] = now
         lasting = f", for {now - self._since:.0f} s now" if self._failing and now > self._since else ""
         log.warning("%s: %s%s", job, error, lasting)
 
-    def passed(self, job: str) -> None:
+    def job_passed(self, job: str) -> None:
         """A job has done what it had to."""
         if job in self._failing:
             self._failing.discard(job)
             if not self._failing:
-                self._told.clear()
+                self._reported.clear()
                 log.info("Redis does again what it is asked, after %.0f s", self._clock() - self._since)

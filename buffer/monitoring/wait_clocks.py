@@ -20,7 +20,7 @@ class _Wait:
     reason: str
 
 
-class Waits:
+class WaitClocks:
     """Clocks of one front and table.
 
     Args:

@@ -15,16 +15,16 @@ _DELIMITED = 2
 
 
 @lru_cache(maxsize=8192)
-def opening(number: int, size: int) -> bytes:
+def field_header(number: int, size: int) -> bytes:
     """Tag and length that stand before `size` bytes of the field `number` (message, bytes or string)."""
     return _varint(number << 3 | _DELIMITED) + _varint(size)
 
 
-def fields(number: int, values: Iterable[bytes]) -> list[bytes]:
+def repeated_field(number: int, values: Iterable[bytes]) -> list[bytes]:
     """A repeated field, as parts to be joined."""
     parts: list[bytes] = []
     for value in values:
-        parts += (opening(number, len(value)), value)
+        parts += (field_header(number, len(value)), value)
     return parts
 
 

@@ -12,21 +12,21 @@ from typing import Generic, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from rollmesh.buffer.protocol.framing import opening
+from rollmesh.buffer.protocol.framing import field_header
 from rollmesh.mesh.errors import PayloadError
 
 Parsed = TypeVar("Parsed", bound=Message)
 _LONGEST_VARINT = 10
 
 
-class Apart(NamedTuple, Generic[Parsed]):
+class ParsedMessage(NamedTuple, Generic[Parsed]):
     """A message without its payloads, and those, one behind the other."""
 
     message: Parsed
     payloads: memoryview
 
 
-def joined(number: int, payloads: Sequence[bytes], rest: Iterable[bytes]) -> bytes:
+def join_message(number: int, payloads: Sequence[bytes], rest: Iterable[bytes]) -> bytes:
     """A serialized message.
 
     Args:
@@ -35,19 +35,19 @@ def joined(number: int, payloads: Sequence[bytes], rest: Iterable[bytes]) -> byt
         rest: serialized parts of the message.
     """
     size = sum(map(len, payloads))
-    return b"".join((opening(number, size), *payloads, *rest)) if size else b"".join(rest)
+    return b"".join((field_header(number, size), *payloads, *rest)) if size else b"".join(rest)
 
 
-def taking_apart(kind: type[Parsed], field: str) -> Callable[[bytes], Apart[Parsed]]:
+def split_parser(kind: type[Parsed], field: str) -> Callable[[bytes], ParsedMessage[Parsed]]:
     """A parser of messages whose payloads are in `field`. It raises `DecodeError` as that of the message does."""
-    tag = opening(kind.DESCRIPTOR.fields_by_name[field].number, 0)[:-1]
+    tag = field_header(kind.DESCRIPTOR.fields_by_name[field].number, 0)[:-1]
 
-    def parse(data: bytes) -> Apart[Parsed]:
+    def parse(data: bytes) -> ParsedMessage[Parsed]:
         start, end = _span(data, tag)
         message = kind.FromString(data[end:])
         # The last value of a field counts.
         later: bytes = getattr(message, field)
-        return Apart(message, memoryview(later) if later else memoryview(data)[start:end])
+        return ParsedMessage(message, memoryview(later) if later else memoryview(data)[start:end])
 
     return parse
 
@@ -67,7 +67,7 @@ def _span(data: bytes, tag: bytes) -> tuple[int, int]:
     raise DecodeError("payloads of no known length")
 
 
-def cut(payloads: memoryview, sizes: Iterable[int]) -> list[memoryview]:
+def split_payloads(payloads: memoryview, sizes: Iterable[int]) -> list[memoryview]:
     """The single payloads, which share the memory of the message.
 
     Raises:

@@ -16,13 +16,13 @@ from collections.abc import AsyncIterator, Sequence
 from rollmesh.buffer.monitoring.wait_clocks import SAMPLES
 from rollmesh.buffer.policy import gate
 from rollmesh.buffer.policy.rules import TRAIN
-from rollmesh.buffer.protocol.framing import fields, opening
+from rollmesh.buffer.protocol.framing import field_header, repeated_field
 from rollmesh.buffer.protocol.leases import Lease, leases_of
 from rollmesh.buffer.server.change_notifier import wait_for
 from rollmesh.buffer.server.lease_roll_call import RollCall
-from rollmesh.buffer.server.load_balancer import Wish, share_of
+from rollmesh.buffer.server.load_balancer import GeneratorDemand, fair_share
 from rollmesh.buffer.server.request_validation import check_id, check_policy
-from rollmesh.buffer.server.server_state import FrontContext, StreamHold, pump
+from rollmesh.buffer.server.server_state import FrontContext, StreamOwnership, read_requests
 from rollmesh.buffer.store.records import Grant
 from rollmesh.buffer.store.table_snapshot import TableView
 from rollmesh.mesh.errors import UnreachableError
@@ -59,53 +59,53 @@ class AdmitSession:
         self._member_id = first.member_id
         self._generation = first.generation
         self._rules = front.rules[self._table]
-        self._wish = Wish(answers=False)
+        self._demand = GeneratorDemand(is_responsive=False)
         self._roll = RollCall(self._rules.lease_ms / 1000, max(_LEAST_PATIENCE_S, self._rules.grace_ms / 1000))
-        self._recheck_s = min(_RECHECK_S, self._roll.question_s)
+        self._recheck_s = min(_RECHECK_S, self._roll.interval_s)
         self._refusal = ""
         self._token = ""
         # Cancellations: the count up to which they have been read, and what was sent since the last look.
         self._cancels_read = -1
-        self._told: list[Lease] = []
+        self._sent_cancellations: list[Lease] = []
         check_id("member_id", self._member_id)
-        self._take(first)
+        self._accept_request(first)
 
-    def _take(self, request: pb.AdmitRequest) -> None:
+    def _accept_request(self, request: pb.AdmitRequest) -> None:
         check_policy("serving", request.serving)
         self._roll.note_request(
             request.received, leases_of(request.inventory) if request.HasField("inventory") else None
         )
         # What is on its way to the generator is not in its figures yet.
-        under_way = self._roll.under_way
-        wish = self._wish
-        wish.credits, wish.outstanding = max(0, request.credits - under_way), request.outstanding + under_way
-        wish.serving, wish.refused_at = PolicyVersion.from_proto(request.serving), -1
+        in_transit = self._roll.in_transit
+        demand = self._demand
+        demand.credits, demand.outstanding = max(0, request.credits - in_transit), request.outstanding + in_transit
+        demand.serving, demand.refused_at = PolicyVersion.from_proto(request.serving), -1
 
     async def run(self, requests: AsyncIterator[pb.AdmitRequest]) -> AsyncIterator[pb.AdmitResponse | bytes]:
         """Answers until the generator closes the stream; a break shortens its leases to the reconnect grace."""
         store, who = self._front.store, self._member_id
-        async with StreamHold(self._front, self._table, who, self._ended) as hold:
-            self._token = hold.token
-            held = await store.attach(self._table, who, self._generation, hold.token)
-            self._front.wishes[self._table].append(self._wish)
+        async with StreamOwnership(self._front, self._table, who, self._on_end) as stream:
+            self._token = stream.token
+            held = await store.attach(self._table, who, self._generation, stream.token)
+            self._front.demands[self._table].append(self._demand)
             async for response in self._responses(held):
                 yield response
-            with self._front.bell.listening(self._table) as event:
-                async with pump(requests, self._take, event) as reader:
+            with self._front.changes.subscribe(self._table) as event:
+                async with read_requests(requests, self._accept_request, event) as reader:
                     while not reader.done():
                         event.clear()
                         await self._check_answers()
-                        if within_ms := self._roll.ask_if_due():
+                        if within_ms := self._roll.inquire_if_due():
                             yield pb.AdmitResponse(inventory_within_ms=within_ms)
                         if dead := await self._keep_named():
                             yield _cancelling(dead)
-                        if cancelled := await self._cancelled():
+                        if cancelled := await self._read_cancellations():
                             yield _cancelling(cancelled)
                             continue
-                        grants, reason = await self._try()
+                        grants, reason = await self._request_grants()
                         if grants:
-                            self._wish.credits = max(0, self._wish.credits - len(grants))
-                            self._wish.outstanding += len(grants)
+                            self._demand.credits = max(0, self._demand.credits - len(grants))
+                            self._demand.outstanding += len(grants)
                             self._stop_clock()
                             async for response in self._responses(grants):
                                 yield response
@@ -113,17 +113,19 @@ class AdmitSession:
                         self._run_clock(reason)
                         if not await wait_for(event, self._recheck_s):
                             await store.refresh(self._table)
-                            self._wish.refused_at = -1
+                            self._demand.refused_at = -1
                             yield pb.AdmitResponse(waiting_reason=reason)
 
-    async def _cancelled(self) -> list[Lease]:
+    async def _read_cancellations(self) -> list[Lease]:
         """What the generator need not continue with; forgotten in Redis only once it has been sent."""
         store = self._front.store
         count = store.views[self._table].cancelled
-        if count != self._cancels_read or self._told:
-            self._told = await store.cancelled(self._table, self._member_id, self._generation, self._told)
+        if count != self._cancels_read or self._sent_cancellations:
+            self._sent_cancellations = await store.cancelled(
+                self._table, self._member_id, self._generation, self._sent_cancellations
+            )
             self._cancels_read = count
-        return self._told
+        return self._sent_cancellations
 
     async def _keep_named(self) -> list[Lease]:
         """Where the generator has said what it holds: what it does not know of goes to others.
@@ -131,7 +133,7 @@ class AdmitSession:
         Returns:
             What it has named and does not have, as where Redis has lost the grant: no one needs it.
         """
-        named = self._roll.take_named()
+        named = self._roll.pop_inventory()
         if named is None:
             return []
         ended, dead = await self._front.store.keep_named(
@@ -143,17 +145,17 @@ class AdmitSession:
 
     def _run_clock(self, reason: str) -> None:
         if reason and self._table == TRAIN:
-            self._front.waits[self._table].begin(SAMPLES, self._member_id, reason)
+            self._front.wait_clocks[self._table].begin(SAMPLES, self._member_id, reason)
         else:
             self._stop_clock()
 
-    def _ended(self) -> None:
+    def _on_end(self) -> None:
         self._stop_clock()
-        wishes = self._front.wishes[self._table]
-        if self._wish in wishes:
-            wishes.remove(self._wish)
+        demands = self._front.demands[self._table]
+        if self._demand in demands:
+            demands.remove(self._demand)
             # Its share is for others now.
-            self._front.bell.ring(self._table)
+            self._front.changes.notify(self._table)
 
     async def _check_answers(self) -> None:
         """Ends the stream of a generator that hangs, or that nothing reaches although its connection stands.
@@ -166,87 +168,87 @@ class AdmitSession:
         try:
             self._roll.check_alive()
         except UnreachableError:
-            unheard = self._roll.unheard()
-            await self._front.store.release(self._table, self._member_id, self._generation, unheard, self._token)
+            unacknowledged = self._roll.unacknowledged()
+            await self._front.store.release(self._table, self._member_id, self._generation, unacknowledged, self._token)
             raise
 
     def _stop_clock(self) -> None:
-        self._front.waits[self._table].end(SAMPLES, self._member_id)
+        self._front.wait_clocks[self._table].end(SAMPLES, self._member_id)
 
-    async def _try(self) -> tuple[list[Grant], str]:
+    async def _request_grants(self) -> tuple[list[Grant], str]:
         """Grants, or why there are none; no reason where nothing is wanted."""
-        wish, rules = self._wish, self._rules
+        demand, rules = self._demand, self._rules
         view = self._front.store.views[self._table]
-        if not wish.credits:
+        if not demand.credits:
             return [], ""
         if view.incarnation == 0:
             return [], "no learner has started the run yet"
         if view.suspect:
             return [], "Redis was restarted: waits for the learner to say what it has used"
-        if wish.refused_at == view.rev:
+        if demand.refused_at == view.rev:
             return [], self._refusal
-        before, wish.answers = wish.answers, self._roll.answers
-        if not wish.answers:
+        before, demand.is_responsive = demand.is_responsive, self._roll.is_responsive
+        if not demand.is_responsive:
             if before:
                 # Its share is for others now.
-                self._front.bell.ring(self._table)
+                self._front.changes.notify(self._table)
             return [], "the generator does not answer: neither for its grants nor what it holds"
-        if wish.serving.incarnation != view.incarnation:
-            return [], f"policy {view.incarnation}:{view.version} is in force, this generator serves {wish.serving}"
-        if len(self._front.fronts) > 1 and wish.load:
-            await asyncio.sleep(_COURTESY_S * wish.load)
+        if demand.serving.incarnation != view.incarnation:
+            return [], f"policy {view.incarnation}:{view.version} is in force, this generator serves {demand.serving}"
+        if len(self._front.fronts) > 1 and demand.load:
+            await asyncio.sleep(_COURTESY_S * demand.load)
             view = self._front.store.views[self._table]
-        available = self._available(view, wish)
+        available = self._available(view, demand)
         if not available:
-            return [], self._closed(view)
-        rivals = [rival for rival in self._front.wishes[self._table] if self._available(view, rival)]
-        wanted = min(share_of(wish, rivals, available, rev=view.rev), _GRANTS_PER_CALL)
+            return [], self._gate_reason(view)
+        rivals = [rival for rival in self._front.demands[self._table] if self._available(view, rival)]
+        wanted = min(fair_share(demand, rivals, available, rev=view.rev), _GRANTS_PER_CALL)
         if not wanted:
             return [], "less loaded generators come first"
-        limit = gate.live_limit(view.u, wish.serving.version, rules.groups_per_step, rules.max_staleness)
+        limit = gate.live_limit(view.u, demand.serving.version, rules.groups_per_step, rules.max_staleness)
         status, grants, why = await self._front.store.admit(
             self._table,
             self._member_id,
             self._generation,
-            wish.serving,
+            demand.serving,
             wanted,
             view.u,
             limit,
             self._token,
         )
         if status == "moved":
-            # The answer brought newer figures; they ring the bell, so the next round proposes anew.
+            # The answer brought newer figures; they notify this stream, so the next round proposes again.
             return [], "the policy moves on"
         view = self._front.store.views[self._table]
-        reason = self._closed(view)
+        reason = self._gate_reason(view)
         if why == "bytes":
             reason = f"byte budget: {view.bytes} stored and {view.reserved} reserved of {rules.max_bytes}"
         if len(grants) < wanted:
             # What it does not get may be for others, as tasks pinned to another version are.
-            wish.refused_at, self._refusal = view.rev, reason
-            self._front.bell.ring(self._table)
+            demand.refused_at, self._refusal = view.rev, reason
+            self._front.changes.notify(self._table)
         return grants, reason
 
-    def _available(self, view: TableView, wish: Wish) -> int:
+    def _available(self, view: TableView, demand: GeneratorDemand) -> int:
         """Groups that a generator might be granted, were it alone."""
         rules = self._rules
-        if wish.serving.incarnation != view.incarnation:
+        if demand.serving.incarnation != view.incarnation:
             return 0
         room = view.pending
         if rules.bounded:
-            limit = gate.live_limit(view.u, wish.serving.version, rules.groups_per_step, rules.max_staleness)
+            limit = gate.live_limit(view.u, demand.serving.version, rules.groups_per_step, rules.max_staleness)
             room = min(room, max(0, limit - view.demand) // rules.samples_per_insert)
         return room + view.orphaned
 
-    def _closed(self, view: TableView) -> str:
+    def _gate_reason(self, view: TableView) -> str:
         if not view.pending:
             return "the data has ended" if view.end_of_data else "no prompt tasks are pending"
         if not self._rules.bounded:
-            return f"pending tasks are pinned to another version than {self._wish.serving}"
+            return f"pending tasks are pinned to another version than {self._demand.serving}"
         rules = self._rules
         ahead = view.demand + rules.samples_per_insert - 1
         floor = gate.version_floor(view.u, ahead, rules.groups_per_step, rules.max_staleness)
-        return f"gate: {view.live} unclaimed groups, needs version {floor}, serves {self._wish.serving.version}"
+        return f"gate: {view.live} unclaimed groups, needs version {floor}, serves {self._demand.serving.version}"
 
     async def _responses(self, grants: list[Grant]) -> AsyncIterator[bytes]:
         """Grants with their prompts and drafts, serialized, in messages of bounded size."""
@@ -277,22 +279,22 @@ class AdmitSession:
                     continue
                 if size >= _RESPONSE_BYTES:
                     before = pb.GroupGrant(group_id=grant.group_id, lease_id=grant.lease_id, drafts=message.drafts)
-                    yield b"".join([*parts, *fields(_GRANTS, [before.SerializeToString()])])
+                    yield b"".join([*parts, *repeated_field(_GRANTS, [before.SerializeToString()])])
                     parts, size = [], 0
                     del message.drafts[:]
                 message.drafts.add(member=place.member, payload=payload)
                 size += len(payload)
             self._roll.note_sent((grant.group_id, grant.lease_id))
-            whole = (message.SerializeToString(), opening(_TASK, len(prompt)), prompt)
-            parts += (opening(_GRANTS, sum(map(len, whole))), *whole)
+            whole = (message.SerializeToString(), field_header(_TASK, len(prompt)), prompt)
+            parts += (field_header(_GRANTS, sum(map(len, whole))), *whole)
             if size >= _RESPONSE_BYTES:
                 yield b"".join(parts)
                 parts, size = [], 0
         if lost:
             await store.lose(self._table, lost)
             # The generator does not hear of these, so it still waits for as many.
-            self._wish.credits += len(lost)
-            self._wish.outstanding = max(0, self._wish.outstanding - len(lost))
+            self._demand.credits += len(lost)
+            self._demand.outstanding = max(0, self._demand.outstanding - len(lost))
         if parts:
             yield b"".join(parts)
 

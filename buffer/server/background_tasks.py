@@ -32,13 +32,13 @@ _ORPHAN_AGE_S = 60.0
 _SIDE_AGE_S = 3600.0
 
 
-async def sweep(front: FrontContext, access: RedisAccess) -> None:
+async def expire_leases(front: FrontContext, access: RedisAccess) -> None:
     """Ends leases that ran out and reports the waiting clocks, again and again."""
     rounds = 0
     while True:
         try:
             if rounds % _LOOK_EVERY == 0:
-                await _look_at_generators(front, access)
+                await _refresh_members(front, access)
             rounds += 1
             for table in TABLES:
                 ended, returned, restarted = await front.store.expire(table, front.member_ttl_ms)
@@ -47,20 +47,20 @@ async def sweep(front: FrontContext, access: RedisAccess) -> None:
                 if ended or returned:
                     log.info("leases ended: %d generating, %d leased", ended, returned, extra={"table": table})
                 await _report_waits(front, access, table)
-            front.trouble.passed("sweep")
+            front.outage.job_passed("sweep")
         except StoreError as error:
-            front.trouble.failed("sweep", error)
+            front.outage.job_failed("sweep", error)
         await asyncio.sleep(SWEEP_S)
 
 
-async def _look_at_generators(front: FrontContext, access: RedisAccess) -> None:
+async def _refresh_members(front: FrontContext, access: RedisAccess) -> None:
     members, _ = await read_members(front, access)
     front.fleet = fleet_of(members)
     front.fronts = fronts_of(members)
 
 
 async def _report_waits(front: FrontContext, access: RedisAccess, table: str) -> None:
-    waits = front.waits[table]
+    waits = front.wait_clocks[table]
     key = front.store.keys.table(table, "waits")
     commands: list[tuple[str | int, ...]] = []
     for kind in (INSERTS, SAMPLES):
@@ -74,7 +74,7 @@ async def _report_waits(front: FrontContext, access: RedisAccess, table: str) ->
 
 async def evict(front: FrontContext, table: str) -> None:
     """Ends groups as soon as they are over the bound."""
-    with front.bell.listening(table) as event:
+    with front.changes.subscribe(table) as event:
         while True:
             event.clear()
             view = front.store.views[table]
@@ -82,29 +82,29 @@ async def evict(front: FrontContext, table: str) -> None:
                 if view.first_deadline < view.u:
                     count = await front.store.evict(table)
                     log.info("evicted %d groups over the bound", count, extra={"table": table})
-                front.trouble.passed(f"evicting in {table}")
+                front.outage.job_passed(f"evicting in {table}")
             except StoreError as error:
-                front.trouble.failed(f"evicting in {table}", error)
+                front.outage.job_failed(f"evicting in {table}", error)
             await wait_for(event, 1.0)
 
 
-async def collect(front: FrontContext) -> None:
+async def collect_garbage(front: FrontContext) -> None:
     """Removes payloads of ended groups."""
-    with front.bell.listening(TABLES[0]) as event:
+    with front.changes.subscribe(TABLES[0]) as event:
         while True:
             event.clear()
             for table in TABLES:
                 try:
                     await front.store.collect_trash(table)
-                    front.trouble.passed(f"collecting payloads of {table}")
+                    front.outage.job_passed(f"collecting payloads of {table}")
                 except StoreError as error:
-                    front.trouble.failed(f"collecting payloads of {table}", error)
+                    front.outage.job_failed(f"collecting payloads of {table}", error)
             await wait_for(event, 2.0)
             # Several ends make one round.
             await asyncio.sleep(SWEEP_S)
 
 
-async def sweep_side(front: FrontContext) -> None:
+async def sweep_side_files(front: FrontContext) -> None:
     """Removes side data that belongs to no live group, and what uploads left unfinished."""
     while True:
         for table in TABLES:
@@ -117,7 +117,7 @@ async def sweep_side(front: FrontContext) -> None:
         await asyncio.sleep(_SIDE_AGE_S / 2)
 
 
-async def sweep_values(front: FrontContext, access: RedisAccess) -> None:
+async def sweep_stored_values(front: FrontContext, access: RedisAccess) -> None:
     """Removes stored values that no group owns; one front at a time walks over the keys."""
     keys = front.store.keys
     while True:
@@ -134,22 +134,22 @@ async def sweep_values(front: FrontContext, access: RedisAccess) -> None:
                 log.warning("sweeping stored values: %s", error)
 
 
-async def listen(front: FrontContext, access: RedisAccess) -> None:
+async def follow_hints(front: FrontContext, access: RedisAccess) -> None:
     """Takes hints of other fronts; after every (re)connection all values are read again."""
     while True:
         try:
             async with access.subscribed(front.store.keys.wake) as subscription:
                 for table in TABLES:
                     await front.store.refresh(table)
-                front.trouble.passed("listening to other fronts")
+                front.outage.job_passed("listening to other fronts")
                 async for message in subscription.listen():
-                    await _take_hint(front, message["data"])
+                    await _apply_hint(front, message["data"])
         except StoreError as error:
-            front.trouble.failed("listening to other fronts", error)
+            front.outage.job_failed("listening to other fronts", error)
             await asyncio.sleep(_RECONNECT_S)
 
 
-async def _take_hint(front: FrontContext, data: bytes) -> None:
+async def _apply_hint(front: FrontContext, data: bytes) -> None:
     table, rev = data.decode().split()
     if table in front.store.views and int(rev) > front.store.views[table].rev:
         await front.store.refresh(table)

@@ -10,19 +10,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class Bell:
+class ChangeNotifier:
     """Events by table."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, set[asyncio.Event]] = {}
 
-    def ring(self, table: str) -> None:
+    def notify(self, table: str) -> None:
         """Wakes all who listen to the table."""
         for event in self._waiting.get(table, ()):
             event.set()
 
     @contextmanager
-    def listening(self, table: str) -> Iterator[asyncio.Event]:
+    def subscribe(self, table: str) -> Iterator[asyncio.Event]:
         """An event that is set at every ring; the listener clears it."""
         event = asyncio.Event()
         listeners = self._waiting.setdefault(table, set())

@@ -27,7 +27,7 @@ def load_score(path: str) -> Score:
     return score
 
 
-class Ranking:
+class ScoreCache:
     """Scores of the groups that are ready, as far as they have been asked for.
 
     Args:
@@ -38,13 +38,13 @@ class Ranking:
         self._score = score
         self._scores: dict[str, float] = {}
 
-    def unknown(self, candidates: Sequence[Candidate]) -> list[str]:
+    def missing(self, candidates: Sequence[Candidate]) -> list[str]:
         """Groups whose facts are needed; forgets those that are no candidates any more."""
         ready = {candidate.group_id for candidate in candidates}
         self._scores = {group_id: score for group_id, score in self._scores.items() if group_id in ready}
         return [candidate.group_id for candidate in candidates if candidate.group_id not in self._scores]
 
-    def learn(self, facts: Iterable[GroupFacts]) -> None:
+    def add(self, facts: Iterable[GroupFacts]) -> None:
         """Scores groups.
 
         Raises:

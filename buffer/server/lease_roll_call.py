@@ -31,10 +31,10 @@ class RollCall:
     def __init__(self, term_s: float, patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._term_s = term_s
         self._patience_s = patience_s
-        self.question_s = term_s / _QUESTIONS_PER_TERM
+        self.interval_s = term_s / _QUESTIONS_PER_TERM
         """Seconds between two questions."""
         self._clock = clock
-        self._under_way: deque[Lease] = deque()
+        self._in_transit: deque[Lease] = deque()
         self._received = 0
         self._silent_since = 0.0
         self._next_question = clock()
@@ -45,45 +45,45 @@ class RollCall:
 
     def note_sent(self, lease: Lease) -> None:
         """A lease goes out on the stream."""
-        if not self._under_way:
+        if not self._in_transit:
             self._silent_since = self._clock()
-        self._under_way.append(lease)
+        self._in_transit.append(lease)
         if self._named is not None:
             self._named.add(lease)
 
     def note_request(self, received: int, inventory: Iterable[Lease] | None) -> None:
         """A request has come: how many leases had been received on this stream, and what was held, where it says so."""
-        news = min(received - self._received, len(self._under_way))
+        news = min(received - self._received, len(self._in_transit))
         if news > 0:
             for _ in range(news):
-                self._under_way.popleft()
+                self._in_transit.popleft()
             self._received += news
             self._silent_since = self._clock()
         if inventory is not None:
             self._confirmed = frozenset(inventory)
-            self._named = {*self._confirmed, *self._under_way}
+            self._named = {*self._confirmed, *self._in_transit}
             # Before the first question there was none to answer: a holder that hears nothing says as much.
             self._has_answered = self._has_answered or self._owed_since is not None
             self._owed_since = None
 
     @property
-    def under_way(self) -> int:
+    def in_transit(self) -> int:
         """Leases sent and not known to be received."""
-        return len(self._under_way)
+        return len(self._in_transit)
 
-    def unheard(self) -> list[Lease]:
+    def unacknowledged(self) -> list[Lease]:
         """Leases of which the holder has given no sign on this stream, neither by its count nor by name."""
-        return [lease for lease in self._under_way if lease not in self._confirmed]
+        return [lease for lease in self._in_transit if lease not in self._confirmed]
 
     @property
-    def answers(self) -> bool:
+    def is_responsive(self) -> bool:
         """Whether it has answered on this stream, and owes word of no lease for long: only then may it get more."""
         return self._has_answered and self._silent_s <= _PROMPT_S
 
     @property
     def _silent_s(self) -> float:
         """Seconds for which word of a lease has been due; 0 where none is."""
-        return self._clock() - self._silent_since if self._under_way else 0.0
+        return self._clock() - self._silent_since if self._in_transit else 0.0
 
     def check_alive(self) -> None:
         """
@@ -98,16 +98,16 @@ class RollCall:
         if self._owed_since is not None and self._clock() - self._owed_since > self._term_s:
             raise UnreachableError(f"the holder has not said for {self._term_s:.1f} s what it holds", hint=hint)
 
-    def ask_if_due(self) -> int:
+    def inquire_if_due(self) -> int:
         """Milliseconds within which an inventory is wanted, where it is time to ask for one; else 0."""
         now = self._clock()
         if now < self._next_question:
             return 0
-        self._next_question = now + self.question_s
+        self._next_question = now + self.interval_s
         self._owed_since = now if self._owed_since is None else self._owed_since
         return max(1, round(self._term_s * 1000))
 
-    def take_named(self) -> set[Lease] | None:
+    def pop_inventory(self) -> set[Lease] | None:
         """What the holder may have, where it has said so since the last call; the same again counts, for Redis may have
         gone back."""
         named, self._named = self._named, None

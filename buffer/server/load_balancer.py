@@ -19,7 +19,7 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 
 @dataclass(slots=True, eq=False)
-class Wish:
+class GeneratorDemand:
     """What a generator holds and wants; its stream keeps it up to date.
 
     Attributes:
@@ -28,47 +28,47 @@ class Wish:
         refused_at: revision of the table's figures at which Redis gave it less than it asked for; until they change
             it takes no part.
         serving: version that it serves.
-        answers: whether it answers on its stream; else it takes no part.
+        is_responsive: whether it answers on its stream; else it takes no part.
     """
 
     credits: int = 0
     outstanding: int = 0
     refused_at: int = -1
     serving: PolicyVersion = field(default_factory=lambda: PolicyVersion(0, 0))
-    answers: bool = True
+    is_responsive: bool = True
 
     @property
     def load(self) -> float:
         """0 for an idle generator, 1 for a full one."""
-        return self.load_with(0)
+        return self.load_after(0)
 
-    def load_with(self, given: int) -> float:
+    def load_after(self, given: int) -> float:
         """What it would be with so many groups more."""
         return (self.outstanding + given) / max(1, self.outstanding + self.credits)
 
 
-def share_of(wish: Wish, all_wishes: Iterable[Wish], available: int, *, rev: int) -> int:
+def fair_share(demand: GeneratorDemand, all_demands: Iterable[GeneratorDemand], available: int, *, rev: int) -> int:
     """Groups that one of several generators should take.
 
     Args:
-        wish: whose share; one of all.
-        all_wishes: by the order in which they began to wait.
+        demand: whose share; one of all.
+        all_demands: by the order in which they began to wait.
         available: groups that may be admitted.
         rev: of the figures that say so.
     """
-    if not wish.credits:
+    if not demand.credits:
         return 0
-    rivals = (other for other in all_wishes if other.credits and other.answers)
-    wishes = [other for other in rivals if other is wish or other.refused_at != rev]
-    if sum(other.credits for other in wishes) <= available:
-        return wish.credits
-    given = [0] * len(wishes)
-    line = [(other.load, place) for place, other in enumerate(wishes)]
-    heapq.heapify(line)
+    rivals = (other for other in all_demands if other.credits and other.is_responsive)
+    demands = [other for other in rivals if other is demand or other.refused_at != rev]
+    if sum(other.credits for other in demands) <= available:
+        return demand.credits
+    given = [0] * len(demands)
+    queue = [(other.load, place) for place, other in enumerate(demands)]
+    heapq.heapify(queue)
     for _ in range(available):
-        _, place = heapq.heappop(line)
+        _, place = heapq.heappop(queue)
         given[place] += 1
-        other = wishes[place]
+        other = demands[place]
         if given[place] < other.credits:
-            heapq.heappush(line, (other.load_with(given[place]), place))
-    return next(count for count, other in zip(given, wishes, strict=True) if other is wish)
+            heapq.heappush(queue, (other.load_after(given[place]), place))
+    return next(count for count, other in zip(given, demands, strict=True) if other is demand)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from rollmesh.buffer.monitoring.bounded_answers import in_time
+from rollmesh.buffer.monitoring.bounded_answers import within_deadline
 from rollmesh.buffer.policy.rules import TABLES
 from rollmesh.buffer.protocol.limits import MAX_RUN_MEMBERS
 from rollmesh.buffer.redis_backend.client import RedisAccess
@@ -166,6 +166,6 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
 
     async def List(self, request: pb.ListRequest, context: Any) -> pb.ListResponse:
         """See membership.proto."""
-        members, finished = await in_time(read_members(self._front, self._access), context)
+        members, finished = await within_deadline(read_members(self._front, self._access), context)
         chosen = [m for m in members if request.role in (pb.ROLE_UNSPECIFIED, m.role)]
         return pb.ListResponse(members=chosen, run_finished=finished)

@@ -1,4 +1,4 @@
-"""A front's Prometheus figures: groups by state and fate, waiting clocks, ages, bytes, leases, versions.
+"""A front's Prometheus metrics: groups by state and fate, waiting clocks, ages, bytes, leases, versions.
 
 All but the histograms are the table's or Redis' own: the same at every front, so of several fronts one value is to be
 taken (`max`), not their sum. The histograms are the front's (see `buffer.monitoring.queue_latency`). Names are
@@ -40,7 +40,7 @@ _STATES = ("generating", "ready", "leased", "consumed")
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class Spec:
     """One metric.
 
     Attributes:
@@ -61,12 +61,12 @@ class Figure:
         return f"{_PREFIX}{self.name}{'_total' if self.kind == 'counter' else ''}"
 
 
-def _counter(name: str, text: str, *labels: str) -> Figure:
-    return Figure("counter", name, labels, text)
+def _counter(name: str, text: str, *labels: str) -> Spec:
+    return Spec("counter", name, labels, text)
 
 
-def _gauge(name: str, text: str, *labels: str) -> Figure:
-    return Figure("gauge", name, labels, text)
+def _gauge(name: str, text: str, *labels: str) -> Spec:
+    return Spec("gauge", name, labels, text)
 
 
 METRICS = (
@@ -105,12 +105,12 @@ METRICS = (
 
 
 @dataclass
-class Readings:
+class MetricsSnapshot:
     """What was last read.
 
     Attributes:
         front, access: whom to ask.
-        tables: figures by table.
+        tables: descriptions by table.
         members: number by role.
         grants: seconds until the first of their grants ends, by role.
     """
@@ -122,10 +122,10 @@ class Readings:
     grants: dict[str, float] = field(default_factory=dict)
 
     async def read(self) -> None:
-        """Reads everything anew.
+        """Reads everything again.
 
         Raises:
-            StoreError: Redis is away; the figures stay as they were.
+            StoreError: Redis is away; the values stay as they were.
         """
         for table in TABLES:
             self.tables[table] = await describe(self.front, self.access, table, now_s=time.time())
@@ -140,38 +140,38 @@ class Readings:
 
 
 class TableCollector(Collector):
-    """Turns readings into metrics whenever Prometheus asks.
+    """Turns a snapshot into metrics whenever Prometheus asks.
 
     Args:
-        readings: refreshed by `report`.
+        snapshot: refreshed by `refresh_forever`.
     """
 
-    def __init__(self, readings: Readings) -> None:
-        self._readings = readings
+    def __init__(self, snapshot: MetricsSnapshot) -> None:
+        self._snapshot = snapshot
 
     def collect(self) -> Iterator[Metric]:
         """Every metric of `METRICS` with the values read last."""
-        values = samples_of(self._readings)
-        for figure in METRICS:
-            family = CounterMetricFamily if figure.kind == "counter" else GaugeMetricFamily
-            metric = family(_PREFIX + figure.name, figure.text, labels=figure.labels)
-            for labels, value in values.get(figure.name, {}).items():
+        values = metric_values(self._snapshot)
+        for spec in METRICS:
+            family = CounterMetricFamily if spec.kind == "counter" else GaugeMetricFamily
+            metric = family(_PREFIX + spec.name, spec.text, labels=spec.labels)
+            for labels, value in values.get(spec.name, {}).items():
                 metric.add_metric(labels, value)
             yield metric
 
 
-def registry_of(readings: Readings) -> CollectorRegistry:
+def registry_of(snapshot: MetricsSnapshot) -> CollectorRegistry:
     """All that a front tells Prometheus."""
     registry = CollectorRegistry()
-    registry.register(readings.front.ages)
-    registry.register(TableCollector(readings))
+    registry.register(snapshot.front.queue_latency)
+    registry.register(TableCollector(snapshot))
     return registry
 
 
-def samples_of(readings: Readings) -> dict[str, dict[tuple[str, ...], float]]:
+def metric_values(snapshot: MetricsSnapshot) -> dict[str, dict[tuple[str, ...], float]]:
     """Values by metric and labels."""
-    found: dict[str, dict[tuple[str, ...], float]] = {figure.name: {} for figure in METRICS}
-    for table, described in readings.tables.items():
+    found: dict[str, dict[tuple[str, ...], float]] = {spec.name: {} for spec in METRICS}
+    for table, described in snapshot.tables.items():
         for name, value in _plain(described).items():
             found[name][(table,)] = value
         for state in _STATES:
@@ -181,16 +181,16 @@ def samples_of(readings: Readings) -> dict[str, dict[tuple[str, ...], float]]:
             found["groups_ended"][(table, fate, why)] = count
         for tokens, count in described.evicted_by_tokens.items():
             found["evicted_by_tokens"][(table, str(tokens))] = count
-    if "train" in readings.tables:
-        train = readings.tables["train"]
+    if "train" in snapshot.tables:
+        train = snapshot.tables["train"]
         found["policy_version"][()] = train.policy.version
         found["policy_incarnation"][()] = train.policy.incarnation
         found["committed_version"][()] = train.committed_version
         found["unmoved_seconds"][()] = train.unmoved_ms / 1e3
         found["redis_used_memory_bytes"][()] = train.redis_used_bytes
         found["redis_max_memory_bytes"][()] = train.redis_max_bytes
-    found["members"] = {(role,): count for role, count in readings.members.items()}
-    found["grant_seconds_left"] = {(role,): left_s for role, left_s in readings.grants.items()}
+    found["members"] = {(role,): count for role, count in snapshot.members.items()}
+    found["grant_seconds_left"] = {(role,): left_s for role, left_s in snapshot.grants.items()}
     return found
 
 
@@ -220,12 +220,12 @@ def _plain(described: pb.DescribeResponse) -> Mapping[str, float]:
     }
 
 
-async def report(readings: Readings) -> None:
-    """Refreshes the figures again and again."""
+async def refresh_forever(snapshot: MetricsSnapshot) -> None:
+    """Refreshes the snapshot at intervals."""
     while True:
         # The sweep says so when Redis is away.
         with contextlib.suppress(StoreError):
-            await readings.read()
+            await snapshot.read()
         await asyncio.sleep(_INTERVAL_S)
 
 

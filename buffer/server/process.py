@@ -16,11 +16,10 @@ from typing import Any
 from rollmesh.buffer.policy.rules import TABLES, Order, TableRules, rules_of
 from rollmesh.buffer.redis_backend.client import RedisAccess
 from rollmesh.buffer.redis_backend.embedded import RedisServer
-from rollmesh.buffer.server import background_tasks
-from rollmesh.buffer.server import metrics as figures
+from rollmesh.buffer.server import background_tasks, metrics
 from rollmesh.buffer.server.custom_score import load_score
 from rollmesh.buffer.server.membership import MembershipServicer
-from rollmesh.buffer.server.registration import Enrolment
+from rollmesh.buffer.server.registration import FrontRegistration
 from rollmesh.buffer.server.server_state import FrontContext
 from rollmesh.buffer.server.servicer import DECODERS, BufferServicer
 from rollmesh.buffer.store.keys import Keys
@@ -76,7 +75,7 @@ class BufferService:
         self._access: RedisAccess | None = None
         self.redis: RedisServer | None = None
         self.address = ""
-        self.readings: figures.Readings | None = None
+        self.metrics: metrics.MetricsSnapshot | None = None
         self._front_id = new_identity(Role.BUFFER).member_id
         self._failure: asyncio.Future[RollmeshError] | None = None
 
@@ -108,8 +107,8 @@ class BufferService:
         config = self._config
         check_security(config.security, Identity(Role.BUFFER), endpoint=False)
         self._failure = asyncio.get_running_loop().create_future()
-        url = config.buffer.redis or await self._embedded()
-        front, access = await self._front(url)
+        url = config.buffer.redis or await self._start_redis()
+        front, access = await self._connect(url)
         identity = Identity(Role.BUFFER)
         credentials = credentials_of(config.security, identity)
         server = new_server(config.security, identity, max_message_mb=config.network.max_message_mb, decoders=DECODERS)
@@ -118,48 +117,48 @@ class BufferService:
         health = add_health_and_reflection(server, SERVICES)
         port = bind(server, self._host, self._port, config.security)
         await server.start()
-        self._exit.push_async_callback(front.settle, _STOP_GRACE_S)
+        self._exit.push_async_callback(front.drain, _STOP_GRACE_S)
         self._exit.push_async_callback(server.stop, _STOP_GRACE_S)
-        readings = self.readings = figures.Readings(front, access)
-        registry = figures.registry_of(readings)
+        self.metrics = metrics.MetricsSnapshot(front, access)
+        registry = metrics.registry_of(self.metrics)
         network = config.network
-        metrics = metrics_server(
+        exporter = metrics_server(
             registry, network.metrics_host, config.security, port=network.metrics_port, enabled=network.metrics
         )
-        await self._exit.enter_async_context(metrics)
+        await self._exit.enter_async_context(exporter)
         for job in (
-            background_tasks.sweep(front, access),
-            background_tasks.listen(front, access),
-            background_tasks.collect(front),
-            background_tasks.sweep_values(front, access),
-            background_tasks.sweep_side(front),
-            figures.report(readings),
+            background_tasks.expire_leases(front, access),
+            background_tasks.follow_hints(front, access),
+            background_tasks.collect_garbage(front),
+            background_tasks.sweep_stored_values(front, access),
+            background_tasks.sweep_side_files(front),
+            metrics.refresh_forever(self.metrics),
             *(background_tasks.evict(front, table) for table in TABLES if front.rules[table].bounded),
         ):
             self._background(job)
         await set_serving(health, SERVICES)
         self.address = advertised_address(self._host, port, config.network.advertise)
-        await self._enrol(front, access, Expiry(credentials))
+        await self._register(front, access, Expiry(credentials))
         log.info("buffer serves run %s at %s", config.run.name, self.address)
 
-    async def _enrol(self, front: FrontContext, access: RedisAccess, expiry: Expiry) -> None:
+    async def _register(self, front: FrontContext, access: RedisAccess, expiry: Expiry) -> None:
         """Lists this front, now that it answers, and takes it off before it stops answering."""
 
         async def bootstrap() -> None:
             await self._bootstrap(front.store, front.rules, sole=False)
 
-        enrolment = Enrolment(
+        registration = FrontRegistration(
             front, access, front_id=self._front_id, address=self.address, bootstrap=bootstrap, expiry=expiry
         )
-        await enrolment.enter()
-        self._exit.push_async_callback(enrolment.leave)
+        await registration.register()
+        self._exit.push_async_callback(registration.unregister)
 
-        async def stay() -> None:
-            self._fail(await enrolment.stay())
+        async def keep_alive() -> None:
+            self._fail(await registration.keep_alive())
 
-        self._background(stay())
+        self._background(keep_alive())
 
-    async def _embedded(self) -> str:
+    async def _start_redis(self) -> str:
         config = self._config
         self.redis = RedisServer(
             config.run.folder / "redis",
@@ -202,7 +201,7 @@ class BufferService:
         assert self._failure is not None, "the service has not been started"
         return await asyncio.shield(self._failure)
 
-    async def _front(self, url: str) -> tuple[FrontContext, RedisAccess]:
+    async def _connect(self, url: str) -> tuple[FrontContext, RedisAccess]:
         config = self._config
         rules = {table: rules_of(config, table) for table in TABLES}
         run_key = Keys(config.run.name).run
@@ -226,7 +225,7 @@ class BufferService:
             score=load_score(config.buffer.order) if rules["train"].order is Order.SCORE else None,
             priority_exponent=config.buffer.priority_exponent,
         )
-        store.on_change(front.bell.ring)
+        store.on_change(front.changes.notify)
         return front, access
 
     async def _bootstrap(self, store: Store, rules: dict[str, TableRules], *, sole: bool) -> str:
@@ -273,18 +272,18 @@ def run(config: Config, *, host: str, port: int, ready_file: Path | None) -> int
         settle_heap()
         write_ready_file(ready_file, service.address)
         try:
-            return await _until_over(service, shutdown)
+            return await _wait_for_end(service, shutdown)
         finally:
             await service.stop()
 
     return run_service("buffer", main, level=config.logging.level)
 
 
-async def _until_over(service: BufferService, shutdown: Shutdown) -> int:
-    wish = asyncio.create_task(shutdown.requested.wait())
+async def _wait_for_end(service: BufferService, shutdown: Shutdown) -> int:
+    requested = asyncio.create_task(shutdown.requested.wait())
     failure = asyncio.create_task(service.failed())
-    await asyncio.wait({wish, failure}, return_when=asyncio.FIRST_COMPLETED)
-    wish.cancel()
+    await asyncio.wait({requested, failure}, return_when=asyncio.FIRST_COMPLETED)
+    requested.cancel()
     if failure.done():
         raise failure.result()
     failure.cancel()

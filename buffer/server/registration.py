@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 _BEATS_PER_TERM = 5
 
 
-class Enrolment:
+class FrontRegistration:
     """One front's membership, kept straight in Redis.
 
     Args:
@@ -62,24 +62,24 @@ class Enrolment:
         )
         self._generation = 0
 
-    async def enter(self) -> None:
+    async def register(self) -> None:
         """Lists the front as a member."""
         member = self._member
         answer = await self._access.verb("join", "", member.member_id, 0, member.SerializeToString(), 0)
         self._generation = int(answer[1])
 
-    async def stay(self) -> RollmeshError:
+    async def keep_alive(self) -> RollmeshError:
         """Heartbeats until the run is served by other rules or the grant is over; returns the error that says so."""
-        trouble = self._front.trouble
+        outage = self._front.outage
         while True:
             await asyncio.sleep(self._front.member_ttl_ms / 1000 / _BEATS_PER_TERM)
             try:
                 if not await self._beat():
                     await self._bootstrap()
-                    await self.enter()
-                trouble.passed("heartbeat of this front")
+                    await self.register()
+                outage.job_passed("heartbeat of this front")
             except StoreError as error:
-                trouble.failed("heartbeat of this front", error)
+                outage.job_failed("heartbeat of this front", error)
             except RollmeshError as error:
                 return error
 
@@ -93,7 +93,7 @@ class Enrolment:
         )
         return bool(answer[1])
 
-    async def leave(self) -> None:
+    async def unregister(self) -> None:
         """Takes the front off the list, so that no new call comes."""
         try:
             await self._access.verb("leave", "", self._member.member_id, self._generation, 0)

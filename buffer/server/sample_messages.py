@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Sequence
 
-from rollmesh.buffer.protocol.framing import fields, opening
+from rollmesh.buffer.protocol.framing import field_header, repeated_field
 from rollmesh.buffer.protocol.leases import Lease
-from rollmesh.buffer.protocol.payload_framing import joined
+from rollmesh.buffer.protocol.payload_framing import join_message
 from rollmesh.buffer.server.lease_roll_call import RollCall
 from rollmesh.buffer.server.server_state import FrontContext
 from rollmesh.buffer.store.records import Leased
@@ -62,17 +62,17 @@ async def messages_of(
             continue
         length += sum(map(len, of_members or ()))
         if parts and size + length + _FRAME_BYTES > most:
-            yield joined(_PAYLOADS, payloads, parts)
+            yield join_message(_PAYLOADS, payloads, parts)
             parts, payloads, size = [], [], 0
         roll.note_sent(lease)
-        parts += (opening(_GROUPS, sum(map(len, message))), *message)
+        parts += (field_header(_GROUPS, sum(map(len, message))), *message)
         payloads += of_members or ()
         size += length
         if size >= _MESSAGE_BYTES:
-            yield joined(_PAYLOADS, payloads, parts)
+            yield join_message(_PAYLOADS, payloads, parts)
             parts, payloads, size = [], [], 0
     if parts:
-        yield joined(_PAYLOADS, payloads, parts)
+        yield join_message(_PAYLOADS, payloads, parts)
 
 
 def _payloads_by_member(group: Leased, stored: Sequence[bytes | None]) -> list[bytes]:
@@ -102,4 +102,9 @@ def _spliced_group(group: Leased, prompt: bytes, payloads: Sequence[bytes] | Non
             left = {place.member: max(1, place.pieces) for place in group.places if not payloads[place.member]}
             if left:
                 message.pieces.extend(left.get(member, 0) for member in range(len(group.metas)))
-    return [message.SerializeToString(), opening(_TASK, len(prompt)), prompt, *fields(_MEMBERS, group.metas)]
+    return [
+        message.SerializeToString(),
+        field_header(_TASK, len(prompt)),
+        prompt,
+        *repeated_field(_MEMBERS, group.metas),
+    ]

@@ -14,10 +14,10 @@ from rollmesh.buffer.policy.batch_selection import BatchCandidates, choose_batch
 from rollmesh.buffer.policy.rules import TRAIN, Order
 from rollmesh.buffer.protocol.leases import LEARNER, Lease, leases_of
 from rollmesh.buffer.server.change_notifier import wait_for
-from rollmesh.buffer.server.custom_score import Ranking
+from rollmesh.buffer.server.custom_score import ScoreCache
 from rollmesh.buffer.server.lease_roll_call import RollCall
 from rollmesh.buffer.server.sample_messages import messages_of
-from rollmesh.buffer.server.server_state import FrontContext, StreamHold, pump
+from rollmesh.buffer.server.server_state import FrontContext, StreamOwnership, read_requests
 from rollmesh.buffer.store.direct_handoff import WaitingStream
 from rollmesh.buffer.store.errors import fenced, lost_state, unknown_incarnation
 from rollmesh.buffer.store.records import Leased
@@ -60,13 +60,13 @@ class SampleSession:
         self._token = ""
         # A batch may take longer than a term on its way: only what the learner owes an answer to is judged.
         self._roll = RollCall(self._rules.lease_ms / 1000, math.inf)
-        self._recheck_s = min(_RECHECK_S, self._roll.question_s)
+        self._recheck_s = min(_RECHECK_S, self._roll.interval_s)
         self._wanted: deque[_Wanted] = deque()
         score = front.score if self._rules.order is Order.SCORE else None
-        self._ranking = Ranking(score) if score is not None else None
-        self._take(first)
+        self._scores = ScoreCache(score) if score is not None else None
+        self._accept_request(first)
 
-    def _take(self, request: pb.SampleRequest) -> None:
+    def _accept_request(self, request: pb.SampleRequest) -> None:
         self._roll.note_request(
             request.received, leases_of(request.inventory) if request.HasField("inventory") else None
         )
@@ -76,17 +76,17 @@ class SampleSession:
     async def run(self, requests: AsyncIterator[pb.SampleRequest]) -> AsyncIterator[pb.SampleResponse | bytes]:
         """Answers until the learner closes the stream."""
         store = self._front.store
-        async with StreamHold(self._front, self._table, LEARNER, self._on_end) as hold:
-            self._token = hold.token
-            held = await store.attach_learner(self._table, self._incarnation, hold.token)
+        async with StreamOwnership(self._front, self._table, LEARNER, self._on_end) as stream:
+            self._token = stream.token
+            held = await store.attach_learner(self._table, self._incarnation, stream.token)
             async for response in self._responses(held):
                 yield response
-            with self._front.bell.listening(self._table) as event:
-                async with pump(requests, self._take, event) as reader:
+            with self._front.changes.subscribe(self._table) as event:
+                async with read_requests(requests, self._accept_request, event) as reader:
                     while not reader.done():
                         event.clear()
                         self._roll.check_alive()
-                        if within_ms := self._roll.ask_if_due():
+                        if within_ms := self._roll.inquire_if_due():
                             yield pb.SampleResponse(inventory_within_ms=within_ms)
                         if lost := await self._keep_named():
                             refs = [pb.LeaseRef(group_id=group_id, lease_id=lease) for group_id, lease in lost]
@@ -119,7 +119,7 @@ class SampleSession:
         if self._handoff.is_pending(self._table):
             # Leases are on their way to this stream: the inventory is compared after they have been sent.
             return []
-        named = self._roll.take_named()
+        named = self._roll.pop_inventory()
         if named is None:
             return []
         ended, lost = await self._front.store.keep_named(self._table, LEARNER, self._incarnation, self._token, named)
@@ -131,12 +131,12 @@ class SampleSession:
 
     def _run_clock(self, reason: str) -> None:
         if reason and self._table == TRAIN:
-            self._front.waits[self._table].begin(INSERTS, LEARNER, reason)
+            self._front.wait_clocks[self._table].begin(INSERTS, LEARNER, reason)
         else:
             self._stop_clock()
 
     def _stop_clock(self) -> None:
-        self._front.waits[self._table].end(INSERTS, LEARNER)
+        self._front.wait_clocks[self._table].end(INSERTS, LEARNER)
 
     def _on_end(self) -> None:
         self._stop_clock()
@@ -198,8 +198,8 @@ class SampleSession:
         if leased:
             return self._count(wanted, leased), ""
         ready = await store.peek(self._table, wanted.version, self._candidates(wanted))
-        if self._ranking is not None:
-            ready = await self._ranked(self._ranking, ready)
+        if self._scores is not None:
+            ready = await self._ranked(self._scores, ready)
         choice, reason = choose_batch(
             self._rules,
             ready,
@@ -215,7 +215,7 @@ class SampleSession:
 
     def _count(self, wanted: _Wanted, leased: list[Leased]) -> list[Leased]:
         """Takes leased groups off the credits of their request; returns them."""
-        self._front.ages.leased(self._table, leased)
+        self._front.queue_latency.observe(self._table, leased)
         wanted.credits -= len(leased)
         if wanted.credits <= 0:
             self._wanted.popleft()
@@ -247,17 +247,17 @@ class SampleSession:
     def _candidates(self, wanted: _Wanted) -> int:
         """How many candidates a choice looks at."""
         rules = self._rules
-        if self._ranking is not None:
+        if self._scores is not None:
             # All that the gate lets become ready, within reason.
             return min(_CANDIDATES_AT_MOST, (rules.max_staleness + 1) * rules.groups_per_step)
         return min(_CANDIDATES_AT_MOST, wanted.credits + rules.groups_per_step // 2)
 
-    async def _ranked(self, ranking: Ranking, ready: BatchCandidates) -> BatchCandidates:
+    async def _ranked(self, scores: ScoreCache, ready: BatchCandidates) -> BatchCandidates:
         """The candidates, ordered by the user's score."""
-        unknown = ranking.unknown(ready.candidates)
-        if unknown:
-            ranking.learn(await self._front.store.facts(self._table, unknown))
-        return replace(ready, candidates=tuple(ranking.ranked(ready.candidates)))
+        missing = scores.missing(ready.candidates)
+        if missing:
+            scores.add(await self._front.store.facts(self._table, missing))
+        return replace(ready, candidates=tuple(scores.ranked(ready.candidates)))
 
     def _waiting(self, view: TableView) -> str:
         fleet = self._front.fleet

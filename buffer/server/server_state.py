@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, TypeVar
 
-from rollmesh.buffer.monitoring.generator_fleet import Fleet
-from rollmesh.buffer.monitoring.queue_latency import QueueAges
-from rollmesh.buffer.monitoring.redis_outage import Trouble
-from rollmesh.buffer.monitoring.wait_clocks import Waits
+from rollmesh.buffer.monitoring.generator_fleet import GeneratorFleet
+from rollmesh.buffer.monitoring.queue_latency import QueueLatency
+from rollmesh.buffer.monitoring.redis_outage import RedisOutage
+from rollmesh.buffer.monitoring.wait_clocks import WaitClocks
 from rollmesh.buffer.policy.rules import TABLES, TableRules
-from rollmesh.buffer.server.change_notifier import Bell
+from rollmesh.buffer.server.change_notifier import ChangeNotifier
 from rollmesh.buffer.server.custom_score import Score
-from rollmesh.buffer.server.load_balancer import Wish
+from rollmesh.buffer.server.load_balancer import GeneratorDemand
 from rollmesh.buffer.store.store import Store
 from rollmesh.mesh.errors import PayloadError, RollmeshError
 
@@ -37,10 +37,10 @@ class FrontContext:
         score: the user's, where it ranks the ready groups.
         priority_exponent: weight of a draw = priority to this power.
         fleet: the generators as of the last sweep.
-        ages: how long groups took and waited that this front has leased.
+        queue_latency: how long groups took and waited that this front has leased.
         fronts: addresses of the fronts that are alive, as of the last sweep.
-        wishes: by table, those of the generators whose streams are open here, in the order in which they came.
-        trouble: what is told of Redis' failures.
+        demands: by table, those of the generators whose streams are open here, in the order in which they came.
+        outage: reports Redis' failures.
     """
 
     store: Store
@@ -51,13 +51,13 @@ class FrontContext:
     max_message_bytes: int
     score: Score | None = None
     priority_exponent: float = 1.0
-    bell: Bell = field(default_factory=Bell)
-    waits: dict[str, Waits] = field(default_factory=lambda: {table: Waits() for table in TABLES})
-    fleet: Fleet = field(default_factory=Fleet)
-    ages: QueueAges = field(default_factory=QueueAges)
+    changes: ChangeNotifier = field(default_factory=ChangeNotifier)
+    wait_clocks: dict[str, WaitClocks] = field(default_factory=lambda: {table: WaitClocks() for table in TABLES})
+    fleet: GeneratorFleet = field(default_factory=GeneratorFleet)
+    queue_latency: QueueLatency = field(default_factory=QueueLatency)
     fronts: list[str] = field(default_factory=list)
-    wishes: dict[str, list[Wish]] = field(default_factory=lambda: {table: [] for table in TABLES})
-    trouble: Trouble = field(default_factory=Trouble)
+    demands: dict[str, list[GeneratorDemand]] = field(default_factory=lambda: {table: [] for table in TABLES})
+    outage: RedisOutage = field(default_factory=RedisOutage)
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
     def checked_table(self, table: str) -> str:
@@ -70,7 +70,7 @@ class FrontContext:
             raise PayloadError("table", f"expected one of {sorted(self.rules)}, got {table!r}")
         return table
 
-    async def settle(self, timeout_s: float) -> None:
+    async def drain(self, timeout_s: float) -> None:
         """Waits for what was spawned, before the store is closed."""
         if self.tasks:
             await asyncio.wait(self.tasks, timeout=timeout_s)
@@ -82,14 +82,14 @@ class FrontContext:
             try:
                 await coroutine
             except RollmeshError as error:
-                self.trouble.told(what, error)
+                self.outage.report(what, error)
 
         task = asyncio.create_task(guarded(), name=what)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
 
-class StreamHold:
+class StreamOwnership:
     """Marks a holder's stream as open; when it ends, however it ends, the holder's leases are shortened.
 
     The token makes this safe with several fronts: an old stream's end does not touch what a newer stream holds.
@@ -99,7 +99,7 @@ class StreamHold:
         self.token = uuid.uuid4().hex
         self._front, self._table, self._holder, self._on_end = front, table, holder, on_end
 
-    async def __aenter__(self) -> StreamHold:
+    async def __aenter__(self) -> StreamOwnership:
         return self
 
     async def __aexit__(
@@ -111,15 +111,15 @@ class StreamHold:
 
 
 @asynccontextmanager
-async def pump(
-    requests: AsyncIterator[Request], take: Callable[[Request], None], event: asyncio.Event
+async def read_requests(
+    requests: AsyncIterator[Request], handle: Callable[[Request], None], event: asyncio.Event
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Reads a stream's requests beside its handler; each is taken and rings the event. Done when the client is."""
 
     async def read() -> None:
         try:
             async for request in requests:
-                take(request)
+                handle(request)
                 event.set()
         finally:
             event.set()

@@ -8,15 +8,15 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from rollmesh.buffer.monitoring.bounded_answers import in_time
+from rollmesh.buffer.monitoring.bounded_answers import within_deadline
 from rollmesh.buffer.monitoring.dead_letters import redrive
 from rollmesh.buffer.policy.reuse import weight_of
 from rollmesh.buffer.protocol.limits import group_bytes
-from rollmesh.buffer.protocol.payload_framing import Apart, cut, taking_apart
+from rollmesh.buffer.protocol.payload_framing import ParsedMessage, split_parser, split_payloads
 from rollmesh.buffer.redis_backend.client import RedisAccess
 from rollmesh.buffer.server.admit_session import admit_stream
 from rollmesh.buffer.server.fetch_handler import fetch_stream
-from rollmesh.buffer.server.lease_holders import holders
+from rollmesh.buffer.server.lease_holders import list_holders
 from rollmesh.buffer.server.ledger import describe, ledger
 from rollmesh.buffer.server.member_validation import check_message, check_write
 from rollmesh.buffer.server.request_validation import (
@@ -28,7 +28,7 @@ from rollmesh.buffer.server.request_validation import (
 )
 from rollmesh.buffer.server.sample_session import sample_stream
 from rollmesh.buffer.server.server_state import FrontContext
-from rollmesh.buffer.server.upload_handler import Uploads
+from rollmesh.buffer.server.upload_handler import UploadHandler
 from rollmesh.buffer.store.errors import lost_state
 from rollmesh.buffer.store.records import NO_SUCH_MEMBER, Write
 from rollmesh.mesh.errors import DataError, FencedError, PayloadError, TakeoverRefusedError
@@ -56,7 +56,7 @@ _DISPOSITIONS = {
 
 
 # Requests that are not parsed as generated code would.
-DECODERS = {"/rollmesh.v1.Buffer/Write": taking_apart(pb.WriteRequest, "payloads")}
+DECODERS = {"/rollmesh.v1.Buffer/Write": split_parser(pb.WriteRequest, "payloads")}
 
 
 def _stored(request: pb.WriteRequest, response: pb.WriteResponse) -> dict[str, object]:
@@ -87,7 +87,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
     def __init__(self, front: FrontContext, access: RedisAccess) -> None:
         self._front = front
         self._access = access
-        self._uploads = Uploads(front)
+        self._uploads = UploadHandler(front)
 
     async def Seed(self, request: pb.SeedRequest, _context: Any) -> pb.SeedResponse:
         """See buffer.proto."""
@@ -113,13 +113,13 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
             yield response
 
     async def Write(
-        self, request_iterator: AsyncIterator[Apart[pb.WriteRequest]], _context: Any
+        self, request_iterator: AsyncIterator[ParsedMessage[pb.WriteRequest]], _context: Any
     ) -> AsyncIterator[pb.WriteResponse]:
         """See buffer.proto."""
         async for response in in_turn(request_iterator, self._write, _STORED_AT_ONCE):
             yield response
 
-    async def _write(self, parts: Apart[pb.WriteRequest]) -> pb.WriteResponse:
+    async def _write(self, parts: ParsedMessage[pb.WriteRequest]) -> pb.WriteResponse:
         """One message is one round trip to Redis, however many members it carries."""
         request = parts.message
         table = self._front.checked_table(request.table)
@@ -129,7 +129,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
         good: list[Write] = []
         positions: list[int] = []
         # Where lengths do not add up, nobody knows whose bytes these are: the stream ends, and nothing is stored.
-        payloads = cut(parts.payloads, [write.payload_bytes for write in request.writes])
+        payloads = split_payloads(parts.payloads, [write.payload_bytes for write in request.writes])
         for position, (write, payload) in enumerate(zip(request.writes, payloads, strict=True)):
             try:
                 checked = check_write(write, bytes(payload))
@@ -155,7 +155,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
 
     async def Upload(self, request_iterator: AsyncIterator[pb.UploadRequest], _context: Any) -> pb.UploadResponse:
         """See buffer.proto."""
-        return await self._uploads.take(request_iterator)
+        return await self._uploads.handle(request_iterator)
 
     async def Sample(
         self, request_iterator: AsyncIterator[pb.SampleRequest], _context: Any
@@ -301,14 +301,14 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:
         """See buffer.proto."""
         table = self._front.checked_table(request.table)
-        return await in_time(describe(self._front, self._access, table, now_s=time.time()), context)
+        return await within_deadline(describe(self._front, self._access, table, now_s=time.time()), context)
 
     async def Holders(self, request: pb.HoldersRequest, context: Any) -> pb.HoldersResponse:
         """See buffer.proto."""
         table = self._front.checked_table(request.table)
-        return await in_time(holders(self._front, self._access, table, request.limit), context)
+        return await within_deadline(list_holders(self._front, self._access, table, request.limit), context)
 
     async def Ledger(self, request: pb.LedgerRequest, context: Any) -> pb.LedgerResponse:
         """See buffer.proto."""
         table = self._front.checked_table(request.table)
-        return await in_time(ledger(self._front, table, request.failed_limit), context)
+        return await within_deadline(ledger(self._front, table, request.failed_limit), context)

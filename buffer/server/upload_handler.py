@@ -25,7 +25,7 @@ _OPEN = 1
 _NO_SUCH_MEMBER = 4
 
 
-class Uploads:
+class UploadHandler:
     """All uploads of one front.
 
     Args:
@@ -36,7 +36,7 @@ class Uploads:
         self._front = front
         self._room = asyncio.Semaphore(_IN_FLIGHT)
 
-    async def take(self, requests: AsyncIterator[pb.UploadRequest]) -> pb.UploadResponse:
+    async def handle(self, requests: AsyncIterator[pb.UploadRequest]) -> pb.UploadResponse:
         """The Upload handler.
 
         Raises:
@@ -53,19 +53,19 @@ class Uploads:
             raise PayloadError("member", "the group has not so many members")
         if status != _OPEN:
             return pb.UploadResponse()
-        counted = _Counted(first, requests)
+        reader = _PieceReader(first, requests)
         if first.side:
             await self._front.store.side.receive(
-                table, first.group_id, first.member, check_name(first.side), counted.in_order()
+                table, first.group_id, first.member, check_name(first.side), reader.in_order()
             )
         else:
-            await self._pieces(table, first, counted)
-        return pb.UploadResponse(pieces=counted.pieces, bytes=counted.bytes)
+            await self._pieces(table, first, reader)
+        return pb.UploadResponse(pieces=reader.pieces, bytes=reader.bytes)
 
     async def _state(self, table: str, write: pb.UploadRequest | Write) -> int:
         return await self._front.store.member_state(table, write.group_id, write.lease_id, write.attempt, write.member)
 
-    async def _pieces(self, table: str, first: pb.UploadRequest, counted: _Counted) -> None:
+    async def _pieces(self, table: str, first: pb.UploadRequest, reader: _PieceReader) -> None:
         """Stores each piece while the next one arrives."""
         place = Place(name_of(first.member, first.attempt, check_digest("digest", first.digest)))
 
@@ -77,7 +77,7 @@ class Uploads:
 
         storing: asyncio.Task[None] | None = None
         try:
-            async for piece, data in counted:
+            async for piece, data in reader:
                 if storing is not None:
                     await storing
                 storing = asyncio.create_task(put(piece, data))
@@ -119,7 +119,7 @@ class Uploads:
         return None
 
 
-class _Counted:
+class _PieceReader:
     """The pieces of one stream, checked and counted."""
 
     def __init__(self, first: pb.UploadRequest, rest: AsyncIterator[pb.UploadRequest]) -> None:

@@ -18,8 +18,8 @@ V0 = PolicyVersion(1, 0)
 
 
 def store_of(front: BufferService) -> Store:
-    assert front.readings is not None
-    return front.readings.front.store
+    assert front.metrics is not None
+    return front.metrics.front.store
 
 
 async def world(mesh: Mesh, order: str) -> tuple[BufferService, Learner, Generator]:

@@ -19,10 +19,10 @@ async def test_a_figure_below_zero_is_told_and_ends_no_front(mesh: Mesh) -> None
     told = await learner.client.ledger("eval")
     assert "leased: the counter says -1, the recount 0" in told.discrepancies
     assert "superseded_writes: the counter says -1, which is less than nothing" in told.discrepancies
-    assert front.readings is not None
-    await front.readings.read()
+    assert front.metrics is not None
+    await front.metrics.read()
     again = await mesh.front()
-    await again.readings.read()  # type: ignore[union-attr]
+    await again.metrics.read()  # type: ignore[union-attr]
 
 
 async def test_a_figure_that_is_no_number_is_named_and_ends_no_front(mesh: Mesh) -> None:
@@ -31,5 +31,5 @@ async def test_a_figure_that_is_no_number_is_named_and_ends_no_front(mesh: Mesh)
     await front.access.client.hset(Keys(front.run_name).table("eval", "reasons"), "failed/why", "much")
     learner.client._retry_s = 0.1
     with pytest.raises(StoreError, match="failed/why in Redis is damaged"):
-        await front.readings.read()  # type: ignore[union-attr]
+        await front.metrics.read()  # type: ignore[union-attr]
     assert (await learner.client.describe("train")).table == "train"

@@ -132,7 +132,7 @@ async def test_a_generator_that_was_away_keeps_what_no_one_else_has_got(mesh: Me
     admission = generator.admission()
     admission.update(2, V0)
     kept, gone = grants = await generator.grants(admission, 2)
-    store, me = front.readings.front.store, (generator.agent.member_id, generator.agent.generation)
+    store, me = front.metrics.front.store, (generator.agent.member_id, generator.agent.generation)
     assert await store.release("train", *me, [key(gone)]) == 1
     elsewhere = other.admission()
     elsewhere.update(1, V0)
@@ -151,7 +151,7 @@ async def test_a_stream_that_was_replaced_gives_nothing_up(mesh: Mesh) -> None:
     admission = generator.admission()
     admission.update(1, V0)
     (grant,) = await generator.grants(admission, 1)
-    store, me = front.readings.front.store, (generator.agent.member_id, generator.agent.generation)
+    store, me = front.metrics.front.store, (generator.agent.member_id, generator.agent.generation)
     with pytest.raises(UnreachableError, match="newer stream"):
         await store.release("train", *me, [key(grant)], "an older stream")
     assert await store.keep_named("train", *me, "", [key(grant)]) == (0, [])

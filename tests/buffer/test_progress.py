@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from rollmesh.buffer.monitoring.generator_fleet import Fleet, fleet_of
+from rollmesh.buffer.monitoring.generator_fleet import GeneratorFleet, fleet_of
 from rollmesh.buffer.store.keys import Keys
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
@@ -120,7 +120,7 @@ def test_a_generator_loads_until_it_reports_gauges_and_serves_once_it_has_weight
     serving = generator(1, tokens_generated=90, tokens_for_groups=70)
     loading.waiting_reason = "loads the model"
     learner = membership_pb2.Member(role=membership_pb2.ROLE_LEARNER)
-    assert fleet_of([learner, loading, waiting, serving, serving]) == Fleet(4, 2, 1, 140, "loads the model")
+    assert fleet_of([learner, loading, waiting, serving, serving]) == GeneratorFleet(4, 2, 1, 140, "loads the model")
 
 
 _IMPOSSIBLE = {float("nan"): 0, float("inf"): 0, -float("inf"): 0, -1.0: 0, 1e30: 2**63 - 1}

@@ -200,7 +200,7 @@ async def test_a_front_that_has_seen_a_lost_claim_drops_no_request_for_its_versi
     admission.update(4, PolicyVersion(1, 0))
     await generator.finish(writer, await generator.grants(admission, 4), PolicyVersion(1, 0))
     await learner.batch(sampler, 1, 0)
-    assert front.readings is not None
-    views = front.readings.front.store.views
+    assert front.metrics is not None
+    views = front.metrics.front.store.views
     views["train"] = replace(views["train"], u=views["train"].u + 1)
     await learner.batch(sampler, 1, 0)

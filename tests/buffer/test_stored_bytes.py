@@ -33,7 +33,7 @@ class Dying:
 
     def __init__(self, front: BufferService, monkeypatch: pytest.MonkeyPatch) -> None:
         self.step = ""
-        store, access = front.readings.front.store, front.access  # type: ignore[union-attr]
+        store, access = front.metrics.front.store, front.access  # type: ignore[union-attr]
         after_all, remove = access.after_all, store._remove
 
         async def dying(commands: Sequence[Any], verbs: Sequence[Sequence[Any]]) -> list[Any]:

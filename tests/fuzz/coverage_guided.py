@@ -14,7 +14,7 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["mesh", "buffer"]):
-    from rollmesh.buffer.protocol.payload_framing import cut, taking_apart
+    from rollmesh.buffer.protocol.payload_framing import split_parser, split_payloads
     from rollmesh.buffer.server.member_validation import check_write
     from rollmesh.mesh.errors import PayloadError
     from rollmesh.mesh.trajectory import payload_codec
@@ -26,7 +26,7 @@ from google.protobuf.message import DecodeError
 from rollmesh.protos import buffer_pb2, trajectory_pb2
 
 MAX_BYTES = 1 << 14
-PARSE = taking_apart(buffer_pb2.WriteRequest, "payloads")
+PARSE = split_parser(buffer_pb2.WriteRequest, "payloads")
 
 
 def examples() -> list[bytes]:
@@ -64,7 +64,7 @@ def read_write(data: bytes) -> None:
     try:
         parts = PARSE(data)
         writes = parts.message.writes
-        payloads = cut(parts.payloads, [write.payload_bytes for write in writes])
+        payloads = split_payloads(parts.payloads, [write.payload_bytes for write in writes])
         pairs += [(write, bytes(payload)) for write, payload in zip(writes, payloads, strict=True)]
     except (DecodeError, PayloadError):
         pass

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rollmesh.buffer.monitoring.redis_outage import AGAIN_S, Trouble
+from rollmesh.buffer.monitoring.redis_outage import AGAIN_S, RedisOutage
 from rollmesh.buffer.redis_backend.embedded import RedisServer
 from rollmesh.launcher.mesh_monitor import MeshView
 from rollmesh.mesh.config.models import SecuritySection
@@ -30,18 +30,18 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_a_cause_is_told_once_in_a_while_whoever_meets_it(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "rollmesh.buffer.monitoring.redis_outage")
     now = 100.0
-    trouble = Trouble(clock=lambda: now)
+    outage = RedisOutage(clock=lambda: now)
     for _ in range(10):
-        trouble.failed("sweep", GONE)
-        trouble.failed("listening", StoreError("Redis is unreachable: connection reset"))
-        trouble.told("detaching a stream", GONE)
-    trouble.failed("evicting", FULL)
+        outage.job_failed("sweep", GONE)
+        outage.job_failed("listening", StoreError("Redis is unreachable: connection reset"))
+        outage.report("detaching a stream", GONE)
+    outage.job_failed("evicting", FULL)
     now += AGAIN_S + 1
-    trouble.failed("listening", GONE)
-    trouble.failed("sweep", GONE)
+    outage.job_failed("listening", GONE)
+    outage.job_failed("sweep", GONE)
     for job in ("sweep", "evicting", "listening", "listening", "never failed"):
-        trouble.passed(job)
-    trouble.failed("sweep", GONE)
+        outage.job_passed(job)
+    outage.job_failed("sweep", GONE)
     assert told(caplog) == [
         f"sweep: {GONE}",
         f"evicting: {FULL}",
@@ -60,16 +60,16 @@ async def test_a_front_without_its_redis_says_so_once_and_when_it_is_back(
     mesh = Mesh(server.url, tmp_path)
     try:
         front = await mesh.front(make_config(tmp_path, server.url))
-        assert front.readings is not None
+        assert front.metrics is not None
         tries, jobs = asyncio.Semaphore(0), set()
 
-        class Counted(Trouble):
-            def failed(self, job: str, error: StoreError) -> None:
-                super().failed(job, error)
+        class Counted(RedisOutage):
+            def job_failed(self, job: str, error: StoreError) -> None:
+                super().job_failed(job, error)
                 jobs.add(job)
                 tries.release()
 
-        front.readings.front.trouble = Counted(clock=lambda: 0.0)
+        front.metrics.front.outage = Counted(clock=lambda: 0.0)
         await server.stop()
         async with asyncio.timeout(TIMEOUT_S):
             while len(jobs) < 4:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmesh.buffer.protocol.framing import fields, opening
+from rollmesh.buffer.protocol.framing import field_header, repeated_field
 from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import trajectory_pb2 as trajectory
 
@@ -21,12 +21,12 @@ def test_spliced_groups_parse_as_built_ones(task: trajectory.PromptTask, members
     group = b"".join(
         [
             pb.LeasedGroup(group_id="g", attempt=3).SerializeToString(),
-            opening(_NUMBER["task"], len(prompt)),
+            field_header(_NUMBER["task"], len(prompt)),
             prompt,
-            *fields(_NUMBER["members"], [meta.SerializeToString() for meta in members]),
+            *repeated_field(_NUMBER["members"], [meta.SerializeToString() for meta in members]),
         ]
     )
     number = pb.SampleResponse.DESCRIPTOR.fields_by_name["groups"].number
-    response = pb.SampleResponse.FromString(b"".join(fields(number, [group, group])))
+    response = pb.SampleResponse.FromString(b"".join(repeated_field(number, [group, group])))
     built = pb.LeasedGroup(group_id="g", attempt=3, task=task, members=members)
     assert list(response.groups) == [built, built]

@@ -28,37 +28,37 @@ def roll(clock: Clock) -> RollCall:
 
 
 def test_who_owes_word_of_a_lease_gets_no_more_and_is_given_up(roll: RollCall, clock: Clock) -> None:
-    roll.ask_if_due()
+    roll.inquire_if_due()
     roll.note_request(0, [])
     roll.note_sent(A)
     roll.note_sent(B)
     clock.now = 10.4
     roll.note_sent(C)
-    assert roll.answers
+    assert roll.is_responsive
     clock.now = 10.6
-    assert (roll.answers, roll.under_way) == (False, 3), "silence counts from the first of them"
+    assert (roll.is_responsive, roll.in_transit) == (False, 3), "silence counts from the first of them"
     roll.note_request(2, None)
     clock.now = 11.5
     roll.check_alive()
-    assert not roll.answers, "one is still on its way"
+    assert not roll.is_responsive, "one is still on its way"
     clock.now = 11.7
     with pytest.raises(UnreachableError, match="not received"):
         roll.check_alive()
     roll.note_request(3, None)
     roll.check_alive()
-    assert (roll.answers, roll.under_way) == (True, 0)
+    assert (roll.is_responsive, roll.in_transit) == (True, 0)
 
 
 def test_who_names_leases_without_being_asked_has_not_answered(roll: RollCall) -> None:
     roll.note_request(0, [A])
-    assert not roll.answers
-    roll.ask_if_due()
+    assert not roll.is_responsive
+    roll.inquire_if_due()
     roll.note_request(0, None)
-    assert not roll.answers
+    assert not roll.is_responsive
     roll.note_request(0, [A])
-    assert roll.answers
-    roll.ask_if_due()
-    assert roll.answers, "once is enough on a stream"
+    assert roll.is_responsive
+    roll.inquire_if_due()
+    assert roll.is_responsive, "once is enough on a stream"
 
 
 def test_what_is_named_and_what_is_under_way_may_be_held(roll: RollCall) -> None:
@@ -67,10 +67,10 @@ def test_what_is_named_and_what_is_under_way_may_be_held(roll: RollCall) -> None
     roll.note_request(1, [A])
     roll.note_sent(C)
     roll.note_request(3, None)  # said after the inventory, before anybody looked at it
-    assert roll.take_named() == {A, B, C}
-    assert roll.take_named() is None, "an inventory is looked at once"
+    assert roll.pop_inventory() == {A, B, C}
+    assert roll.pop_inventory() is None, "an inventory is looked at once"
     roll.note_request(3, [])
-    assert roll.take_named() == set(), "all three are forgotten"
+    assert roll.pop_inventory() == set(), "all three are forgotten"
 
 
 def test_what_was_neither_counted_nor_named_is_unheard_of(roll: RollCall) -> None:
@@ -78,29 +78,29 @@ def test_what_was_neither_counted_nor_named_is_unheard_of(roll: RollCall) -> Non
     roll.note_request(0, [A])
     for lease in (A, B, C):
         roll.note_sent(lease)
-    assert roll.unheard() == [B, C]
+    assert roll.unacknowledged() == [B, C]
     roll.note_request(2, None)
-    assert roll.unheard() == [C]
+    assert roll.unacknowledged() == [C]
 
 
 def test_who_has_nothing_is_looked_at_whenever_it_says_so(roll: RollCall) -> None:
     """Redis may have gone back to a time at which it had something."""
     for _ in range(3):
         roll.note_request(0, [])
-        assert roll.take_named() == set()
-        assert roll.take_named() is None, "it has said nothing since"
+        assert roll.pop_inventory() == set()
+        assert roll.pop_inventory() is None, "it has said nothing since"
 
 
 def test_questions_come_three_times_a_term_and_are_to_be_answered_within_one(roll: RollCall, clock: Clock) -> None:
-    assert roll.ask_if_due() == 3000
-    assert roll.ask_if_due() == 0
+    assert roll.inquire_if_due() == 3000
+    assert roll.inquire_if_due() == 0
     clock.now += 1.0
-    assert roll.ask_if_due() == 3000
+    assert roll.inquire_if_due() == 3000
     roll.note_request(0, [])
     clock.now += 2.9
-    assert roll.ask_if_due() == 3000
+    assert roll.inquire_if_due() == 3000
     clock.now += 2.9
-    assert roll.ask_if_due() == 3000, "within the term"
+    assert roll.inquire_if_due() == 3000, "within the term"
     roll.check_alive()
     clock.now += 0.2
     with pytest.raises(UnreachableError, match="what it holds"):

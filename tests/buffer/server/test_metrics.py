@@ -34,9 +34,9 @@ async def test_every_figure_of_a_table_is_told_with_its_type(mesh: Mesh) -> None
 
     generator.agent.set_status(gauges={GRANT_GAUGE: 90.0})
     await generator.agent.beat()
-    assert front.readings is not None
-    await front.readings.read()
-    told = prometheus_client.generate_latest(registry_of(front.readings)).decode()
+    assert front.metrics is not None
+    await front.metrics.read()
+    told = prometheus_client.generate_latest(registry_of(front.metrics)).decode()
     families = {f.name: f for f in text_string_to_metric_families(told)}
     values = {
         (sample.name.removeprefix("rollmesh_buffer_"), frozenset(sample.labels.values())): sample.value
