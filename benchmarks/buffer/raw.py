@@ -29,7 +29,7 @@ from benchmarks.buffer.plan import Plan
 from benchmarks.buffer.roles import trajectories
 from benchmarks.buffer.throughput import TOKENS, measure
 from benchmarks.common import machine, summarize, table, write_json, yardstick
-from rollmesh.buffer.redis_backend.embedded import RedisServer
+from rollmesh.buffer.redis_backend.embedded import EmbeddedRedis
 from rollmesh.mesh.trajectory.payload_codec import encode
 
 _PIPELINED = 64
@@ -134,7 +134,7 @@ def grpc_writer(conn: Connection, port: int, tokens: int) -> None:
 def measure_redis(tokens: int, writers: int, seconds: float) -> float:
     """Payloads/s that went through Redis."""
     with tempfile.TemporaryDirectory(prefix="rollmesh-raw-") as folder:
-        server = RedisServer(Path(folder), durability="none")
+        server = EmbeddedRedis(Path(folder), durability="none")
         asyncio.run(server.start())
         try:
             reader, *others = _started(

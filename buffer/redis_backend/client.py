@@ -22,8 +22,8 @@ from redis.asyncio.client import PubSub
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from rollmesh.buffer.redis_backend.cluster import GUARD, ClusterWire
-from rollmesh.buffer.redis_backend.connection import Argument, TlsError, Wire
+from rollmesh.buffer.redis_backend.cluster import GUARD, ClusterConnection
+from rollmesh.buffer.redis_backend.connection import Argument, RedisConnection, TlsError
 from rollmesh.buffer.redis_backend.scripts import command_at, commands_of, load_scripts
 from rollmesh.mesh.config.redis_url import RedisAddress, RedisOptions, parse_redis_url
 from rollmesh.mesh.errors import StoreError
@@ -83,7 +83,7 @@ class LoadingError(StoreError):
     """Redis was started, and reads its data before it answers."""
 
 
-class translated:  # noqa: N801  reads like the statement that it is
+class store_errors:  # noqa: N801  reads like the statement that it is
     """Turns failures of Redis into `StoreError`."""
 
     def __enter__(self) -> None:
@@ -126,12 +126,12 @@ class RedisAccess:
         address = parse_redis_url(url, options)
         self._timeout_s = timeout_s
         self._run_key = run_key
-        self._wire: Wire | ClusterWire
+        self._connection: RedisConnection | ClusterConnection
         if address.cluster:
-            self._wire = ClusterWire(address, run_key, timeout_s)
+            self._connection = ClusterConnection(address, run_key, timeout_s)
             self.client: Any = redis.asyncio.RedisCluster(**self._client_options(address))
         else:
-            self._wire = Wire(address, timeout_s)
+            self._connection = RedisConnection(address, timeout_s)
             self.client = redis.asyncio.Redis(**self._client_options(address))
         self._scripts = load_scripts(clock, GUARD if address.cluster else "")
 
@@ -152,9 +152,9 @@ class RedisAccess:
         Raises:
             StoreError: the connection broke, or one of the commands failed.
         """
-        return await self.batch_behind((), commands)
+        return await self.batch_then((), commands)
 
-    async def batch_behind(self, first: Sequence[Sequence[Argument]], then: Sequence[Sequence[Argument]]) -> list[Any]:
+    async def batch_then(self, first: Sequence[Sequence[Argument]], then: Sequence[Sequence[Argument]]) -> list[Any]:
         """Replies to two batches, of which the second runs after the first; on one server that is one round trip.
 
         In a cluster the second is not sent where one of the first was refused.
@@ -164,8 +164,8 @@ class RedisAccess:
         """
         if not first and not then:
             return []
-        with translated():
-            replies = await (self._wire.send_behind(first, then) if first else self._wire.send(then))
+        with store_errors():
+            replies = await (self._connection.send_then(first, then) if first else self._connection.send(then))
         self._check([*first, *then], replies)
         return replies
 
@@ -188,7 +188,7 @@ class RedisAccess:
         """Loads every verb."""
         await self.batch([("SCRIPT", "LOAD", script.source) for script in self._scripts.values()])
 
-    async def loaded(self, patience_s: float) -> None:
+    async def wait_until_loaded(self, patience_s: float) -> None:
         """Waits while Redis is loading its data, as after a restart.
 
         Raises:
@@ -208,7 +208,7 @@ class RedisAccess:
             else:
                 return
 
-    async def check_rights(self, payload_key: str) -> None:
+    async def check_acl(self, payload_key: str) -> None:
         """Makes sure that our user may run what verbs and payloads need.
 
         Args:
@@ -217,37 +217,39 @@ class RedisAccess:
         Raises:
             StoreError: it may not; names the commands.
         """
-        refused = await self.verb("rights", *commands_of(self._scripts))
+        refused = await self.run_script("rights", *commands_of(self._scripts))
         if refused:
             names = ", ".join(name.decode() for name in refused)
             raise StoreError(f"Redis does not let our user run {names} in scripts", hint=_RIGHTS)
         stored = [("SET", payload_key, "", "NX", "EX", 60)]
-        await self.batch_behind(stored, [("MGET", payload_key), ("UNLINK", payload_key)])
+        await self.batch_then(stored, [("MGET", payload_key), ("UNLINK", payload_key)])
 
-    async def verb(self, name: str, *arguments: Argument) -> list[Any]:
+    async def run_script(self, name: str, *arguments: Argument) -> list[Any]:
         """Runs a verb and returns its answer."""
-        return await self.after((), name, *arguments)
+        return await self.run_after((), name, *arguments)
 
-    async def after(self, commands: Sequence[Sequence[Argument]], name: str, *arguments: Argument) -> list[Any]:
+    async def run_after(self, commands: Sequence[Sequence[Argument]], name: str, *arguments: Argument) -> list[Any]:
         """Runs plain commands and behind them one verb; returns the verb's answer.
 
         On one server they are sent together. In a cluster the verb is sent when all nodes have acknowledged the plain
         commands. These must be repeatable: they are sent once more where Redis had forgotten the verb.
         """
-        answer: list[Any] = (await self.after_all(commands, ((name, *arguments),)))[-1]
+        answer: list[Any] = (await self.run_all_after(commands, ((name, *arguments),)))[-1]
         return answer
 
-    async def after_all(self, commands: Sequence[Sequence[Argument]], verbs: Sequence[Sequence[Argument]]) -> list[Any]:
+    async def run_all_after(
+        self, commands: Sequence[Sequence[Argument]], verbs: Sequence[Sequence[Argument]]
+    ) -> list[Any]:
         """As `after` with several verbs (name and arguments), one behind the other; replies to all, in this order."""
         calls = [("EVALSHA", self._scripts[str(verb[0])].digest, 1, self._run_key, *verb[1:]) for verb in verbs]
-        send = self._wire.send
-        with translated():
-            replies = await (self._wire.send_behind(commands, calls) if commands else send(calls))
+        send = self._connection.send
+        with store_errors():
+            replies = await (self._connection.send_then(commands, calls) if commands else send(calls))
         first = replies[len(commands)]
         if isinstance(first, hiredis.ReplyError) and str(first).startswith("NOSCRIPT"):
             await self.load()
-            with translated():
-                replies = await (self._wire.send_behind(commands, calls) if commands else send(calls))
+            with store_errors():
+                replies = await (self._connection.send_then(commands, calls) if commands else send(calls))
         self._check([*commands, *calls], replies)
         return replies
 
@@ -268,12 +270,12 @@ class RedisAccess:
             match: pattern as of SCAN.
             count: keys looked at per call; Redis answers nobody else meanwhile.
         """
-        with translated():
-            primaries = await self._wire.primaries()
+        with store_errors():
+            primaries = await self._connection.primaries()
         for wire in primaries:
             cursor = b"0"
             while True:
-                with translated():
+                with store_errors():
                     command = ("SCAN", cursor, "MATCH", match, "COUNT", count)
                     (reply,) = await wire.send([command])
                 self._check([command], [reply])
@@ -290,8 +292,8 @@ class RedisAccess:
         Raises:
             StoreError: it ended, or could not begin.
         """
-        with translated():
-            address = await self._wire.home()
+        with store_errors():
+            address = await self._connection.home()
             async with (
                 aclosing(redis.asyncio.Redis(**self._client_options(address))) as client,
                 aclosing(client.pubsub(ignore_subscribe_messages=True)) as subscription,
@@ -301,5 +303,5 @@ class RedisAccess:
 
     async def close(self) -> None:
         """Drops all connections."""
-        self._wire.close()
+        self._connection.close()
         await self.client.aclose()

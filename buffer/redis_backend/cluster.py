@@ -27,7 +27,7 @@ from typing import Any
 
 import hiredis
 
-from rollmesh.buffer.redis_backend.connection import Argument, Wire
+from rollmesh.buffer.redis_backend.connection import Argument, RedisConnection
 from rollmesh.mesh.config.redis_url import RedisAddress
 
 SLOTS = 1 << 14
@@ -64,13 +64,13 @@ class _Part:
         self.reply: Any = None
 
 
-class ClusterWire:
+class ClusterConnection:
     """Sends batches to a Redis Cluster, over one connection to each primary.
 
     Args:
         address: nodes to ask for the map of slots, login and TLS.
         home_key: a key in the slot of the run's metadata.
-        timeout_s: as of a `Wire`.
+        timeout_s: as of a `RedisConnection`.
     """
 
     def __init__(self, address: RedisAddress, home_key: str, timeout_s: float) -> None:
@@ -78,7 +78,7 @@ class ClusterWire:
         self._home = slot_of(home_key)
         self._timeout_s = timeout_s
         self._owners: list[Node | None] = [None] * SLOTS
-        self._wires: dict[Node, Wire] = {}
+        self._connections: dict[Node, RedisConnection] = {}
         self._stale = True
         self._reading = asyncio.Lock()
 
@@ -99,7 +99,7 @@ class ClusterWire:
             waiting = await self._round(waiting)
         return [_joined(command, parts) for command, parts in zip(commands, plan, strict=True)]
 
-    async def send_behind(self, first: Sequence[Command], then: Sequence[Command]) -> list[Any]:
+    async def send_then(self, first: Sequence[Command], then: Sequence[Command]) -> list[Any]:
         """Replies to two batches, of which the second is sent once all of the first is acknowledged.
 
         Where one of the first is refused its error stands for the whole second batch, which is not sent.
@@ -108,10 +108,10 @@ class ClusterWire:
         refused = next((reply for reply in replies if isinstance(reply, hiredis.ReplyError)), None)
         return [*replies, *(await self.send(then) if refused is None else [refused] * len(then))]
 
-    async def primaries(self) -> Sequence[Wire]:
+    async def primaries(self) -> Sequence[RedisConnection]:
         """All that hold keys."""
         await self._refresh()
-        return [self._wire(node) for node in dict.fromkeys(self._owners) if node is not None]
+        return [self._connection(node) for node in dict.fromkeys(self._owners) if node is not None]
 
     async def home(self) -> RedisAddress:
         """The server with the run's metadata."""
@@ -120,11 +120,11 @@ class ClusterWire:
         if node is None:
             self._stale = True
             raise ConnectionError("no node of the cluster serves the slot of the run's metadata")
-        return self._wire(node).address
+        return self._connection(node).address
 
     def close(self) -> None:
         """Drops all connections."""
-        for wire in self._wires.values():
+        for wire in self._connections.values():
             wire.close()
 
     def _parts(self, command: Command) -> list[_Part]:
@@ -135,10 +135,10 @@ class ClusterWire:
             return [_Part(command, self._home)]
         return [_Part(command, slot_of(command[3 if name == "EVALSHA" else 1]))]
 
-    def _wire(self, node: Node) -> Wire:
-        if node not in self._wires:
-            self._wires[node] = Wire(self._address.at(*node), self._timeout_s)
-        return self._wires[node]
+    def _connection(self, node: Node) -> RedisConnection:
+        if node not in self._connections:
+            self._connections[node] = RedisConnection(self._address.at(*node), self._timeout_s)
+        return self._connections[node]
 
     async def _round(self, parts: Sequence[_Part]) -> list[_Part]:
         """Sends each part to its node; returns those that were sent on to another one."""
@@ -170,7 +170,7 @@ class ClusterWire:
         commands: list[Command] = []
         for part in parts:
             commands += [("ASKING",), part.command] if part.ask else [part.command]
-        replies = iter(await self._wire(node).send(commands))
+        replies = iter(await self._connection(node).send(commands))
         for part in parts:
             if part.ask:
                 next(replies)
@@ -199,7 +199,7 @@ class ClusterWire:
         async with self._reading:
             if not self._stale:
                 return
-            nodes = dict.fromkeys((*self._wires, *self._address.hosts))
+            nodes = dict.fromkeys((*self._connections, *self._address.hosts))
             tasks = {asyncio.create_task(self._read_map(node)) for node in nodes}
             problem: Exception | None = None
             try:
@@ -220,12 +220,12 @@ class ClusterWire:
     def _forget_others(self) -> None:
         """Closes connections to nodes that hold nothing any more; those in use are left for the next map."""
         held = {*self._owners, *self._address.hosts}
-        for node, wire in list(self._wires.items()):
+        for node, wire in list(self._connections.items()):
             if node not in held and wire.idle:
-                self._wires.pop(node).close()
+                self._connections.pop(node).close()
 
     async def _read_map(self, node: Node) -> list[Node | None]:
-        (reply,) = await self._wire(node).send([("CLUSTER", "SLOTS")])
+        (reply,) = await self._connection(node).send([("CLUSTER", "SLOTS")])
         if isinstance(reply, hiredis.ReplyError):
             raise reply
         owners: list[Node | None] = [None] * SLOTS

@@ -62,7 +62,7 @@ class _Batch:
         self.received = received
 
 
-class _Connection(asyncio.Protocol):
+class _Protocol(asyncio.Protocol):
     """A socket and the batches that wait for replies on it; one timer watches the first of them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, timeout_s: float) -> None:
@@ -183,7 +183,7 @@ def _options(*options: Argument) -> bytes:
     return b"".join([b"\r\n$%d\r\n%b" % (len(o), o) for o in (str(o).encode() for o in options)]) + b"\r\n"
 
 
-class Wire:
+class RedisConnection:
     """Sends batches over one connection, which it opens when needed.
 
     Args:
@@ -194,7 +194,7 @@ class Wire:
     def __init__(self, address: RedisAddress, timeout_s: float) -> None:
         self.address = address
         self._timeout_s = timeout_s
-        self._connection: _Connection | None = None
+        self._connection: _Protocol | None = None
         self._opening = asyncio.Lock()
 
     async def send(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
@@ -209,11 +209,11 @@ class Wire:
             connection = await self._connected()
         return await connection.send(commands)
 
-    async def send_behind(self, first: Sequence[Sequence[Argument]], then: Sequence[Sequence[Argument]]) -> list[Any]:
+    async def send_then(self, first: Sequence[Sequence[Argument]], then: Sequence[Sequence[Argument]]) -> list[Any]:
         """Replies to two batches, of which the second is run after the first: here that is one pipeline."""
         return await self.send([*first, *then])
 
-    async def primaries(self) -> Sequence[Wire]:
+    async def primaries(self) -> Sequence[RedisConnection]:
         """All that hold keys."""
         return (self,)
 
@@ -221,7 +221,7 @@ class Wire:
         """The server with the run's metadata."""
         return self.address
 
-    async def _connected(self) -> _Connection:
+    async def _connected(self) -> _Protocol:
         async with self._opening:
             if self._connection is None or self._connection.lost:
                 try:
@@ -236,11 +236,11 @@ class Wire:
                     raise TimeoutError(f"{self.address} cannot be reached within {self._timeout_s:.1f} s") from error
             return self._connection
 
-    async def _open(self) -> _Connection:
+    async def _open(self) -> _Protocol:
         loop, address = asyncio.get_running_loop(), self.address
 
-        def protocol() -> _Connection:
-            return _Connection(loop, self._timeout_s)
+        def protocol() -> _Protocol:
+            return _Protocol(loop, self._timeout_s)
 
         if address.path:
             _, connection = await loop.create_unix_connection(protocol, address.path)

@@ -33,8 +33,8 @@ import redis.asyncio
 import redis.exceptions
 
 from rollmesh.buffer.redis_backend.acl import ADMIN, readable, users
-from rollmesh.buffer.redis_backend.client import translated
-from rollmesh.buffer.redis_backend.folder_lock import end_leftovers, owned
+from rollmesh.buffer.redis_backend.client import store_errors
+from rollmesh.buffer.redis_backend.folder_lock import acquire_lock, end_leftovers
 from rollmesh.buffer.redis_backend.unix_socket import place_socket, remove_socket, socket_url
 from rollmesh.mesh.errors import StoreError
 from rollmesh.mesh.liveness.freeze_detector import Bounds, Frozen
@@ -74,7 +74,7 @@ def find_redis_server() -> str:
     )
 
 
-class RedisServer:
+class EmbeddedRedis:
     """One redis-server process.
 
     Args:
@@ -103,14 +103,14 @@ class RedisServer:
     @property
     def url(self) -> str:
         """For fronts, of any process of this user; once it was started."""
-        return socket_url(self._listening())
+        return socket_url(self._socket_path())
 
     @property
     def admin_url(self) -> str:
         """With all rights, for the owner alone."""
-        return socket_url(self._listening(), f"{ADMIN}:{self._password}")
+        return socket_url(self._socket_path(), f"{ADMIN}:{self._password}")
 
-    def _listening(self) -> Path:
+    def _socket_path(self) -> Path:
         assert self._socket is not None, "the server has not been started"
         return self._socket
 
@@ -131,7 +131,7 @@ class RedisServer:
             private_folder(self._folder)
             close_to_others(self._folder)
             with self._lock_path.open("wb") as lock:
-                await owned(lock)
+                await acquire_lock(lock)
                 self._socket = place_socket(self._folder)
                 told = self._log_path.stat().st_size if self._log_path.exists() else 0
                 self._process = self._spawn(find_redis_server(), lock.fileno())
@@ -140,7 +140,7 @@ class RedisServer:
                 f"cannot start redis-server: {error}", hint="is there space, and may we write there?"
             ) from error
         await self._wait_ready()
-        await self._drop_torn_end(told)
+        await self._repair_torn_end(told)
         log.info("redis-server listens on %s", self._socket, extra={"redis_pid": self._process.pid})
 
     @property
@@ -176,7 +176,7 @@ class RedisServer:
         persistent = self._durability != "none"
         settings = {
             "port": "0",
-            "unixsocket": str(self._listening()),
+            "unixsocket": str(self._socket_path()),
             "unixsocketperm": "700",
             "dir": str(self._folder.resolve()),
             "appendonly": "yes" if persistent else "no",
@@ -198,9 +198,9 @@ class RedisServer:
         try:
             while True:
                 if self._process is not None and self._process.poll() is not None:
-                    raise self.ended(self._process.returncode)
+                    raise self.exit_error(self._process.returncode)
                 try:
-                    with translated():
+                    with store_errors():
                         await client.ping()
                     return
                 except StoreError as error:  # it reads its append-only file, as a rule
@@ -214,7 +214,7 @@ class RedisServer:
         finally:
             await client.aclose()
 
-    async def _drop_torn_end(self, told: int) -> None:
+    async def _repair_torn_end(self, told: int) -> None:
         """Writes the append-only file again where its end was torn.
 
         Redis passes over what it finds of an unfinished transaction, and leaves it in the file. The next transaction
@@ -235,12 +235,12 @@ class RedisServer:
                 asyncio.timeout(_START_S),
                 redis.asyncio.Redis.from_url(self.admin_url, socket_timeout=5.0) as client,
             ):
-                with translated():
+                with store_errors():
                     await client.bgrewriteaof()
                 while True:
                     # A foreign process offers no event to wait for; this loop is bounded by the deadline above.
                     await asyncio.sleep(0.02)
-                    with translated():
+                    with store_errors():
                         state = await client.info("persistence")
                     if not state["aof_rewrite_in_progress"]:
                         break
@@ -252,7 +252,7 @@ class RedisServer:
         if state["aof_last_bgrewrite_status"] != "ok":
             raise StoreError("redis-server cannot write its append-only file", hint=f"its log is {self._log_path}")
 
-    def ended(self, code: int) -> StoreError:
+    def exit_error(self, code: int) -> StoreError:
         """Why it has ended with this exit code, as far as that is known."""
         try:
             free = shutil.disk_usage(self._folder).free
@@ -268,7 +268,7 @@ class RedisServer:
             why = str(error)
         return StoreError(f"redis-server ended with code {code}: {why}", hint=f"its log is {self._log_path}")
 
-    async def watch(self, frozen_after_s: float) -> int:
+    async def wait_until_dead(self, frozen_after_s: float) -> int:
         """Waits until the process ends and returns its exit code (negative: killed by that signal).
 
         Args:
@@ -295,7 +295,7 @@ class RedisServer:
 
             async def ask() -> Answer:
                 try:
-                    with translated():
+                    with store_errors():
                         await client.ping()
                 except StoreError as error:
                     refused = isinstance(error.__cause__, redis.exceptions.ResponseError)
@@ -319,7 +319,7 @@ class RedisServer:
         with contextlib.suppress(OSError), self._lock_path.open("r+b") as lock:
             # Where somebody has the lock already, the address is that server's now.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            remove_socket(self._listening(), self._folder)
+            remove_socket(self._socket_path(), self._folder)
 
 
 def _tail(path: Path) -> str:

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 _PATIENCE_S = 10.0
 
 
-async def owned(lock: BufferedWriter) -> None:
+async def acquire_lock(lock: BufferedWriter) -> None:
     """Takes the lock once no other redis-server (a predecessor that is still shutting down) has it.
 
     Raises:

@@ -15,7 +15,7 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 MAX_CAUSES = 8
 
 
-class GeneratorVerbs(TableState):
+class GeneratorCommands(TableState):
     """A table as generators change it."""
 
     def admit(self, member: str, serving: PolicyVersion, wanted: int, live_limit: int, now: int) -> list[Group]:

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from rollmesh.buffer.policy.reuse import may_be_used_again
 from rollmesh.buffer.policy.rules import Order
 from rollmesh.buffer.protocol.leases import LEARNER
-from rollmesh.buffer.reference_model.generator_commands import GeneratorVerbs
+from rollmesh.buffer.reference_model.generator_commands import GeneratorCommands
 from rollmesh.buffer.reference_model.group_states import Group, State
 
 
-class Claiming(GeneratorVerbs):
+class Claiming(GeneratorCommands):
     """A table as a learner takes batches from it."""
 
     def sample(self, incarnation: int, version: int, group_ids: Sequence[str], now: int) -> list[Group]:

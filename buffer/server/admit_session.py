@@ -24,7 +24,7 @@ from rollmesh.buffer.server.load_balancer import GeneratorDemand, fair_share
 from rollmesh.buffer.server.request_validation import check_id, check_policy
 from rollmesh.buffer.server.server_state import FrontContext, StreamOwnership, read_requests
 from rollmesh.buffer.store.records import Grant
-from rollmesh.buffer.store.table_snapshot import TableView
+from rollmesh.buffer.store.table_snapshot import TableSnapshot
 from rollmesh.mesh.errors import UnreachableError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
@@ -119,7 +119,7 @@ class AdmitSession:
     async def _read_cancellations(self) -> list[Lease]:
         """What the generator need not continue with; forgotten in Redis only once it has been sent."""
         store = self._front.store
-        count = store.views[self._table].cancelled
+        count = store.snapshots[self._table].cancelled
         if count != self._cancels_read or self._sent_cancellations:
             self._sent_cancellations = await store.cancelled(
                 self._table, self._member_id, self._generation, self._sent_cancellations
@@ -178,14 +178,14 @@ class AdmitSession:
     async def _request_grants(self) -> tuple[list[Grant], str]:
         """Grants, or why there are none; no reason where nothing is wanted."""
         demand, rules = self._demand, self._rules
-        view = self._front.store.views[self._table]
+        snapshot = self._front.store.snapshots[self._table]
         if not demand.credits:
             return [], ""
-        if view.incarnation == 0:
+        if snapshot.incarnation == 0:
             return [], "no learner has started the run yet"
-        if view.suspect:
+        if snapshot.suspect:
             return [], "Redis was restarted: waits for the learner to say what it has used"
-        if demand.refused_at == view.rev:
+        if demand.refused_at == snapshot.rev:
             return [], self._refusal
         before, demand.is_responsive = demand.is_responsive, self._roll.is_responsive
         if not demand.is_responsive:
@@ -193,69 +193,70 @@ class AdmitSession:
                 # Its share is for others now.
                 self._front.changes.notify(self._table)
             return [], "the generator does not answer: neither for its grants nor what it holds"
-        if demand.serving.incarnation != view.incarnation:
-            return [], f"policy {view.incarnation}:{view.version} is in force, this generator serves {demand.serving}"
+        if demand.serving.incarnation != snapshot.incarnation:
+            in_force = f"{snapshot.incarnation}:{snapshot.version}"
+            return [], f"policy {in_force} is in force, this generator serves {demand.serving}"
         if len(self._front.fronts) > 1 and demand.load:
             await asyncio.sleep(_COURTESY_S * demand.load)
-            view = self._front.store.views[self._table]
-        available = self._available(view, demand)
+            snapshot = self._front.store.snapshots[self._table]
+        available = self._available(snapshot, demand)
         if not available:
-            return [], self._gate_reason(view)
-        rivals = [rival for rival in self._front.demands[self._table] if self._available(view, rival)]
-        wanted = min(fair_share(demand, rivals, available, rev=view.rev), _GRANTS_PER_CALL)
+            return [], self._gate_reason(snapshot)
+        rivals = [rival for rival in self._front.demands[self._table] if self._available(snapshot, rival)]
+        wanted = min(fair_share(demand, rivals, available, rev=snapshot.rev), _GRANTS_PER_CALL)
         if not wanted:
             return [], "less loaded generators come first"
-        limit = gate.live_limit(view.u, demand.serving.version, rules.groups_per_step, rules.max_staleness)
+        limit = gate.live_limit(snapshot.u, demand.serving.version, rules.groups_per_step, rules.max_staleness)
         status, grants, why = await self._front.store.admit(
             self._table,
             self._member_id,
             self._generation,
             demand.serving,
             wanted,
-            view.u,
+            snapshot.u,
             limit,
             self._token,
         )
         if status == "moved":
             # The answer brought newer figures; they notify this stream, so the next round proposes again.
             return [], "the policy moves on"
-        view = self._front.store.views[self._table]
-        reason = self._gate_reason(view)
+        snapshot = self._front.store.snapshots[self._table]
+        reason = self._gate_reason(snapshot)
         if why == "bytes":
-            reason = f"byte budget: {view.bytes} stored and {view.reserved} reserved of {rules.max_bytes}"
+            reason = f"byte budget: {snapshot.bytes} stored and {snapshot.reserved} reserved of {rules.max_bytes}"
         if len(grants) < wanted:
             # What it does not get may be for others, as tasks pinned to another version are.
-            demand.refused_at, self._refusal = view.rev, reason
+            demand.refused_at, self._refusal = snapshot.rev, reason
             self._front.changes.notify(self._table)
         return grants, reason
 
-    def _available(self, view: TableView, demand: GeneratorDemand) -> int:
+    def _available(self, snapshot: TableSnapshot, demand: GeneratorDemand) -> int:
         """Groups that a generator might be granted, were it alone."""
         rules = self._rules
-        if demand.serving.incarnation != view.incarnation:
+        if demand.serving.incarnation != snapshot.incarnation:
             return 0
-        room = view.pending
+        room = snapshot.pending
         if rules.bounded:
-            limit = gate.live_limit(view.u, demand.serving.version, rules.groups_per_step, rules.max_staleness)
-            room = min(room, max(0, limit - view.demand) // rules.samples_per_insert)
-        return room + view.orphaned
+            limit = gate.live_limit(snapshot.u, demand.serving.version, rules.groups_per_step, rules.max_staleness)
+            room = min(room, max(0, limit - snapshot.demand) // rules.samples_per_insert)
+        return room + snapshot.orphaned
 
-    def _gate_reason(self, view: TableView) -> str:
-        if not view.pending:
-            return "the data has ended" if view.end_of_data else "no prompt tasks are pending"
+    def _gate_reason(self, snapshot: TableSnapshot) -> str:
+        if not snapshot.pending:
+            return "the data has ended" if snapshot.end_of_data else "no prompt tasks are pending"
         if not self._rules.bounded:
             return f"pending tasks are pinned to another version than {self._demand.serving}"
         rules = self._rules
-        ahead = view.demand + rules.samples_per_insert - 1
-        floor = gate.version_floor(view.u, ahead, rules.groups_per_step, rules.max_staleness)
-        return f"gate: {view.live} unclaimed groups, needs version {floor}, serves {self._demand.serving.version}"
+        ahead = snapshot.demand + rules.samples_per_insert - 1
+        floor = gate.version_floor(snapshot.u, ahead, rules.groups_per_step, rules.max_staleness)
+        return f"gate: {snapshot.live} unclaimed groups, needs version {floor}, serves {self._demand.serving.version}"
 
     async def _responses(self, grants: list[Grant]) -> AsyncIterator[bytes]:
         """Grants with their prompts and drafts, serialized, in messages of bounded size."""
         store, rules = self._front.store, self._rules
         prompts = await store.prompts(self._table, [grant.prompt for grant in grants])
-        view = store.views[self._table]
-        floor = gate.version_floor(view.u, max(0, view.demand - 1), rules.groups_per_step, rules.max_staleness)
+        snapshot = store.snapshots[self._table]
+        floor = gate.version_floor(snapshot.u, max(0, snapshot.demand - 1), rules.groups_per_step, rules.max_staleness)
         parts: list[bytes] = []
         size = 0
         lost = []
@@ -273,8 +274,8 @@ class AdmitSession:
                 parent_group_id=grant.parent,
             )
             size += len(prompt)
-            for place in grant.drafts:
-                payload = await store.drafts.read(self._table, grant.group_id, place)
+            for draft in grant.drafts:
+                payload = await store.drafts.read(self._table, grant.group_id, draft)
                 if payload is None:
                     continue
                 if size >= _RESPONSE_BYTES:
@@ -282,7 +283,7 @@ class AdmitSession:
                     yield b"".join([*parts, *repeated_field(_GRANTS, [before.SerializeToString()])])
                     parts, size = [], 0
                     del message.drafts[:]
-                message.drafts.add(member=place.member, payload=payload)
+                message.drafts.add(member=draft.member, payload=payload)
                 size += len(payload)
             self._roll.note_sent((grant.group_id, grant.lease_id))
             whole = (message.SerializeToString(), field_header(_TASK, len(prompt)), prompt)
@@ -291,7 +292,7 @@ class AdmitSession:
                 yield b"".join(parts)
                 parts, size = [], 0
         if lost:
-            await store.lose(self._table, lost)
+            await store.fail_groups(self._table, lost)
             # The generator does not hear of these, so it still waits for as many.
             self._demand.credits += len(lost)
             self._demand.outstanding = max(0, self._demand.outstanding - len(lost))

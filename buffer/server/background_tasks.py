@@ -77,9 +77,9 @@ async def evict(front: FrontContext, table: str) -> None:
     with front.changes.subscribe(table) as event:
         while True:
             event.clear()
-            view = front.store.views[table]
+            snapshot = front.store.snapshots[table]
             try:
-                if view.first_deadline < view.u:
+                if snapshot.first_deadline < snapshot.u:
                     count = await front.store.evict(table)
                     log.info("evicted %d groups over the bound", count, extra={"table": table})
                 front.outage.job_passed(f"evicting in {table}")
@@ -151,5 +151,5 @@ async def follow_hints(front: FrontContext, access: RedisAccess) -> None:
 
 async def _apply_hint(front: FrontContext, data: bytes) -> None:
     table, rev = data.decode().split()
-    if table in front.store.views and int(rev) > front.store.views[table].rev:
+    if table in front.store.snapshots and int(rev) > front.store.snapshots[table].rev:
         await front.store.refresh(table)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from rollmesh.buffer.server.request_validation import check_group_id
 from rollmesh.buffer.server.server_state import FrontContext
-from rollmesh.buffer.store.payloads import PayloadMissing, Place
+from rollmesh.buffer.store.payloads import PayloadMissing, PayloadRef
 from rollmesh.mesh.errors import DataError
 from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import trajectory_pb2 as trajectory
@@ -41,13 +41,13 @@ async def fetch_stream(front: FrontContext, request: pb.FetchRequest) -> AsyncIt
 
 
 async def _payloads(front: FrontContext, table: str, refs: Sequence[pb.MemberRef]) -> AsyncIterator[tuple[bytes, bool]]:
-    found = await front.store.places(table, list(dict.fromkeys(ref.group_id for ref in refs)))
-    members: list[tuple[str, Place]] = []
+    found = await front.store.payload_refs(table, list(dict.fromkeys(ref.group_id for ref in refs)))
+    members: list[tuple[str, PayloadRef]] = []
     for ref in refs:
-        place = next((place for place in found[ref.group_id] if place.member == ref.member), None)
-        if place is None:
+        payload_ref = next((payload for payload in found[ref.group_id] if payload.member == ref.member), None)
+        if payload_ref is None:
             raise _missing(ref)
-        members.append((ref.group_id, place))
+        members.append((ref.group_id, payload_ref))
     try:
         async for part in front.store.payloads.stream(table, members):
             yield part.data, part.last
@@ -56,7 +56,7 @@ async def _payloads(front: FrontContext, table: str, refs: Sequence[pb.MemberRef
 
 
 async def _side(front: FrontContext, table: str, refs: Sequence[pb.MemberRef]) -> AsyncIterator[tuple[bytes, bool]]:
-    metas = await front.store.metas(table, [(ref.group_id, ref.member) for ref in refs])
+    metas = await front.store.member_metas(table, [(ref.group_id, ref.member) for ref in refs])
     for ref, blob in zip(refs, metas, strict=True):
         meta = trajectory.MemberMeta.FromString(blob or b"")
         entry = next((entry for entry in meta.side if entry.name == ref.side), None)

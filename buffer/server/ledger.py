@@ -27,7 +27,7 @@ _LIVE = ("generating", "ready", "leased", "consumed")
 _REASON_AGE_S = 3
 
 
-def _pairs(flat: Sequence[Any]) -> dict[str, int]:
+def _number_map(flat: Sequence[Any]) -> dict[str, int]:
     found = {}
     for name, value in zip(flat[::2], flat[1::2], strict=True):
         try:
@@ -74,7 +74,7 @@ async def _read(
     front: FrontContext, table: str, limit: int
 ) -> tuple[dict[str, int], dict[str, int], dict[str, int], Any]:
     answer = await front.store.ledger(table, limit)
-    counters, recount, reasons = _pairs(answer[2]), _pairs(answer[3]), _pairs(answer[4])
+    counters, recount, reasons = _number_map(answer[2]), _number_map(answer[3]), _number_map(answer[4])
     # Every fate is counted a second time under its reason.
     for fate in _FATES:
         recount[fate] = sum(count for name, count in reasons.items() if name.startswith(f"{fate}/"))
@@ -99,11 +99,11 @@ async def ledger(front: FrontContext, table: str, failed_limit: int) -> pb.Ledge
 async def describe(front: FrontContext, access: RedisAccess, table: str, *, now_s: float) -> pb.DescribeResponse:
     """A table in figures."""
     counters, _, reasons, _ = await _read(front, table, 0)
-    view = front.store.views[table]
+    snapshot = front.store.snapshots[table]
     keys = front.store.keys
     if wrong := {name: value for name, value in counters.items() if value < 0}:
         log.error("values below zero, shown as zero: %s; see `rollmesh ledger`", wrong, extra={"table": table})
-    ages = await access.verb("ages", table)
+    ages = await access.run_script("ages", table)
     generating_age, ready_age, leases, dead, consumed_bytes, reserved, seeded = (max(0, value) for value in ages[1:])
     (latest, committed, until), flat, swept, lengths, (seconds, micros), memory, *moved = await access.batch(
         [
@@ -127,22 +127,22 @@ async def describe(front: FrontContext, access: RedisAccess, table: str, *, now_
     moved_ms = max(int(at or 0) for at in moved)
     return pb.DescribeResponse(
         table=table,
-        policy=trajectory.PolicyVersion(incarnation=view.incarnation, version=view.version),
-        next_train_version=view.u,
+        policy=trajectory.PolicyVersion(incarnation=snapshot.incarnation, version=snapshot.version),
+        next_train_version=snapshot.u,
         groups_per_step=rules.groups_per_step,
         max_staleness=rules.max_staleness,
         counts=_counts(counters, reasons),
         waiting_for_inserts_ms=int(waits.get(b"inserts_ms", 0)),
         waiting_for_samples_ms=int(waits.get(b"samples_ms", 0)),
         latest_checkpoint=(latest or b"").decode(),
-        bytes=max(0, view.bytes),
+        bytes=max(0, snapshot.bytes),
         learner_waits=reason(b"inserts"),
         generators_wait=reason(b"samples"),
         learner_lease_ms=max(0, int(float(until or 0)) - now_ms),
         committed_version=int(committed or 0),
         seeded=seeded,
-        end_of_data=bool(view.end_of_data),
-        evicted_by_tokens={int(bound): count for bound, count in _pairs(lengths).items()},
+        end_of_data=bool(snapshot.end_of_data),
+        evicted_by_tokens={int(bound): count for bound, count in _number_map(lengths).items()},
         orphans_swept=int(swept or 0),
         oldest_ready_ms=ready_age,
         oldest_generating_ms=generating_age,
@@ -160,7 +160,7 @@ async def describe(front: FrontContext, access: RedisAccess, table: str, *, now_
         generators_serving=fleet.serving,
         generators_loading=fleet.loading,
         sampled_tokens=fleet.tokens,
-        unheld=max(0, view.orphaned),
+        unheld=max(0, snapshot.orphaned),
     )
 
 

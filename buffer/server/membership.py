@@ -119,7 +119,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
             pid=request.pid,
             joined_unix_ms=int(time.time() * 1000),
         )
-        answer = await self._access.verb(
+        answer = await self._access.run_script(
             "join", "", member.member_id, MAX_RUN_MEMBERS, member.SerializeToString(), call
         )
         if answer[0] == b"full":
@@ -143,7 +143,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
         check_status(request)
         check_challenge(request.challenge)
         checked_version("incarnation", request.incarnation)
-        answer = await self._access.verb(
+        answer = await self._access.run_script(
             "heartbeat", "", request.member_id, request.generation, request.SerializeToString(),
             request.incarnation, self._front.member_ttl_ms,
         )  # fmt: skip
@@ -159,7 +159,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
 
     async def Leave(self, request: pb.LeaveRequest, _context: Any) -> pb.LeaveResponse:
         """See membership.proto."""
-        await self._access.verb("leave", "", request.member_id, request.generation, int(request.run_finished))
+        await self._access.run_script("leave", "", request.member_id, request.generation, int(request.run_finished))
         for table in TABLES:  # its groups wait for other holders
             await self._front.store.refresh(table)
         return pb.LeaveResponse()

@@ -15,7 +15,7 @@ from typing import Any
 
 from rollmesh.buffer.policy.rules import TABLES, Order, TableRules, rules_of
 from rollmesh.buffer.redis_backend.client import RedisAccess
-from rollmesh.buffer.redis_backend.embedded import RedisServer
+from rollmesh.buffer.redis_backend.embedded import EmbeddedRedis
 from rollmesh.buffer.server import background_tasks, metrics
 from rollmesh.buffer.server.custom_score import load_score
 from rollmesh.buffer.server.membership import MembershipServicer
@@ -23,7 +23,7 @@ from rollmesh.buffer.server.registration import FrontRegistration
 from rollmesh.buffer.server.server_state import FrontContext
 from rollmesh.buffer.server.servicer import DECODERS, BufferServicer
 from rollmesh.buffer.store.keys import Keys
-from rollmesh.buffer.store.side_files import SideStore
+from rollmesh.buffer.store.side_files import SideFileStore
 from rollmesh.buffer.store.store import Store
 from rollmesh.mesh.access.credentials import Identity, Role, new_identity
 from rollmesh.mesh.access.secret_files import check_security
@@ -73,7 +73,7 @@ class BufferService:
         self._port = port
         self._exit = AsyncExitStack()
         self._access: RedisAccess | None = None
-        self.redis: RedisServer | None = None
+        self.redis: EmbeddedRedis | None = None
         self.address = ""
         self.metrics: metrics.MetricsSnapshot | None = None
         self._front_id = new_identity(Role.BUFFER).member_id
@@ -160,7 +160,7 @@ class BufferService:
 
     async def _start_redis(self) -> str:
         config = self._config
-        self.redis = RedisServer(
+        self.redis = EmbeddedRedis(
             config.run.folder / "redis",
             durability=config.buffer.durability,
             max_memory=config.buffer.max_bytes + config.buffer.max_bytes // 4 + _HEADROOM_BYTES,
@@ -170,14 +170,14 @@ class BufferService:
         self._background(self._keep_alive(self.redis))
         return self.redis.url
 
-    async def _keep_alive(self, server: RedisServer) -> None:
+    async def _keep_alive(self, server: EmbeddedRedis) -> None:
         """Restarts Redis with its data when it dies; gives up where it dies again and again."""
         clock = asyncio.get_running_loop().time
         died: list[float] = []
         while len(died) < _RESTARTS:
-            code = await server.watch(self._config.resources.frozen_after_s)
+            code = await server.wait_until_dead(self._config.resources.frozen_after_s)
             died = [*(at for at in died if clock() - at < _RESTARTS_WITHIN_S), clock()]
-            why = server.ended(code)
+            why = server.exit_error(code)
             log.error("%s; restart %d of %d", why, len(died), _RESTARTS)
             try:
                 await server.start()
@@ -210,9 +210,9 @@ class BufferService:
         )
         self._exit.push_async_callback(access.close)
         side_folder = config.buffer.side_dir or config.run.folder / "side"
-        store = Store(access, config.run.name, SideStore(side_folder, config.buffer.side_max_bytes))
-        await access.loaded(_LOADING_S)
-        await access.check_rights(store.keys.payload("train", "none", 0, 0))
+        store = Store(access, config.run.name, SideFileStore(side_folder, config.buffer.side_max_bytes))
+        await access.wait_until_loaded(_LOADING_S)
+        await access.check_acl(store.keys.payload("train", "none", 0, 0))
         # Whoever owns Redis has just started it.
         config_json = await self._bootstrap(store, rules, sole=self.redis is not None)
         front = FrontContext(

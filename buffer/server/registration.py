@@ -65,7 +65,7 @@ class FrontRegistration:
     async def register(self) -> None:
         """Lists the front as a member."""
         member = self._member
-        answer = await self._access.verb("join", "", member.member_id, 0, member.SerializeToString(), 0)
+        answer = await self._access.run_script("join", "", member.member_id, 0, member.SerializeToString(), 0)
         self._generation = int(answer[1])
 
     async def keep_alive(self) -> RollmeshError:
@@ -88,7 +88,7 @@ class FrontRegistration:
         beat = pb.HeartbeatRequest(
             member_id=self._member.member_id, generation=self._generation, gauges=self._expiry.gauges()
         )
-        answer = await self._access.verb(
+        answer = await self._access.run_script(
             "heartbeat", "", beat.member_id, beat.generation, beat.SerializeToString(), 0, self._front.member_ttl_ms
         )
         return bool(answer[1])
@@ -96,6 +96,6 @@ class FrontRegistration:
     async def unregister(self) -> None:
         """Takes the front off the list, so that no new call comes."""
         try:
-            await self._access.verb("leave", "", self._member.member_id, self._generation, 0)
+            await self._access.run_script("leave", "", self._member.member_id, self._generation, 0)
         except StoreError as error:
             log.warning("leaving the run: %s", error)

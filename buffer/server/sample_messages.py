@@ -78,8 +78,8 @@ async def messages_of(
 def _payloads_by_member(group: Leased, stored: Sequence[bytes | None]) -> list[bytes]:
     """What travels of each member: nothing of those that are not scored, or are left out."""
     found = [b""] * len(group.metas)
-    for place, value in zip(group.places, stored, strict=True):
-        found[place.member] = value or b""
+    for ref, value in zip(group.payload_refs, stored, strict=True):
+        found[ref.member] = value or b""
     return found
 
 
@@ -99,7 +99,7 @@ def _spliced_group(group: Leased, prompt: bytes, payloads: Sequence[bytes] | Non
     if payloads is not None:
         message.payload_bytes.extend(map(len, payloads))
         if not all(payloads):
-            left = {place.member: max(1, place.pieces) for place in group.places if not payloads[place.member]}
+            left = {ref.member: max(1, ref.pieces) for ref in group.payload_refs if not payloads[ref.member]}
             if left:
                 message.pieces.extend(left.get(member, 0) for member in range(len(group.metas)))
     return [

@@ -19,9 +19,9 @@ from rollmesh.buffer.server.lease_roll_call import RollCall
 from rollmesh.buffer.server.sample_messages import messages_of
 from rollmesh.buffer.server.server_state import FrontContext, StreamOwnership, read_requests
 from rollmesh.buffer.store.direct_handoff import WaitingStream
-from rollmesh.buffer.store.errors import fenced, lost_state, unknown_incarnation
+from rollmesh.buffer.store.errors import fenced_error, lost_state_error, unknown_incarnation_error
 from rollmesh.buffer.store.records import Leased
-from rollmesh.buffer.store.table_snapshot import TableView
+from rollmesh.buffer.store.table_snapshot import TableSnapshot
 from rollmesh.mesh.errors import StoreError
 from rollmesh.mesh.trajectory.versions import checked_version
 from rollmesh.protos import buffer_pb2 as pb
@@ -97,7 +97,7 @@ class SampleSession:
                             async for response in self._responses(leased):
                                 yield response
                             continue
-                        if self._wanted and store.views[self._table].exhausted:
+                        if self._wanted and store.snapshots[self._table].exhausted:
                             self._wanted.clear()
                             self._stop_clock()
                             yield pb.SampleResponse(exhausted=True, waiting_reason="the data has ended")
@@ -144,8 +144,8 @@ class SampleSession:
 
     def _offer_handoff(self) -> None:
         """Takes what the next write seals, if first come is first served and nothing else is ready."""
-        view, wanted = self._front.store.views[self._table], self._wanted
-        if self._rules.order is not Order.FIFO or view.ready or not wanted or wanted[0].version != view.u:
+        snapshot, wanted = self._front.store.snapshots[self._table], self._wanted
+        if self._rules.order is not Order.FIFO or snapshot.ready or not wanted or wanted[0].version != snapshot.u:
             self._handoff.withdraw(self._table)
             return
         stream = WaitingStream(self._incarnation, wanted[0].version, wanted[0].credits, self._token)
@@ -177,27 +177,27 @@ class SampleSession:
     async def _lease_ready(self, event: asyncio.Event) -> tuple[list[Leased], str]:
         """Leases ready groups for the oldest request; returns as `_lease_next`."""
         store = self._front.store
-        view = store.views[self._table]
-        if view.incarnation > self._incarnation:
-            raise fenced()
-        if view.suspect:
-            raise lost_state()
-        if view.incarnation < self._incarnation:
-            raise unknown_incarnation()
-        if self._rules.bounded and any(wanted.version < view.u for wanted in self._wanted):
+        snapshot = store.snapshots[self._table]
+        if snapshot.incarnation > self._incarnation:
+            raise fenced_error()
+        if snapshot.suspect:
+            raise lost_state_error()
+        if snapshot.incarnation < self._incarnation:
+            raise unknown_incarnation_error()
+        if self._rules.bounded and any(wanted.version < snapshot.u for wanted in self._wanted):
             # Read again: Redis may have lost the claim since, and the request is for a repetition of that batch.
-            view = await store.refresh(self._table)
-            self._wanted = deque(wanted for wanted in self._wanted if wanted.version >= view.u)
+            snapshot = await store.refresh(self._table)
+            self._wanted = deque(wanted for wanted in self._wanted if wanted.version >= snapshot.u)
         if not self._wanted:
             return [], ""
         wanted = self._wanted[0]
-        view = await self._gather(wanted, view, event)
-        if not view.ready:
-            return [], self._waiting(view)
-        leased = await self._lease_last_sealed(wanted, view)
+        snapshot = await self._gather(wanted, snapshot, event)
+        if not snapshot.ready:
+            return [], self._waiting(snapshot)
+        leased = await self._lease_last_sealed(wanted, snapshot)
         if leased:
             return self._count(wanted, leased), ""
-        ready = await store.peek(self._table, wanted.version, self._candidates(wanted))
+        ready = await store.list_candidates(self._table, wanted.version, self._candidates(wanted))
         if self._scores is not None:
             ready = await self._ranked(self._scores, ready)
         choice, reason = choose_batch(
@@ -205,8 +205,8 @@ class SampleSession:
             ready,
             version=wanted.version,
             wanted=wanted.credits,
-            u=view.u,
-            first_deadline=view.first_deadline,
+            u=snapshot.u,
+            first_deadline=snapshot.first_deadline,
         )
         if not choice.group_ids:
             return [], reason
@@ -221,28 +221,28 @@ class SampleSession:
             self._wanted.popleft()
         return leased
 
-    async def _lease_last_sealed(self, wanted: _Wanted, view: TableView) -> list[Leased]:
+    async def _lease_last_sealed(self, wanted: _Wanted, snapshot: TableSnapshot) -> list[Leased]:
         """Leases all ready groups if the last write of this front sealed them: `fifo` needs no list of candidates."""
-        group_ids = self._handoff.pop_last_sealed(self._table, view)
+        group_ids = self._handoff.pop_last_sealed(self._table, snapshot)
         # For a later version it would have to be known whether the batches before it are full.
-        in_turn = self._rules.order is Order.FIFO and wanted.version == view.u
-        if not group_ids or not in_turn or view.ready > wanted.credits:
+        in_turn = self._rules.order is Order.FIFO and wanted.version == snapshot.u
+        if not group_ids or not in_turn or snapshot.ready > wanted.credits:
             return []
         return await self._front.store.sample(self._table, self._incarnation, wanted.version, group_ids, self._token)
 
-    async def _gather(self, wanted: _Wanted, view: TableView, event: asyncio.Event) -> TableView:
+    async def _gather(self, wanted: _Wanted, snapshot: TableSnapshot, event: asyncio.Event) -> TableSnapshot:
         """Waits a moment for what writes in progress seal; returns the newest snapshot.
 
         Under load this makes full messages of what would be many small ones. A lone group waits for nothing.
         """
         store, loop = self._front.store, asyncio.get_running_loop()
         until = loop.time() + _GATHER_S
-        while 0 < view.ready < wanted.credits and self._handoff.writes_in_progress:
+        while 0 < snapshot.ready < wanted.credits and self._handoff.writes_in_progress:
             event.clear()
             if not await wait_for(event, until - loop.time()):
                 break
-            view = store.views[self._table]
-        return view
+            snapshot = store.snapshots[self._table]
+        return snapshot
 
     def _candidates(self, wanted: _Wanted) -> int:
         """How many candidates a choice looks at."""
@@ -256,13 +256,13 @@ class SampleSession:
         """The candidates, ordered by the user's score."""
         missing = scores.missing(ready.candidates)
         if missing:
-            scores.add(await self._front.store.facts(self._table, missing))
+            scores.add(await self._front.store.group_facts(self._table, missing))
         return replace(ready, candidates=tuple(scores.ranked(ready.candidates)))
 
-    def _waiting(self, view: TableView) -> str:
+    def _waiting(self, snapshot: TableSnapshot) -> str:
         fleet = self._front.fleet
         text = (
-            f"waits for groups: {view.generating} being generated, {view.pending} tasks pending, "
+            f"waits for groups: {snapshot.generating} being generated, {snapshot.pending} tasks pending, "
             f"{fleet.alive} generators alive"
         )
         return f"{text}; a generator says: {fleet.reason}" if fleet.reason else text
@@ -275,7 +275,7 @@ class SampleSession:
         ):
             yield message
         for reason, leases in unsendable.items():
-            await self._front.store.lose(self._table, leases, reason)
+            await self._front.store.fail_groups(self._table, leases, reason)
             self._wanted.appendleft(_Wanted(leased[0].for_version, len(leases)))
 
 

@@ -29,7 +29,7 @@ from rollmesh.buffer.server.request_validation import (
 from rollmesh.buffer.server.sample_session import sample_stream
 from rollmesh.buffer.server.server_state import FrontContext
 from rollmesh.buffer.server.upload_handler import UploadHandler
-from rollmesh.buffer.store.errors import lost_state
+from rollmesh.buffer.store.errors import lost_state_error
 from rollmesh.buffer.store.records import NO_SUCH_MEMBER, Write
 from rollmesh.mesh.errors import DataError, FencedError, PayloadError, TakeoverRefusedError
 from rollmesh.mesh.rpc.ordered_pipeline import in_turn
@@ -202,7 +202,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
             call=checked_number("call", request.call, least=1),
         )
         if answer[0] == b"suspect":
-            raise lost_state()
+            raise lost_state_error()
         if answer[0] == b"outdated":
             raise TakeoverRefusedError(
                 f"learner {request.member_id} has made a later attempt to take the run over",

@@ -15,7 +15,7 @@ from rollmesh.buffer.protocol.limits import MAX_PIECES, PIECE_BYTES
 from rollmesh.buffer.protocol.side_data import check_digest, check_name
 from rollmesh.buffer.server.request_validation import check_group_id
 from rollmesh.buffer.server.server_state import FrontContext
-from rollmesh.buffer.store.payloads import Place, name_of
+from rollmesh.buffer.store.payloads import PayloadRef, name_of
 from rollmesh.buffer.store.records import Write
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.protos import buffer_pb2 as pb
@@ -67,12 +67,12 @@ class UploadHandler:
 
     async def _pieces(self, table: str, first: pb.UploadRequest, reader: _PieceReader) -> None:
         """Stores each piece while the next one arrives."""
-        place = Place(name_of(first.member, first.attempt, check_digest("digest", first.digest)))
+        payload_ref = PayloadRef(name_of(first.member, first.attempt, check_digest("digest", first.digest)))
 
         async def put(piece: int, data: bytes) -> None:
             payloads = self._front.store.payloads
             async with self._room:
-                if not await payloads.put_piece(table, first.group_id, place, piece, data):
+                if not await payloads.put_piece(table, first.group_id, payload_ref, piece, data):
                     raise PayloadError("digest", f"piece {piece} of that digest is there with other bytes")
 
         storing: asyncio.Task[None] | None = None
@@ -104,7 +104,7 @@ class UploadHandler:
     async def _wrong(self, table: str, write: Write) -> PayloadError | None:
         store = self._front.store
         if write.pieces:
-            keys = store.payloads.keys_of(table, write.group_id, write.place)
+            keys = store.payloads.keys_of(table, write.group_id, write.payload_ref)
             sizes = await store.payloads.sizes(keys)
             if not all(sizes):
                 return PayloadError("pieces", f"piece {sizes.index(0)} of {write.pieces} was not uploaded")

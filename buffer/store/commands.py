@@ -17,23 +17,23 @@ from typing import Any
 from rollmesh.buffer.policy.rules import TABLES
 from rollmesh.buffer.redis_backend.client import RedisAccess
 from rollmesh.buffer.store.drafts import Drafts
-from rollmesh.buffer.store.errors import checked, lost_state
+from rollmesh.buffer.store.errors import checked_answer, lost_state_error
 from rollmesh.buffer.store.keys import Keys
 from rollmesh.buffer.store.payloads import Payloads
-from rollmesh.buffer.store.side_files import SideStore
-from rollmesh.buffer.store.table_snapshot import TableView
+from rollmesh.buffer.store.side_files import SideFileStore
+from rollmesh.buffer.store.table_snapshot import TableSnapshot
 
 log = logging.getLogger(__name__)
 # Verbs whose answer must not be used where it comes from a state that has gone back.
-_GIVING = frozenset({"attach", "sample", "claim", "nack", "commit", "reassert"})
+_HANDS_OUT_DATA = frozenset({"attach", "sample", "claim", "nack", "commit", "reassert"})
 _PROMPTS_CACHED = 4096
 # Larger ones, with images, are read from Redis each time.
 _CACHED_PROMPT_BYTES = 64 << 10
 # Groups that one call of a verb, or of a look around, works on at most.
-PORTION = 256
+MAX_GROUPS_PER_CALL = 256
 
 
-class Verbs:
+class CommandRunner:
     """Runs verbs of one run.
 
     Args:
@@ -45,13 +45,13 @@ class Verbs:
         views: the figures of each table, as last seen.
     """
 
-    def __init__(self, access: RedisAccess, run_name: str, side: SideStore) -> None:
+    def __init__(self, access: RedisAccess, run_name: str, side: SideFileStore) -> None:
         self._redis = access
         self.keys = Keys(run_name)
         self.payloads = Payloads(access, self.keys)
         self.side = side
         self.drafts = Drafts(access, self.keys)
-        self.views: dict[str, TableView] = {table: TableView() for table in TABLES}
+        self.snapshots: dict[str, TableSnapshot] = {table: TableSnapshot() for table in TABLES}
         self._listeners: list[Callable[[str], None]] = []
         # By table and name; a name has the digest, so none can be wrong, whatever Redis loses.
         self._prompts: OrderedDict[tuple[str, str], bytes] = OrderedDict()
@@ -60,41 +60,41 @@ class Verbs:
         """Calls `listener(table)` whenever newer figures of a table are known."""
         self._listeners.append(listener)
 
-    def _see(self, table: str, values: Sequence[int], *, trust: bool = False) -> TableView:
-        view = TableView.from_reply(values)
-        if view.rev > self.views[table].rev or (trust and view != self.views[table]):
-            self.views[table] = view
+    def _update_snapshot(self, table: str, values: Sequence[int], *, trust: bool = False) -> TableSnapshot:
+        snapshot = TableSnapshot.from_reply(values)
+        if snapshot.rev > self.snapshots[table].rev or (trust and snapshot != self.snapshots[table]):
+            self.snapshots[table] = snapshot
             self._notify(table)
-        return view
+        return snapshot
 
     def _notify(self, table: str) -> None:
         for listener in self._listeners:
             listener(table)
 
-    async def _table_verb(self, name: str, table: str, *arguments: str | bytes | int) -> list[Any]:
-        before = self.views[table].rev
-        answer = await self._redis.verb(name, table, *arguments)
-        view = self._see(table, answer[1])
-        if view.rev < before:
-            await self._doubt(table, before)
-            if name in _GIVING:
-                raise lost_state()
-        return checked(answer)
+    async def _run(self, name: str, table: str, *arguments: str | bytes | int) -> list[Any]:
+        before = self.snapshots[table].rev
+        answer = await self._redis.run_script(name, table, *arguments)
+        snapshot = self._update_snapshot(table, answer[1])
+        if snapshot.rev < before:
+            await self._mark_suspect(table, before)
+            if name in _HANDS_OUT_DATA:
+                raise lost_state_error()
+        return checked_answer(answer)
 
-    async def _doubt(self, table: str, before: int) -> None:
+    async def _mark_suspect(self, table: str, before: int) -> None:
         """The figures went back: Redis has lost what it had acknowledged, and everybody must know."""
-        self.payloads.at_hand.clear()
-        answer = await self._redis.verb("doubt", table, before)
-        after = self._see(table, answer[1], trust=True).rev
+        self.payloads.cache.clear()
+        answer = await self._redis.run_script("doubt", table, before)
+        after = self._update_snapshot(table, answer[1], trust=True).rev
         log.error("Redis went back from revision %d to %d", before, after, extra={"table": table})
 
-    async def refresh(self, table: str) -> TableView:
+    async def refresh(self, table: str) -> TableSnapshot:
         """Reads the figures anew; believes them even if their `rev` went back, and makes that known."""
-        before = self.views[table].rev
-        answer = await self._redis.verb("look", table)
-        if self._see(table, answer[1], trust=True).rev < before:
-            await self._doubt(table, before)
-        return self.views[table]
+        before = self.snapshots[table].rev
+        answer = await self._redis.run_script("look", table)
+        if self._update_snapshot(table, answer[1], trust=True).rev < before:
+            await self._mark_suspect(table, before)
+        return self.snapshots[table]
 
     async def prompts(self, table: str, names: Sequence[str]) -> dict[str, bytes]:
         """Serialized PromptTasks by name; missing ones are left out."""

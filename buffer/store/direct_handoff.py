@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rollmesh.buffer.store.records import Leased, Write
-from rollmesh.buffer.store.table_snapshot import TableView
+from rollmesh.buffer.store.table_snapshot import TableSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +89,10 @@ class DirectHandoff:
         """Deliveries since the last call, oldest first."""
         return self._deliveries.pop(table, [])
 
-    def pop_last_sealed(self, table: str, view: TableView) -> tuple[str, ...]:
+    def pop_last_sealed(self, table: str, snapshot: TableSnapshot) -> tuple[str, ...]:
         """What the last write has sealed, if exactly these groups are ready; else nothing."""
         sealed = self._last_sealed.pop(table, None)
-        if sealed is None or sealed.rev != view.rev or len(sealed.group_ids) != view.ready:
+        if sealed is None or sealed.rev != snapshot.rev or len(sealed.group_ids) != snapshot.ready:
             return ()
         return sealed.group_ids
 

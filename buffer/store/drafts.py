@@ -17,7 +17,7 @@ from rollmesh.buffer.redis_backend.client import RedisAccess
 from rollmesh.buffer.store.keys import Keys
 
 
-class DraftPlace(NamedTuple):
+class DraftRef(NamedTuple):
     """Names a draft: the member, the attempt that wrote it, its response tokens, and the digest of its payload."""
 
     member: int
@@ -26,14 +26,14 @@ class DraftPlace(NamedTuple):
     digest: str
 
 
-def draft_places(text: bytes | str) -> tuple[DraftPlace, ...]:
+def parse_draft_refs(text: bytes | str) -> tuple[DraftRef, ...]:
     """Parses what the verbs note of drafts: `member:attempt:tokens:digest,...`."""
     plain = text.decode() if isinstance(text, bytes) else text
-    return tuple([_place(*part.split(":")) for part in plain.split(",")]) if plain else ()
+    return tuple([_parse_ref(*part.split(":")) for part in plain.split(",")]) if plain else ()
 
 
-def _place(member: str, attempt: str, tokens: str, digest: str) -> DraftPlace:
-    return DraftPlace(int(member), int(attempt), int(tokens), digest)
+def _parse_ref(member: str, attempt: str, tokens: str, digest: str) -> DraftRef:
+    return DraftRef(int(member), int(attempt), int(tokens), digest)
 
 
 class Drafts:
@@ -48,15 +48,15 @@ class Drafts:
         self._redis = access
         self._keys = keys
 
-    def key(self, table: str, group_id: str, place: DraftPlace) -> str:
+    def key(self, table: str, group_id: str, draft: DraftRef) -> str:
         """The key of one draft."""
-        return self._keys.payload(table, group_id, place.member, f"d{place.attempt}-{place.tokens}-{place.digest}")
+        return self._keys.payload(table, group_id, draft.member, f"d{draft.attempt}-{draft.tokens}-{draft.digest}")
 
     def keys_of(self, table: str, group_id: str, text: bytes | str) -> list[str]:
         """Keys of what the verbs noted of a group's drafts."""
-        return [self.key(table, group_id, place) for place in draft_places(text)]
+        return [self.key(table, group_id, draft) for draft in parse_draft_refs(text)]
 
-    async def read(self, table: str, group_id: str, place: DraftPlace) -> bytes | None:
+    async def read(self, table: str, group_id: str, draft: DraftRef) -> bytes | None:
         """The payload of a draft; None where it is gone."""
-        (payload,) = await self._redis.mget([self.key(table, group_id, place)])
+        (payload,) = await self._redis.mget([self.key(table, group_id, draft)])
         return payload

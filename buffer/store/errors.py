@@ -8,7 +8,7 @@ from typing import Any
 from rollmesh.mesh.errors import ConfigError, FencedError, LostStateError, OldGenerationError, UnreachableError
 
 
-def other_rules(table: str, differing: Sequence[Sequence[bytes]]) -> ConfigError:
+def different_rules_error(table: str, differing: Sequence[Sequence[bytes]]) -> ConfigError:
     """What a front is told whose configuration means other rules than those in force."""
     names = ", ".join(
         f"{name.decode()} is {there.decode()} there, {here.decode()} here" for name, there, here in differing
@@ -19,7 +19,7 @@ def other_rules(table: str, differing: Sequence[Sequence[bytes]]) -> ConfigError
     )
 
 
-def fenced() -> FencedError:
+def fenced_error() -> FencedError:
     """What a learner of an older incarnation is told."""
     return FencedError(
         "another learner has taken this run over",
@@ -27,7 +27,7 @@ def fenced() -> FencedError:
     )
 
 
-def lost_state() -> LostStateError:
+def lost_state_error() -> LostStateError:
     """What is told to a learner while acknowledged state may be lost."""
     return LostStateError(
         "Redis was restarted or restored, and may have lost what it had acknowledged",
@@ -35,7 +35,7 @@ def lost_state() -> LostStateError:
     )
 
 
-def unknown_incarnation() -> LostStateError:
+def unknown_incarnation_error() -> LostStateError:
     """What is told to a learner whose takeover Redis does not know."""
     return LostStateError(
         "Redis does not know this learner's incarnation: it has lost it, or it never was",
@@ -43,7 +43,7 @@ def unknown_incarnation() -> LostStateError:
     )
 
 
-def checked(answer: list[Any]) -> list[Any]:
+def checked_answer(answer: list[Any]) -> list[Any]:
     """A verb's answer.
 
     Raises:
@@ -51,11 +51,11 @@ def checked(answer: list[Any]) -> list[Any]:
     """
     status = answer[0]
     if status == b"fenced":
-        raise fenced()
+        raise fenced_error()
     if status == b"suspect":
-        raise lost_state()
+        raise lost_state_error()
     if status == b"unknown_incarnation":
-        raise unknown_incarnation()
+        raise unknown_incarnation_error()
     if status == b"old_generation":
         raise OldGenerationError("this connection generation is over", hint="join the mesh again")
     if status == b"replaced":

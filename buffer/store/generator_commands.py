@@ -11,32 +11,32 @@ import msgpack
 
 from rollmesh.buffer.redis_backend.client import RedisAccess
 from rollmesh.buffer.redis_backend.connection import Argument
-from rollmesh.buffer.store.commands import PORTION, Verbs, flat
+from rollmesh.buffer.store.commands import MAX_GROUPS_PER_CALL, CommandRunner, flat
 from rollmesh.buffer.store.direct_handoff import Delivery, DirectHandoff, WaitingStream
-from rollmesh.buffer.store.drafts import DraftPlace
-from rollmesh.buffer.store.errors import checked
+from rollmesh.buffer.store.drafts import DraftRef
+from rollmesh.buffer.store.errors import checked_answer
 from rollmesh.buffer.store.payloads import SetValue, set_value
-from rollmesh.buffer.store.records import Grant, Write, Written, grant_of, leased_of
-from rollmesh.buffer.store.side_files import SideStore
+from rollmesh.buffer.store.records import Grant, Write, WriteOutcome, grant_of, leased_of
+from rollmesh.buffer.store.side_files import SideFileStore
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 # What writes of one lease share.
 _LEASE = attrgetter("group_id", "lease_id", "attempt", "ranges")
 # By the character with which the verb answers.
-_WRITTEN = {
-    ord("0"): Written(1, sealed=True),
-    **{ord(str(status)): Written(status, sealed=False) for status in (1, 2, 3, 4)},
+_OUTCOMES = {
+    ord("0"): WriteOutcome(1, sealed=True),
+    **{ord(str(status)): WriteOutcome(status, sealed=False) for status in (1, 2, 3, 4)},
 }
 
 
-class GeneratorVerbs(Verbs):
+class GeneratorCommands(CommandRunner):
     """The verbs of generators.
 
     Attributes:
         handoff: leases what writes seal to the streams that wait for it.
     """
 
-    def __init__(self, access: RedisAccess, run_name: str, side: SideStore) -> None:
+    def __init__(self, access: RedisAccess, run_name: str, side: SideFileStore) -> None:
         super().__init__(access, run_name, side)
         self.handoff = DirectHandoff(self._notify)
 
@@ -52,62 +52,62 @@ class GeneratorVerbs(Verbs):
         token: str,
     ) -> tuple[str, list[Grant], str]:
         """Up to `wanted` grants: (status, grants, why not more). Status `moved`: u is not what the proposal says."""
-        answer = await self._redis.verb(
+        answer = await self._redis.run_script(
             "admit", table, member_id, generation, serving.incarnation, serving.version, wanted, u, live_limit, token
         )
-        self._see(table, answer[1])
+        self._update_snapshot(table, answer[1])
         status = answer[0].decode()
         if status in ("suspect", "moved", "other_incarnation"):
             return status, [], status
-        checked(answer)
+        checked_answer(answer)
         return status, [grant_of(item) for item in answer[2]], answer[3].decode()
 
     async def attach(self, table: str, member_id: str, generation: int, token: str) -> list[Grant]:
         """A generator's stream is open (again): what it holds."""
-        answer = await self._table_verb("attach", table, member_id, generation, token)
+        answer = await self._run("attach", table, member_id, generation, token)
         return [grant_of(item) for item in answer[2]]
 
     async def detach(self, table: str, holder: str, token: str) -> None:
         """A stream broke: its holder's leases are shortened, unless a newer stream is open."""
-        await self._table_verb("detach", table, holder, token)
+        await self._run("detach", table, holder, token)
 
     async def release(
         self, table: str, member_id: str, generation: int, leases: Sequence[tuple[str, str]], token: str = ""
     ) -> int:
         """Gives up groups for a generator; with the token of a stream only while that is its present one."""
-        answer = await self._table_verb("release", table, member_id, generation, token, *flat(leases))
+        answer = await self._run("release", table, member_id, generation, token, *flat(leases))
         return int(answer[2])
 
-    async def cancelled(
+    async def read_cancellations(
         self, table: str, member_id: str, generation: int, told: Sequence[tuple[str, str]]
     ) -> list[tuple[str, str]]:
         """Leases that a member works on and nobody needs; those in `told` are forgotten."""
         entries = (f"{group_id} {lease_id}" for group_id, lease_id in told)
-        answer = await self._table_verb("cancelled", table, member_id, generation, PORTION, *entries)
+        answer = await self._run("cancelled", table, member_id, generation, MAX_GROUPS_PER_CALL, *entries)
         pairs = (entry.decode().partition(" ") for entry in answer[2])
         return [(group_id, lease_id) for group_id, _, lease_id in pairs]
 
-    async def write(self, table: str, writes: Sequence[Write]) -> list[Written]:
+    async def write(self, table: str, writes: Sequence[Write]) -> list[WriteOutcome]:
         """Stores outcomes: one round trip, and a second one where something stored is not needed (any more)."""
         values, drafts, arguments = self._encoded(table, writes)
         verbs: list[Sequence[Argument]] = [("write", table, *arguments)]
-        before = self.views[table].rev
+        before = self.snapshots[table].rev
         with self.handoff.write_in_progress(table, writes) as stream:
             if stream is not None:
                 groups = dict.fromkeys(w.group_id for w in writes)
                 verbs.append(("sample", table, stream.incarnation, stream.version, stream.token, *groups))
-            replies = await self._redis.after_all([*values, *drafts], verbs)
+            replies = await self._redis.run_all_after([*values, *drafts], verbs)
         sampled = replies.pop() if stream is not None else None
         answer = replies.pop()
-        self._see(table, answer[1])
-        results = [_WRITTEN[status] for status in answer[2]]
+        self._update_snapshot(table, answer[1])
+        results = [_OUTCOMES[status] for status in answer[2]]
         sealed = [w.group_id for w, result in zip(writes, results, strict=True) if result.sealed]
         self.handoff.note_sealed(table, answer[1][0], sealed)
         if stream is not None and sampled is not None:
             self._deliver(table, stream, sampled, before)
         # After the delivery, which a failure must not hold back; a stream reads these values only after this turn.
         whole = [result.stored for w, result in zip(writes, results, strict=True) if w.scored and not w.pieces]
-        self.payloads.at_hand.keep([value[1:3] for value, stored in zip(values, whole, strict=True) if stored])
+        self.payloads.cache.put([value[1:3] for value, stored in zip(values, whole, strict=True) if stored])
         await self._remove(table, writes, answer[3])
         return results
 
@@ -123,8 +123,8 @@ class GeneratorVerbs(Verbs):
             for w in members:
                 member = str(w.member)
                 if w.draft:
-                    place = DraftPlace(w.member, attempt, w.tokens, w.digest)
-                    drafts.append(set_value(self.drafts.key(table, group_id, place), w.payload))
+                    ref = DraftRef(w.member, attempt, w.tokens, w.digest)
+                    drafts.append(set_value(self.drafts.key(table, group_id, ref), w.payload))
                     outcomes += (member, f"-{w.digest}", w.size, w.tokens, w.meta)
                 elif w.pieces:
                     outcomes += (member, f"{w.digest}:{w.pieces}", w.size, w.tokens, w.meta)
@@ -138,7 +138,7 @@ class GeneratorVerbs(Verbs):
 
     def _deliver(self, table: str, stream: WaitingStream, sampled: Sequence[Any], before: int) -> None:
         """Hands what a write has leased to its stream; `before` is the revision when the write began."""
-        self._see(table, sampled[1])
+        self._update_snapshot(table, sampled[1])
         if sampled[1][0] < before:
             # Redis went back: nobody may train on this. The stream reopens, and learns what it holds.
             self.handoff.deliver(table, Delivery(stream, None))
@@ -150,12 +150,12 @@ class GeneratorVerbs(Verbs):
         keys = []
         for index, name in zip(useless[::2], useless[1::2], strict=True):
             w = writes[index]
-            keys += (self.drafts.keys_of if name else self.payloads.keys_of)(table, w.group_id, name or w.place)
+            keys += (self.drafts.keys_of if name else self.payloads.keys_of)(table, w.group_id, name or w.payload_ref)
         await self._redis.batch([("UNLINK", key) for key in keys])
 
     async def member_state(self, table: str, group_id: str, lease_id: str, attempt: int, member: int) -> int:
         """Whether a holder may write a member: 1 it may, 2 it is stored, 3 its right is gone, 4 no such member."""
-        answer = await self._table_verb("member", table, group_id, lease_id, attempt, member)
+        answer = await self._run("member", table, group_id, lease_id, attempt, member)
         return int(answer[2])
 
 

@@ -10,15 +10,15 @@ import msgpack
 from rollmesh.buffer.policy.batch_selection import BatchCandidates, Candidate, GroupFacts
 from rollmesh.buffer.protocol.leases import LEARNER
 from rollmesh.buffer.protocol.limits import MAX_REASONS
-from rollmesh.buffer.store.commands import PORTION, Verbs, flat
-from rollmesh.buffer.store.errors import checked, fenced
+from rollmesh.buffer.store.commands import MAX_GROUPS_PER_CALL, CommandRunner, flat
+from rollmesh.buffer.store.errors import checked_answer, fenced_error
 from rollmesh.buffer.store.payloads import digest_of
 from rollmesh.buffer.store.records import Leased, facts_of, leased_of
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import trajectory_pb2 as trajectory
 
 
-class LearnerVerbs(Verbs):
+class LearnerCommands(CommandRunner):
     """The verbs of the learner."""
 
     async def seed(
@@ -37,9 +37,9 @@ class LearnerVerbs(Verbs):
         A prompt is stored before its task counts, under a name that holds the digest of its bytes: what is stored for
         a task that is refused takes no other prompt's place, and is swept.
         """
-        present = await self._table_verb("look", table)
-        if self.views[table].incarnation > incarnation:
-            raise fenced()
+        present = await self._run("look", table)
+        if self.snapshots[table].incarnation > incarnation:
+            raise fenced_error()
         commands: list[tuple[str | bytes, ...]] = []
         arguments: list[str | bytes | int] = []
         for task, reserve in zip(tasks, reserves, strict=True):
@@ -52,32 +52,32 @@ class LearnerVerbs(Verbs):
             pin = str(PolicyVersion.from_proto(task.pinned)) if task.HasField("pinned") else ""
             entry = msgpack.packb([task.ordinal, task.n, pin, reserve, task.task_id, "", 0])
             arguments += [task.ordinal, entry, pin, digest]
-        answer = await self._redis.after(
+        answer = await self._redis.run_after(
             commands, "seed", table, incarnation, int(end_of_data), int(withdraw), call, *arguments
         )
-        self._see(table, answer[1])
-        added, seeded, pending, withdrawn = checked(answer)[2:6]
+        self._update_snapshot(table, answer[1])
+        added, seeded, pending, withdrawn = checked_answer(answer)[2:6]
         return added, seeded, pending, withdrawn
 
     async def attach_learner(self, table: str, incarnation: int, token: str) -> list[Leased]:
         """The learner's stream is open (again): what is leased to it."""
-        answer = await self._table_verb("attach", table, LEARNER, incarnation, token)
+        answer = await self._run("attach", table, LEARNER, incarnation, token)
         return [leased_of(item) for item in answer[2]]
 
-    async def peek(self, table: str, version: int, count: int) -> BatchCandidates:
-        answer = await self._table_verb("peek", table, version, count)
+    async def list_candidates(self, table: str, version: int, count: int) -> BatchCandidates:
+        answer = await self._run("peek", table, version, count)
         candidates = tuple(Candidate(gid.decode(), deadline, float(order)) for gid, deadline, order in answer[2])
         return BatchCandidates(candidates, tuple(answer[3]), int(answer[4]), int(answer[5]))
 
     async def sample(
         self, table: str, incarnation: int, version: int, group_ids: Sequence[str], token: str
     ) -> list[Leased]:
-        answer = await self._table_verb("sample", table, incarnation, version, token, *group_ids)
+        answer = await self._run("sample", table, incarnation, version, token, *group_ids)
         return [leased_of(item) for item in answer[2]]
 
-    async def facts(self, table: str, group_ids: Sequence[str]) -> list[GroupFacts]:
+    async def group_facts(self, table: str, group_ids: Sequence[str]) -> list[GroupFacts]:
         """What a score is asked about; groups that have ended are left out."""
-        answer = await self._table_verb("facts", table, *group_ids)
+        answer = await self._run("facts", table, *group_ids)
         return [facts_of(item) for item in answer[2]]
 
     async def set_priorities(
@@ -85,14 +85,14 @@ class LearnerVerbs(Verbs):
     ) -> int:
         """Changes (group id, priority, weight); returns the number of groups changed."""
         flat = [part for gid, priority, weight in priorities for part in (gid, repr(priority), weight)]
-        answer = await self._table_verb("set_priorities", table, incarnation, call, *flat)
+        answer = await self._run("set_priorities", table, incarnation, call, *flat)
         return int(answer[2])
 
     async def claim(
         self, table: str, incarnation: int, train_version: int, leases: Sequence[tuple[str, str]]
     ) -> tuple[bool, list[tuple[str, str, str]], bool]:
         """(claimed, refusals as (group id, reason, lease id), whether a checkpoint is wanted)."""
-        answer = await self._table_verb("claim", table, incarnation, train_version, *flat(leases))
+        answer = await self._run("claim", table, incarnation, train_version, *flat(leases))
         refused = [(gid.decode(), reason.decode(), lease.decode()) for gid, reason, lease in answer[3]]
         return bool(answer[2]), refused, bool(answer[2] and answer[4])
 
@@ -100,7 +100,7 @@ class LearnerVerbs(Verbs):
         """Uses below `version` are durable; returns the groups that became trained."""
         trained, left = 0, 1
         while left:
-            answer = await self._table_verb("commit", table, incarnation, version, checkpoint, PORTION)
+            answer = await self._run("commit", table, incarnation, version, checkpoint, MAX_GROUPS_PER_CALL)
             trained, left = trained + answer[2], answer[3]
         return trained
 
@@ -108,8 +108,10 @@ class LearnerVerbs(Verbs):
         self, table: str, member_id: str, version: int, *, takeover: bool, force: bool, lease_ms: int, call: int
     ) -> list[Any]:
         """The verb's raw answer: its refusals need words that only the caller knows."""
-        answer = await self._redis.verb("resume", table, member_id, version, int(takeover), int(force), lease_ms, call)
-        self._see(table, answer[1])
+        answer = await self._redis.run_script(
+            "resume", table, member_id, version, int(takeover), int(force), lease_ms, call
+        )
+        self._update_snapshot(table, answer[1])
         return answer
 
     async def reassert(
@@ -126,7 +128,7 @@ class LearnerVerbs(Verbs):
         doubt: int,
     ) -> tuple[int, int, int]:
         """Uses as (group id, train version, ordinal), oldest first; returns (corrected, unknown, doubt in force)."""
-        answer = await self._table_verb(
+        answer = await self._run(
             "reassert", table, incarnation, member_id, version, lease_ms, int(more), doubt, len(takeovers),
             *(part for pair in takeovers for part in pair), *(part for use in uses for part in use),
         )  # fmt: skip
@@ -135,12 +137,12 @@ class LearnerVerbs(Verbs):
     async def nack(
         self, table: str, incarnation: int, leases: Sequence[tuple[str, str]], disposition: str, reason: str
     ) -> int:
-        answer = await self._table_verb("nack", table, incarnation, disposition, reason, MAX_REASONS, *flat(leases))
+        answer = await self._run("nack", table, incarnation, disposition, reason, MAX_REASONS, *flat(leases))
         return int(answer[2])
 
     async def set_policy(self, incarnation: int, version: int) -> int:
-        answer = await self._redis.verb("set_policy", "", incarnation, version)
-        checked(answer)
-        self._see("train", answer[1])
+        answer = await self._redis.run_script("set_policy", "", incarnation, version)
+        checked_answer(answer)
+        self._update_snapshot("train", answer[1])
         await self.refresh("eval")
         return int(answer[2])

@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 
 from rollmesh.buffer.redis_backend.client import RedisAccess
 from rollmesh.buffer.redis_backend.connection import Argument
-from rollmesh.buffer.store.drafts import DraftPlace, draft_places
+from rollmesh.buffer.store.drafts import DraftRef, parse_draft_refs
 from rollmesh.buffer.store.keys import Keys
-from rollmesh.buffer.store.payloads import Place, name_of, places
+from rollmesh.buffer.store.payloads import PayloadRef, name_of, parse_payload_refs
 
 # After so long what was found to be an orphan is gone, even if no pass comes back to it.
 _MARK_S = 3600
@@ -50,18 +50,18 @@ class _Value(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class GroupOwnership:
     """A live group: `done` has one character per member."""
 
     attempt: int
     done: str
-    payloads: tuple[Place, ...]
-    drafts: tuple[DraftPlace, ...]
+    payloads: tuple[PayloadRef, ...]
+    drafts: tuple[DraftRef, ...]
 
     @classmethod
-    def from_reply(cls, reply: Sequence[Any]) -> Owner:
+    def from_reply(cls, reply: Sequence[Any]) -> GroupOwnership:
         attempt, done, payloads, drafts = reply
-        return cls(int(attempt), done.decode(), places(payloads), draft_places(drafts))
+        return cls(int(attempt), done.decode(), parse_payload_refs(payloads), parse_draft_refs(drafts))
 
     def may_own(self, name: str) -> bool:
         """Whether a value (`member:attempt:digest`, a piece or a draft) belongs to the group, or may yet."""
@@ -69,21 +69,21 @@ class Owner:
         if value is None or value.member >= len(self.done):
             return False
         is_open = self.done[value.member] == "0" and value.attempt == self.attempt
-        if isinstance(value, DraftPlace):
+        if isinstance(value, DraftRef):
             longer = (d for d in self.drafts if d[:2] == value[:2] and d.tokens >= value.tokens)
             return value in self.drafts or (is_open and not any(longer))
-        stored = next((place for place in self.payloads if place.name == value.name), None)
+        stored = next((ref for ref in self.payloads if ref.name == value.name), None)
         if stored is None:
             return is_open
         return value.piece is None if not stored.pieces else value.piece is not None and value.piece < stored.pieces
 
 
-def _parse(name: str) -> _Value | DraftPlace | None:
+def _parse(name: str) -> _Value | DraftRef | None:
     found = _NAME.fullmatch(name)
     if found is None:
         return None
     if found["draft"] is not None:
-        return DraftPlace(int(found["member"]), int(found["of_draft"]), int(found["tokens"]), found["draft"])
+        return DraftRef(int(found["member"]), int(found["of_draft"]), int(found["tokens"]), found["draft"])
     piece = None if found["piece"] is None else int(found["piece"])
     member, attempt = int(found["member"]), int(found["attempt"])
     return _Value(member, attempt, name_of(member, attempt, found["digest"]), piece)
@@ -131,8 +131,8 @@ async def _remove(access: RedisAccess, keys: Keys, table: str, orphans: Sequence
 async def _orphans(access: RedisAccess, table: str, prefix: str, found: Sequence[bytes]) -> list[str]:
     named = [(key, *key.removeprefix(prefix).partition(":")[::2]) for key in map(bytes.decode, found)]
     group_ids = list(dict.fromkeys(group_id for _, group_id, _ in named))
-    answer = await access.verb("owned", table, *group_ids)
-    owners = {gid: Owner.from_reply(reply) for gid, reply in zip(group_ids, answer[2], strict=True) if reply}
+    answer = await access.run_script("owned", table, *group_ids)
+    owners = {gid: GroupOwnership.from_reply(reply) for gid, reply in zip(group_ids, answer[2], strict=True) if reply}
     return [key for key, gid, name in named if gid not in owners or not owners[gid].may_own(name)]
 
 
@@ -141,7 +141,7 @@ async def _orphaned_prompts(
 ) -> list[str]:
     names = [(key, *key.removeprefix(prefix).partition(":")[::2]) for key in map(bytes.decode, found)]
     # In this order: what was seeded before is named from then on, or never.
-    seeded = (await access.verb("look", table))[2]
+    seeded = (await access.run_script("look", table))[2]
     digests = await access.mget([keys.digest(table, ordinal) for _, ordinal, _ in names])
     return [
         key

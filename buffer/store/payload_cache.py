@@ -13,7 +13,7 @@ from collections.abc import Iterable
 KEPT_BYTES = 64 << 20
 
 
-class AtHand:
+class PayloadCache:
     """Values by key.
 
     Args:
@@ -25,7 +25,7 @@ class AtHand:
         self._values: OrderedDict[str, bytes] = OrderedDict()
         self.bytes = 0
 
-    def keep(self, stored: Iterable[tuple[str, bytes]]) -> None:
+    def put(self, stored: Iterable[tuple[str, bytes]]) -> None:
         """Redis has just stored these values under these keys, and they count."""
         for key, value in stored:
             self.bytes += len(value) - len(self._values.get(key, b""))
@@ -33,7 +33,7 @@ class AtHand:
         while self.bytes > self._limit:
             self.bytes -= len(self._values.popitem(last=False)[1])
 
-    def take(self, key: str) -> bytes | None:
+    def pop(self, key: str) -> bytes | None:
         """The value, which is not kept any longer: as a rule it is asked for once."""
         value = self._values.pop(key, None)
         if value is not None:

@@ -22,7 +22,7 @@ import xxhash
 from rollmesh.buffer.protocol.limits import INLINE_BYTES
 from rollmesh.buffer.redis_backend.client import RedisAccess
 from rollmesh.buffer.store.keys import Keys
-from rollmesh.buffer.store.payload_cache import AtHand
+from rollmesh.buffer.store.payload_cache import PayloadCache
 
 # Bytes read from Redis at once.
 _PORTION_BYTES = 512 << 10
@@ -31,7 +31,7 @@ _KEYS_AT_ONCE = 1024
 _COLONS = 2
 
 
-class Place(NamedTuple):
+class PayloadRef(NamedTuple):
     """Where the payload of a member is: its name (`name_of`), and its pieces (0: one whole value)."""
 
     name: str
@@ -42,13 +42,13 @@ class Place(NamedTuple):
         return int(self.name.partition(":")[0])
 
 
-class Stored(Protocol):
+class StoredGroup(Protocol):
     """A group whose payloads are stored: their places, and their bytes together."""
 
     @property
     def group_id(self) -> str: ...
     @property
-    def places(self) -> Sequence[Place]: ...
+    def payload_refs(self) -> Sequence[PayloadRef]: ...
     @property
     def size(self) -> int: ...
 
@@ -57,7 +57,7 @@ class Stored(Protocol):
 Values = list[bytes | None]
 
 
-class Part(NamedTuple):
+class PayloadChunk(NamedTuple):
     """Bytes of a payload; `last` says that they are its end."""
 
     data: bytes
@@ -91,10 +91,10 @@ def name_of(member: int, attempt: int, digest: str) -> str:
     return f"{member}:{attempt}:{digest}"
 
 
-def places(text: bytes | str) -> tuple[Place, ...]:
+def parse_payload_refs(text: bytes | str) -> tuple[PayloadRef, ...]:
     """Parses what the verbs note of a group's payloads: `name[:pieces],...`."""
     parts = _parts(text)
-    return tuple(map(Place, parts)) if _all_whole(parts) else tuple(map(_place, parts))
+    return tuple(map(PayloadRef, parts)) if _all_whole(parts) else tuple(map(_parse_ref, parts))
 
 
 def _parts(text: bytes | str) -> list[str]:
@@ -106,9 +106,9 @@ def _all_whole(parts: Sequence[str]) -> bool:
     return sum([part.count(":") for part in parts]) == _COLONS * len(parts)
 
 
-def _place(part: str) -> Place:
+def _parse_ref(part: str) -> PayloadRef:
     name, _, pieces = part.rpartition(":")
-    return Place(part) if part.count(":") == _COLONS else Place(name, int(pieces))
+    return PayloadRef(part) if part.count(":") == _COLONS else PayloadRef(name, int(pieces))
 
 
 class Payloads:
@@ -122,11 +122,11 @@ class Payloads:
     def __init__(self, access: RedisAccess, keys: Keys) -> None:
         self._redis = access
         self._keys = keys
-        self.at_hand = AtHand()
+        self.cache = PayloadCache()
 
-    def keys_of(self, table: str, group_id: str, place: Place) -> list[str]:
+    def keys_of(self, table: str, group_id: str, ref: PayloadRef) -> list[str]:
         """Keys of one payload, in the order of its bytes."""
-        return _keys(self._keys.payloads(table, group_id), place)
+        return _keys(self._keys.payloads(table, group_id), ref)
 
     def keys_of_groups(self, table: str, groups: Iterable[tuple[str, bytes | str]]) -> list[str]:
         """Keys of all payloads of groups, given as (group id, what the verbs noted)."""
@@ -136,12 +136,12 @@ class Payloads:
             if _all_whole(parts):
                 keys += [prefix + part for part in parts]
             else:
-                keys += [key for part in parts for key in _keys(prefix, _place(part))]
+                keys += [key for part in parts for key in _keys(prefix, _parse_ref(part))]
         return keys
 
-    async def put_piece(self, table: str, group_id: str, place: Place, piece: int, data: bytes) -> bool:
+    async def put_piece(self, table: str, group_id: str, ref: PayloadRef, piece: int, data: bytes) -> bool:
         """Stores one piece of a large payload, unless there is one; whether there is this one now."""
-        key = self._keys.payload(table, group_id, place.name, piece)
+        key = self._keys.payload(table, group_id, ref.name, piece)
         (done,) = await self._redis.batch([("SET", key, data, "NX")])
         return done is not None or await self._redis.mget([key]) == [data]
 
@@ -157,7 +157,7 @@ class Payloads:
         (start,) = await self._redis.batch([("GETRANGE", key, 0, len(head) - 1)])
         return bool(start == head)
 
-    async def of_groups(self, table: str, groups: Sequence[Stored], *, inline: bool) -> AsyncIterator[Values]:
+    async def of_groups(self, table: str, groups: Sequence[StoredGroup], *, inline: bool) -> AsyncIterator[Values]:
         """For each group the values of its payloads, in order of their places.
 
         Args:
@@ -171,32 +171,32 @@ class Payloads:
             looked: list[str] = []
             for at in portion:
                 prefix = self._keys.payloads(table, groups[at].group_id)
-                for place in groups[at].places:
-                    if loads[at] and not place.pieces:
-                        read.append(prefix + place.name)
+                for ref in groups[at].payload_refs:
+                    if loads[at] and not ref.pieces:
+                        read.append(prefix + ref.name)
                     else:
-                        looked += _keys(prefix, place)
+                        looked += _keys(prefix, ref)
             values, sizes = iter(await self._values(read)), iter(await self.sizes(looked))
             for at in portion:
                 found: list[bytes | None] = []
-                for place in groups[at].places:
-                    if loads[at] and not place.pieces:
+                for ref in groups[at].payload_refs:
+                    if loads[at] and not ref.pieces:
                         found.append(next(values))
                     else:
-                        present = [next(sizes) > 0 for _ in range(max(1, place.pieces))]
+                        present = [next(sizes) > 0 for _ in range(max(1, ref.pieces))]
                         found.append(b"" if all(present) else None)
                 yield found
 
     async def _values(self, keys: Sequence[str]) -> list[bytes | None]:
         """Whole values: those at hand, the others from Redis."""
-        found = [self.at_hand.take(key) for key in keys]
+        found = [self.cache.pop(key) for key in keys]
         missing = [key for key, value in zip(keys, found, strict=True) if value is None]
         if not missing:
             return found
         others = iter(await self._redis.mget(missing))
         return [next(others) if value is None else value for value in found]
 
-    async def stream(self, table: str, members: Sequence[tuple[str, Place]]) -> AsyncIterator[Part]:
+    async def stream(self, table: str, members: Sequence[tuple[str, PayloadRef]]) -> AsyncIterator[PayloadChunk]:
         """Payloads of members one behind the other, in parts of at most a piece; one portion is read ahead.
 
         Raises:
@@ -204,8 +204,8 @@ class Payloads:
         """
         wanted = [
             (key, index, last)
-            for index, (group_id, place) in enumerate(members)
-            for key, last in _with_last(self.keys_of(table, group_id, place))
+            for index, (group_id, ref) in enumerate(members)
+            for key, last in _with_last(self.keys_of(table, group_id, ref))
         ]
         lengths = await self.sizes([key for key, _, _ in wanted])
         for (_, index, _), length in zip(wanted, lengths, strict=True):
@@ -222,7 +222,7 @@ class Payloads:
                 for at, value in zip(portion, values, strict=True):
                     if value is None:
                         raise PayloadMissing(wanted[at][1])
-                    yield Part(value, wanted[at][2])
+                    yield PayloadChunk(value, wanted[at][2])
                 del values, value
         finally:
             if ahead is not None:
@@ -233,9 +233,9 @@ class Payloads:
         return await self._redis.mget([wanted[at][0] for at in portion])
 
 
-def _keys(prefix: str, place: Place) -> list[str]:
-    key = prefix + place.name
-    return [f"{key}:{piece}" for piece in range(place.pieces)] if place.pieces else [key]
+def _keys(prefix: str, ref: PayloadRef) -> list[str]:
+    key = prefix + ref.name
+    return [f"{key}:{piece}" for piece in range(ref.pieces)] if ref.pieces else [key]
 
 
 def _with_last(keys: Sequence[str]) -> list[tuple[str, bool]]:

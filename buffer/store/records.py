@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollmesh.buffer.policy.batch_selection import GroupFacts
-from rollmesh.buffer.store.drafts import DraftPlace, draft_places
-from rollmesh.buffer.store.payloads import Place, name_of, places
+from rollmesh.buffer.store.drafts import DraftRef, parse_draft_refs
+from rollmesh.buffer.store.payloads import PayloadRef, name_of, parse_payload_refs
 from rollmesh.protos import trajectory_pb2 as trajectory
 
 
@@ -25,7 +25,7 @@ class Grant:
     prompt: str
     done: str
     parent: str
-    drafts: tuple[DraftPlace, ...]
+    drafts: tuple[DraftRef, ...]
 
 
 @dataclass(slots=True)  # not frozen: that doubles the time of making one
@@ -55,8 +55,8 @@ class Write:
     side: Sequence[trajectory.SideData] = ()
 
     @property
-    def place(self) -> Place:
-        return Place(name_of(self.member, self.attempt, self.digest), self.pieces)
+    def payload_ref(self) -> PayloadRef:
+        return PayloadRef(name_of(self.member, self.attempt, self.digest), self.pieces)
 
 
 # Status of a write to a member that its group does not have.
@@ -64,7 +64,7 @@ NO_SUCH_MEMBER = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WriteOutcome:
     """What became of a write: status 1 stored, 2 duplicate, 3 superseded, or `NO_SUCH_MEMBER`."""
 
     status: int
@@ -86,7 +86,7 @@ class Leased:
     attempt: int
     generating_ms: int
     queued_ms: int
-    places: tuple[Place, ...]
+    payload_refs: tuple[PayloadRef, ...]
     metas: tuple[bytes, ...]
     size: int
     use: int
@@ -104,7 +104,7 @@ def grant_of(item: Sequence[Any]) -> Grant:
         prompt.decode(),
         done.decode(),
         parent.decode(),
-        draft_places(drafts),
+        parse_draft_refs(drafts),
     )
 
 
@@ -113,7 +113,7 @@ def leased_of(item: Sequence[Any]) -> Leased:
     gid, lease, version, prompt, attempt, generating, queued, payloads, metas, use, priority, chance, size = item
     return Leased(
         gid.decode(), lease.decode(), version, prompt.decode(), attempt, generating, queued,
-        places(payloads), tuple(metas), size, use, float(priority), float(chance),
+        parse_payload_refs(payloads), tuple(metas), size, use, float(priority), float(chance),
     )  # fmt: skip
 
 

@@ -37,7 +37,7 @@ Live = Callable[[Sequence[str]], Awaitable[Sequence[bool]]]
 _READ_BYTES = 512 << 10
 
 
-class SideStore:
+class SideFileStore:
     """The files of one front.
 
     Args:

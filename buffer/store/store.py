@@ -11,14 +11,14 @@ from typing import Any
 
 from rollmesh.buffer.policy.rules import TABLES, TableRules
 from rollmesh.buffer.protocol.leases import LEARNER, Lease
-from rollmesh.buffer.store.commands import PORTION, flat
-from rollmesh.buffer.store.errors import other_rules
-from rollmesh.buffer.store.generator_commands import GeneratorVerbs
-from rollmesh.buffer.store.learner_commands import LearnerVerbs
-from rollmesh.buffer.store.payloads import Place, places
+from rollmesh.buffer.store.commands import MAX_GROUPS_PER_CALL, flat
+from rollmesh.buffer.store.errors import different_rules_error
+from rollmesh.buffer.store.generator_commands import GeneratorCommands
+from rollmesh.buffer.store.learner_commands import LearnerCommands
+from rollmesh.buffer.store.payloads import PayloadRef, parse_payload_refs
 
 
-class Store(GeneratorVerbs, LearnerVerbs):
+class Store(GeneratorCommands, LearnerCommands):
     """The verbs of one run."""
 
     async def bootstrap(
@@ -43,13 +43,13 @@ class Store(GeneratorVerbs, LearnerVerbs):
             "bootstrap", "", front_id, member_ttl_ms, int(sole), config_json, fields, secrets.token_hex(16)
         )
         if answer[0] == b"differs":
-            raise other_rules(answer[1].decode(), answer[2])
+            raise different_rules_error(answer[1].decode(), answer[2])
         for table in TABLES:
             await self.refresh(table)
         in_force: bytes = answer[1]
         return in_force.decode()
 
-    async def metas(self, table: str, members: Sequence[tuple[str, int]]) -> list[bytes | None]:
+    async def member_metas(self, table: str, members: Sequence[tuple[str, int]]) -> list[bytes | None]:
         """Serialized MemberMetas; None where the group has ended or the member is not stored."""
         return await self._redis.batch(
             [("HGET", self.keys.table(table, f"g:{group_id}"), member) for group_id, member in members]
@@ -60,22 +60,22 @@ class Store(GeneratorVerbs, LearnerVerbs):
         commands = [("EXISTS", self.keys.table(table, f"g:{group_id}")) for group_id in group_ids]
         return [bool(found) for found in await self._redis.batch(commands)]
 
-    async def places(self, table: str, group_ids: Sequence[str]) -> dict[str, tuple[Place, ...]]:
+    async def payload_refs(self, table: str, group_ids: Sequence[str]) -> dict[str, tuple[PayloadRef, ...]]:
         """Where the payloads of live groups are; nothing for those that are not live."""
-        answer = await self._table_verb("payloads", table, *group_ids)
-        return {group_id: places(text) for group_id, text in zip(group_ids, answer[2], strict=True)}
+        answer = await self._run("payloads", table, *group_ids)
+        return {group_id: parse_payload_refs(text) for group_id, text in zip(group_ids, answer[2], strict=True)}
 
     async def evict(self, table: str) -> int:
         """Ends all groups that cannot train within the bound any more; returns how many."""
         evicted, left = 0, 1
         while left:
-            answer = await self._table_verb("evict", table, PORTION)
+            answer = await self._run("evict", table, MAX_GROUPS_PER_CALL)
             evicted, left = evicted + answer[2], answer[3]
         return evicted
 
     async def expire(self, table: str, member_ttl_ms: int) -> tuple[int, int, bool]:
         """Ends leases that ran out: (generating, leased, whether Redis had restarted)."""
-        answer = await self._table_verb("expire", table, PORTION, member_ttl_ms)
+        answer = await self._run("expire", table, MAX_GROUPS_PER_CALL, member_ttl_ms)
         return int(answer[2]), int(answer[3]), bool(answer[4])
 
     async def keep_named(
@@ -105,9 +105,11 @@ class Store(GeneratorVerbs, LearnerVerbs):
             leases.clear()
         dead = [(group_id, lease_id) for group_id, ids in leases.items() for lease_id in ids]
         ended = 0
-        for start in range(0, len(groups), PORTION):
-            pairs = [(group_id, lease) for group_id, ids in groups[start : start + PORTION] for lease in ids]
-            answer = await self._table_verb("keep_named", table, holder, fence, token, *flat(pairs))
+        for start in range(0, len(groups), MAX_GROUPS_PER_CALL):
+            pairs = [
+                (group_id, lease) for group_id, ids in groups[start : start + MAX_GROUPS_PER_CALL] for lease in ids
+            ]
+            answer = await self._run("keep_named", table, holder, fence, token, *flat(pairs))
             ended += answer[2]
             dead += [(group_id.decode(), lease_id.decode()) for group_id, lease_id in answer[3]]
         return ended, dead
@@ -117,7 +119,7 @@ class Store(GeneratorVerbs, LearnerVerbs):
         trash = self.keys.table(table, "trash")
         collected = 0
         while True:
-            (entries,) = await self._redis.batch([("SRANDMEMBER", trash, PORTION)])
+            (entries,) = await self._redis.batch([("SRANDMEMBER", trash, MAX_GROUPS_PER_CALL)])
             if not entries:
                 return collected
             keys = []
@@ -130,23 +132,23 @@ class Store(GeneratorVerbs, LearnerVerbs):
             groups = (entry.decode().partition("|")[0] for entry in entries)
             await self.side.remove(table, groups, partial(self.alive, table))
             # In this order, so that no payload outlives the entry that names it.
-            await self._redis.batch_behind([("UNLINK", *keys)] if keys else [], [("SREM", trash, *entries)])
+            await self._redis.batch_then([("UNLINK", *keys)] if keys else [], [("SREM", trash, *entries)])
             collected += len(entries)
 
-    async def lose(self, table: str, leases: Sequence[tuple[str, str]], reason: str = "payload_lost") -> None:
+    async def fail_groups(self, table: str, leases: Sequence[tuple[str, str]], reason: str = "payload_lost") -> None:
         """Ends groups that can be given to no one: as a rule, their prompt or payload is gone."""
-        await self._table_verb("lose", table, reason, *flat(leases))
+        await self._run("lose", table, reason, *flat(leases))
 
     async def redrive(self, table: str, group_ids: Sequence[str]) -> tuple[int, list[str]]:
         """Queues prompts of failed groups again: (how many, those whose prompt is not kept any more)."""
-        answer = await self._table_verb("redrive", table, *group_ids)
+        answer = await self._run("redrive", table, *group_ids)
         return int(answer[2]), [gid.decode() for gid in answer[3]]
 
     async def holders(self, table: str) -> tuple[list[list[Any]], str]:
         """Who holds groups, as the verb returns them, and the learner's member id (empty where there is none)."""
-        answer = await self._table_verb("holders", table)
+        answer = await self._run("holders", table)
         return answer[2], answer[3].decode()
 
     async def ledger(self, table: str, failed_limit: int) -> list[Any]:
         """Counters, recount, reasons and failed groups, as the verb returns them."""
-        return await self._table_verb("ledger", table, failed_limit)
+        return await self._run("ledger", table, failed_limit)

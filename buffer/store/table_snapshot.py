@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class TableView:
+class TableSnapshot:
     """Figures of one table, in the order in which the verbs return them.
 
     Attributes:
@@ -44,7 +44,7 @@ class TableView:
     suspect: int = 0
 
     @classmethod
-    def from_reply(cls, values: Sequence[int]) -> TableView:
+    def from_reply(cls, values: Sequence[int]) -> TableSnapshot:
         return cls(*map(int, values))
 
     @property

@@ -32,7 +32,7 @@ from rollmesh.buffer.reference_model.table_state import LEASE_SECRET
 from rollmesh.buffer.store.drafts import draft_places
 from rollmesh.buffer.store.generator_commands import packed
 from rollmesh.buffer.store.keys import Keys
-from rollmesh.buffer.store.orphan_sweep import Owner
+from rollmesh.buffer.store.orphan_sweep import GroupOwnership
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.buffer.comparison import MEMBERS
 from tests.buffer.fences import FencedMachines
@@ -172,7 +172,7 @@ class BothMachines(FencedMachines):
             for handed in [machine.handed[g.group_id]]
         }
         self.seen |= {"draft handed out"} if any(expected.values()) else set()
-        assert {g[0].decode(): sorted(draft_places(g[6])) for g in answer} == {
+        assert {g[0].decode(): sorted(parse_draft_refs(g[6])) for g in answer} == {
             group_id: sorted(drafts) for group_id, drafts in expected.items()
         }
 
@@ -259,7 +259,7 @@ class BothMachines(FencedMachines):
     def _may_own(self, gid: str, name: str) -> bool:
         """Whether the sweep of stored values leaves this one alone."""
         (reply,) = self.verb("owned", self.table, gid)[2]
-        return bool(reply) and Owner.from_reply(reply).may_own(name)
+        return bool(reply) and GroupOwnership.from_reply(reply).may_own(name)
 
     def _versions(self, ages: list[int]) -> list[PolicyVersion]:
         return [PolicyVersion(max(1, self.incarnation - age // 2), max(0, self.version - age)) for age in ages]

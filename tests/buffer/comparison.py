@@ -20,7 +20,7 @@ from rollmesh.buffer.reference_model.group_states import Fate, State
 from rollmesh.buffer.reference_model.table_machine import TableMachine
 from rollmesh.buffer.server.ledger import discrepancies
 from rollmesh.buffer.store.keys import Keys
-from rollmesh.buffer.store.table_snapshot import TableView
+from rollmesh.buffer.store.table_snapshot import TableSnapshot
 from tests.buffer.groups_as_stored import DIGEST, fields_of
 from tests.buffer.packed import record_of
 
@@ -149,14 +149,14 @@ class ComparedMachines(RuleBasedStateMachine):
 
     async def _compare_ledger(self) -> None:
         machine = self.machine
-        _, view, *flat, _ = await self.redis.verb("ledger", self.table, 0)
+        _, view, *flat, _ = await self.redis.run_script("ledger", self.table, 0)
         counters, recount, reasons = (
             {name.decode(): int(value) for name, value in zip(part[::2], part[1::2], strict=True)} for part in flat
         )
         assert discrepancies(counters, recount) == []
         assert {name: counters[name] for name in FIGURES} == {name: machine.counts[name] for name in FIGURES}
         assert reasons == dict(machine.reasons)
-        view_of_redis = TableView.from_reply(view)
+        view_of_redis = TableSnapshot.from_reply(view)
         assert (view_of_redis.u, view_of_redis.end_of_data, view_of_redis.demand) == (
             machine.u, int(machine.end_of_data), machine.demand,
         )  # fmt: skip

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rollmesh.buffer.redis_backend.embedded import RedisServer
+from rollmesh.buffer.redis_backend.embedded import EmbeddedRedis
 from tests.buffer.mesh_fixture import Mesh
 from tests.buffer.redis_cluster import LocalCluster
 
@@ -16,7 +16,7 @@ from tests.buffer.redis_cluster import LocalCluster
 @pytest.fixture(scope="session")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """One redis-server for all tests that do not kill it, with all rights; each test has its own run name."""
-    server = RedisServer(tmp_path_factory.mktemp("redis"), durability="everysec")
+    server = EmbeddedRedis(tmp_path_factory.mktemp("redis"), durability="everysec")
     asyncio.run(server.start())
     yield server.admin_url
     asyncio.run(server.stop())

@@ -74,7 +74,7 @@ class TellingMachines(ComparedMachines):
         return self.calls
 
     def verb(self, name: str, *arguments: Any) -> list[Any]:
-        return self.call(self.redis.verb(name, *arguments))  # type: ignore[no-any-return]
+        return self.call(self.redis.run_script(name, *arguments))  # type: ignore[no-any-return]
 
     def tell(
         self,

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from redis.asyncio import Redis
 
-from rollmesh.buffer.redis_backend.embedded import RedisServer
+from rollmesh.buffer.redis_backend.embedded import EmbeddedRedis
 from rollmesh.buffer.server.process import BufferService
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import ConfigError, PortInUseError, StoreError
@@ -132,7 +132,7 @@ async def test_redis_that_is_full_refuses_with_a_hint_and_recovers(mesh: Mesh) -
 
 
 async def test_redis_away_for_longer_than_the_patience_is_a_typed_error(mesh: Mesh, tmp_path: Path) -> None:
-    server = RedisServer(tmp_path / "redis")
+    server = EmbeddedRedis(tmp_path / "redis")
     await server.start()
     try:
         learner = await mesh.learner(await mesh.front(make_config(tmp_path, server.url)))
@@ -185,7 +185,7 @@ async def test_a_stopped_child_of_a_dead_redis_keeps_no_folder(
 ) -> None:
     """As the one that writes the append-only file again, which inherits all that the server has open."""
     monkeypatch.setattr("rollmesh.buffer.redis_backend.embedded._STOP_S", 1.0)
-    server = RedisServer(tmp_path)
+    server = EmbeddedRedis(tmp_path)
     await server.start()
     async with Redis.from_url(server.admin_url) as client:
         await client.set("kept", "value")
@@ -213,7 +213,7 @@ async def test_a_stopped_child_of_a_dead_redis_keeps_no_folder(
 
 async def test_one_redis_owns_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rollmesh.buffer.redis_backend.folder_lock._PATIENCE_S", 0.2)
-    first, second = RedisServer(tmp_path), RedisServer(tmp_path)
+    first, second = EmbeddedRedis(tmp_path), EmbeddedRedis(tmp_path)
     await first.start()
     try:
         with pytest.raises(StoreError, match="another redis-server"):
@@ -236,7 +236,7 @@ async def test_a_redis_that_says_nothing_is_a_typed_error(tmp_path: Path, monkey
     silent.chmod(0o700)
     monkeypatch.setattr("rollmesh.buffer.redis_backend.embedded.find_redis_server", lambda: str(silent))
     monkeypatch.setattr("rollmesh.buffer.redis_backend.embedded._START_S", 1.0)
-    server = RedisServer(tmp_path / "redis")
+    server = EmbeddedRedis(tmp_path / "redis")
     try:
         with pytest.raises(StoreError, match=r"is not ready after 1 s: .*Timeout reading"):
             await server.start()
@@ -247,7 +247,7 @@ async def test_a_redis_that_says_nothing_is_a_typed_error(tmp_path: Path, monkey
 async def test_broken_data_is_reported_with_the_log(tmp_path: Path) -> None:
     (tmp_path / "appendonly.aof").write_bytes(b"nonsense\n" * 100)
     with pytest.raises(StoreError, match=r"redis-server ended|appendonly|AOF") as caught:
-        await RedisServer(tmp_path).start()
+        await EmbeddedRedis(tmp_path).start()
     assert "redis.log" in caught.value.hint
 
 

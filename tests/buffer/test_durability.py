@@ -21,7 +21,7 @@ import msgpack
 import pytest
 from redis.asyncio import Redis
 
-from rollmesh.buffer.redis_backend.embedded import Durability, RedisServer
+from rollmesh.buffer.redis_backend.embedded import Durability, EmbeddedRedis
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
 from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Learner, Mesh, make_config, make_write, refs
@@ -44,7 +44,7 @@ class Disk:
         """Every sync that begins from now on takes so long."""
         self._switch.write_text(str(ms))
 
-    def cut_power(self, server: RedisServer) -> int:
+    def cut_power(self, server: EmbeddedRedis) -> int:
         """Ends redis-server, and takes from the disk what was not synced; returns how many bytes that were."""
         os.kill(server.pid, signal.SIGKILL)
         unsynced = self.unsynced()
@@ -77,7 +77,7 @@ class Store:
     def __init__(self, folder: Path, library: Path, durability: Durability) -> None:
         folder.mkdir()
         self.disk = Disk(folder, library)
-        self.server = RedisServer(folder / "redis", durability=durability, environment=self.disk.environment)
+        self.server = EmbeddedRedis(folder / "redis", durability=durability, environment=self.disk.environment)
 
     async def restart(self) -> None:
         await self.server.watch(frozen_after_s=0.0)
@@ -254,7 +254,7 @@ async def test_none_keeps_nothing(store: Store) -> None:
 
 
 async def test_a_script_whose_end_was_torn_off_is_done_wholly_or_not_at_all_at_any_later_start(tmp_path: Path) -> None:
-    server = RedisServer(tmp_path, durability="always")
+    server = EmbeddedRedis(tmp_path, durability="always")
     script = "for i = 1, 5 do redis.call('HINCRBY', KEYS[1], i, 1) end"
 
     async def files() -> dict[Path, int]:

@@ -88,7 +88,7 @@ async def test_a_lost_answer_is_made_up_for(mesh: Mesh, monkeypatch: pytest.Monk
     front, learner, generator = await world(mesh, "fifo")
     sampler, writer, admission = learner.sampler(), generator.writer(), generator.admission()
     await waiting(front, sampler)
-    real = front.access.after_all
+    real = front.access.run_all_after
     lost = []
 
     async def answer_lost(commands: Any, verbs: Any) -> Any:
@@ -98,7 +98,7 @@ async def test_a_lost_answer_is_made_up_for(mesh: Mesh, monkeypatch: pytest.Monk
             raise StoreError("the connection broke")
         return replies
 
-    monkeypatch.setattr(front.access, "after_all", answer_lost)
+    monkeypatch.setattr(front.access, "run_all_after", answer_lost)
     group_id = await finished(generator, writer, admission)
     (group,) = await learner.collect(sampler, 1)
     assert lost
@@ -112,7 +112,7 @@ async def test_nothing_is_handed_on_from_a_state_that_has_gone_back(
     front, learner, generator = await world(mesh, "fifo")
     sampler, writer, admission = learner.sampler(), generator.writer(), generator.admission()
     await waiting(front, sampler)
-    real = front.access.after_all
+    real = front.access.run_all_after
     handed = []
     monkeypatch.setattr(store_of(front).handoff, "deliver", lambda _, what: handed.append(what.leased))
 
@@ -122,7 +122,7 @@ async def test_nothing_is_handed_on_from_a_state_that_has_gone_back(
             replies[-1][1][0] = 0
         return replies
 
-    monkeypatch.setattr(front.access, "after_all", gone_back)
+    monkeypatch.setattr(front.access, "run_all_after", gone_back)
     await finished(generator, writer, admission)
     assert handed == [None]
 

@@ -138,7 +138,7 @@ async def test_a_late_redrive_of_all_queues_each_prompt_once(mesh: Mesh) -> None
     admission.update(1, V0)
     for failed in (1, 2):
         (grant,) = await generator.grants(admission, 1)
-        await front.metrics.front.store.lose("train", [(grant.group_id, grant.lease_id)])
+        await front.metrics.front.store.fail_groups("train", [(grant.group_id, grant.lease_id)])
         if failed == 1:
             assert (await learner.client.redrive("train")).redriven == 1
             admission.update(1, V0)

@@ -14,7 +14,7 @@ import pytest
 from rollmesh.buffer.client.client import PendingWrite
 from rollmesh.buffer.client.write_stream import WriteResult
 from rollmesh.buffer.protocol.limits import PIECE_BYTES
-from rollmesh.buffer.redis_backend.embedded import RedisServer
+from rollmesh.buffer.redis_backend.embedded import EmbeddedRedis
 from rollmesh.buffer.server.process import BufferService
 from rollmesh.mesh.trajectory.payload_codec import Trajectory, encode
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
@@ -33,7 +33,7 @@ FAILED_KEPT = 1
 @pytest.fixture
 async def own_mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
     """A mesh on a Redis of its own, whose memory nobody else changes."""
-    server = RedisServer(tmp_path / "redis", durability="none")
+    server = EmbeddedRedis(tmp_path / "redis", durability="none")
     await server.start()
     owner = Mesh(server.admin_url, tmp_path)
     yield owner

@@ -22,7 +22,7 @@ import redis.asyncio
 import uvloop
 
 from rollmesh.buffer.redis_backend.client import RedisAccess
-from rollmesh.buffer.redis_backend.connection import Wire
+from rollmesh.buffer.redis_backend.connection import RedisConnection
 from rollmesh.buffer.redis_backend.embedded import find_redis_server
 from rollmesh.buffer.redis_backend.scripts import commands_of, load_scripts
 from rollmesh.mesh.config.redis_url import RedisOptions, parse_redis_url
@@ -223,23 +223,23 @@ async def test_each_missing_right_is_named_before_anything_is_done(redis_url: st
     assert {"HSET", "ZADD", "PUBLISH", "TIME", "INFO"} <= set(scripts)
     async with user(redis_url, "r", "secret") as change:
         access = open_access(url)
-        await access.check_rights("rollmesh:r:x")
+        await access.check_acl("rollmesh:r:x")
         for command in (*scripts, "SET", "MGET", "UNLINK", "EVALSHA"):
             await change(f"-{command.lower()}")
             with pytest.raises(StoreError, match=rf"let our user run {command}\b") as caught:
-                await access.check_rights("rollmesh:r:x")
+                await access.check_acl("rollmesh:r:x")
             assert "operations.md" in caught.value.hint
             await change(f"+{command.lower()}")
         await change("-zadd")
         with pytest.raises(StoreError, match="run ZADD in join"):
-            await access.verb("join", "", "member", 1, "description", 0)
+            await access.run_script("join", "", "member", 1, "description", 0)
         await change("+zadd", "resetchannels")
         with pytest.raises(StoreError, match="run PUBLISH"):
-            await access.check_rights("rollmesh:r:x")
+            await access.check_acl("rollmesh:r:x")
         with pytest.raises(StoreError, match="run SET"):
             await access.batch([("SET", "rollmesh:other:x", "1")])
         with pytest.raises(StoreError, match="run EVALSHA"):
-            await open_access(url, run_key="{rollmesh:other}").verb("look", "train")
+            await open_access(url, run_key="{rollmesh:other}").run_script("look", "train")
 
 
 async def test_a_wrong_password_is_named(redis_url: str, open_access: Opener) -> None:
@@ -259,7 +259,7 @@ async def test_who_gives_up_during_the_greeting_leaves_no_connection() -> None:
 
     async with await asyncio.start_server(silent, "127.0.0.1") as server:
         port = server.sockets[0].getsockname()[1]
-        wire = Wire(parse_redis_url(f"redis://:password@127.0.0.1:{port}/0"), TIMEOUT_S)
+        wire = RedisConnection(parse_redis_url(f"redis://:password@127.0.0.1:{port}/0"), TIMEOUT_S)
         sending = asyncio.create_task(wire.send([("PING",)]))
         async with asyncio.timeout(TIMEOUT_S):
             await greeted.wait()
@@ -462,7 +462,7 @@ async def test_a_front_waits_at_its_start_while_redis_loads_its_data(tmp_path: P
             first.callback(server.kill)
             await reached(client)
             with pytest.raises(StoreError, match="is loading its data"):
-                await open_access(url).loaded(0.1)
+                await open_access(url).wait_until_loaded(0.1)
             mesh = Mesh(url, tmp_path / "mesh")
             stack.push_async_callback(mesh.close)
             await mesh.front()

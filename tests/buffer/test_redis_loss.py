@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from rollmesh.buffer.redis_backend.embedded import RedisServer
+from rollmesh.buffer.redis_backend.embedded import EmbeddedRedis
 from rollmesh.buffer.server.process import BufferService
 from rollmesh.mesh.errors import FencedError, LostStateError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -24,7 +24,7 @@ RULES = {"max_staleness": 1, "lease_s": 1.5}
 @pytest.fixture
 async def own_redis(tmp_path: Path) -> AsyncIterator[str]:
     """A redis-server for one test, which may empty it."""
-    server = RedisServer(tmp_path / "own", durability="none")
+    server = EmbeddedRedis(tmp_path / "own", durability="none")
     await server.start()
     yield server.admin_url
     await server.stop()
@@ -201,6 +201,6 @@ async def test_a_front_that_has_seen_a_lost_claim_drops_no_request_for_its_versi
     await generator.finish(writer, await generator.grants(admission, 4), PolicyVersion(1, 0))
     await learner.batch(sampler, 1, 0)
     assert front.metrics is not None
-    views = front.metrics.front.store.views
-    views["train"] = replace(views["train"], u=views["train"].u + 1)
+    snapshots = front.metrics.front.store.snapshots
+    snapshots["train"] = replace(snapshots["train"], u=snapshots["train"].u + 1)
     await learner.batch(sampler, 1, 0)

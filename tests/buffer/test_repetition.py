@@ -127,7 +127,7 @@ async def test_a_learner_that_is_fenced_between_look_and_set_replaces_no_prompt(
     front = await mesh.front()
     zombie = await mesh.learner(front)
     access, looked, proceed = front.access, asyncio.Event(), asyncio.Event()
-    after = access.after
+    after = access.run_after
 
     async def held_up(commands: Any, verb: str, *arguments: Any) -> list[Any]:
         if verb == "seed" and not looked.is_set():
@@ -135,7 +135,7 @@ async def test_a_learner_that_is_fenced_between_look_and_set_replaces_no_prompt(
             await proceed.wait()
         return await after(commands, verb, *arguments)
 
-    monkeypatch.setattr(access, "after", held_up)
+    monkeypatch.setattr(access, "run_after", held_up)
     other = make_task(1)
     other.task_id = "of the past"
     late = asyncio.create_task(zombie.client.seed("train", 1, [other]))

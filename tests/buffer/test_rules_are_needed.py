@@ -11,7 +11,7 @@ import pytest
 import redis.exceptions as rex
 
 import rollmesh.buffer.redis_backend.client
-from rollmesh.buffer.redis_backend.client import LoadingError, RedisAccess, translated
+from rollmesh.buffer.redis_backend.client import LoadingError, RedisAccess, store_errors
 from rollmesh.mesh.errors import StoreError
 from tests.buffer.both_machines import BothMachines
 from tests.buffer.rules import COMPARED, NoSuchRuleError, Rule, documented, without
@@ -94,7 +94,7 @@ def test_a_redis_that_fails_does_not_miss_a_rule(
     redis_url: str, monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
     def walk(*_: object, **__: object) -> None:
-        with translated():
+        with store_errors():
             raise failure
 
     monkeypatch.setattr("tests.buffer.test_rules_are_needed.random_walk", walk)

@@ -34,7 +34,7 @@ class Dying:
     def __init__(self, front: BufferService, monkeypatch: pytest.MonkeyPatch) -> None:
         self.step = ""
         store, access = front.metrics.front.store, front.access  # type: ignore[union-attr]
-        after_all, remove = access.after_all, store._remove
+        after_all, remove = access.run_all_after, store._remove
 
         async def dying(commands: Sequence[Any], verbs: Sequence[Sequence[Any]]) -> list[Any]:
             if self.step and verbs[0][0] == "write":
@@ -52,7 +52,7 @@ class Dying:
                 self._die()
             await remove(*arguments)
 
-        monkeypatch.setattr(access, "after_all", dying)
+        monkeypatch.setattr(access, "run_all_after", dying)
         monkeypatch.setattr(store, "_remove", without)
 
     def _die(self) -> None:

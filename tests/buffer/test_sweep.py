@@ -8,10 +8,10 @@ import pytest
 
 from rollmesh.buffer.server import background_tasks
 from rollmesh.buffer.server.process import BufferService
-from rollmesh.buffer.store.drafts import DraftPlace
+from rollmesh.buffer.store.drafts import DraftRef
 from rollmesh.buffer.store.keys import Keys
-from rollmesh.buffer.store.orphan_sweep import Owner, sweep_orphans
-from rollmesh.buffer.store.payloads import Place, digest_of, name_of
+from rollmesh.buffer.store.orphan_sweep import GroupOwnership, sweep_orphans
+from rollmesh.buffer.store.payloads import PayloadRef, digest_of, name_of
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
 from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh, key_of, make_write
@@ -141,8 +141,8 @@ async def test_the_service_sweeps_by_itself(mesh: Mesh, monkeypatch: pytest.Monk
 
 
 def test_what_a_group_may_own() -> None:
-    drafts = (DraftPlace(2, 1, 50, ONE), DraftPlace(3, 2, 8, ONE))
-    owner = Owner(2, "1100", (Place(name_of(0, 1, ONE)), Place(name_of(1, 2, ONE), 3)), drafts)
+    drafts = (DraftRef(2, 1, 50, ONE), DraftRef(3, 2, 8, ONE))
+    owner = GroupOwnership(2, "1100", (PayloadRef(name_of(0, 1, ONE)), PayloadRef(name_of(1, 2, ONE), 3)), drafts)
     own = (
         f"0:1:{ONE}",
         f"1:2:{ONE}:0",

@@ -207,12 +207,12 @@ async def test_redis_knows_the_buffer_alone_and_lets_it_do_no_more_than_it_needs
         async with asyncio.timeout(30):
             while True:
                 with suppress(StoreError):
-                    await access.loaded(30)
+                    await access.wait_until_loaded(30)
                     break
                 await asyncio.sleep(0.02)
-        await access.check_rights(Keys("demo").payload("train", "none", 0, 0))
+        await access.check_acl(Keys("demo").payload("train", "none", 0, 0))
         with pytest.raises(StoreError, match="refuses us: NOAUTH"):
-            await stranger.loaded(1)
+            await stranger.wait_until_loaded(1)
         for harmful in ("CONFIG", "GET", "*"), ("MODULE", "LIST"), ("FLUSHALL",), ("KEYS", "*"):
             with pytest.raises(StoreError, match="does not let our user"):
                 await access.batch([harmful])

@@ -19,7 +19,7 @@ from google.protobuf.message import Message
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from rollmesh.buffer.redis_backend.embedded import RedisServer
+from rollmesh.buffer.redis_backend.embedded import EmbeddedRedis
 from rollmesh.mesh.runtime.service import AsyncBridge
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2, membership_pb2
@@ -40,7 +40,7 @@ class Target:
 
     def __init__(self, folder: Path) -> None:
         self.bridge = AsyncBridge("fuzz")
-        self.redis = RedisServer(folder / "redis", durability="everysec")
+        self.redis = EmbeddedRedis(folder / "redis", durability="everysec")
         asyncio.run(self.redis.start())
         self.known: dict[str, list[Any]] = defaultdict(list)
         self.bridge.call(self._start(folder), _LIFE_S)

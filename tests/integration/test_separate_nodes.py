@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rollmesh.buffer.redis_backend.embedded import RedisServer
+from rollmesh.buffer.redis_backend.embedded import EmbeddedRedis
 from tests.command import Command
 from tests.repository import REPOSITORY
 from tests.secrets_here import told, write_secret
@@ -55,7 +55,7 @@ def _address(folder: Path, ready: Path, process: subprocess.Popen[str]) -> str:
 def own_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, str], str]]:
     """A Redis of the user's, as the configuration names it, and its password."""
     folder = tmp_path_factory.mktemp("redis")
-    server = RedisServer(folder)
+    server = EmbeddedRedis(folder)
     asyncio.run(server.start())
     login, _, path = server.admin_url.rpartition("@")
     url, _, password = login.rpartition(":")

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from rollmesh.buffer.monitoring.redis_outage import AGAIN_S, RedisOutage
-from rollmesh.buffer.redis_backend.embedded import RedisServer
+from rollmesh.buffer.redis_backend.embedded import EmbeddedRedis
 from rollmesh.launcher.mesh_monitor import MeshView
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import StoreError
@@ -55,7 +55,7 @@ async def test_a_front_without_its_redis_says_so_once_and_when_it_is_back(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "rollmesh.buffer.monitoring.redis_outage")
-    server = RedisServer(tmp_path / "redis", durability="none")
+    server = EmbeddedRedis(tmp_path / "redis", durability="none")
     await server.start()
     mesh = Mesh(server.url, tmp_path)
     try:
@@ -90,7 +90,7 @@ async def test_who_looks_at_a_run_hears_that_its_redis_does_not_answer(
     """Before the deadline of the look is over: after it, there would be no more than that to say."""
     monkeypatch.setattr("rollmesh.launcher.mesh_monitor._DEADLINE_S", 30.0)
     monkeypatch.setattr("rollmesh.buffer.monitoring.bounded_answers._SHARE", 0.05)
-    server = RedisServer(tmp_path / "redis", durability="none")
+    server = EmbeddedRedis(tmp_path / "redis", durability="none")
     await server.start()
     mesh = Mesh(server.url, tmp_path)
     try:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from rollmesh.buffer.client.client import PendingWrite
-from rollmesh.buffer.store.side_files import SideStore
+from rollmesh.buffer.store.side_files import SideFileStore
 from rollmesh.mesh.errors import DataError, PayloadError, RollmeshError, StoreError
 from rollmesh.mesh.rpc.rpc import to_rollmesh_error
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -124,7 +124,7 @@ async def test_names_lead_nowhere_else(mesh: Mesh, tmp_path: Path) -> None:
     with pytest.raises(PayloadError, match="empty"):
         await generator.client.upload_side("train", grant, 0, "x", b"")
     assert not files_in(mesh.folder / front.run_name / "side")
-    store = SideStore(tmp_path / "side", 100)
+    store = SideFileStore(tmp_path / "side", 100)
     for group_id in ("..", ".", "a/b", "", ".hidden", "x" * 129):
         with pytest.raises(PayloadError, match="group_id"):
             store.group_folder("train", group_id)
@@ -204,7 +204,7 @@ async def test_a_front_with_another_folder_says_so(mesh: Mesh) -> None:
 
 
 async def test_what_no_one_owns_is_swept_by_age(tmp_path: Path) -> None:
-    store = SideStore(tmp_path, 1000)
+    store = SideFileStore(tmp_path, 1000)
 
     async def data() -> object:
         yield b"some bytes"

@@ -11,7 +11,7 @@ import hiredis
 import pytest
 
 from rollmesh.buffer.redis_backend.client import RedisAccess
-from rollmesh.buffer.redis_backend.cluster import SLOTS, ClusterWire, slot_of
+from rollmesh.buffer.redis_backend.cluster import SLOTS, ClusterConnection, slot_of
 from rollmesh.buffer.store.keys import Keys
 from rollmesh.mesh.config.redis_url import parse_redis_url
 from rollmesh.mesh.errors import StoreError
@@ -105,13 +105,13 @@ async def test_metadata_shares_a_slot_and_payloads_lie_on_all_nodes(mesh: Mesh, 
 
 
 async def test_connections_to_nodes_that_hold_nothing_are_closed(cluster: LocalCluster) -> None:
-    wire = ClusterWire(parse_redis_url(cluster.url), "{r}", TIMEOUT_S)
+    wire = ClusterConnection(parse_redis_url(cluster.url), "{r}", TIMEOUT_S)
     await wire.send([("SET", await key_on(cluster, node), "1", "EX", 60) for node in cluster.nodes])
     gone = ("127.0.0.1", cluster.nodes[0].port + 20_000)
-    wire._wire(gone)
+    wire._connection(gone)
     wire._stale = True
     await wire.send([("PING",)])
-    assert set(wire._wires) == {("127.0.0.1", node.port) for node in cluster.nodes}
+    assert set(wire._connections) == {("127.0.0.1", node.port) for node in cluster.nodes}
     wire.close()
 
 
@@ -132,16 +132,16 @@ async def test_what_comes_behind_is_sent_only_after_all_was_acknowledged(
     verb = ("join", "", "member", 1, "description", 0)
     await access.batch([("HSET", refused, "a", "b")])
     with pytest.raises(StoreError, match="WRONGTYPE"):
-        await access.after([("SET", good, "1"), ("INCR", refused)], *verb)
+        await access.run_after([("SET", good, "1"), ("INCR", refused)], *verb)
     assert not await home.client.exists(f"{access._run_key}:members"), "the verb was not run"
-    await access.after([("SET", good, "1")], *verb)
+    await access.run_after([("SET", good, "1")], *verb)
     assert await home.client.hget(f"{access._run_key}:members", "member") == "description"
 
 
 async def test_verbs_are_loaded_again_where_the_home_forgot_them(cluster: LocalCluster, access: RedisAccess) -> None:
     home = await cluster.owner(access._run_key)
     await home.call("SCRIPT", "FLUSH")
-    assert (await access.verb("look", "train"))[0] == b"ok"
+    assert (await access.run_script("look", "train"))[0] == b"ok"
     digest = access._scripts["look"].digest
     assert await home.call("SCRIPT", "EXISTS", digest) == [1]
 
@@ -186,10 +186,10 @@ async def test_slots_that_move_in_the_middle_of_a_run_lose_nothing(mesh: Mesh, c
     # The run's own slot: no verb may see half of it.
     await cluster.begin_move(key, source, target)
     with pytest.raises(StoreError, match="moving"):
-        await front.access.verb("look", "train")
+        await front.access.run_script("look", "train")
     await source.call("MIGRATE", "127.0.0.1", target.port, key, 0, 5000)
     with pytest.raises(StoreError, match="moving"):
-        await front.access.verb("look", "train")
+        await front.access.run_script("look", "train")
     assert await cluster.move_keys(key, source, target) > 5
     await cluster.end_move(key, source, target)
     claimed = await run
@@ -211,10 +211,10 @@ async def test_nodes_killed_in_the_middle_of_a_run_come_back_with_all_of_it(mesh
     on_other = await key_on(cluster, other)
     other.kill()
     with pytest.raises(StoreError, match=r"unreachable|cluster is down"):
-        await front.access.after([("SET", on_other, "1")], "join", "", "never", 1, "description", 0)
+        await front.access.run_after([("SET", on_other, "1")], "join", "", "never", 1, "description", 0)
     home.kill()
     with pytest.raises(StoreError, match=r"unreachable|cluster is down"):
-        await front.access.verb("look", "train")
+        await front.access.run_script("look", "train")
     run = asyncio.create_task(train_for(learner, generator, 5, 9))
     for node in (home, other):
         node.start()
@@ -229,7 +229,7 @@ async def test_nodes_killed_in_the_middle_of_a_run_come_back_with_all_of_it(mesh
 
 async def test_one_living_node_of_those_named_is_enough(cluster: LocalCluster) -> None:
     async with opened(f"redis-cluster://127.0.0.1:1,127.0.0.1:{cluster.nodes[2].port}", "{run}") as access:
-        assert len(await access._wire.primaries()) == 3
+        assert len(await access._connection.primaries()) == 3
     async with opened("redis-cluster://127.0.0.1:1,127.0.0.1:2", "{run}") as access:
         with pytest.raises(StoreError, match=r"no node of redis-cluster://127\.0\.0\.1:1,127\.0\.0\.1:2 answers"):
             await access.load()
@@ -240,7 +240,7 @@ async def test_a_map_that_never_settles_is_an_error(cluster: LocalCluster) -> No
     source, target, _ = cluster.nodes
     key = await key_on(cluster, source)
     await source.call("CLUSTER", "SETSLOT", slot_of(key), "MIGRATING", target.name)
-    wire = ClusterWire(parse_redis_url(cluster.url), "{run}", TIMEOUT_S)
+    wire = ClusterConnection(parse_redis_url(cluster.url), "{run}", TIMEOUT_S)
     try:
         (reply,) = await wire.send([("GET", key)])
         assert isinstance(reply, hiredis.ReplyError)
@@ -255,7 +255,7 @@ async def test_a_node_that_sends_us_on_is_believed_more_than_an_old_map(
 ) -> None:
     source, target, _ = cluster.nodes
     key = await key_on(cluster, source)
-    wire = ClusterWire(parse_redis_url(cluster.url), "{run}", TIMEOUT_S)
+    wire = ClusterConnection(parse_redis_url(cluster.url), "{run}", TIMEOUT_S)
     try:
         await wire.send([("SET", key, "1")])
         old = list(wire._owners)
@@ -280,7 +280,7 @@ async def test_the_documented_rights_are_enough_on_every_node(cluster: LocalClus
         await node.call(*documented(name, "secret"), "+cluster|slots", "+asking")
     url = cluster.url.replace("://", f"://u-{name}:secret@")
     async with opened(url, access._run_key) as restricted:
-        await restricted.check_rights(f"rollmesh:{name}:x")
+        await restricted.check_acl(f"rollmesh:{name}:x")
         key = await key_on(cluster, source, f"rollmesh:{name}:")
         await cluster.begin_move(key, source, target)
         await restricted.batch([("SET", key, "1")])
@@ -301,9 +301,9 @@ async def test_the_wrong_kind_of_url_is_named(cluster: LocalCluster, redis_url: 
     home = await cluster.owner("{run}")
     async with opened(f"redis://127.0.0.1:{others(cluster, home)[0].port}", "{run}") as access:
         with pytest.raises(StoreError, match="Redis is a cluster") as caught:
-            await access.check_rights("payload")
+            await access.check_acl("payload")
         assert "redis-cluster://" in caught.value.hint
     async with Proxy(redis_url) as proxy, opened(proxy.url("redis-cluster"), "{run}") as access:
         with pytest.raises(StoreError, match="Redis is no cluster") as caught:
-            await access.check_rights("payload")
+            await access.check_acl("payload")
         assert "redis://" in caught.value.hint

@@ -15,7 +15,7 @@ from redis.exceptions import ResponseError
 
 from rollmesh.buffer.redis_backend.acl import FRONT_COMMANDS
 from rollmesh.buffer.redis_backend.client import RedisAccess
-from rollmesh.buffer.redis_backend.embedded import RedisServer
+from rollmesh.buffer.redis_backend.embedded import EmbeddedRedis
 from rollmesh.buffer.redis_backend.unix_socket import place_socket, remove_socket
 from rollmesh.mesh.config.redis_url import parse_redis_url
 from rollmesh.mesh.errors import StoreError
@@ -46,7 +46,7 @@ async def test_who_connects_may_do_what_a_front_does_and_nobody_else_connects(tm
     folder = tmp_path / "a #1?" / "redis"
     folder.mkdir(parents=True)
     folder.chmod(0o755)
-    server = RedisServer(folder, durability="none")
+    server = EmbeddedRedis(folder, durability="none")
     await server.start()
     try:
         path = Path(parse_redis_url(server.url).path)
@@ -86,14 +86,14 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 async def test_a_folder_too_deep_for_a_socket_has_it_in_a_short_one_of_its_own(tmp_path: Path, short: Path) -> None:
     deep = tmp_path / ("deep" * 30)
-    server = RedisServer(deep, durability="none")
+    server = EmbeddedRedis(deep, durability="none")
     await server.start()
     try:
         (private,) = short.iterdir()
         assert Path(parse_redis_url(server.url).path).parent == private
         assert stat.S_IMODE(private.stat().st_mode) == 0o700
         # Killed, as its owner may be: the next one is found at the same address.
-        again = RedisServer(deep, durability="none")
+        again = EmbeddedRedis(deep, durability="none")
         psutil.Process(server.pid).kill()
         await server.watch(0)
         await again.start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from rollmesh.buffer.store.payload_cache import AtHand
+from rollmesh.buffer.store.payload_cache import PayloadCache
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
 from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh, key_of, make_write
@@ -67,9 +67,9 @@ async def test_what_was_set_and_never_counted_is_not_taken_for_what_was_written(
 
 
 def test_the_oldest_go_first_and_every_byte_is_counted_once() -> None:
-    kept = AtHand(limit=10)
-    kept.keep([("a", b"1234"), ("b", b"1234")])
-    kept.keep([("b", b"12")])
+    kept = PayloadCache(limit=10)
+    kept.put([("a", b"1234"), ("b", b"1234")])
+    kept.put([("b", b"12")])
     assert kept.bytes == 6
-    kept.keep([("c", b"123456")])
-    assert (kept.take("a"), kept.take("b"), kept.take("c"), kept.bytes) == (None, b"12", b"123456", 0)
+    kept.put([("c", b"123456")])
+    assert (kept.pop("a"), kept.pop("b"), kept.pop("c"), kept.bytes) == (None, b"12", b"123456", 0)

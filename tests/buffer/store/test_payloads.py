@@ -15,7 +15,7 @@ from rollmesh.buffer.client.write_stream import WriteResult
 from rollmesh.buffer.protocol.limits import INLINE_BYTES, MAX_PIECES, MAX_WHOLE_BYTES, PIECE_BYTES
 from rollmesh.buffer.server.process import BufferService
 from rollmesh.buffer.store.keys import Keys
-from rollmesh.buffer.store.payloads import Payloads, Place, digest_of, name_of
+from rollmesh.buffer.store.payloads import PayloadRef, Payloads, digest_of, name_of
 from rollmesh.mesh.errors import DataError, PayloadError, RollmeshError
 from rollmesh.mesh.rpc.rpc import to_rollmesh_error
 from rollmesh.mesh.trajectory.payload_codec import Trajectory, encode, head_of
@@ -262,7 +262,7 @@ async def test_uploads_may_be_repeated_at_any_time(mesh: Mesh) -> None:
     late = Payloads(front.access, Keys(front.run_name))
     stored = await redis.get(key)
     for data in (stored, b"something else"):
-        await late.put_piece("train", grant.group_id, Place(name_of(0, 1, digest_of(write.payload))), 1, data)
+        await late.put_piece("train", grant.group_id, PayloadRef(name_of(0, 1, digest_of(write.payload))), 1, data)
         assert (await redis.get(key), await redis.ttl(key)) == (stored, -1)
     (group,) = await learner.batch(learner.sampler(), 1, 0)
     assert (await learner.train([group], 0)).claimed

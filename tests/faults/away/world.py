@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollmesh.buffer.client.client import BufferClient
-from rollmesh.buffer.redis_backend.embedded import RedisServer
+from rollmesh.buffer.redis_backend.embedded import EmbeddedRedis
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.rpc.rpc import open_channel
 from tests.buffer.mesh_fixture import make_config
@@ -59,7 +59,7 @@ class World:
         """Starts the processes, without runs."""
         self.runs = []
         self._proxies = ProxyLoop()
-        self.redis = RedisServer(self.redis_folder, durability="always")
+        self.redis = EmbeddedRedis(self.redis_folder, durability="always")
         await self.redis.start()
         self.hosts = {name: Host(name, self._folder / f"{name}.log") for name in PROCESSES}
         await asyncio.gather(*(host.start() for host in self.hosts.values()))
