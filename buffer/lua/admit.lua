@@ -5,12 +5,12 @@ load_table(ARGV[1])
 load_run()
 local member, serving_inc, serving = ARGV[2], tonumber(ARGV[4]), tonumber(ARGV[5])
 local wanted, live_limit = tonumber(ARGV[6]), tonumber(ARGV[8])
-if generation_of(member) ~= tonumber(ARGV[3]) then return {'old_generation', view()} end
-if replaced(member, ARGV[9]) then return {'replaced', view()} end
-if serving_inc ~= R.incarnation then return {'other_incarnation', view()} end
-if C.bounded == 1 and tonumber(ARGV[7]) ~= C.u then return {'moved', view()} end
+if generation_of(member) ~= tonumber(ARGV[3]) then return {'old_generation', snapshot()} end
+if replaced(member, ARGV[9]) then return {'replaced', snapshot()} end
+if serving_inc ~= run.incarnation then return {'other_incarnation', snapshot()} end
+if counters.bounded == 1 and tonumber(ARGV[7]) ~= counters.u then return {'moved', snapshot()} end
 
-if suspect() then return {'suspect', view()} end
+if suspect() then return {'suspect', snapshot()} end
 local now = now_ms()
 local grants = {}
 local serving_pin = serving_inc .. ':' .. serving
@@ -19,7 +19,7 @@ local function grant(gid, g, number)
   if g.attempt > 0 then cancel(gid, g) end
   g.lease, g.former = new_lease('a'), nil
   g.attempt, g.holder, g.leased_ms = g.attempt + 1, member, now
-  local drafts = hand_out(gid, g)
+  local drafts = grant_drafts(gid, g)
   enter(held_by(member), gid, number)
   enter(set_of('deadline'), gid, g.deadline)
   save_group(gid, g)
@@ -32,12 +32,12 @@ local function regrant(pin)
     local g = read_group(gid)
     g.grant = serving_pin
     g.deadline = deadline_of(g)
-    if g.deadline >= C.u then
+    if g.deadline >= counters.u then
       redis.call('ZREM', orphans_key(pin), gid)
       add('orphaned', -1)
       add('readmissions', 1)
       -- Their holders' count, behind the attempts of any lost time: those may have left values under their names.
-      g.attempt = attempts_of(g) + C.losses * LEAP
+      g.attempt = attempts_of(g) + counters.losses * ID_GAP_AFTER_LOSS
       grant(gid, g, number_of(gid))
     end
   end
@@ -45,9 +45,9 @@ end
 
 -- Why nothing more may be admitted, or nil.
 local function closed(reserve)
-  if C.bounded == 0 then return nil end
-  if demand() + C.samples_per_insert - 1 >= live_limit then return 'gate' end
-  if C.bytes + C.reserved + reserve > C.max_bytes then return 'bytes' end
+  if counters.bounded == 0 then return nil end
+  if demand() + counters.samples_per_insert - 1 >= live_limit then return 'gate' end
+  if counters.bytes + counters.reserved + reserve > counters.max_bytes then return 'bytes' end
   return nil
 end
 
@@ -63,18 +63,18 @@ local function admit(pin)
     add('seq', 1)
     add('generating', 1)
     add('reserved', reserve)
-    local number = tostring(C.seq)
+    local number = tostring(counters.seq)
     local gid = TABLE .. '-' .. number
     local g = {
       state = 'generating', ordinal = ordinal, n = n, pin = pin, reserve = reserve, task = task, parent = parent,
       refills = refills, admitted_ms = now, done = string.rep('0', n), bytes = 0, payloads = '', tokens = 0, sealed_ms = 0,
-      order = C.seq, ranges = '', attempt = 0, lost = 0, lease = '', holder = '', leased_ms = 0, grant = serving_pin,
+      order = counters.seq, ranges = '', attempt = 0, lost = 0, lease = '', holder = '', leased_ms = 0, grant = serving_pin,
       for_version = 0, deadline = deadline
     }
     enter(set_of('generating'), gid, number)
     grant(gid, g, number)
   end
-  over('ZREM', pending_key(pin), taken)
+  in_bulk('ZREM', pending_key(pin), taken)
   add('pending', -#taken)
   add('first_admissions', #taken)
   add('admitted', #taken)
@@ -84,5 +84,5 @@ regrant(serving_pin)
 regrant('')
 admit(serving_pin)
 admit('')
-if #grants > 0 then redis.call('ZADD', T .. ':holders', 'NX', now + C.lease_ms, member) end
-return {'ok', view(), naming_prompts(grants), reason}
+if #grants > 0 then redis.call('ZADD', table_key .. ':holders', 'NX', now + counters.lease_ms, member) end
+return {'ok', snapshot(), naming_prompts(grants), reason}

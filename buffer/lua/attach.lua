@@ -5,25 +5,25 @@ load_table(ARGV[1])
 load_run()
 local holder = ARGV[2]
 local no = outdated(holder, tonumber(ARGV[3]))
-if no then return {no, view()} end
-redis.call('HSET', T .. ':streams', holder, ARGV[4])
+if no then return {no, snapshot()} end
+redis.call('HSET', table_key .. ':streams', holder, ARGV[4])
 local held = redis.call('ZRANGE', held_by(holder), 0, -1)
 if #held > 0 then
   renew(holder, now_ms())
 else
   -- What a broken stream has left of a term is not that of the groups that come now.
-  redis.call('ZREM', T .. ':holders', holder)
+  redis.call('ZREM', table_key .. ':holders', holder)
 end
 local answer = {}
 for _, gid in ipairs(held) do
   local g = read_group(gid)
   if holder == 'learner' then
-    answer[#answer + 1] = leased_group(gid, g)
+    answer[#answer + 1] = lease_reply(gid, g)
   else
-    local drafts = hand_out(gid, g)
-    redis.call('ZADD', T .. ':deadline', g.deadline, gid)
+    local drafts = grant_drafts(gid, g)
+    redis.call('ZADD', table_key .. ':deadline', g.deadline, gid)
     save_group(gid, g)
     answer[#answer + 1] = {gid, g.lease, g.attempt, g.ordinal, g.done, g.parent, drafts}
   end
 end
-return {'ok', view(), naming_prompts(answer)}
+return {'ok', snapshot(), naming_prompts(answer)}

@@ -5,7 +5,7 @@
 -- Answer: ok, the configuration in force (where others are alive, theirs); or differs, table, then name, value there and
 -- value here of each rule
 load_run()
-if R.incarnation == 0 then redis.call('HSET', RUN, 'redis_run_id', redis_id()) end
+if run.incarnation == 0 then redis.call('HSET', RUN, 'redis_run_id', redis_id()) end
 local front, now = ARGV[2], now_ms()
 local alone = true
 for _, other in ipairs(redis.call('SMEMBERS', RUN .. ':fronts')) do
@@ -21,7 +21,7 @@ if not alone then
     load_table(name)
     local rules, differing = tables[name], {}
     for rule, value in pairs(rules) do
-      if C[rule] ~= value then differing[#differing + 1] = {rule, tostring(C[rule]), tostring(value)} end
+      if counters[rule] ~= value then differing[#differing + 1] = {rule, tostring(counters[rule]), tostring(value)} end
     end
     if #differing > 0 then return {'differs', name, differing} end
   end

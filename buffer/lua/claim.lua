@@ -6,10 +6,10 @@ load_table(ARGV[1])
 load_run()
 free_first()
 local no = refusal(tonumber(ARGV[2]))
-if no then return {no, view()} end
+if no then return {no, snapshot()} end
 local version = tonumber(ARGV[3])
 -- Whether what waits for a commit holds so much of the budget that a checkpoint should be written early.
-local function much() return C.consumed_bytes * 2 > C.max_bytes and 1 or 0 end
+local function checkpoint_wanted() return counters.consumed_bytes * 2 > counters.max_bytes and 1 or 0 end
 local refused, fresh, seen = {}, {}, {}
 for i = 4, #ARGV, 2 do
   local gid, lease = ARGV[i], ARGV[i + 1]
@@ -36,18 +36,18 @@ for i = 4, #ARGV, 2 do
   -- A lease that is dead says nothing against one of the same group that is alive.
   if claimed or alive then seen[gid] = true end
 end
-if #refused > 0 then return {'ok', view(), 0, refused} end
-if #fresh == 0 then return {'ok', view(), 1, {}, much()} end
-local untimely = version < C.u and 'version_claimed' or version > C.u and 'version_ahead'
-if C.bounded == 1 and untimely then
+if #refused > 0 then return {'ok', snapshot(), 0, refused} end
+if #fresh == 0 then return {'ok', snapshot(), 1, {}, checkpoint_wanted()} end
+local untimely = version < counters.u and 'version_claimed' or version > counters.u and 'version_ahead'
+if counters.bounded == 1 and untimely then
   for i, pair in ipairs(fresh) do refused[i] = {pair[1], untimely, pair[2].lease} end
-  return {'ok', view(), 0, refused}
+  return {'ok', snapshot(), 0, refused}
 end
-progressed()
+note_progress()
 for _, pair in ipairs(fresh) do
   local gid, g = pair[1], pair[2]
   local uses = g.uses or {}
-  local again = #uses + 1 < C.max_reuse and g.deadline > version
+  local again = #uses + 1 < counters.max_reuse and g.deadline > version
   g.claimed = g.lease
   local before = spent(g)
   uses[#uses + 1] = version
@@ -66,5 +66,5 @@ for _, pair in ipairs(fresh) do
   end
   save_group(gid, g)
 end
-if C.bounded == 1 then put('u', version + 1) end
-return {'ok', view(), 1, {}, much()}
+if counters.bounded == 1 then put('u', version + 1) end
+return {'ok', snapshot(), 1, {}, checkpoint_wanted()}

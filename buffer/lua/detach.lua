@@ -3,9 +3,9 @@
 load_table(ARGV[1])
 load_run()
 local holder = ARGV[2]
-if redis.call('HGET', T .. ':streams', holder) ~= ARGV[3] then return {'ok', view()} end
-redis.call('HDEL', T .. ':streams', holder)
-local expires = tonumber(redis.call('ZSCORE', T .. ':holders', holder) or 0)
-local short = now_ms() + C.grace_ms
-if expires > short then redis.call('ZADD', T .. ':holders', short, holder) end
-return {'ok', view()}
+if redis.call('HGET', table_key .. ':streams', holder) ~= ARGV[3] then return {'ok', snapshot()} end
+redis.call('HDEL', table_key .. ':streams', holder)
+local expires = tonumber(redis.call('ZSCORE', table_key .. ':holders', holder) or 0)
+local short = now_ms() + counters.grace_ms
+if expires > short then redis.call('ZADD', table_key .. ':holders', short, holder) end
+return {'ok', snapshot()}

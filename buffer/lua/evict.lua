@@ -3,22 +3,23 @@
 load_table(ARGV[1])
 load_run()
 free_first()
-if suspect() then return {'ok', view(), 0, 0} end
-local limit = '(' .. C.u
+if suspect() then return {'ok', snapshot(), 0, 0} end
+local limit = '(' .. counters.u
 local gids, left = {}, 0
-if C.bounded == 1 then
-  gids = redis.call('ZRANGEBYSCORE', T .. ':deadline', '-inf', limit, 'LIMIT', 0, tonumber(ARGV[2]))
+if counters.bounded == 1 then
+  gids = redis.call('ZRANGEBYSCORE', table_key .. ':deadline', '-inf', limit, 'LIMIT', 0, tonumber(ARGV[2]))
 end
 for _, gid in ipairs(gids) do
   local g = read_group(gid)
   finish(gid, g, 'evicted_stale', g.state == 'ready' and 'over_bound' or 'hopeless', true)
 end
-if C.bounded == 1 then
+if counters.bounded == 1 then
   -- What has been used before is not evicted: it ends as trained, when that use is committed.
-  for _, gid in ipairs(redis.call('ZRANGEBYSCORE', T .. ':reuse', '-inf', limit, 'LIMIT', 0, tonumber(ARGV[2]))) do
+  for _, gid in ipairs(redis.call('ZRANGEBYSCORE', table_key .. ':reuse', '-inf', limit, 'LIMIT', 0, tonumber(ARGV[2]))) do
     retire(gid, read_group(gid))
   end
-  settle()
-  left = redis.call('ZCOUNT', T .. ':deadline', '-inf', limit) + redis.call('ZCOUNT', T .. ':reuse', '-inf', limit)
+  apply_moves()
+  left = redis.call('ZCOUNT', table_key .. ':deadline', '-inf', limit)
+    + redis.call('ZCOUNT', table_key .. ':reuse', '-inf', limit)
 end
-return {'ok', view(), #gids, left}
+return {'ok', snapshot(), #gids, left}

@@ -4,16 +4,16 @@ load_table(ARGV[1])
 load_run()
 free_first()
 local now = now_ms()
-local restarted = recognize(now) and 1 or 0
+local restarted = detect_restart(now) and 1 or 0
 local portion, lost, returned = tonumber(ARGV[2]), 0, 0
-for _, holder in ipairs(redis.call('ZRANGEBYSCORE', T .. ':holders', '-inf', now, 'LIMIT', 0, 16)) do
+for _, holder in ipairs(redis.call('ZRANGEBYSCORE', table_key .. ':holders', '-inf', now, 'LIMIT', 0, 16)) do
   for _, gid in ipairs(redis.call('ZRANGE', held_by(holder), 0, portion - 1)) do
     if take_back(gid, read_group(gid), 1) then returned = returned + 1 else lost = lost + 1 end
   end
-  settle()
-  if redis.call('ZCARD', held_by(holder)) == 0 then redis.call('ZREM', T .. ':holders', holder) end
+  apply_moves()
+  if redis.call('ZCARD', held_by(holder)) == 0 then redis.call('ZREM', table_key .. ':holders', holder) end
 end
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', RUN .. ':heartbeats', '-inf', now - tonumber(ARGV[3]), 'LIMIT', 0, 16)) do
   forget(member)
 end
-return {'ok', view(), lost, returned, restarted}
+return {'ok', snapshot(), lost, returned, restarted}

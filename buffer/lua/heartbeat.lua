@@ -6,7 +6,7 @@ free_first()
 local now = now_ms()
 local member, incarnation = ARGV[2], tonumber(ARGV[5])
 local known = generation_of(member) == tonumber(ARGV[3]) and 1 or 0
-local fenced = (incarnation > 0 and incarnation < R.incarnation) and 1 or 0
+local fenced = (incarnation > 0 and incarnation < run.incarnation) and 1 or 0
 if known == 1 and fenced == 0 then
   redis.call('HSET', RUN .. ':status', member, ARGV[4])
   redis.call('ZADD', RUN .. ':heartbeats', now, member)
@@ -17,11 +17,11 @@ if known == 1 and fenced == 0 then
   end
   for _, name in ipairs({'train', 'eval'}) do
     load_table(name)
-    if redis.call('HEXISTS', T .. ':streams', holder) == 1 then
-      redis.call('ZADD', T .. ':holders', 'XX', now + C.lease_ms, holder)
+    if redis.call('HEXISTS', table_key .. ':streams', holder) == 1 then
+      redis.call('ZADD', table_key .. ':holders', 'XX', now + counters.lease_ms, holder)
     end
   end
 end
-local learner = R.learner ~= '' and redis.call('HGET', RUN .. ':members', R.learner) or ''
-local status = R.learner ~= '' and redis.call('HGET', RUN .. ':status', R.learner) or ''
-return {'ok', known, fenced, learner or '', status or '', R.incarnation, R.version, R.finished}
+local learner = run.learner ~= '' and redis.call('HGET', RUN .. ':members', run.learner) or ''
+local status = run.learner ~= '' and redis.call('HGET', RUN .. ':status', run.learner) or ''
+return {'ok', known, fenced, learner or '', status or '', run.incarnation, run.version, run.finished}

@@ -5,15 +5,15 @@ load_table(ARGV[1])
 load_run()
 local now = now_ms()
 local answer = {}
-local holders = redis.call('ZRANGE', T .. ':holders', 0, -1, 'WITHSCORES')
+local holders = redis.call('ZRANGE', table_key .. ':holders', 0, -1, 'WITHSCORES')
 for i = 1, #holders, 2 do
   local holder = holders[i]
   local gid = redis.call('ZRANGE', held_by(holder), 0, 0)[1]
   if gid then
     answer[#answer + 1] = {
       holder, redis.call('ZCARD', held_by(holder)), gid, math.max(0, now - read_group(gid).leased_ms),
-      math.max(0, tonumber(holders[i + 1]) - now), redis.call('HEXISTS', T .. ':streams', holder)
+      math.max(0, tonumber(holders[i + 1]) - now), redis.call('HEXISTS', table_key .. ':streams', holder)
     }
   end
 end
-return {'ok', view(), answer, R.learner}
+return {'ok', snapshot(), answer, run.learner}

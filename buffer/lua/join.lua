@@ -19,6 +19,6 @@ redis.call('HSET', RUN .. ':members', ARGV[2], ARGV[4])
 redis.call('ZADD', RUN .. ':heartbeats', now, ARGV[2])
 for _, name in ipairs({'train', 'eval'}) do
   load_table(name)
-  redis.call('ZADD', T .. ':holders', 'XX', now + C.lease_ms, ARGV[2])
+  redis.call('ZADD', table_key .. ':holders', 'XX', now + counters.lease_ms, ARGV[2])
 end
 return {'ok', generation, now}

@@ -9,8 +9,8 @@ load_run()
 free_first()
 local holder = ARGV[2]
 local no = outdated(holder, tonumber(ARGV[3]))
-if no then return {no, view()} end
-if replaced(holder, ARGV[4]) then return {'replaced', view()} end
+if no then return {no, snapshot()} end
+if replaced(holder, ARGV[4]) then return {'replaced', snapshot()} end
 local groups, order, alive, dead, taken = {}, {}, {}, {}, 0
 for i = 5, #ARGV, 2 do
   local gid, lease = ARGV[i], ARGV[i + 1]
@@ -32,4 +32,4 @@ for _, gid in ipairs(order) do
     taken = taken + 1
   end
 end
-return {'ok', view(), taken, dead}
+return {'ok', snapshot(), taken, dead}

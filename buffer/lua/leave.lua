@@ -4,7 +4,7 @@ free_first()
 local member = ARGV[2]
 if generation_of(member) ~= tonumber(ARGV[3]) then return {'ok'} end
 forget(member)
-local is_learner = R.learner == member
+local is_learner = run.learner == member
 if is_learner then
   redis.call('HSET', RUN, 'learner_until', 0)
   if ARGV[4] == '1' then redis.call('HSET', RUN, 'finished', 1) end
@@ -15,7 +15,7 @@ for _, name in ipairs({'train', 'eval'}) do
   for _, gid in ipairs(redis.call('ZRANGE', held_by(holder), 0, -1)) do
     take_back(gid, read_group(gid), 0)
   end
-  redis.call('ZREM', T .. ':holders', holder)
+  redis.call('ZREM', table_key .. ':holders', holder)
   flush()
 end
 return {'ok'}

@@ -2,25 +2,25 @@
 load_table(ARGV[1])
 load_run()
 local pending = redis.call('ZCARD', pending_key(''))
-for _, pin in ipairs(redis.call('SMEMBERS', T .. ':pins')) do
+for _, pin in ipairs(redis.call('SMEMBERS', table_key .. ':pins')) do
   pending = pending + redis.call('ZCARD', pending_key(pin))
 end
 local recount = {
   'generating', redis.call('ZCARD', set_of('generating')), 'ready', redis.call('ZCARD', set_of('ready')),
   'leased', redis.call('ZCARD', set_of('leased')), 'consumed', redis.call('ZCARD', set_of('consumed')),
-  'pending', pending, 'admitted', C.seq - C.skipped
+  'pending', pending, 'admitted', counters.seq - counters.skipped
 }
 local names = {
   'admitted', 'trained', 'evicted_stale', 'filtered', 'failed', 'generating', 'ready', 'leased', 'consumed',
   'seeded_tasks', 'pending', 'withdrawn', 'first_admissions', 'readmissions', 'superseded_writes', 'duplicate_writes',
   'uses', 'redriven', 'cancelled'
 }
-local counters = {}
+local counted = {}
 for _, name in ipairs(names) do
-  counters[#counters + 1] = name
-  counters[#counters + 1] = C[name]
+  counted[#counted + 1] = name
+  counted[#counted + 1] = counters[name]
 end
 local limit = tonumber(ARGV[2])
-local failures = limit > 0 and redis.call('LRANGE', T .. ':failures', 0, limit - 1) or {}
-if #failures > 0 then failures = redis.call('HMGET', T .. ':dead', unpack(failures)) end
-return {'ok', view(), counters, recount, redis.call('HGETALL', T .. ':reasons'), failures}
+local failures = limit > 0 and redis.call('LRANGE', table_key .. ':failures', 0, limit - 1) or {}
+if #failures > 0 then failures = redis.call('HMGET', table_key .. ':dead', unpack(failures)) end
+return {'ok', snapshot(), counted, recount, redis.call('HGETALL', table_key .. ':reasons'), failures}

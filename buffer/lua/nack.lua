@@ -4,11 +4,11 @@ load_table(ARGV[1])
 load_run()
 free_first()
 local no = refusal(tonumber(ARGV[2]))
-if no then return {no, view()} end
+if no then return {no, snapshot()} end
 -- Reasons are free, their number is not: each is read whenever the table's values are.
 local disposition, reason, most = ARGV[3], ARGV[4], tonumber(ARGV[5])
 local counted = (disposition == 'filter' and 'filtered/' or 'failed/') .. reason
-if redis.call('HLEN', T .. ':reasons') >= most and redis.call('HEXISTS', T .. ':reasons', counted) == 0 then
+if redis.call('HLEN', table_key .. ':reasons') >= most and redis.call('HEXISTS', table_key .. ':reasons', counted) == 0 then
   reason = 'other'
 end
 local changed = 0
@@ -27,4 +27,4 @@ for i = 6, #ARGV, 2 do
     changed = changed + 1
   end
 end
-return {'ok', view(), changed}
+return {'ok', snapshot(), changed}

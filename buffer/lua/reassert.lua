@@ -11,43 +11,43 @@ load_run()
 free_first()
 local now = now_ms()
 -- Without rules (all is gone) a front has to write them first.
-if C.groups_per_step == 0 then return {'suspect', view()} end
-recognize(now)
+if counters.groups_per_step == 0 then return {'suspect', snapshot()} end
+detect_restart(now)
 local incarnation, member, version = tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 local takeovers, first = {}, 9 + 2 * tonumber(ARGV[8])
 for i = 9, first - 1, 2 do takeovers[tonumber(ARGV[i])] = tonumber(ARGV[i + 1]) end
 
 -- Believed is who continues what Redis knows.
-if incarnation < R.incarnation or (incarnation == R.incarnation and R.learner ~= member) then
-  return {'fenced', view()}
+if incarnation < run.incarnation or (incarnation == run.incarnation and run.learner ~= member) then
+  return {'fenced', snapshot()}
 end
 for i, k in pairs(takeovers) do
-  if i <= R.incarnation and (resumed_at(i) or k) ~= k then return {'fenced', view()} end
+  if i <= run.incarnation and (resumed_at(i) or k) ~= k then return {'fenced', snapshot()} end
 end
 
 -- A takeover that is lost is a loss as well.
-if incarnation > R.incarnation and not R.suspect then
-  begin_doubt()
+if incarnation > run.incarnation and not run.suspect then
+  mark_suspect()
   touch()
 end
 -- What is said of another doubt comes from before a further loss, or that one is over: the learner begins again.
-local doubt = tonumber(R.suspect or 0)
-if ARGV[7] == '0' then return {'ok', view(), 0, 0, doubt} end
-if tonumber(ARGV[7]) ~= doubt then return {'suspect', view()} end
+local doubt = tonumber(run.suspect or 0)
+if ARGV[7] == '0' then return {'ok', snapshot(), 0, 0, doubt} end
+if tonumber(ARGV[7]) ~= doubt then return {'suspect', snapshot()} end
 
 -- By the ordinal of their prompt, once somebody has asked: live unclaimed groups, and failed ones whose prompt is kept.
 local owners, buried
 
 -- Makes up for takeovers that are lost, as far as they lie before a use at version `at` (all of them, without one).
 local function catch_up(at)
-  while R.incarnation < incarnation do
+  while run.incarnation < incarnation do
     local k, least = nil, NO_BOUND
-    for later = R.incarnation + 1, incarnation do
+    for later = run.incarnation + 1, incarnation do
       k = k or takeovers[later]
       least = math.min(least, takeovers[later] or NO_BOUND)
     end
     if at and at < least then return end
-    go_on(R.incarnation + 1, k, member, now + tonumber(ARGV[5]))
+    take_over(run.incarnation + 1, k, member, now + tonumber(ARGV[5]))
     owners, buried = nil, nil
   end
 end
@@ -55,7 +55,7 @@ end
 -- Brings a prompt back to where the lost admission took it from: the group whose eviction queued it again may still be
 -- alive here, or the failed group that was driven again may be unaware of that.
 local function release_prompt(ordinal)
-  if ordinal > C.seeded then return end
+  if ordinal > counters.seeded then return end
   if not owners then
     owners = {}
     for _, state in ipairs({'generating', 'ready', 'leased'}) do
@@ -67,33 +67,33 @@ local function release_prompt(ordinal)
   if g then
     if g.state ~= 'consumed' and not g.uses then
       finish(owner, g, 'evicted_stale', 'lost_state', true)
-      settle()
+      apply_moves()
     end
     return
   end
   if not buried then
     buried = {}
-    for _, gid in ipairs(redis.call('LRANGE', T .. ':failures', 0, -1)) do
-      local note = cjson.decode(redis.call('HGET', T .. ':dead', gid))
+    for _, gid in ipairs(redis.call('LRANGE', table_key .. ':failures', 0, -1)) do
+      local note = cjson.decode(redis.call('HGET', table_key .. ':dead', gid))
       if note.kept then buried[note.ordinal] = {gid, note} end
     end
   end
   local found = buried[ordinal]
-  if found and found[2].kept then drive_again(found[1], found[2]) end
+  if found and found[2].kept then redrive(found[1], found[2]) end
 end
 
 local function pending_entry(ordinal)
   return redis.call('ZRANGEBYSCORE', pending_key(''), ordinal, ordinal, 'LIMIT', 0, 1)[1]
 end
 
--- A group whose admission is lost. Its payload is gone: `hollow`.
-local function invent(gid, ordinal)
+-- A group whose admission is lost. Its payload is gone: `payload_lost`.
+local function recreate(gid, ordinal)
   local number = number_of(gid)
   local g = {
     state = 'consumed', ordinal = ordinal, n = 0, pin = '', reserve = 0, task = '', parent = '', refills = 0,
     order = number, attempt = 0, lost = 0, lease = '', holder = '', leased_ms = 0, done = '', bytes = 0, ranges = '',
     payloads = '', tokens = 0, grant = incarnation .. ':0', admitted_ms = now, sealed_ms = now, for_version = 0,
-    deadline = 0, hollow = true
+    deadline = 0, payload_lost = true
   }
   if not pending_entry(ordinal) then release_prompt(ordinal) end
   local entry = pending_entry(ordinal)
@@ -104,10 +104,10 @@ local function invent(gid, ordinal)
     g.done = string.rep('0', g.n)
   else
     add('seeded_tasks', 1)
-    if ordinal > C.seeded then redis.call('HSET', T .. ':used', ordinal, gid) end
+    if ordinal > counters.seeded then redis.call('HSET', table_key .. ':used', ordinal, gid) end
   end
-  if number > C.seq then
-    add('skipped', number - C.seq)
+  if number > counters.seq then
+    add('skipped', number - counters.seq)
     put('seq', number)
   end
   add('skipped', -1)
@@ -120,7 +120,7 @@ end
 -- No further use: consumed, until the last one is committed.
 local function consume(gid, g)
   if g.state == 'generating' then
-    g.hollow = true
+    g.payload_lost = true
     add('reserved', -g.reserve)
     if string.find(g.done, '0', 1, true) then cancel(gid, g) end
   elseif g.state == 'ready' then
@@ -136,8 +136,8 @@ end
 
 local corrected, unknown = 0, 0
 local function assert_use(gid, at, ordinal)
-  if at < R.committed then return end
-  if at >= C.u then put('u', at + 1) end
+  if at < run.committed then return end
+  if at >= counters.u then put('u', at + 1) end
   local g = read_group(gid)
   if g then
     for _, used in ipairs(g.uses or {}) do
@@ -146,21 +146,21 @@ local function assert_use(gid, at, ordinal)
     corrected = corrected + 1
   else
     unknown = unknown + 1
-    g = invent(gid, ordinal)
+    g = recreate(gid, ordinal)
   end
   local uses = {at}
   for _, used in ipairs(g.uses or {}) do uses[#uses + 1] = used end
   table.sort(uses)
   local was = g.state == 'consumed'
-  local again = not was and g.state ~= 'generating' and #uses < C.max_reuse and g.deadline > uses[#uses]
-  redis.call('ZREM', T .. ':deadline', gid)
-  redis.call('ZREM', T .. ':reuse', gid)
+  local again = not was and g.state ~= 'generating' and #uses < counters.max_reuse and g.deadline > uses[#uses]
+  redis.call('ZREM', table_key .. ':deadline', gid)
+  redis.call('ZREM', table_key .. ':reuse', gid)
   set_uses(g, uses, was, not again)
   if again then
     if g.state == 'ready' then leave_ready(g) end
     make_ready(gid, g)
     save_group(gid, g)
-    settle()
+    apply_moves()
     return
   end
   if not was then consume(gid, g) end
@@ -176,11 +176,11 @@ end
 -- Ids, leases and attempts that may have been given in the time that is lost do not come again; nor do revisions, so
 -- that no front that saw them takes what follows for a further loss. Leases, which fence what comes late, follow the
 -- clock: they differ even where the same state is lost twice.
-local function leap()
-  add('rev', LEAP)
-  add('seq', LEAP)
-  add('skipped', LEAP)
-  put('leases', math.max(C.leases + LEAP, now))
+local function skip_numbers()
+  add('rev', ID_GAP_AFTER_LOSS)
+  add('seq', ID_GAP_AFTER_LOSS)
+  add('skipped', ID_GAP_AFTER_LOSS)
+  put('leases', math.max(counters.leases + ID_GAP_AFTER_LOSS, now))
   add('losses', 1)
 end
 
@@ -188,14 +188,14 @@ if ARGV[6] == '0' then
   catch_up(nil)
   redis.call('HDEL', RUN, 'suspect')
   redis.call('HSET', RUN, 'learner', member, 'learner_until', now + tonumber(ARGV[5]), 'finished', 0)
-  if version > R.version then redis.call('HSET', RUN, 'version', version) end
+  if version > run.version then redis.call('HSET', RUN, 'version', version) end
   load_run()
-  if version > C.u then put('u', version) end
-  leap()
+  if version > counters.u then put('u', version) end
+  skip_numbers()
   flush()
   load_table('eval')
-  leap()
+  skip_numbers()
   flush()
   load_table(ARGV[1])
 end
-return {'ok', view(), corrected, unknown, doubt}
+return {'ok', snapshot(), corrected, unknown, doubt}

@@ -5,13 +5,13 @@ load_run()
 local queued, unknown = 0, {}
 for i = 2, #ARGV do
   local gid = ARGV[i]
-  local text = redis.call('HGET', T .. ':dead', gid)
+  local text = redis.call('HGET', table_key .. ':dead', gid)
   local note = text and cjson.decode(text)
   if note and note.kept then
-    drive_again(gid, note)
+    redrive(gid, note)
     queued = queued + 1
   else
     unknown[#unknown + 1] = gid
   end
 end
-return {'ok', view(), queued, unknown}
+return {'ok', snapshot(), queued, unknown}

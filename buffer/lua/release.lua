@@ -2,8 +2,8 @@
 -- token of the stream that speaks for it ('' where it does so itself), then gid, lease per group
 load_table(ARGV[1])
 load_run()
-if generation_of(ARGV[2]) ~= tonumber(ARGV[3]) then return {'old_generation', view()} end
-if replaced(ARGV[2], ARGV[4]) then return {'replaced', view()} end
+if generation_of(ARGV[2]) ~= tonumber(ARGV[3]) then return {'old_generation', snapshot()} end
+if replaced(ARGV[2], ARGV[4]) then return {'replaced', snapshot()} end
 local released = 0
 for i = 5, #ARGV, 2 do
   local gid = ARGV[i]
@@ -13,4 +13,4 @@ for i = 5, #ARGV, 2 do
     released = released + 1
   end
 end
-return {'ok', view(), released}
+return {'ok', snapshot(), released}

@@ -10,23 +10,23 @@ local now, call, resumes = now_ms(), tonumber(ARGV[7]), RUN .. ':resumes'
 local last = redis.call('HGET', resumes, member)
 if last then
   local number, at, given = cmsgpack.unpack(last)
-  if call < number or (call == number and at ~= k) then return {'outdated', view()} end
-  if call == number then return {'ok', view(), unpack(given)} end
+  if call < number or (call == number and at ~= k) then return {'outdated', snapshot()} end
+  if call == number then return {'ok', snapshot(), unpack(given)} end
 end
-if R.learner ~= '' and R.learner ~= member and R.learner_until > now and ARGV[4] ~= '1' then
-  return {'held', view(), R.learner, R.learner_until - now}
+if run.learner ~= '' and run.learner ~= member and run.learner_until > now and ARGV[4] ~= '1' then
+  return {'held', snapshot(), run.learner, run.learner_until - now}
 end
 if suspect() then
   -- The caller may speak for its predecessor now: it says again what that one has used, and comes back.
   redis.call('HSET', RUN, 'learner', member, 'learner_until', now + tonumber(ARGV[6]))
-  return {'suspect', view()}
+  return {'suspect', snapshot()}
 end
-if k < R.committed and ARGV[5] ~= '1' then return {'below_commit', view(), R.committed} end
-local incarnation = R.incarnation + 1
-local trained, returned, evicted = go_on(incarnation, k, member, now + tonumber(ARGV[6]))
-local given = {incarnation, trained, returned, evicted, C.seeded}
+if k < run.committed and ARGV[5] ~= '1' then return {'below_commit', snapshot(), run.committed} end
+local incarnation = run.incarnation + 1
+local trained, returned, evicted = take_over(incarnation, k, member, now + tonumber(ARGV[6]))
+local given = {incarnation, trained, returned, evicted, counters.seeded}
 redis.call('HSET', resumes, member, cmsgpack.pack(call, k, given))
-local train_view = view()
+local train_view = snapshot()
 -- Evaluation rounds belong to versions of the old learner.
 if ARGV[1] ~= 'eval' then
   load_table('eval')

@@ -4,8 +4,8 @@ free_first()
 local no = refusal(tonumber(ARGV[2]))
 if no then return {no} end
 local version = tonumber(ARGV[3])
-if version > R.version then
-  R.version = version
+if version > run.version then
+  run.version = version
   redis.call('HSET', RUN, 'version', version)
 end
 load_table('eval')
@@ -13,5 +13,5 @@ touch()
 flush()
 load_table('train')
 touch()
-if version > C.u then put('u', version) end
-return {'ok', view(), R.version}
+if version > counters.u then put('u', version) end
+return {'ok', snapshot(), run.version}

@@ -4,7 +4,7 @@
 load_table(ARGV[1])
 load_run()
 local no = refusal(tonumber(ARGV[2]))
-if no then return {no, view()} end
+if no then return {no, snapshot()} end
 local changed, incarnation, call = 0, tonumber(ARGV[2]), tonumber(ARGV[3])
 
 local function is_news(draw)
@@ -15,7 +15,7 @@ for i = 4, #ARGV, 3 do
   local gid = ARGV[i]
   local g = read_group(gid)
   if g and is_news(g.draw) then
-    local racing = g.state == 'ready' and C.order == PRIORITY
+    local racing = g.state == 'ready' and counters.order == PRIORITY
     if racing then leave_ready(g) end
     g.draw = g.draw or {}
     g.draw.priority, g.draw.weight = tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
@@ -28,4 +28,4 @@ for i = 4, #ARGV, 3 do
     changed = changed + 1
   end
 end
-return {'ok', view(), changed}
+return {'ok', snapshot(), changed}

@@ -31,14 +31,14 @@ end
 
 local function seal(gid, g)
   g.sealed_ms = now
-  if scored(g) < C.min_members then
+  if scored(g) < counters.min_members then
     groups[gid], metas[gid] = false, nil
     finish(gid, g, 'failed', 'too_few_scored', false)
     return
   end
-  if C.order ~= IN_ORDER then
+  if counters.order ~= IN_ORDER then
     add('seals', 1)
-    g.seal, g.order = C.seals, C.seals
+    g.seal, g.order = counters.seals, counters.seals
   end
   make_ready(gid, g)
 end
@@ -65,7 +65,7 @@ local function score(gid, g, member, attempt, place, bytes, ranges, tokens)
   local deadline = deadline_of(g)
   if deadline ~= g.deadline then
     g.deadline = deadline
-    redis.call('ZADD', T .. ':deadline', deadline, gid)
+    redis.call('ZADD', table_key .. ':deadline', deadline, gid)
   end
 end
 
@@ -94,7 +94,7 @@ local function draft(gid, lease, attempt, ranges, member, digest, tokens)
     status = SUPERSEDED
   elseif position > g.n then
     status = NO_SUCH_MEMBER
-  elseif not holds(g, lease, attempt) then
+  elseif not may_write(g, lease, attempt) then
     status = SUPERSEDED
   elseif is_done(g, position) or (known and known.attempt == tonumber(attempt) and known.tokens >= tokens) then
     status = DUPLICATE
@@ -106,7 +106,7 @@ local function draft(gid, lease, attempt, ranges, member, digest, tokens)
     return status
   end
   redis.call('HSET', group_key(gid), 'd' .. member, attempt .. ' ' .. tokens .. ' ' .. digest .. ' ' .. ranges)
-  if not known or tokens > known.tokens then progressed() end
+  if not known or tokens > known.tokens then note_progress() end
   if known then remove(known.name) else g.drafts = (g.drafts or 0) + 1 end
   return STORED
 end
@@ -116,7 +116,7 @@ local function refused(g, position, lease, attempt, member)
   if not g or g.n == 0 then return superseded() end
   if position > g.n then return NO_SUCH_MEMBER end
   -- A late repetition of what an earlier attempt has stored.
-  if not holds(g, lease, attempt) then return has_stored(g, member, attempt) and duplicate() or superseded() end
+  if not may_write(g, lease, attempt) then return has_stored(g, member, attempt) and duplicate() or superseded() end
   if is_done(g, position) then return duplicate() end
 end
 
@@ -138,7 +138,7 @@ local function write(gid, lease, attempt, ranges, member, place, bytes, detail, 
     remove(known.name)
   end
   g.done = string.sub(g.done, 1, position - 1) .. '1' .. string.sub(g.done, position + 1)
-  progressed()
+  note_progress()
   local fields = metas[gid] or {}
   metas[gid] = fields
   fields[#fields + 1], fields[#fields + 2] = member, meta
@@ -164,7 +164,7 @@ for gid, g in pairs(groups) do
   if g then
     local fields = metas[gid] or {}
     fields[#fields + 1], fields[#fields + 2] = 'group', packed_group(g)
-    over('HSET', group_key(gid), fields)
+    in_bulk('HSET', group_key(gid), fields)
   end
 end
-return {'ok', view(), table.concat(results), useless}
+return {'ok', snapshot(), table.concat(results), useless}

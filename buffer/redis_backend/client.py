@@ -217,7 +217,7 @@ class RedisAccess:
         Raises:
             StoreError: it may not; names the commands.
         """
-        refused = await self.run_script("rights", *commands_of(self._scripts))
+        refused = await self.run_script("check_acl", *commands_of(self._scripts))
         if refused:
             names = ", ".join(name.decode() for name in refused)
             raise StoreError(f"Redis does not let our user run {names} in scripts", hint=_RIGHTS)

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 _CALL = re.compile(r"redis\.p?call\('([A-Z]+)'")
-# What verbs share, in the order in which one needs the other.
+# What verbs share (`lua/lib`), each after those that it needs.
 _SHARED = (
-    "clock", "common", "prompts", "record", "lineage", "transitions", "withdraw", "leased", "hand_out", "restart",
-    "go_on", "holding",
+    "clock", "common", "prompts", "group_record", "lineage", "transitions", "withdraw", "lease_reply", "grant_drafts",
+    "redis_restart", "take_over", "write_permission",
 )  # fmt: skip
 _COMMENT = re.compile(r"^ *--.*\n", re.MULTILINE)
 _DEFINITION = re.compile(r"^local (?:function )?(\w+(?:, \w+)*).*\n(?:(?!local ).*\n)*", re.MULTILINE)
@@ -43,8 +43,9 @@ class _Definition:
 
 
 def sources() -> dict[str, str]:
-    """The package's Lua files by name."""
-    found = (item for item in (files("rollmesh.buffer") / "lua").iterdir() if item.name.endswith(".lua"))
+    """The package's Lua files, scripts and shared parts, by name."""
+    folder = files("rollmesh.buffer") / "lua"
+    found = (item for each in (folder, folder / "lib") for item in each.iterdir() if item.name.endswith(".lua"))
     return {item.name.removesuffix(".lua"): item.read_text(encoding="utf-8") for item in found}
 
 

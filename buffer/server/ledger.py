@@ -103,7 +103,7 @@ async def describe(front: FrontContext, access: RedisAccess, table: str, *, now_
     keys = front.store.keys
     if wrong := {name: value for name, value in counters.items() if value < 0}:
         log.error("values below zero, shown as zero: %s; see `rollmesh ledger`", wrong, extra={"table": table})
-    ages = await access.run_script("ages", table)
+    ages = await access.run_script("queue_ages", table)
     generating_age, ready_age, leases, dead, consumed_bytes, reserved, seeded = (max(0, value) for value in ages[1:])
     (latest, committed, until), flat, swept, lengths, (seconds, micros), memory, *moved = await access.batch(
         [

@@ -84,14 +84,14 @@ class CommandRunner:
     async def _mark_suspect(self, table: str, before: int) -> None:
         """The figures went back: Redis has lost what it had acknowledged, and everybody must know."""
         self.payloads.cache.clear()
-        answer = await self._redis.run_script("doubt", table, before)
+        answer = await self._redis.run_script("mark_suspect", table, before)
         after = self._update_snapshot(table, answer[1], trust=True).rev
         log.error("Redis went back from revision %d to %d", before, after, extra={"table": table})
 
     async def refresh(self, table: str) -> TableSnapshot:
         """Reads the figures anew; believes them even if their `rev` went back, and makes that known."""
         before = self.snapshots[table].rev
-        answer = await self._redis.run_script("look", table)
+        answer = await self._redis.run_script("read_table", table)
         if self._update_snapshot(table, answer[1], trust=True).rev < before:
             await self._mark_suspect(table, before)
         return self.snapshots[table]

@@ -83,7 +83,7 @@ class GeneratorCommands(CommandRunner):
     ) -> list[tuple[str, str]]:
         """Leases that a member works on and nobody needs; those in `told` are forgotten."""
         entries = (f"{group_id} {lease_id}" for group_id, lease_id in told)
-        answer = await self._run("cancelled", table, member_id, generation, MAX_GROUPS_PER_CALL, *entries)
+        answer = await self._run("read_cancellations", table, member_id, generation, MAX_GROUPS_PER_CALL, *entries)
         pairs = (entry.decode().partition(" ") for entry in answer[2])
         return [(group_id, lease_id) for group_id, _, lease_id in pairs]
 
@@ -155,7 +155,7 @@ class GeneratorCommands(CommandRunner):
 
     async def member_state(self, table: str, group_id: str, lease_id: str, attempt: int, member: int) -> int:
         """Whether a holder may write a member: 1 it may, 2 it is stored, 3 its right is gone, 4 no such member."""
-        answer = await self._run("member", table, group_id, lease_id, attempt, member)
+        answer = await self._run("member_state", table, group_id, lease_id, attempt, member)
         return int(answer[2])
 
 

@@ -37,7 +37,7 @@ class LearnerCommands(CommandRunner):
         A prompt is stored before its task counts, under a name that holds the digest of its bytes: what is stored for
         a task that is refused takes no other prompt's place, and is swept.
         """
-        present = await self._run("look", table)
+        present = await self._run("read_table", table)
         if self.snapshots[table].incarnation > incarnation:
             raise fenced_error()
         commands: list[tuple[str | bytes, ...]] = []
@@ -65,7 +65,7 @@ class LearnerCommands(CommandRunner):
         return [leased_of(item) for item in answer[2]]
 
     async def list_candidates(self, table: str, version: int, count: int) -> BatchCandidates:
-        answer = await self._run("peek", table, version, count)
+        answer = await self._run("list_candidates", table, version, count)
         candidates = tuple(Candidate(gid.decode(), deadline, float(order)) for gid, deadline, order in answer[2])
         return BatchCandidates(candidates, tuple(answer[3]), int(answer[4]), int(answer[5]))
 
@@ -77,7 +77,7 @@ class LearnerCommands(CommandRunner):
 
     async def group_facts(self, table: str, group_ids: Sequence[str]) -> list[GroupFacts]:
         """What a score is asked about; groups that have ended are left out."""
-        answer = await self._run("facts", table, *group_ids)
+        answer = await self._run("group_facts", table, *group_ids)
         return [facts_of(item) for item in answer[2]]
 
     async def set_priorities(

@@ -131,7 +131,7 @@ async def _remove(access: RedisAccess, keys: Keys, table: str, orphans: Sequence
 async def _orphans(access: RedisAccess, table: str, prefix: str, found: Sequence[bytes]) -> list[str]:
     named = [(key, *key.removeprefix(prefix).partition(":")[::2]) for key in map(bytes.decode, found)]
     group_ids = list(dict.fromkeys(group_id for _, group_id, _ in named))
-    answer = await access.run_script("owned", table, *group_ids)
+    answer = await access.run_script("value_owners", table, *group_ids)
     owners = {gid: GroupOwnership.from_reply(reply) for gid, reply in zip(group_ids, answer[2], strict=True) if reply}
     return [key for key, gid, name in named if gid not in owners or not owners[gid].may_own(name)]
 
@@ -141,7 +141,7 @@ async def _orphaned_prompts(
 ) -> list[str]:
     names = [(key, *key.removeprefix(prefix).partition(":")[::2]) for key in map(bytes.decode, found)]
     # In this order: what was seeded before is named from then on, or never.
-    seeded = (await access.run_script("look", table))[2]
+    seeded = (await access.run_script("read_table", table))[2]
     digests = await access.mget([keys.digest(table, ordinal) for _, ordinal, _ in names])
     return [
         key

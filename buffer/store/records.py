@@ -118,7 +118,7 @@ def leased_of(item: Sequence[Any]) -> Leased:
 
 
 def facts_of(item: Sequence[Any]) -> GroupFacts:
-    """As `facts` answers it."""
+    """As `group_facts` answers it."""
     gid, ordinal, deadline, uses, priority, metas = item
     members = [trajectory.MemberMeta.FromString(meta) for meta in metas if meta]
     scored = [member for member in members if member.outcome == trajectory.OUTCOME_SCORED]

@@ -62,7 +62,7 @@ class Store(GeneratorCommands, LearnerCommands):
 
     async def payload_refs(self, table: str, group_ids: Sequence[str]) -> dict[str, tuple[PayloadRef, ...]]:
         """Where the payloads of live groups are; nothing for those that are not live."""
-        answer = await self._run("payloads", table, *group_ids)
+        answer = await self._run("payload_refs", table, *group_ids)
         return {group_id: parse_payload_refs(text) for group_id, text in zip(group_ids, answer[2], strict=True)}
 
     async def evict(self, table: str) -> int:
@@ -137,7 +137,7 @@ class Store(GeneratorCommands, LearnerCommands):
 
     async def fail_groups(self, table: str, leases: Sequence[tuple[str, str]], reason: str = "payload_lost") -> None:
         """Ends groups that can be given to no one: as a rule, their prompt or payload is gone."""
-        await self._run("lose", table, reason, *flat(leases))
+        await self._run("fail_groups", table, reason, *flat(leases))
 
     async def redrive(self, table: str, group_ids: Sequence[str]) -> tuple[int, list[str]]:
         """Queues prompts of failed groups again: (how many, those whose prompt is not kept any more)."""

@@ -258,7 +258,7 @@ class BothMachines(FencedMachines):
 
     def _may_own(self, gid: str, name: str) -> bool:
         """Whether the sweep of stored values leaves this one alone."""
-        (reply,) = self.verb("owned", self.table, gid)[2]
+        (reply,) = self.verb("value_owners", self.table, gid)[2]
         return bool(reply) and GroupOwnership.from_reply(reply).may_own(name)
 
     def _versions(self, ages: list[int]) -> list[PolicyVersion]:
@@ -268,7 +268,9 @@ class BothMachines(FencedMachines):
     def read_cancels(self, member: str, tell: bool) -> None:
         told = sorted(self.machine.cancels.read(member))[:1] if tell else []
         generation = self.generations[member]
-        answer = self.verb("cancelled", self.table, member, generation, 100, *(f"{gid} {lease}" for gid, lease in told))
+        answer = self.verb(
+            "read_cancellations", self.table, member, generation, 100, *(f"{gid} {lease}" for gid, lease in told)
+        )
         assert {tuple(entry.decode().split()) for entry in answer[2]} == self.machine.cancels.read(member, told)
 
     @rule(at=index, count=st.integers(1, 3))
@@ -303,7 +305,7 @@ class BothMachines(FencedMachines):
         tokens, reason = (5 + member, "") if scored else (0, f"reason {ages[0]}")
         place = place_of(member) if scored else ""
         may_own = self._may_own(gid, f"{member}:{attempt}:{DIGEST}{':1' if member in PIECES else ''}")
-        (allowed,) = self.verb("member", self.table, gid, lease, attempt, member)[2:]
+        (allowed,) = self.verb("member_state", self.table, gid, lease, attempt, member)[2:]
         outcome = packed([gid, lease, str(attempt), str(ranges), str(member), place, size, tokens or reason, b"meta"])
         status, _ = self.tell(
             "write", self.table, outcome,
@@ -439,7 +441,7 @@ class BothMachines(FencedMachines):
         if group is not None:
             pair = (group.group_id, group.lease)
             self.tell(
-                "lose", self.table, "payload_lost", *pair,
+                "fail_groups", self.table, "payload_lost", *pair,
                 read=lambda _answer: None,
                 to_machine=lambda: self.machine.lose([pair], "payload_lost"),
             )  # fmt: skip
@@ -488,7 +490,7 @@ class BothMachines(FencedMachines):
         if leased is not None:
             assert self.verb("nack", self.table, self.incarnation, "release", "", 64, leased.group_id, "s0")[2] == 0
         if other is not None:
-            self.verb("lose", self.table, "payload_lost", other.group_id, "s0")
+            self.verb("fail_groups", self.table, "payload_lost", other.group_id, "s0")
 
     @rule(at=index)
     def release(self, at: int) -> None:

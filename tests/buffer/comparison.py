@@ -83,7 +83,7 @@ class ComparedMachines(RuleBasedStateMachine):
             assert {name: stored[name] for name in expected} == expected
             assert (stored["uses"] or []) == group.uses
             assert (stored["drafts"] or 0) == len(machine.drafts[group.group_id])
-            assert (stored["former"] or "", stored["causes"] or []) == (group.former, group.causes)
+            assert (stored["previous_holder"] or "", stored["causes"] or []) == (group.former, group.causes)
             assert stored["tokens"] == group.tokens
             assert (stored["state"] == "generating" and not stored["holder"]) == group.orphan
             assert len(list(filter(None, stored["payloads"].split(",")))) == group.scored

@@ -41,7 +41,7 @@ class FencedMachines(TellingMachines):
             ("keep_named", ("m1", self.generations["m1"], "older stream"), b"replaced"),
             ("keep_named", (LEARNER, old, ""), b"fenced"),
             ("keep_named", (LEARNER, self.incarnation, "older stream"), b"replaced"),
-            ("cancelled", ("m1", stray, 10), b"old_generation"),
+            ("read_cancellations", ("m1", stray, 10), b"old_generation"),
         ]
         if self.rules.bounded:
             moved = ("m1", self.generations["m1"], self.incarnation, version, 5, u + 1, 99, "")

@@ -13,7 +13,7 @@ _RECORD = (
     "ordinal", "n", "pin", "reserve", "task", "parent", "refills",
     "state", "order", "deadline", "grant", "attempt", "lost", "lease", "holder", "for_version",
     "done", "bytes", "ranges", "payloads", "tokens", "admitted_ms", "sealed_ms", "leased_ms",
-    "uses", "claimed", "drafts", "former", "causes", "seal", "draw", "hollow",
+    "uses", "claimed", "drafts", "previous_holder", "causes", "seal", "draw", "payload_lost",
 )  # fmt: skip
 
 

@@ -86,7 +86,7 @@ class LosingMachines(BothMachines):
         self.said.clear()
         self.machine = copy.deepcopy(machine)
         self.progress = self.machine.progress
-        self.verb("doubt", "train", 1 << 50)
+        self.verb("mark_suspect", "train", 1 << 50)
         self.machine.begin_doubt(self.now)
         self._nobody_gets_anything(incarnation)
         uses = [AssertedUse(gid, v, o) for (gid, v), o in sorted(self.log.items(), key=lambda item: item[0][1])]

@@ -239,7 +239,7 @@ async def test_each_missing_right_is_named_before_anything_is_done(redis_url: st
         with pytest.raises(StoreError, match="run SET"):
             await access.batch([("SET", "rollmesh:other:x", "1")])
         with pytest.raises(StoreError, match="run EVALSHA"):
-            await open_access(url, run_key="{rollmesh:other}").run_script("look", "train")
+            await open_access(url, run_key="{rollmesh:other}").run_script("read_table", "train")
 
 
 async def test_a_wrong_password_is_named(redis_url: str, open_access: Opener) -> None:

@@ -141,8 +141,8 @@ async def test_what_comes_behind_is_sent_only_after_all_was_acknowledged(
 async def test_verbs_are_loaded_again_where_the_home_forgot_them(cluster: LocalCluster, access: RedisAccess) -> None:
     home = await cluster.owner(access._run_key)
     await home.call("SCRIPT", "FLUSH")
-    assert (await access.run_script("look", "train"))[0] == b"ok"
-    digest = access._scripts["look"].digest
+    assert (await access.run_script("read_table", "train"))[0] == b"ok"
+    digest = access._scripts["read_table"].digest
     assert await home.call("SCRIPT", "EXISTS", digest) == [1]
 
 
@@ -186,10 +186,10 @@ async def test_slots_that_move_in_the_middle_of_a_run_lose_nothing(mesh: Mesh, c
     # The run's own slot: no verb may see half of it.
     await cluster.begin_move(key, source, target)
     with pytest.raises(StoreError, match="moving"):
-        await front.access.run_script("look", "train")
+        await front.access.run_script("read_table", "train")
     await source.call("MIGRATE", "127.0.0.1", target.port, key, 0, 5000)
     with pytest.raises(StoreError, match="moving"):
-        await front.access.run_script("look", "train")
+        await front.access.run_script("read_table", "train")
     assert await cluster.move_keys(key, source, target) > 5
     await cluster.end_move(key, source, target)
     claimed = await run
@@ -214,7 +214,7 @@ async def test_nodes_killed_in_the_middle_of_a_run_come_back_with_all_of_it(mesh
         await front.access.run_after([("SET", on_other, "1")], "join", "", "never", 1, "description", 0)
     home.kill()
     with pytest.raises(StoreError, match=r"unreachable|cluster is down"):
-        await front.access.run_script("look", "train")
+        await front.access.run_script("read_table", "train")
     run = asyncio.create_task(train_for(learner, generator, 5, 9))
     for node in (home, other):
         node.start()

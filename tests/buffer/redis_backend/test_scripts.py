@@ -15,8 +15,13 @@ CLOCK = "local function now_ms() return 0 end\n"
 
 
 def _linked(verb: str) -> str:
-    texts = dict.fromkeys(sources(), "") | {"common": f"-- Of all.\n{ONE}-- five\n{TWO}{THREE}", "holding": FOUR + FIVE}
-    return load_scripts(CLOCK, "-- guard\n", {**texts, "look": verb})["look"].source.removeprefix("-- guard\n")
+    texts = dict.fromkeys(sources(), "") | {
+        "common": f"-- Of all.\n{ONE}-- five\n{TWO}{THREE}",
+        "write_permission": FOUR + FIVE,
+    }
+    return load_scripts(CLOCK, "-- guard\n", {**texts, "read_table": verb})["read_table"].source.removeprefix(
+        "-- guard\n"
+    )
 
 
 def test_a_verb_has_what_it_needs_in_order_and_nothing_else() -> None:

@@ -12,4 +12,4 @@ for i = 2, #ARGV do
   end
   answer[i - 1] = g and {g.attempt, g.done, g.payloads, table.concat(names, ',')} or {}
 end
-return {'ok', view(), answer}
+return {'ok', snapshot(), answer}

@@ -3,8 +3,8 @@
 load_table(ARGV[1])
 load_run()
 free_first()
-if C.rev < tonumber(ARGV[2]) and R.incarnation > 0 and not R.suspect then
-  begin_doubt()
+if counters.rev < tonumber(ARGV[2]) and run.incarnation > 0 and not run.suspect then
+  mark_suspect()
   touch()
 end
-return {'ok', view()}
+return {'ok', snapshot()}

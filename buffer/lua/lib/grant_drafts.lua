@@ -2,7 +2,7 @@
 -- from now on; a draft with which the group would be over the bound is removed, and its member begins anew.
 -- A holder whose stream is open again gets its own drafts as well: it may be a new process of the same name.
 -- Answer: names joined by ','. The caller saves the group and its deadline.
-local function hand_out(gid, g)
+local function grant_drafts(gid, g)
   local names, dropped = {}, {}
   if not g.drafts then return '' end
   for member = 0, g.n - 1 do
@@ -11,7 +11,7 @@ local function hand_out(gid, g)
       local before = g.ranges
       g.ranges = merge_ranges(before, draft.ranges)
       local deadline = deadline_of(g)
-      if deadline >= C.u then
+      if deadline >= counters.u then
         g.deadline = deadline
         names[#names + 1] = draft.name
       else
@@ -21,6 +21,6 @@ local function hand_out(gid, g)
       end
     end
   end
-  if #dropped > 0 then redis.call('SADD', T .. ':trash', gid .. '|||' .. table.concat(dropped, ',')) end
+  if #dropped > 0 then redis.call('SADD', table_key .. ':trash', gid .. '|||' .. table.concat(dropped, ',')) end
   return table.concat(names, ',')
 end

@@ -1,7 +1,7 @@
 -- Shared by `resume` and `reassert`: an incarnation goes on from version k. Uses below k are trained, later ones undone.
 -- Returns groups trained, ready again, evicted. Looks at every live group, on purpose: a takeover is one step, and with
 -- discarded versions the age of any group may change. The gate and the byte budget limit how many there are.
-local function go_on(incarnation, k, member, learner_until)
+local function take_over(incarnation, k, member, learner_until)
   redis.call('HSET', RUN, 'incarnation', incarnation, 'version', k, 'committed', k,
     'learner', member, 'learner_until', learner_until, 'finished', 0)
   redis.call('HSET', RUN .. ':takeovers', incarnation, k)
@@ -10,7 +10,7 @@ local function go_on(incarnation, k, member, learner_until)
   put('u', k)
   -- The incarnation is part of what fronts see of a table: they must hear of it even where no figure changes.
   touch()
-  progressed()
+  note_progress()
 
   -- Uses at or after k are undone.
   local function undo(g)
@@ -28,15 +28,15 @@ local function go_on(incarnation, k, member, learner_until)
     make_ready(gid, g)
     save_group(gid, g)
   end
-  settle()
+  apply_moves()
   -- Tokens of versions that are discarded now have grown older.
   for _, set in ipairs({'deadline', 'reuse'}) do
-    for _, gid in ipairs(redis.call('ZRANGE', T .. ':' .. set, 0, -1)) do
+    for _, gid in ipairs(redis.call('ZRANGE', table_key .. ':' .. set, 0, -1)) do
       local g = read_group(gid)
       undo(g)
-      redis.call('ZREM', T .. ':' .. set, gid)
+      redis.call('ZREM', table_key .. ':' .. set, gid)
       g.deadline = deadline_of(g)
-      if g.state == 'ready' and C.order == FRESHEST then
+      if g.state == 'ready' and counters.order == FRESHEST then
         take_place(gid, g)
         redis.call('ZADD', set_of('ready'), g.order, gid)
       end
@@ -48,16 +48,16 @@ local function go_on(incarnation, k, member, learner_until)
     local g = read_group(gid)
     undo(g)
     local over = deadline_of(g) < k
-    if g.uses and g.hollow then
+    if g.uses and g.payload_lost then
       -- It stays until the commit: further uses may be said of it.
       redis.call('ZADD', set_of('consumed'), last_use(g), gid)
       save_group(gid, g)
-    elseif g.uses and (over or use_count(g) >= C.max_reuse) then
+    elseif g.uses and (over or use_count(g) >= counters.max_reuse) then
       finish(gid, g, 'trained', 'committed', false)
       trained = trained + 1
-    elseif g.hollow then
+    elseif g.payload_lost then
       -- A prompt that was to be passed over is seeded like any other now.
-      redis.call('HDEL', T .. ':used', g.ordinal)
+      redis.call('HDEL', table_key .. ':used', g.ordinal)
       finish(gid, g, 'failed', 'payload_lost', false)
     elseif over then
       finish(gid, g, 'evicted_stale', 'resumed', true)
@@ -69,9 +69,9 @@ local function go_on(incarnation, k, member, learner_until)
       returned = returned + 1
     end
   end
-  settle()
-  redis.call('HDEL', T .. ':streams', 'learner')
+  apply_moves()
+  redis.call('HDEL', table_key .. ':streams', 'learner')
   -- What was left of the old learner's term is not the new one's.
-  redis.call('ZREM', T .. ':holders', 'learner')
+  redis.call('ZREM', table_key .. ':holders', 'learner')
   return trained, returned, evicted
 end

@@ -12,7 +12,7 @@ local function ancestor_of(incarnation)
   local least = ancestors[incarnation]
   if not least then
     least = NO_BOUND
-    for later = incarnation + 1, R.incarnation do least = math.min(least, resumed_at(later) or 0) end
+    for later = incarnation + 1, run.incarnation do least = math.min(least, resumed_at(later) or 0) end
     ancestors[incarnation] = least
   end
   return least
@@ -51,10 +51,12 @@ end
 
 -- Last version at which the group may train; counts the version at the grant while it is being generated.
 local function deadline_of(g)
-  if C.bounded == 0 then return NO_BOUND end
+  if counters.bounded == 0 then return NO_BOUND end
   -- Nearly always: all tokens of the present incarnation, in one range, and the grant no older.
   local inc, low = string.match(g.ranges, '^(%d+):(%d+):%d+$')
-  if inc and tonumber(inc) == R.incarnation and g.state ~= 'generating' then return tonumber(low) + C.max_staleness end
+  if inc and tonumber(inc) == run.incarnation and g.state ~= 'generating' then
+    return tonumber(low) + counters.max_staleness
+  end
   local oldest = nil
   local function see(incarnation, version)
     local e = effective(tonumber(incarnation), tonumber(version))
@@ -68,5 +70,5 @@ local function deadline_of(g)
     local inc, version = string.match(g.grant, '(%d+):(%d+)')
     see(inc, version)
   end
-  return oldest + C.max_staleness
+  return oldest + counters.max_staleness
 end

@@ -6,4 +6,4 @@ for i = 2, #ARGV do
   local g = read_group(ARGV[i])
   answer[#answer + 1] = g and g.payloads or ''
 end
-return {'ok', view(), answer}
+return {'ok', snapshot(), answer}

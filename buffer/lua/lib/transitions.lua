@@ -10,7 +10,7 @@ local function use_count(g) return g.uses and #g.uses or 0 end
 local function last_use(g) return g.uses[#g.uses] end
 local function waiting_set(g) return set_of(g.uses and 'reuse' or 'deadline') end
 -- Uses that an unclaimed group does not demand of the gate any more.
-local function spent(g) return math.min(use_count(g), C.samples_per_insert) end
+local function spent(g) return math.min(use_count(g), counters.samples_per_insert) end
 
 -- Changes the uses of a group; `claimed`: before and after, whether it counts as consumed.
 local function set_uses(g, uses, was_consumed, is_consumed)
@@ -27,16 +27,16 @@ local function weight_of(g) return g.draw and g.draw.weight or WEIGHT_UNIT end
 local function enter_race(gid, g)
   g.draw = g.draw or {}
   g.draw.draws = (g.draw.draws or 0) + 1
-  local digest = redis.sha1hex(gid .. ':' .. g.draw.draws .. ':' .. C.seed)
+  local digest = redis.sha1hex(gid .. ':' .. g.draw.draws .. ':' .. counters.seed)
   local uniform = (tonumber(string.sub(digest, 1, 13), 16) + 0.5) / 16 ^ 13
-  g.order = C.race - math.log(uniform) / weight_of(g) * WEIGHT_UNIT
+  g.order = counters.race - math.log(uniform) / weight_of(g) * WEIGHT_UNIT
 end
 
 -- The place of a group that becomes ready among the others.
 local function take_place(gid, g)
-  if C.order == FRESHEST then
+  if counters.order == FRESHEST then
     g.order = (g.seal or 0) / 2 ^ 32 - g.deadline
-  elseif C.order == PRIORITY then
+  elseif counters.order == PRIORITY then
     add('weight', weight_of(g))
     enter_race(gid, g)
   end
@@ -44,15 +44,15 @@ end
 
 -- A ready group leaves the table of candidates.
 local function leave_ready(g)
-  if C.order == PRIORITY then add('weight', -weight_of(g)) end
+  if counters.order == PRIORITY then add('weight', -weight_of(g)) end
 end
 
 -- Leases that a member works on and that nobody needs any more, as "gid lease", until it has been told.
-local function cancels_key(member) return T .. ':cancels:' .. member end
+local function cancels_key(member) return table_key .. ':cancels:' .. member end
 
 -- Tells whoever works on a group that it need not: its holder, or the one who lost it and may still be at it.
 local function cancel(gid, g)
-  local worker = g.holder ~= '' and g.holder or g.former or ''
+  local worker = g.holder ~= '' and g.holder or g.previous_holder or ''
   if worker == '' or generation_of(worker) < 0 then return end
   redis.call('SADD', cancels_key(worker), gid .. ' ' .. g.lease)
   add('cancelled', 1)
@@ -85,35 +85,35 @@ local function count_length(g, drafts)
   local tokens, class = g.tokens, 1
   for _, draft in ipairs(drafts) do tokens = tokens + draft.tokens end
   while class < tokens do class = 2 * class end
-  redis.call('HINCRBY', T .. ':evicted_tokens', class, 1)
+  redis.call('HINCRBY', table_key .. ':evicted_tokens', class, 1)
 end
 
 -- Notes a failed group with its cause; the oldest note makes room. A note keeps its prompt until it is driven again,
 -- except where the learner itself took the task back. Returns whether it does.
-local function bury(gid, g, reason)
+local function note_failure(gid, g, reason)
   local kept = reason ~= 'withdrawn' and g.n > 0
-  redis.call('HSET', T .. ':dead', gid, cjson.encode({
+  redis.call('HSET', table_key .. ':dead', gid, cjson.encode({
     group = gid, task = g.task, reason = reason, attempts = attempts_of(g), failed_ms = now_ms(), causes = g.causes,
     ordinal = g.ordinal, n = g.n, pin = g.pin, reserve = g.reserve, kept = kept, redriven = false
   }))
-  redis.call('LPUSH', T .. ':failures', gid)
-  while redis.call('LLEN', T .. ':failures') > C.failed_kept do
-    local oldest = redis.call('RPOP', T .. ':failures')
-    local note = cjson.decode(redis.call('HGET', T .. ':dead', oldest))
-    redis.call('HDEL', T .. ':dead', oldest)
-    if note.kept then redis.call('SADD', T .. ':trash', '|' .. drop_prompt(note.ordinal) .. '||') end
+  redis.call('LPUSH', table_key .. ':failures', gid)
+  while redis.call('LLEN', table_key .. ':failures') > counters.failed_kept do
+    local oldest = redis.call('RPOP', table_key .. ':failures')
+    local note = cjson.decode(redis.call('HGET', table_key .. ':dead', oldest))
+    redis.call('HDEL', table_key .. ':dead', oldest)
+    if note.kept then redis.call('SADD', table_key .. ':trash', '|' .. drop_prompt(note.ordinal) .. '||') end
   end
   return kept
 end
 
 -- Queues the prompt of a failed group again, as a task whose parent that group is: once, since the note then keeps it
 -- no more.
-local function drive_again(gid, note)
+local function redrive(gid, note)
   local entry = cmsgpack.pack({note.ordinal, note.n, note.pin, note.reserve, note.task, gid, 0})
   redis.call('ZADD', pending_key(note.pin), note.ordinal, entry)
-  if note.pin ~= '' then redis.call('SADD', T .. ':pins', note.pin) end
+  if note.pin ~= '' then redis.call('SADD', table_key .. ':pins', note.pin) end
   note.kept, note.redriven = false, true
-  redis.call('HSET', T .. ':dead', gid, cjson.encode(note))
+  redis.call('HSET', table_key .. ':dead', gid, cjson.encode(note))
   add('pending', 1)
   add('seeded_tasks', 1)
   add('redriven', 1)
@@ -136,7 +136,7 @@ local function finish(gid, g, fate, reason, requeue)
   leave_holder(gid, g)
   add(g.state, -1)
   add(fate, 1)
-  progressed()
+  note_progress()
   ended[fate .. '/' .. reason] = (ended[fate .. '/' .. reason] or 0) + 1
   add('bytes', -g.bytes)
   if g.state == 'consumed' then add('consumed_bytes', -g.bytes) end
@@ -147,7 +147,7 @@ local function finish(gid, g, fate, reason, requeue)
     add('spent', -spent(g))
   end
   local refills = g.refills + 1
-  local again = requeue and refills <= C.max_attempts
+  local again = requeue and refills <= counters.max_attempts
   if again then
     local entry = cmsgpack.pack({g.ordinal, g.n, g.pin, g.reserve, g.task, gid, refills})
     redis.call('ZADD', pending_key(g.pin), g.ordinal, entry)
@@ -157,7 +157,7 @@ local function finish(gid, g, fate, reason, requeue)
   local drafts, names = drafts_of(gid, g), {}
   for i, draft in ipairs(drafts) do names[i] = draft.name end
   if fate == 'evicted_stale' then count_length(g, drafts) end
-  local kept = fate == 'failed' and bury(gid, g, reason)
+  local kept = fate == 'failed' and note_failure(gid, g, reason)
   local prompt = (again or kept) and '' or drop_prompt(g.ordinal)
   trash[#trash + 1] = gid .. '|' .. prompt .. '|' .. g.payloads .. '|' .. table.concat(names, ',')
   redis.call('DEL', group_key(gid))
@@ -165,7 +165,7 @@ end
 
 -- A group that may not be used any more but has been: consumed until its last use is committed, then trained.
 local function retire(gid, g)
-  if last_use(g) < R.committed then return finish(gid, g, 'trained', 'committed', false) end
+  if last_use(g) < run.committed then return finish(gid, g, 'trained', 'committed', false) end
   leave(set_of(g.state), gid)
   leave(set_of('reuse'), gid)
   leave_holder(gid, g)
@@ -202,12 +202,12 @@ end
 
 -- Takes a generating group from its holder; it waits for the next one, or fails when it has lost too many.
 local function orphan(gid, g, lost)
-  if g.lost + lost >= C.max_attempts then
+  if g.lost + lost >= counters.max_attempts then
     finish(gid, g, 'failed', 'attempts_exhausted', false)
     return
   end
   -- Who gives a group up knows that it does; who has lost it may come back.
-  if g.holder ~= '' then g.former = lost > 0 and g.holder or nil end
+  if g.holder ~= '' then g.previous_holder = lost > 0 and g.holder or nil end
   leave_holder(gid, g)
   redis.call('ZADD', orphans_key(g.pin), number_of(gid), gid)
   add('orphaned', 1)

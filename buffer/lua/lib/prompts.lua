@@ -2,7 +2,7 @@
 -- pending, its group lives, or its note keeps it. Ordinal and digest name the key, so that no one can put other bytes in
 -- its place: neither a learner of the past, nor one that gives an ordinal again after a loss.
 -- (Keys, and no hash: below some hundred fields Redis walks through those of a hash one by one.)
-local function digest_key(ordinal) return T .. ':digest:' .. ordinal end
+local function digest_key(ordinal) return table_key .. ':digest:' .. ordinal end
 
 -- Rows of an answer, which have an ordinal as their fourth item, with the name of its prompt there.
 local function naming_prompts(rows)

@@ -14,5 +14,6 @@ end
 -- Those being generated are in the order of their admission, those that are ready may be in any.
 return {
   'ok', oldest('generating', 'admitted_ms', 1), oldest('ready', 'sealed_ms', 16),
-  C.generating - C.orphaned + C.leased, redis.call('LLEN', T .. ':failures'), C.consumed_bytes, C.reserved, C.seeded
+  counters.generating - counters.orphaned + counters.leased, redis.call('LLEN', table_key .. ':failures'),
+  counters.consumed_bytes, counters.reserved, counters.seeded
 }

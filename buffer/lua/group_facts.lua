@@ -13,4 +13,4 @@ for i = 2, #ARGV do
     }
   end
 end
-return {'ok', view(), answer}
+return {'ok', snapshot(), answer}

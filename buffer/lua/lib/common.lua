@@ -13,7 +13,7 @@
 local RUN = KEYS[1]
 local NO_BOUND = 10000000000000
 -- By so much numbers jump ahead after a loss, so that none that was given in the lost time comes again.
-local LEAP = 1048576
+local ID_GAP_AFTER_LOSS = 1048576
 local FIGURES = [[
   rev seq leases seals u admitted trained evicted_stale filtered failed generating ready leased consumed seeded
   seeded_tasks pending withdrawn first_admissions readmissions superseded_writes duplicate_writes end_of_data bytes
@@ -23,9 +23,9 @@ local RULES = [[
   groups_per_step max_staleness bounded order max_reuse samples_per_insert seed min_members lease_ms grace_ms max_bytes
   max_attempts failed_kept
 ]]
--- `C`: the table's values, and after them its rules. `ended` (fates by reason) and `trash` are written by `flush`, and
+-- `counters`: the table's values, and after them its rules. `ended` (fates by reason) and `trash` are written by `flush`, and
 -- the time, where a group has come nearer to its end (`moved`).
-local TABLE, T, C, changed, ended, trash, R, moved
+local TABLE, table_key, counters, changed, ended, trash, run, moved
 local entering, leaving, sets = {}, {}, {}
 
 -- Packed into one field each: reading and writing them one by one would cost more than most verbs do else. Where Redis
@@ -38,9 +38,9 @@ local function unpacked(packed, names)
 end
 
 local function load_table(name)
-  TABLE, T, changed, ended, trash, sets, moved = name, RUN .. ':' .. name, false, {}, {}, {}, false
-  local packed = redis.call('HMGET', T, 'figures', 'rules')
-  C = setmetatable(unpacked(packed[1], FIGURES), {__index = unpacked(packed[2], RULES)})
+  TABLE, table_key, changed, ended, trash, sets, moved = name, RUN .. ':' .. name, false, {}, {}, {}, false
+  local packed = redis.call('HMGET', table_key, 'figures', 'rules')
+  counters = setmetatable(unpacked(packed[1], FIGURES), {__index = unpacked(packed[2], RULES)})
 end
 
 -- What verbs go by. What grows with the age of a run (its takeovers) is in keys of its own, for those that need it.
@@ -51,17 +51,17 @@ local STATE = {
 local NUMBERS = 6
 
 local function load_run()
-  R = {}
+  run = {}
   for i, value in ipairs(redis.call('HMGET', RUN, unpack(STATE))) do
-    R[STATE[i]] = value or (i <= NUMBERS and 0) or nil
-    if i <= NUMBERS then R[STATE[i]] = tonumber(R[STATE[i]]) end
+    run[STATE[i]] = value or (i <= NUMBERS and 0) or nil
+    if i <= NUMBERS then run[STATE[i]] = tonumber(run[STATE[i]]) end
   end
-  R.learner = R.learner or ''
+  run.learner = run.learner or ''
 end
 
 local function add(field, by)
   if by == 0 then return end
-  C[field] = C[field] + by
+  counters[field] = counters[field] + by
   changed = true
 end
 
@@ -72,8 +72,8 @@ local function new_lease(kind)
 end
 
 local function put(field, value)
-  if C[field] ~= value then
-    C[field] = value
+  if counters[field] ~= value then
+    counters[field] = value
     changed = true
   end
 end
@@ -84,23 +84,23 @@ local function touch() changed = true end
 -- A group has come nearer to its end: the clock of a stall begins again. Only what cannot be undone and done again for
 -- ever counts: leases, releases and re-admissions do not. Sampled tokens count besides, where the learner looks on
 -- (`learner/liveness/stall_detector.py`).
-local function progressed() moved = true end
+local function note_progress() moved = true end
 
 -- Runs a command over many members of one key (or score, member pairs): far cheaper than a command for each.
-local function over(command, key, members)
+local function in_bulk(command, key, members)
   for i = 1, #members, 1000 do redis.call(command, key, unpack(members, i, math.min(i + 999, #members))) end
 end
 
--- Groups enter and leave the sorted sets of the table together: `settle` carries it out, before the verb answers. A verb
+-- Groups enter and leave the sorted sets of the table together: `apply_moves` carries it out, before the verb answers. A verb
 -- that reads a set into or out of which it has moved groups settles first.
-local function settle()
-  for key, gids in pairs(leaving) do over('ZREM', key, gids) end
-  for key, scored in pairs(entering) do over('ZADD', key, scored) end
+local function apply_moves()
+  for key, gids in pairs(leaving) do in_bulk('ZREM', key, gids) end
+  for key, scored in pairs(entering) do in_bulk('ZADD', key, scored) end
   entering, leaving = {}, {}
 end
 
 local function enter(key, gid, score)
-  if leaving[key] then settle() end
+  if leaving[key] then apply_moves() end
   local scored = entering[key]
   if not scored then
     scored = {}
@@ -111,7 +111,7 @@ local function enter(key, gid, score)
 end
 
 local function leave(key, gid)
-  if entering[key] then settle() end
+  if entering[key] then apply_moves() end
   local gids = leaving[key]
   if not gids then
     gids = {}
@@ -123,38 +123,41 @@ end
 -- Writes the figures where they have changed, and hints to the other fronts that there is something new: who is alone
 -- has it in the answer, or, where that is lost, in the next one.
 local function flush()
-  settle()
+  apply_moves()
   local at = moved and {'moved_ms', now_ms()} or {}
   moved = false
   if not changed then
     -- No other front need hear of it.
-    if at[1] then redis.call('HSET', T, unpack(at)) end
+    if at[1] then redis.call('HSET', table_key, unpack(at)) end
     return
   end
-  C.rev = C.rev + 1
-  for reason, count in pairs(ended) do redis.call('HINCRBY', T .. ':reasons', reason, count) end
-  over('SADD', T .. ':trash', trash)
-  redis.call('HSET', T, 'figures', cmsgpack.pack(C), unpack(at))
-  if R.fronts > 1 then redis.call('PUBLISH', RUN .. ':wake', TABLE .. ' ' .. C.rev) end
+  counters.rev = counters.rev + 1
+  for reason, count in pairs(ended) do redis.call('HINCRBY', table_key .. ':reasons', reason, count) end
+  in_bulk('SADD', table_key .. ':trash', trash)
+  redis.call('HSET', table_key, 'figures', cmsgpack.pack(counters), unpack(at))
+  if run.fronts > 1 then redis.call('PUBLISH', RUN .. ':wake', TABLE .. ' ' .. counters.rev) end
   changed, ended, trash = false, {}, {}
 end
 
 -- Uses that the unclaimed groups demand: what the gate counts. Their number, where each is used once.
-local function demand() return C.samples_per_insert * (C.generating + C.ready + C.leased) - C.spent end
+local function demand()
+  return counters.samples_per_insert * (counters.generating + counters.ready + counters.leased) - counters.spent
+end
 
 local function first_of(set)
   return tonumber(redis.call('ZRANGE', set, 0, 0, 'WITHSCORES')[2] or NO_BOUND)
 end
 
 -- The figures as every answer carries them; writes what has changed first.
-local function view()
+local function snapshot()
   flush()
-  local first = first_of(T .. ':deadline')
-  if C.spent > 0 then first = math.min(first, first_of(T .. ':reuse')) end
+  local first = first_of(table_key .. ':deadline')
+  if counters.spent > 0 then first = math.min(first, first_of(table_key .. ':reuse')) end
   return {
-    C.rev, R.incarnation, R.version, C.u, C.generating, C.ready, C.leased, C.consumed, C.pending, C.end_of_data,
-    C.bytes, C.reserved, C.orphaned, C.cancelled, first, demand(),
-    R.suspect and 1 or 0
+    counters.rev, run.incarnation, run.version, counters.u, counters.generating, counters.ready, counters.leased,
+    counters.consumed, counters.pending, counters.end_of_data,
+    counters.bytes, counters.reserved, counters.orphaned, counters.cancelled, first, demand(),
+    run.suspect and 1 or 0
   }
 end
 
@@ -164,36 +167,36 @@ local function redis_id() return string.match(redis.call('INFO', 'server'), 'run
 -- replaced or gone), or a front saw figures go back. Then nobody gets anything until the learner has said again what
 -- it has used (`reassert`): neither ids nor leases of the lost time may come a second time.
 -- The mark is the number of the doubt.
-local function suspect() return R.suspect ~= nil or R.redis_run_id ~= redis_id() end
+local function suspect() return run.suspect ~= nil or run.redis_run_id ~= redis_id() end
 
 -- Numbers follow the clock: they differ even where the same state is lost twice.
-local function begin_doubt()
-  R.suspect = string.format('%d', math.max(now_ms(), tonumber(R.suspect or 0) + 1))
-  redis.call('HSET', RUN, 'suspect', R.suspect)
+local function mark_suspect()
+  run.suspect = string.format('%d', math.max(now_ms(), tonumber(run.suspect or 0) + 1))
+  redis.call('HSET', RUN, 'suspect', run.suspect)
 end
 
 -- Why a learner's verb is refused, or nil. An incarnation that is not known yet is one whose takeover Redis has lost,
 -- unless there was none: the learner that says so is in the same doubt.
 local function refusal(incarnation)
-  if incarnation < R.incarnation then return 'fenced' end
+  if incarnation < run.incarnation then return 'fenced' end
   if suspect() then return 'suspect' end
-  if incarnation > R.incarnation then return 'unknown_incarnation' end
+  if incarnation > run.incarnation then return 'unknown_incarnation' end
 end
 
 -- A sorted set of the table: of a state, `deadline` or `reuse`.
 local function set_of(name)
   local key = sets[name]
   if not key then
-    key = T .. ':' .. name
+    key = table_key .. ':' .. name
     sets[name] = key
   end
   return key
 end
 -- What a holder has, sorted by admission; the learner, what is leased.
-local function held_by(holder) return holder == 'learner' and set_of('leased') or T .. ':held:' .. holder end
-local function group_key(gid) return T .. ':g:' .. gid end
-local function pending_key(pin) return T .. ':pending:' .. pin end
-local function orphans_key(pin) return T .. ':orphans:' .. pin end
+local function held_by(holder) return holder == 'learner' and set_of('leased') or table_key .. ':held:' .. holder end
+local function group_key(gid) return table_key .. ':g:' .. gid end
+local function pending_key(pin) return table_key .. ':pending:' .. pin end
+local function orphans_key(pin) return table_key .. ':orphans:' .. pin end
 
 local function generation_of(member)
   return tonumber(redis.call('HGET', RUN .. ':generations', member) or -1)
@@ -208,8 +211,8 @@ end
 -- Fronts that may be alive are listed; the run knows their number.
 local function list_fronts(command, front)
   if redis.call(command, RUN .. ':fronts', front) == 1 then
-    R.fronts = redis.call('SCARD', RUN .. ':fronts')
-    redis.call('HSET', RUN, 'fronts', R.fronts)
+    run.fronts = redis.call('SCARD', RUN .. ':fronts')
+    redis.call('HSET', RUN, 'fronts', run.fronts)
   end
 end
 
@@ -227,7 +230,7 @@ end
 -- Whether a stream has been replaced by a newer one of the same holder, maybe at another front: then it may take
 -- nothing more in its holder's name, since no one would hear of it. No token, no stream: the caller is trusted.
 local function replaced(holder, token)
-  return token ~= '' and redis.call('HGET', T .. ':streams', holder) ~= token
+  return token ~= '' and redis.call('HGET', table_key .. ':streams', holder) ~= token
 end
 
 -- Over its memory limit Redis refuses a script whose first write needs memory, and lets one continue whose first write
@@ -236,5 +239,5 @@ local function free_first() redis.call('DEL', RUN .. ':none') end
 
 -- Gives everything a holder has its full term.
 local function renew(holder, now)
-  redis.call('ZADD', T .. ':holders', now + C.lease_ms, holder)
+  redis.call('ZADD', table_key .. ':holders', now + counters.lease_ms, holder)
 end

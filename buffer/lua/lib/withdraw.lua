@@ -2,19 +2,19 @@
 -- unclaimed groups, whose pinned version nobody may serve any more.
 local function withdraw_all()
   local withdrawn = 0
-  local pins = redis.call('SMEMBERS', T .. ':pins')
+  local pins = redis.call('SMEMBERS', table_key .. ':pins')
   pins[#pins + 1] = ''
   for _, pin in ipairs(pins) do
     for _, entry in ipairs(redis.call('ZRANGE', pending_key(pin), 0, -1)) do
-      redis.call('SADD', T .. ':trash', '|' .. drop_prompt(cmsgpack.unpack(entry)[1]) .. '||')
+      redis.call('SADD', table_key .. ':trash', '|' .. drop_prompt(cmsgpack.unpack(entry)[1]) .. '||')
       withdrawn = withdrawn + 1
     end
     redis.call('DEL', pending_key(pin))
   end
-  redis.call('DEL', T .. ':pins')
+  redis.call('DEL', table_key .. ':pins')
   add('pending', -withdrawn)
   add('withdrawn', withdrawn)
-  if C.bounded == 0 then
+  if counters.bounded == 0 then
     for _, state in ipairs({'generating', 'ready', 'leased'}) do
       for _, gid in ipairs(redis.call('ZRANGE', set_of(state), 0, -1)) do
         finish(gid, read_group(gid), 'failed', 'withdrawn', false)

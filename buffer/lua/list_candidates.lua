@@ -23,26 +23,26 @@ local function gather(from, others, first, second)
   end
 end
 
-local waiting = {T .. ':deadline'}
-if C.spent > 0 then waiting[2] = T .. ':reuse' end
+local waiting = {table_key .. ':deadline'}
+if counters.spent > 0 then waiting[2] = table_key .. ':reuse' end
 gather(set_of('ready'), waiting, orders, deadlines)
-if C.ready > count and C.bounded == 1 then
+if counters.ready > count and counters.bounded == 1 then
   -- The tables are passed the other way round: this set is scored by the deadline.
-  gather(T .. ':deadline', {set_of('ready')}, deadlines, orders)
+  gather(table_key .. ':deadline', {set_of('ready')}, deadlines, orders)
 end
 -- Floats travel as text; the orders by admission and by sealing are whole numbers.
-local candidates, whole = {}, C.order ~= FRESHEST and C.order ~= PRIORITY
+local candidates, whole = {}, counters.order ~= FRESHEST and counters.order ~= PRIORITY
 for i, gid in ipairs(ids) do
   candidates[i] = {gid, deadlines[gid], whole and orders[gid] or string.format('%.17g', orders[gid])}
 end
 local live = {}
 -- Only admission order keeps slots free for stragglers, and has to know how urgent they are.
-if C.bounded == 1 and C.order == IN_ORDER then
-  for later = 0, C.max_staleness do
-    if later > 0 and later * C.groups_per_step >= C.generating + C.ready then break end
-    live[#live + 1] = redis.call('ZCOUNT', T .. ':deadline', '-inf', version + later)
+if counters.bounded == 1 and counters.order == IN_ORDER then
+  for later = 0, counters.max_staleness do
+    if later > 0 and later * counters.groups_per_step >= counters.generating + counters.ready then break end
+    live[#live + 1] = redis.call('ZCOUNT', table_key .. ':deadline', '-inf', version + later)
   end
 end
 local taken = redis.call('ZCOUNT', set_of('leased'), version, version)
 local earlier = redis.call('ZCOUNT', set_of('leased'), '-inf', '(' .. version)
-return {'ok', view(), candidates, live, taken, earlier}
+return {'ok', snapshot(), candidates, live, taken, earlier}

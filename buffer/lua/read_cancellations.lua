@@ -4,6 +4,6 @@ load_table(ARGV[1])
 load_run()
 free_first()
 local member = ARGV[2]
-if generation_of(member) ~= tonumber(ARGV[3]) then return {'old_generation', view()} end
+if generation_of(member) ~= tonumber(ARGV[3]) then return {'old_generation', snapshot()} end
 if #ARGV > 4 then redis.call('SREM', cancels_key(member), unpack(ARGV, 5)) end
-return {'ok', view(), redis.call('SRANDMEMBER', cancels_key(member), tonumber(ARGV[4]))}
+return {'ok', snapshot(), redis.call('SRANDMEMBER', cancels_key(member), tonumber(ARGV[4]))}

@@ -7,4 +7,4 @@ for i = 3, #ARGV, 2 do
   local g = read_group(ARGV[i])
   if g and g.state ~= 'consumed' and g.lease == ARGV[i + 1] then give_up(ARGV[i], g, 'failed', ARGV[2]) end
 end
-return {'ok', view()}
+return {'ok', snapshot()}

@@ -10,9 +10,9 @@ if not g or g.n == 0 then
   status = 3
 elseif position > g.n then
   status = 4
-elseif not holds(g, lease, attempt) then
+elseif not may_write(g, lease, attempt) then
   status = has_stored(g, member, attempt) and 2 or 3
 elseif is_done(g, position) then
   status = 2
 end
-return {'ok', view(), status}
+return {'ok', snapshot(), status}

@@ -1,0 +1,1 @@
+"""Definitions that the scripts share: each script is sent with those that it needs."""
