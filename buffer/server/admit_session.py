@@ -121,7 +121,7 @@ class AdmitSession:
         store = self._front.store
         count = store.snapshots[self._table].cancelled
         if count != self._cancels_read or self._sent_cancellations:
-            self._sent_cancellations = await store.cancelled(
+            self._sent_cancellations = await store.read_cancellations(
                 self._table, self._member_id, self._generation, self._sent_cancellations
             )
             self._cancels_read = count

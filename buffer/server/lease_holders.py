@@ -12,16 +12,16 @@ from rollmesh.protos import membership_pb2
 
 async def list_holders(front: FrontContext, access: RedisAccess, table: str, limit: int) -> pb.HoldersResponse:
     """The holders of groups of a table, with what its heartbeats say; those that have held one for longest first."""
-    found, learner = await front.store.list_holders(table)
+    found, learner = await front.store.holders(table)
     members = {member.member_id: member for member in (await read_members(front, access))[0]}
     answer = pb.HoldersResponse(total=len(found))
     for name, groups, oldest, held_ms, lease_ms, is_open in sorted(found, key=lambda item: -int(item[3])):
-        if limit and len(answer.list_holders) == limit:
+        if limit and len(answer.holders) == limit:
             break
         holder = name.decode()
         member_id = learner or LEARNER if holder == LEARNER else holder
         member = members.get(member_id, membership_pb2.Member())
-        answer.list_holders.add(
+        answer.holders.add(
             member_id=member_id,
             role="learner" if holder == LEARNER else "generator",
             address=member.address,

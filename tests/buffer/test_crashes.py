@@ -197,7 +197,7 @@ async def test_a_stopped_child_of_a_dead_redis_keeps_no_folder(
     try:
         if killed:
             os.kill(server.pid, signal.SIGKILL)
-            await server.watch(0)
+            await server.wait_until_dead(0)
         else:
             await server.stop()
             assert survivors([child.pid], 10) == set()

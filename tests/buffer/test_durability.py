@@ -80,7 +80,7 @@ class Store:
         self.server = EmbeddedRedis(folder / "redis", durability=durability, environment=self.disk.environment)
 
     async def restart(self) -> None:
-        await self.server.watch(frozen_after_s=0.0)
+        await self.server.wait_until_dead(frozen_after_s=0.0)
         self.disk.slow(0)
         await self.server.start()
 
@@ -266,7 +266,7 @@ async def test_a_script_whose_end_was_torn_off_is_done_wholly_or_not_at_all_at_a
 
     async def killed() -> None:
         os.kill(server.pid, signal.SIGKILL)
-        await server.watch(0)
+        await server.wait_until_dead(0)
         await server.stop()
 
     await server.start()

@@ -21,7 +21,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config
 
-from rollmesh.buffer.client.client import Arrivals, BufferClient, SampleStream
+from rollmesh.buffer.client.client import BufferClient, SampleStream, SampleUpdate
 from rollmesh.buffer.server.process import BufferService
 from rollmesh.generators.service import serve
 from rollmesh.learner.weights import WeightPublisher, WeightsService, read_model_bundle
@@ -244,7 +244,7 @@ class Learner:
                 got += self.taken(response)
         return got
 
-    def taken(self, response: Arrivals) -> list[buffer_pb2.LeasedGroup]:
+    def taken(self, response: SampleUpdate) -> list[buffer_pb2.LeasedGroup]:
         """The groups of a response; their payloads are kept in `payloads`."""
         for arrived in response.groups:
             self.payloads[arrived.leased.group_id] = [bytes(payload) for payload in arrived.payloads]

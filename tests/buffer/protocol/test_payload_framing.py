@@ -7,7 +7,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmesh.buffer.client.sample_stream import _arrived
+from rollmesh.buffer.client.sample_stream import _received_groups
 from rollmesh.buffer.protocol.framing import field_header
 from rollmesh.buffer.protocol.payload_framing import join_message, split_parser, split_payloads
 from rollmesh.mesh.errors import PayloadError
@@ -66,9 +66,11 @@ def test_groups_whose_payloads_cannot_be_told_apart_come_without(caplog: pytest.
         pb.LeasedGroup(group_id=name, payload_bytes=sizes) for name, sizes in (("a", [2, 0]), ("b", []), ("c", [1]))
     ]
     response = pb.SampleResponse(groups=groups)
-    found = [(a.leased.group_id, [bytes(p) for p in a.payloads]) for a in _arrived(response, memoryview(b"xyz"))]
+    found = [
+        (a.leased.group_id, [bytes(p) for p in a.payloads]) for a in _received_groups(response, memoryview(b"xyz"))
+    ]
     assert found == [("a", [b"xy", b""]), ("b", []), ("c", [b"z"])]
     assert not caplog.records
-    found = [(a.leased.group_id, list(a.payloads)) for a in _arrived(response, memoryview(b"xyz!"))]
+    found = [(a.leased.group_id, list(a.payloads)) for a in _received_groups(response, memoryview(b"xyz!"))]
     assert found == [("a", []), ("b", []), ("c", [])]
     assert "cannot be told apart" in caplog.text

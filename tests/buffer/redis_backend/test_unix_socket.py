@@ -95,7 +95,7 @@ async def test_a_folder_too_deep_for_a_socket_has_it_in_a_short_one_of_its_own(t
         # Killed, as its owner may be: the next one is found at the same address.
         again = EmbeddedRedis(deep, durability="none")
         psutil.Process(server.pid).kill()
-        await server.watch(0)
+        await server.wait_until_dead(0)
         await again.start()
         await server.stop()
         assert (again.url, (deep / "url").read_text()) == (server.url, server.url)

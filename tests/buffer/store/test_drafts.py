@@ -142,13 +142,13 @@ async def test_drafts_of_many_bytes_come_in_several_messages_with_one_grant(mesh
     await first.kill()
     takeover = second.admission()
     sizes: list[int] = []
-    received = takeover._received
+    received = takeover._on_response
 
     def measured(response: pb.AdmitResponse) -> None:
         sizes.append(response.ByteSize())
         received(response)
 
-    takeover._received = measured  # type: ignore[method-assign]
+    takeover._on_response = measured  # type: ignore[method-assign]
     takeover.update(2, V0)
     again = {g.group_id: g for g in await second.grants(takeover, 2)}
     whole = again[grant.group_id]
