@@ -127,7 +127,7 @@ class _Producer:
         members = [member(grant, i, self._items[(first + i) % DISTINCT]) for i in range(self._plan.group)]
         results = await self._writer.write(members)
         assert all(r.status == pb.WRITE_STATUS_STORED for r in results), results[0]
-        self._held.discard((grant.group_id, grant.lease_id))
+        self._held.discard(Lease.of(grant))
         self._outstanding -= 1
         self._ask()
 
@@ -136,7 +136,7 @@ class _Producer:
         pause = self._plan.writers * self._plan.group / self._plan.rate if self._plan.rate else 0.0
         due = time.perf_counter()
         async for grant in self._admission:
-            self._held.add((grant.group_id, grant.lease_id))
+            self._held.add(Lease.of(grant))
             self._credits -= 1
             self._outstanding += 1
             if pause:

@@ -101,7 +101,7 @@ class AdmitStream(LeaseStream):
         self.waiting_reason = response.waiting_reason
         before = self._received_count
         for grant in response.grants:
-            key = (grant.group_id, grant.lease_id)
+            key = Lease.of(grant)
             if not grant.HasField("task"):
                 self._drafts.setdefault(key, []).extend(grant.drafts)
                 continue
@@ -116,7 +116,7 @@ class AdmitStream(LeaseStream):
 
     def _cancel(self, leases: Sequence[pb.LeaseRef]) -> None:
         self.on_cancelled(leases)
-        untaken = [self._grants.pop((lease.group_id, lease.lease_id), None) for lease in leases]
+        untaken = [self._grants.pop(Lease.of(lease), None) for lease in leases]
         if returned := sum(grant is not None for grant in untaken):
             self.update(self._credits + returned)
 

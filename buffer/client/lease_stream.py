@@ -72,7 +72,7 @@ class LeaseStream(ReconnectingStream):
         """Sends how much was received, and what is held where that is to be said."""
 
     def _inventory(self) -> pb.Inventory:
-        return pb.Inventory(leases=[pb.LeaseRef(group_id=g, lease_id=lease) for g, lease in self._all_holdings()])
+        return pb.Inventory(leases=[lease.to_proto() for lease in self._all_holdings()])
 
     def _all_holdings(self) -> set[Lease]:
         return {*(self._seen if self.holdings is None else self.holdings()), *self._undelivered()}

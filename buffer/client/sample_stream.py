@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import grpc
 
 from rollmesh.buffer.client.lease_stream import LeaseStream
-from rollmesh.buffer.protocol.leases import Lease
+from rollmesh.buffer.protocol.leases import Lease, leases_of
 from rollmesh.buffer.protocol.payload_framing import ParsedMessage, split_parser, split_payloads
 from rollmesh.mesh.errors import PayloadError, RollmeshError
 from rollmesh.protos import buffer_pb2 as pb
@@ -28,7 +28,7 @@ class ReceivedGroup(NamedTuple):
 
     @property
     def lease(self) -> Lease:
-        return (self.leased.group_id, self.leased.lease_id)
+        return Lease.of(self.leased)
 
 
 class SampleUpdate(NamedTuple):
@@ -149,7 +149,7 @@ class SampleStream(LeaseStream):
             self._use_credit(group.leased)
         if response.exhausted:
             self._open_credits.clear()
-        self.forget((lease.group_id, lease.lease_id) for lease in response.lost)
+        self.forget(leases_of(response.lost))
         # Who does not say what it holds has nothing to strike out.
         lost = response.lost if self.holdings is not None else ()
         if fresh or response.exhausted or lost:

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from rollmesh.buffer.protocol.leases import Lease
 from rollmesh.buffer.reference_model.group_states import Group
-
-Lease = tuple[str, str]
 
 
 class Cancels:
-    """Notices by member: (group id, lease id)."""
+    """Notices by member: the leases that nobody needs."""
 
     def __init__(self) -> None:
         self.waiting: dict[str, set[Lease]] = {}
@@ -27,7 +26,7 @@ class Cancels:
         worker = group.holder or group.former
         if not worker or worker in self._gone:
             return False
-        self.waiting.setdefault(worker, set()).add((group.group_id, group.lease))
+        self.waiting.setdefault(worker, set()).add(Lease(group.group_id, group.lease))
         return True
 
     def read(self, member: str, told: Iterable[Lease] = ()) -> set[Lease]:

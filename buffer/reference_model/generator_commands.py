@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rollmesh.buffer.policy.rules import Order
 from rollmesh.buffer.policy.version_ranges import VersionRanges
+from rollmesh.buffer.protocol.leases import Lease
 from rollmesh.buffer.reference_model.drafts import Draft, hand_out
 from rollmesh.buffer.reference_model.group_states import LEAP, Fate, Group, State, Task
 from rollmesh.buffer.reference_model.table_state import TableState
@@ -105,24 +106,24 @@ class GeneratorCommands(TableState):
         if holder in self.holders and holder in self.streams:
             self.holders[holder] = now + self.rules.lease_ms
 
-    def keep_named(self, holder: str, named: Sequence[tuple[str, str]]) -> tuple[list[str], list[tuple[str, str]]]:
+    def keep_named(self, holder: str, named: Sequence[Lease]) -> tuple[list[str], list[Lease]]:
         """The holder has said what it has: of the groups in `named` it keeps those it holds under a lease named there.
 
         Returns:
             The groups that are taken from it, and what was named and is dead. Of a group that waits for its next holder
             the last one may still write.
         """
-        alive = {(group.group_id, group.lease) for group in self.held(holder)}
-        waiting = {(group.group_id, group.lease) for group in self.groups.values() if group.orphan}
+        alive = {Lease(group.group_id, group.lease) for group in self.held(holder)}
+        waiting = {Lease(group.group_id, group.lease) for group in self.groups.values() if group.orphan}
         kept = {group_id for group_id, lease in named if (group_id, lease) in alive}
         listed = {group_id for group_id, _ in named}
         forgotten = [group for group in self.held(holder) if group.group_id in listed - kept]
         for group in forgotten:
             self._take_back(group, 1)
-        dead = [(group_id, lease) for group_id, lease in named if lease and (group_id, lease) not in alive | waiting]
+        dead = [lease for lease in named if lease[1] and lease not in alive | waiting]
         return [group.group_id for group in forgotten], dead
 
-    def release(self, member: str, leases: Sequence[tuple[str, str]]) -> int:
+    def release(self, member: str, leases: Sequence[Lease]) -> int:
         """Gives up groups being generated; this costs no attempt."""
         released = 0
         for group_id, lease in leases:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from rollmesh.buffer.policy.reuse import may_be_used_again
 from rollmesh.buffer.policy.rules import Order
-from rollmesh.buffer.protocol.leases import LEARNER
+from rollmesh.buffer.protocol.leases import LEARNER, Lease
 from rollmesh.buffer.reference_model.generator_commands import GeneratorCommands
 from rollmesh.buffer.reference_model.group_states import Group, State
 
@@ -37,7 +37,7 @@ class Claiming(GeneratorCommands):
             self.holders.setdefault(LEARNER, now + self.rules.lease_ms)
         return leased
 
-    def claim(self, incarnation: int, version: int, leases: Sequence[tuple[str, str]]) -> list[tuple[str, str, str]]:
+    def claim(self, incarnation: int, version: int, leases: Sequence[Lease]) -> list[tuple[str, str, str]]:
         """All or none become consumed; returns the refusals, each of one lease: (group id, reason, lease)."""
         self._fence(incarnation)
         refused, fresh, living = [], list[Group](), set[str]()

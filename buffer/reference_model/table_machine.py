@@ -15,7 +15,7 @@ from rollmesh.buffer.policy.batch_selection import freshest_key
 from rollmesh.buffer.policy.reuse import kept_uses, may_be_used_again
 from rollmesh.buffer.policy.rules import Order
 from rollmesh.buffer.policy.version_ranges import Lineage
-from rollmesh.buffer.protocol.leases import LEARNER
+from rollmesh.buffer.protocol.leases import LEARNER, Lease
 from rollmesh.buffer.reference_model.group_states import LEAP, Fate, Group, State, Task
 from rollmesh.buffer.reference_model.learner_commands import Claiming
 from rollmesh.buffer.reference_model.resume_answers import Given
@@ -107,14 +107,14 @@ class TableMachine(Claiming):
                 changed += 1
         return changed
 
-    def lose(self, leases: Sequence[tuple[str, str]], reason: str) -> None:
+    def lose(self, leases: Sequence[Lease], reason: str) -> None:
         """Prompt or payload of groups are gone: they fail, unless they have been used."""
         for group_id, lease in leases:
             group = self.groups.get(group_id)
             if group is not None and group.lease == lease and group.state is not State.CONSUMED:
                 self._give_up(group, Fate.FAILED, reason)
 
-    def nack(self, incarnation: int, leases: Sequence[tuple[str, str]], disposition: str, reason: str) -> int:
+    def nack(self, incarnation: int, leases: Sequence[Lease], disposition: str, reason: str) -> int:
         """Back to ready (`release`), or filtered (`filter`), or failed (`fail`)."""
         self._fence(incarnation)
         changed = 0

@@ -73,7 +73,7 @@ class AdmitSession:
     def _accept_request(self, request: pb.AdmitRequest) -> None:
         check_policy("serving", request.serving)
         self._roll.note_request(
-            request.received, leases_of(request.inventory) if request.HasField("inventory") else None
+            request.received, leases_of(request.inventory.leases) if request.HasField("inventory") else None
         )
         # What is on its way to the generator is not in its figures yet.
         in_transit = self._roll.in_transit
@@ -262,7 +262,7 @@ class AdmitSession:
         lost = []
         for grant in grants:
             if (prompt := prompts.get(grant.prompt)) is None:
-                lost.append((grant.group_id, grant.lease_id))
+                lost.append(Lease.of(grant))
                 continue
             message = pb.GroupGrant(
                 group_id=grant.group_id,
@@ -285,7 +285,7 @@ class AdmitSession:
                     del message.drafts[:]
                 message.drafts.add(member=draft.member, payload=payload)
                 size += len(payload)
-            self._roll.note_sent((grant.group_id, grant.lease_id))
+            self._roll.note_sent(Lease.of(grant))
             whole = (message.SerializeToString(), field_header(_TASK, len(prompt)), prompt)
             parts += (field_header(_GRANTS, sum(map(len, whole))), *whole)
             if size >= _RESPONSE_BYTES:
@@ -301,7 +301,7 @@ class AdmitSession:
 
 
 def _cancelling(leases: Sequence[Lease]) -> pb.AdmitResponse:
-    return pb.AdmitResponse(cancelled=[pb.LeaseRef(group_id=group_id, lease_id=lease) for group_id, lease in leases])
+    return pb.AdmitResponse(cancelled=[lease.to_proto() for lease in leases])
 
 
 async def admit_stream(

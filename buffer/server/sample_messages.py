@@ -48,7 +48,7 @@ async def messages_of(
     payloads: list[bytes] = []
     size = 0
     for group in leased:
-        lease = (group.group_id, group.lease_id)
+        lease = Lease.of(group)
         stored = await anext(values)
         if group.prompt not in prompts or None in stored:
             unsendable.setdefault("payload_lost", []).append(lease)

@@ -68,7 +68,7 @@ class SampleSession:
 
     def _accept_request(self, request: pb.SampleRequest) -> None:
         self._roll.note_request(
-            request.received, leases_of(request.inventory) if request.HasField("inventory") else None
+            request.received, leases_of(request.inventory.leases) if request.HasField("inventory") else None
         )
         if request.credits:
             self._wanted.append(_Wanted(checked_version("for_version", request.for_version), request.credits))
@@ -89,8 +89,7 @@ class SampleSession:
                         if within_ms := self._roll.inquire_if_due():
                             yield pb.SampleResponse(inventory_within_ms=within_ms)
                         if lost := await self._keep_named():
-                            refs = [pb.LeaseRef(group_id=group_id, lease_id=lease) for group_id, lease in lost]
-                            yield pb.SampleResponse(lost=refs)
+                            yield pb.SampleResponse(lost=[lease.to_proto() for lease in lost])
                         leased, reason = await self._lease_next(event)
                         if leased:
                             self._stop_clock()

@@ -11,6 +11,7 @@ from typing import Any
 from rollmesh.buffer.monitoring.bounded_answers import within_deadline
 from rollmesh.buffer.monitoring.dead_letters import redrive
 from rollmesh.buffer.policy.reuse import weight_of
+from rollmesh.buffer.protocol.leases import Lease, leases_of
 from rollmesh.buffer.protocol.limits import group_bytes
 from rollmesh.buffer.protocol.payload_framing import ParsedMessage, split_parser, split_payloads
 from rollmesh.buffer.redis_backend.client import RedisAccess
@@ -69,11 +70,11 @@ def _stored(request: pb.WriteRequest, response: pb.WriteResponse) -> dict[str, o
     return {"table": request.table, "member_id": request.member_id, "stored": stored}
 
 
-def _pairs(leases: Sequence[pb.LeaseRef]) -> list[tuple[str, str]]:
-    pairs = [(lease.group_id, lease.lease_id) for lease in leases]
-    for index, (group_id, _) in enumerate(pairs):
-        check_group_id(f"leases[{index}].group_id", group_id)
-    return pairs
+def _checked_leases(refs: Sequence[pb.LeaseRef]) -> list[Lease]:
+    leases = leases_of(refs)
+    for index, lease in enumerate(leases):
+        check_group_id(f"leases[{index}].group_id", lease.group_id)
+    return leases
 
 
 class BufferServicer(buffer_pb2_grpc.BufferServicer):
@@ -175,9 +176,9 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
             raise PayloadError("leases", "a claim names one group at least")
         claimed, refused, wanted = await self._front.store.claim(
             self._front.checked_table(request.table), request.incarnation,
-            checked_version("train_version", request.train_version), _pairs(request.leases),
+            checked_version("train_version", request.train_version), _checked_leases(request.leases),
         )  # fmt: skip
-        refusals = [pb.Refusal(group_id=group_id, reason=why, lease_id=lease) for group_id, why, lease in refused]
+        refusals = [pb.Refusal(group_id=group_id, reason=why, lease_id=lease) for (group_id, lease), why in refused]
         return pb.ClaimResponse(claimed=claimed, refused=refusals, checkpoint_wanted=wanted)
 
     async def Commit(self, request: pb.CommitRequest, _context: Any) -> pb.CommitResponse:
@@ -255,7 +256,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
         if request.disposition not in _DISPOSITIONS:
             raise PayloadError("disposition", "expected release, filter or fail")
         changed = await self._front.store.nack(
-            self._front.checked_table(request.table), request.incarnation, _pairs(request.leases),
+            self._front.checked_table(request.table), request.incarnation, _checked_leases(request.leases),
             _DISPOSITIONS[request.disposition], bounded(request.reason, REASON_CHARACTERS) or "unspecified",
         )  # fmt: skip
         return pb.NackResponse(changed=changed)
@@ -263,7 +264,10 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
     async def Release(self, request: pb.ReleaseRequest, _context: Any) -> pb.ReleaseResponse:
         """See buffer.proto."""
         released = await self._front.store.release(
-            self._front.checked_table(request.table), request.member_id, request.generation, _pairs(request.leases)
+            self._front.checked_table(request.table),
+            request.member_id,
+            request.generation,
+            _checked_leases(request.leases),
         )
         return pb.ReleaseResponse(released=released)
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rollmesh.buffer.policy.rules import TABLES
+from rollmesh.buffer.protocol.leases import Lease
 from rollmesh.buffer.redis_backend.client import RedisAccess
 from rollmesh.buffer.store.drafts import Drafts
 from rollmesh.buffer.store.errors import checked_answer, lost_state_error
@@ -116,6 +117,6 @@ class CommandRunner:
             self._prompts.popitem(last=False)
 
 
-def flat(leases: Sequence[tuple[str, str]]) -> list[str]:
-    """Pairs one behind the other, as verbs take them."""
-    return [part for pair in leases for part in pair]
+def lease_arguments(leases: Sequence[Lease]) -> list[str]:
+    """Leases as scripts take them: group id, lease id, group id, ..."""
+    return [part for lease in leases for part in lease]

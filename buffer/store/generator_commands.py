@@ -9,9 +9,10 @@ from typing import Any
 
 import msgpack
 
+from rollmesh.buffer.protocol.leases import Lease
 from rollmesh.buffer.redis_backend.client import RedisAccess
 from rollmesh.buffer.redis_backend.connection import Argument
-from rollmesh.buffer.store.commands import MAX_GROUPS_PER_CALL, CommandRunner, flat
+from rollmesh.buffer.store.commands import MAX_GROUPS_PER_CALL, CommandRunner, lease_arguments
 from rollmesh.buffer.store.direct_handoff import Delivery, DirectHandoff, WaitingStream
 from rollmesh.buffer.store.drafts import DraftRef
 from rollmesh.buffer.store.errors import checked_answer
@@ -72,20 +73,19 @@ class GeneratorCommands(CommandRunner):
         await self._run("detach", table, holder, token)
 
     async def release(
-        self, table: str, member_id: str, generation: int, leases: Sequence[tuple[str, str]], token: str = ""
+        self, table: str, member_id: str, generation: int, leases: Sequence[Lease], token: str = ""
     ) -> int:
         """Gives up groups for a generator; with the token of a stream only while that is its present one."""
-        answer = await self._run("release", table, member_id, generation, token, *flat(leases))
+        answer = await self._run("release", table, member_id, generation, token, *lease_arguments(leases))
         return int(answer[2])
 
     async def read_cancellations(
-        self, table: str, member_id: str, generation: int, told: Sequence[tuple[str, str]]
-    ) -> list[tuple[str, str]]:
+        self, table: str, member_id: str, generation: int, told: Sequence[Lease]
+    ) -> list[Lease]:
         """Leases that a member works on and nobody needs; those in `told` are forgotten."""
-        entries = (f"{group_id} {lease_id}" for group_id, lease_id in told)
+        entries = map(" ".join, told)
         answer = await self._run("read_cancellations", table, member_id, generation, MAX_GROUPS_PER_CALL, *entries)
-        pairs = (entry.decode().partition(" ") for entry in answer[2])
-        return [(group_id, lease_id) for group_id, _, lease_id in pairs]
+        return [Lease(*entry.decode().split(" ")) for entry in answer[2]]
 
     async def write(self, table: str, writes: Sequence[Write]) -> list[WriteOutcome]:
         """Stores outcomes: one round trip, and a second one where something stored is not needed (any more)."""

@@ -8,9 +8,9 @@ from typing import Any
 import msgpack
 
 from rollmesh.buffer.policy.batch_selection import BatchCandidates, Candidate, GroupFacts
-from rollmesh.buffer.protocol.leases import LEARNER
+from rollmesh.buffer.protocol.leases import LEARNER, Lease
 from rollmesh.buffer.protocol.limits import MAX_REASONS
-from rollmesh.buffer.store.commands import MAX_GROUPS_PER_CALL, CommandRunner, flat
+from rollmesh.buffer.store.commands import MAX_GROUPS_PER_CALL, CommandRunner, lease_arguments
 from rollmesh.buffer.store.errors import checked_answer, fenced_error
 from rollmesh.buffer.store.payloads import digest_of
 from rollmesh.buffer.store.records import Leased, facts_of, leased_of
@@ -84,16 +84,16 @@ class LearnerCommands(CommandRunner):
         self, table: str, incarnation: int, call: int, priorities: Sequence[tuple[str, float, int]]
     ) -> int:
         """Changes (group id, priority, weight); returns the number of groups changed."""
-        flat = [part for gid, priority, weight in priorities for part in (gid, repr(priority), weight)]
-        answer = await self._run("set_priorities", table, incarnation, call, *flat)
+        arguments = [part for gid, priority, weight in priorities for part in (gid, repr(priority), weight)]
+        answer = await self._run("set_priorities", table, incarnation, call, *arguments)
         return int(answer[2])
 
     async def claim(
-        self, table: str, incarnation: int, train_version: int, leases: Sequence[tuple[str, str]]
-    ) -> tuple[bool, list[tuple[str, str, str]], bool]:
-        """(claimed, refusals as (group id, reason, lease id), whether a checkpoint is wanted)."""
-        answer = await self._run("claim", table, incarnation, train_version, *flat(leases))
-        refused = [(gid.decode(), reason.decode(), lease.decode()) for gid, reason, lease in answer[3]]
+        self, table: str, incarnation: int, train_version: int, leases: Sequence[Lease]
+    ) -> tuple[bool, list[tuple[Lease, str]], bool]:
+        """(claimed, refused leases with the reason, whether a checkpoint is wanted)."""
+        answer = await self._run("claim", table, incarnation, train_version, *lease_arguments(leases))
+        refused = [(Lease(gid.decode(), lease.decode()), reason.decode()) for gid, reason, lease in answer[3]]
         return bool(answer[2]), refused, bool(answer[2] and answer[4])
 
     async def commit(self, table: str, incarnation: int, version: int, checkpoint: str) -> int:
@@ -134,10 +134,8 @@ class LearnerCommands(CommandRunner):
         )  # fmt: skip
         return int(answer[2]), int(answer[3]), int(answer[4])
 
-    async def nack(
-        self, table: str, incarnation: int, leases: Sequence[tuple[str, str]], disposition: str, reason: str
-    ) -> int:
-        answer = await self._run("nack", table, incarnation, disposition, reason, MAX_REASONS, *flat(leases))
+    async def nack(self, table: str, incarnation: int, leases: Sequence[Lease], disposition: str, reason: str) -> int:
+        answer = await self._run("nack", table, incarnation, disposition, reason, MAX_REASONS, *lease_arguments(leases))
         return int(answer[2])
 
     async def set_policy(self, incarnation: int, version: int) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from rollmesh.buffer.policy.rules import TABLES, TableRules
 from rollmesh.buffer.protocol.leases import LEARNER, Lease
-from rollmesh.buffer.store.commands import MAX_GROUPS_PER_CALL, flat
+from rollmesh.buffer.store.commands import MAX_GROUPS_PER_CALL, lease_arguments
 from rollmesh.buffer.store.errors import different_rules_error
 from rollmesh.buffer.store.generator_commands import GeneratorCommands
 from rollmesh.buffer.store.learner_commands import LearnerCommands
@@ -95,23 +95,21 @@ class Store(GeneratorCommands, LearnerCommands):
             RollmeshError: the holder, or its stream, is not the present one.
         """
         (held,) = await self._redis.batch([("ZRANGE", self.keys.held(table, holder), 0, -1)])
-        leases: defaultdict[str, list[str]] = defaultdict(list)
-        for group_id, lease_id in named:
-            leases[group_id].append(lease_id)
-        groups = [(group_id, leases.pop(group_id, [""])) for group_id in map(bytes.decode, held)]
+        by_group: defaultdict[str, list[Lease]] = defaultdict(list)
+        for lease in named:
+            by_group[lease.group_id].append(lease)
+        groups = [by_group.pop(group_id, [Lease(group_id, "")]) for group_id in map(bytes.decode, held)]
         if holder != LEARNER:
             # It may have lost them for a while, and no one else has got them yet.
-            groups += leases.items()
-            leases.clear()
-        dead = [(group_id, lease_id) for group_id, ids in leases.items() for lease_id in ids]
+            groups += by_group.values()
+            by_group.clear()
+        dead = [lease for leases in by_group.values() for lease in leases]
         ended = 0
         for start in range(0, len(groups), MAX_GROUPS_PER_CALL):
-            pairs = [
-                (group_id, lease) for group_id, ids in groups[start : start + MAX_GROUPS_PER_CALL] for lease in ids
-            ]
-            answer = await self._run("keep_named", table, holder, fence, token, *flat(pairs))
+            portion = [lease for leases in groups[start : start + MAX_GROUPS_PER_CALL] for lease in leases]
+            answer = await self._run("keep_named", table, holder, fence, token, *lease_arguments(portion))
             ended += answer[2]
-            dead += [(group_id.decode(), lease_id.decode()) for group_id, lease_id in answer[3]]
+            dead += [Lease(group_id.decode(), lease_id.decode()) for group_id, lease_id in answer[3]]
         return ended, dead
 
     async def collect_trash(self, table: str) -> int:
@@ -135,9 +133,9 @@ class Store(GeneratorCommands, LearnerCommands):
             await self._redis.batch_then([("UNLINK", *keys)] if keys else [], [("SREM", trash, *entries)])
             collected += len(entries)
 
-    async def fail_groups(self, table: str, leases: Sequence[tuple[str, str]], reason: str = "payload_lost") -> None:
+    async def fail_groups(self, table: str, leases: Sequence[Lease], reason: str = "payload_lost") -> None:
         """Ends groups that can be given to no one: as a rule, their prompt or payload is gone."""
-        await self._run("fail_groups", table, reason, *flat(leases))
+        await self._run("fail_groups", table, reason, *lease_arguments(leases))
 
     async def redrive(self, table: str, group_ids: Sequence[str]) -> tuple[int, list[str]]:
         """Queues prompts of failed groups again: (how many, those whose prompt is not kept any more)."""

@@ -82,7 +82,7 @@ class ActiveGroup:
     @property
     def key(self) -> Lease:
         """Group id and lease id."""
-        return (self.grant.group_id, self.grant.lease_id)
+        return Lease.of(self.grant)
 
     @property
     def is_done(self) -> bool:

@@ -79,7 +79,7 @@ class SampledGroup:
     @property
     def key(self) -> Lease:
         """Group id and lease id."""
-        return (self.leased.group_id, self.leased.lease_id)
+        return Lease.of(self.leased)
 
     @property
     def scored_members(self) -> list[SampledMember]:

@@ -214,7 +214,7 @@ class GroupStream:
 
     async def _nack(self, leases: Sequence[Lease], disposition: buffer_pb2.NackDisposition, reason: str) -> None:
         self._leaving.update(leases)
-        refs = [buffer_pb2.LeaseRef(group_id=group_id, lease_id=lease_id) for group_id, lease_id in leases]
+        refs = [lease.to_proto() for lease in leases]
         try:
             await self._client.nack(self._table, self._incarnation, refs, disposition=disposition, reason=reason)
         finally:

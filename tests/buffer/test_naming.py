@@ -26,7 +26,7 @@ SHORT: dict[str, Any] = {"max_staleness": 1, "lease_s": 0.9}
 
 
 def key(held: pb.GroupGrant | pb.LeasedGroup) -> Lease:
-    return (held.group_id, held.lease_id)
+    return Lease.of(held)
 
 
 class Book:
@@ -58,7 +58,7 @@ async def lost(stream: SampleStream) -> list[Lease]:
         while True:
             response = await stream.next(TIMEOUT_S)
             if response is not None and response.lost:
-                return [(lease.group_id, lease.lease_id) for lease in response.lost]
+                return [Lease.of(lease) for lease in response.lost]
 
 
 async def test_a_group_that_its_generator_has_forgotten_goes_to_another(mesh: Mesh) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from rollmesh.buffer.client.client import Lease
 from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import membership_pb2
 from tests.buffer.mesh_fixture import make_write
@@ -25,7 +26,7 @@ class Generator(Member):
         await self.agent.start()
         self._admission = self.client.admit("train", self.agent.member_id, lambda: self.agent.generation)
         self._admission.on_cancelled = self._cancelled
-        self._admission.holdings = lambda: [(held.group_id, held.lease_id) for held in self._held.values()]
+        self._admission.holdings = lambda: [Lease.of(held) for held in self._held.values()]
         self._writer = self.client.writer("train", self.agent.member_id, lambda: self.agent.generation)
         self.agent.on_change(self._told)
         self._tasks = [asyncio.create_task(self._take()), asyncio.create_task(self._work())]
