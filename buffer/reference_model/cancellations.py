@@ -14,7 +14,7 @@ from rollmesh.buffer.protocol.leases import Lease
 from rollmesh.buffer.reference_model.group_states import Group
 
 
-class Cancels:
+class Cancellations:
     """Notices by member: the leases that nobody needs."""
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Cancels:
 
     def note(self, group: Group) -> bool:
         """Tells the group's worker; False where there is none."""
-        worker = group.holder or group.former
+        worker = group.holder or group.previous_holder
         if not worker or worker in self._gone:
             return False
         self.waiting.setdefault(worker, set()).add(Lease(group.group_id, group.lease))

@@ -27,7 +27,7 @@ class Note:
     redriven: bool = False
 
 
-class DeadLetter:
+class DeadLetters:
     """The notes of one table, oldest first.
 
     Args:
@@ -38,7 +38,7 @@ class DeadLetter:
         self.notes: OrderedDict[str, Note] = OrderedDict()
         self._limit = limit
 
-    def bury(self, group: Group, reason: str) -> None:
+    def add(self, group: Group, reason: str) -> None:
         """Notes a failed group."""
         self.notes[group.group_id] = Note(
             group.task,

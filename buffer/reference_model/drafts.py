@@ -27,7 +27,7 @@ class Draft:
         return (self.attempt, self.tokens) < (attempt, tokens)
 
 
-def hand_out(group: Group, drafts: dict[int, Draft], deadline_of: Callable[[Group], int], u: int) -> list[int]:
+def grant_drafts(group: Group, drafts: dict[int, Draft], deadline_of: Callable[[Group], int], u: int) -> list[int]:
     """Members whose drafts go to the holder; the group counts their versions, the others are removed from `drafts`.
 
     Args:
@@ -35,15 +35,15 @@ def hand_out(group: Group, drafts: dict[int, Draft], deadline_of: Callable[[Grou
         deadline_of: last version that may train the group as it is.
         u: version at which the next unclaimed batch will train.
     """
-    handed = []
+    granted = []
     for member, draft in sorted(drafts.items()):
         before = group.ranges
         group.ranges = before.merged(draft.ranges)
         deadline = deadline_of(group)
         if deadline >= u:
             group.deadline = deadline
-            handed.append(member)
+            granted.append(member)
         else:
             group.ranges = before
             del drafts[member]
-    return handed
+    return granted

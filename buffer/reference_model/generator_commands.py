@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rollmesh.buffer.policy.rules import Order
 from rollmesh.buffer.policy.version_ranges import VersionRanges
 from rollmesh.buffer.protocol.leases import Lease
-from rollmesh.buffer.reference_model.drafts import Draft, hand_out
-from rollmesh.buffer.reference_model.group_states import LEAP, Fate, Group, State, Task
+from rollmesh.buffer.reference_model.drafts import Draft, grant_drafts
+from rollmesh.buffer.reference_model.group_states import ID_GAP_AFTER_LOSS, Fate, Group, State, Task
 from rollmesh.buffer.reference_model.table_state import TableState
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
@@ -32,14 +32,14 @@ class GeneratorCommands(TableState):
                 if len(granted) < wanted and deadline >= self.u:
                     group.deadline = deadline
                     self.counts["readmissions"] += 1
-                    group.attempt = group.attempts + self._losses * LEAP
+                    group.attempt = group.attempts + self._losses * ID_GAP_AFTER_LOSS
                     granted.append(self._granted(group, member))
                 else:
                     group.grant = before
         for pin in (str(serving), ""):
             while len(granted) < wanted:
                 task = min((t for t in self.pending if t.pin == pin), key=_pending_order, default=None)
-                if task is None or not self._open(live_limit, task):
+                if task is None or not self._is_open(live_limit, task):
                     break
                 self.pending.remove(task)
                 granted.append(self._granted(self._admitted(task, serving), member))
@@ -47,7 +47,7 @@ class GeneratorCommands(TableState):
             self.holders.setdefault(member, now + self.rules.lease_ms)
         return granted
 
-    def _open(self, live_limit: int, task: Task) -> bool:
+    def _is_open(self, live_limit: int, task: Task) -> bool:
         if not self.rules.bounded:
             return True
         room = self.demand + self.rules.samples_per_insert - 1 < live_limit
@@ -66,19 +66,19 @@ class GeneratorCommands(TableState):
             self._cancel(group)
         group.lease = self._new_lease("a")
         group.attempt += 1
-        group.holder, group.former, group.orphan = member, "", False
-        self._hand_out(group)
+        group.holder, group.previous_holder, group.orphan = member, "", False
+        self._grant_drafts(group)
         return group
 
-    def _hand_out(self, group: Group) -> None:
-        self.handed[group.group_id] = hand_out(group, self.drafts[group.group_id], self._deadline, self.u)
+    def _grant_drafts(self, group: Group) -> None:
+        self.granted_drafts[group.group_id] = grant_drafts(group, self.drafts[group.group_id], self._deadline, self.u)
 
     def leave(self, member: str) -> None:
         """A generator leaves in order: its leases end at once."""
         self.cancels.leave(member)
         self.streams.discard(member)
         for group in self.held(member):
-            self._orphan(group, 0)
+            self._release_lease(group, 0)
         self.holders.pop(member, None)
 
     def attach(self, holder: str, now: int) -> list[Group]:
@@ -87,7 +87,7 @@ class GeneratorCommands(TableState):
         held = self.held(holder)
         for group in held:
             if group.state is State.GENERATING:
-                self._hand_out(group)
+                self._grant_drafts(group)
         if held:
             self.holders[holder] = now + self.rules.lease_ms
         else:
@@ -101,7 +101,7 @@ class GeneratorCommands(TableState):
             if holder in self.holders:
                 self.holders[holder] = min(self.holders[holder], now + self.rules.grace_ms)
 
-    def beat(self, holder: str, now: int) -> None:
+    def renew(self, holder: str, now: int) -> None:
         """The holder lives."""
         if holder in self.holders and holder in self.streams:
             self.holders[holder] = now + self.rules.lease_ms
@@ -119,7 +119,7 @@ class GeneratorCommands(TableState):
         listed = {group_id for group_id, _ in named}
         forgotten = [group for group in self.held(holder) if group.group_id in listed - kept]
         for group in forgotten:
-            self._take_back(group, 1)
+            self._end_lease(group, 1)
         dead = [lease for lease in named if lease[1] and lease not in alive | waiting]
         return [group.group_id for group in forgotten], dead
 
@@ -129,12 +129,12 @@ class GeneratorCommands(TableState):
         for group_id, lease in leases:
             group = self.groups.get(group_id)
             if group and group.state is State.GENERATING and group.holder == member and group.lease == lease:
-                self._orphan(group, 0)
+                self._release_lease(group, 0)
                 released += 1
         return released
 
     def _may_write(self, group: Group, lease: str, attempt: int) -> bool:
-        if group.hollow or group.attempt != attempt:
+        if group.payload_lost or group.attempt != attempt:
             return False
         return group.state is not State.GENERATING or group.lease == lease
 

@@ -10,7 +10,7 @@ from rollmesh.buffer.policy.version_ranges import VersionRanges
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 # By so much ids, leases and attempts jump ahead after a loss, so that none that was given in the lost time comes again.
-LEAP = 1 << 20
+ID_GAP_AFTER_LOSS = 1 << 20
 
 
 class State(StrEnum):
@@ -64,9 +64,9 @@ class Group:
         order: place among ready groups, low first.
         seal: number of its sealing, where the order asks for it.
         holder: who holds the lease; empty while nobody does.
-        former: who lost it last and may still be at it; empty once somebody else holds it.
+        previous_holder: who lost it last and may still be at it; empty once somebody else holds it.
         lease: names the right to it; kept until the next grant, so that late work of the last holder still counts.
-        attempt: counts its holders; behind a loss, from a multiple of `LEAP` on.
+        attempt: counts its holders; after a loss, from a multiple of `ID_GAP_AFTER_LOSS` on.
         lost: holders that were lost.
         grant: what the last holder served when it was granted.
         done: outcome stored, per member.
@@ -80,7 +80,7 @@ class Group:
         prioritized: incarnation and number of the call that set them.
         draws: how often it has entered the race of weighted draws.
         chance: probability with which it was last drawn.
-        hollow: it was used, but its payload is lost with state that Redis had acknowledged.
+        payload_lost: it was used, but its payload is lost with state that Redis had acknowledged.
     """
 
     group_id: str
@@ -91,7 +91,7 @@ class Group:
     seal: int = 0
     state: State = State.GENERATING
     holder: str = ""
-    former: str = ""
+    previous_holder: str = ""
     lease: str = ""
     attempt: int = 0
     lost: int = 0
@@ -112,9 +112,14 @@ class Group:
     prioritized: tuple[int, int] = (0, 0)
     draws: int = 0
     chance: float = 1.0
-    hollow: bool = False
+    payload_lost: bool = False
 
     @property
     def attempts(self) -> int:
         """How often it was granted, as far as the buffer knows."""
-        return self.attempt % LEAP
+        return self.attempt % ID_GAP_AFTER_LOSS
+
+
+def length_class(tokens: int) -> int:
+    """The class under which evictions count a group of so many tokens: the least power of two not below; 1 for none."""
+    return 1 << max(0, tokens - 1).bit_length()

@@ -15,7 +15,7 @@ from rollmesh.buffer.reference_model.generator_commands import GeneratorCommands
 from rollmesh.buffer.reference_model.group_states import Group, State
 
 
-class Claiming(GeneratorCommands):
+class LearnerCommands(GeneratorCommands):
     """A table as a learner takes batches from it."""
 
     def sample(self, incarnation: int, version: int, group_ids: Sequence[str], now: int) -> list[Group]:

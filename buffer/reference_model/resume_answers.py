@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # Incarnation; groups trained, returned, evicted; the highest ordinal seeded.
-Given = tuple[int, int, int, int, int]
+ResumeAnswer = tuple[int, int, int, int, int]
 
 
 class Outdated(Exception):  # noqa: N818  an answer, not a failure of the machine
@@ -22,16 +22,16 @@ class Attempt:
 
     call: int
     k: int
-    given: Given
+    answer: ResumeAnswer
 
 
-class Resumes:
+class ResumeAnswers:
     """The last attempt of each member."""
 
     def __init__(self) -> None:
         self._last: dict[str, Attempt] = {}
 
-    def said_before(self, member: str, call: int, k: int) -> Given | None:
+    def previous_answer(self, member: str, call: int, k: int) -> ResumeAnswer | None:
         """What a repetition is told; None for a new attempt.
 
         Raises:
@@ -42,9 +42,9 @@ class Resumes:
             return None
         if (call, k) != (last.call, last.k):
             raise Outdated
-        return last.given
+        return last.answer
 
-    def note(self, member: str, call: int, k: int, given: Given) -> Given:
+    def note(self, member: str, call: int, k: int, answer: ResumeAnswer) -> ResumeAnswer:
         """Keeps what an attempt was given, and returns it."""
-        self._last[member] = Attempt(call, k, given)
-        return given
+        self._last[member] = Attempt(call, k, answer)
+        return answer

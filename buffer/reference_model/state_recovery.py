@@ -5,10 +5,10 @@ group of the log is in one of three cases. Its end is known: then its use lies b
 over. It is live: then the use is added to those it has. Its admission is lost: then it is counted as admitted and
 consumed, and its prompt is taken from the pending ones, or will not be taken when it is seeded again.
 
-A group whose payload is lost is *hollow*: it cannot be offered again where its use is undone.
+A group whose payload is lost cannot be offered again when its use is undone.
 
-Uses come in the order of their versions, so each lost takeover is made up for before the first use at or behind the
-version from which it went on.
+Uses come in the order of their versions, so each lost takeover is repeated before the first use at or after the
+version from which it resumed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 
 @dataclass(frozen=True, slots=True)
-class AssertedUse:
+class RecordedUse:
     """A use on the surviving lineage.
 
     Attributes:
@@ -38,20 +38,20 @@ class AssertedUse:
 
 
 @dataclass(slots=True)
-class Assertion:
+class RecoveryReport:
     """One portion.
 
     Attributes:
         incarnation: of the learner.
         version: in force.
-        takeovers: the version from which each known incarnation went on.
+        takeovers: the version from which each known incarnation resumed.
         uses: in the order of their versions.
     """
 
     incarnation: int
     version: int
     takeovers: Mapping[int, int]
-    uses: Sequence[AssertedUse]
+    uses: Sequence[RecordedUse]
 
     def is_believed(self, machine: TableMachine) -> bool:
         """Whether this continues what the buffer knows."""
@@ -70,30 +70,32 @@ class Assertion:
             group = machine.groups.get(use.group_id)
             if group is None:
                 unknown += 1
-                group = _invent(machine, use, self.incarnation)
+                group = _recreate(machine, use, self.incarnation)
             elif use.version in group.uses:
                 continue
             else:
                 corrected += 1
-            machine.use_again(group, use.version)
+            machine.add_recorded_use(group, use.version)
         return corrected, unknown
 
     def catch_up(self, machine: TableMachine, version: int | None) -> None:
-        """Makes up for lost takeovers, as far as they lie before a use at `version` (all of them, without one)."""
+        """Repeats lost takeovers, as far as they lie before a use at `version` (all of them, without one)."""
         while machine.lineage.incarnation < self.incarnation:
             missing = range(machine.lineage.incarnation + 1, self.incarnation + 1)
             points = [self.takeovers[i] for i in missing if i in self.takeovers]
             if version is not None and version < min(points):
                 return
-            machine.go_on(points[0])
+            machine.take_over(points[0])
 
 
-def reassert(machine: TableMachine, assertion: Assertion, now: int, *, more: bool, doubt: int) -> tuple[int, int, int]:
+def reassert(
+    machine: TableMachine, report: RecoveryReport, now: int, *, more: bool, doubt: int
+) -> tuple[int, int, int]:
     """The learner says again what it has used: (groups corrected, groups that were unknown, the doubt in force).
 
     Args:
         machine: the table.
-        assertion: what it says.
+        report: what it says.
         now: ms.
         more: this is not the last portion.
         doubt: that this is about; 0 asks which there is.
@@ -102,18 +104,18 @@ def reassert(machine: TableMachine, assertion: Assertion, now: int, *, more: boo
         Fenced: another learner has taken the run over.
         Suspect: this is about another doubt.
     """
-    if not assertion.is_believed(machine):
+    if not report.is_believed(machine):
         raise Fenced
-    if assertion.incarnation > machine.lineage.incarnation and not machine.doubt:
-        machine.begin_doubt(now)
+    if report.incarnation > machine.lineage.incarnation and not machine.doubt:
+        machine.mark_suspect(now)
     if not doubt:
         return 0, 0, machine.doubt
     if doubt != machine.doubt:
         raise Suspect
-    found = assertion.apply(machine)
+    found = report.apply(machine)
     if not more:
-        assertion.catch_up(machine, None)
-        machine.end_doubt(now, assertion.version)
+        report.catch_up(machine, None)
+        machine.clear_suspect(now, report.version)
     return *found, doubt
 
 
@@ -134,13 +136,13 @@ def _release_prompt(machine: TableMachine, ordinal: int) -> None:
             if not group.uses:
                 machine._finish(group, Fate.EVICTED_STALE, "lost_state", requeue=True)
             return
-    for group_id, note in reversed(machine.dead.notes.items()):
+    for group_id, note in reversed(machine.dead_letters.notes.items()):
         if note.kept and note.task.ordinal == ordinal:
             machine.redrive([group_id])
             return
 
 
-def _invent(machine: TableMachine, use: AssertedUse, incarnation: int) -> Group:
+def _recreate(machine: TableMachine, use: RecordedUse, incarnation: int) -> Group:
     if not _pending(machine, use.ordinal):
         _release_prompt(machine, use.ordinal)
     if entries := _pending(machine, use.ordinal):
@@ -153,9 +155,9 @@ def _invent(machine: TableMachine, use: AssertedUse, incarnation: int) -> Group:
             machine.used_ahead.add(use.ordinal)
     machine.counts["admitted"] += 1
     number = int(use.group_id.rpartition("-")[2])
-    machine.leap(to=number)
+    machine.skip_ids(to=number)
     group = Group(use.group_id, task, number, PolicyVersion(incarnation, 0), order=number, state=State.CONSUMED)
     group.done = [False] * task.n
-    group.hollow = True
+    group.payload_lost = True
     machine.groups[use.group_id] = group
     return group

@@ -16,9 +16,9 @@ from rollmesh.buffer.policy.reuse import kept_uses, may_be_used_again
 from rollmesh.buffer.policy.rules import Order
 from rollmesh.buffer.policy.version_ranges import Lineage
 from rollmesh.buffer.protocol.leases import LEARNER, Lease
-from rollmesh.buffer.reference_model.group_states import LEAP, Fate, Group, State, Task
-from rollmesh.buffer.reference_model.learner_commands import Claiming
-from rollmesh.buffer.reference_model.resume_answers import Given
+from rollmesh.buffer.reference_model.group_states import ID_GAP_AFTER_LOSS, Fate, Group, State, Task
+from rollmesh.buffer.reference_model.learner_commands import LearnerCommands
+from rollmesh.buffer.reference_model.resume_answers import ResumeAnswer
 from rollmesh.buffer.reference_model.table_state import Suspect
 
 # How the groups of a state are ranked.
@@ -30,7 +30,7 @@ _SCORES: Mapping[State, Callable[[Group], float]] = {
 }
 
 
-class TableMachine(Claiming):
+class TableMachine(LearnerCommands):
     """One table.
 
     Args:
@@ -86,7 +86,7 @@ class TableMachine(Claiming):
 
     def redrive(self, group_ids: Sequence[str]) -> tuple[int, list[str]]:
         """Queues prompts of failed groups again: (how many, groups whose prompt is not kept any more)."""
-        tasks, unknown = self.dead.redrive(group_ids)
+        tasks, unknown = self.dead_letters.redrive(group_ids)
         self.pending += tasks
         self.counts["seeded_tasks"] += len(tasks)
         self.counts["redriven"] += len(tasks)
@@ -103,16 +103,16 @@ class TableMachine(Claiming):
             if group is not None and group.prioritized < (incarnation, call):
                 group.priority, group.weight, group.prioritized = priority, weight, (incarnation, call)
                 if group.state is State.READY and self.rules.order is Order.PRIORITY:
-                    self._enter_race(group)
+                    self._draw_key(group)
                 changed += 1
         return changed
 
-    def lose(self, leases: Sequence[Lease], reason: str) -> None:
+    def fail_groups(self, leases: Sequence[Lease], reason: str) -> None:
         """Prompt or payload of groups are gone: they fail, unless they have been used."""
         for group_id, lease in leases:
             group = self.groups.get(group_id)
             if group is not None and group.lease == lease and group.state is not State.CONSUMED:
-                self._give_up(group, Fate.FAILED, reason)
+                self._end(group, Fate.FAILED, reason)
 
     def nack(self, incarnation: int, leases: Sequence[Lease], disposition: str, reason: str) -> int:
         """Back to ready (`release`), or filtered (`filter`), or failed (`fail`)."""
@@ -125,7 +125,7 @@ class TableMachine(Claiming):
             if disposition == "release":
                 self._make_ready(group)
             else:
-                self._give_up(group, Fate.FILTERED if disposition == "filter" else Fate.FAILED, reason)
+                self._end(group, Fate.FILTERED if disposition == "filter" else Fate.FAILED, reason)
             changed += 1
         return changed
 
@@ -145,22 +145,22 @@ class TableMachine(Claiming):
         if self.rules.bounded:
             self.u = max(self.u, version)
 
-    def resume(self, member: str, call: int, k: int) -> Given:
+    def resume(self, member: str, call: int, k: int) -> ResumeAnswer:
         """The next incarnation starts from version k. A copy of a call changes nothing.
 
         Raises:
             Outdated: the copy is of an earlier attempt of the member.
         """
-        if (given := self.resumes.said_before(member, call, k)) is not None:
-            return given
+        if (answer := self.resumes.previous_answer(member, call, k)) is not None:
+            return answer
         if self.suspect:
             raise Suspect
-        done = self.go_on(k) if self.rules.bounded else self.end_rounds(k)
+        done = self.take_over(k) if self.rules.bounded else self.end_rounds(k)
         return self.resumes.note(member, call, k, (self.lineage.incarnation, *done, self.seeded))
 
-    def go_on(self, k: int) -> tuple[int, int, int]:
+    def take_over(self, k: int) -> tuple[int, int, int]:
         """Makes the next incarnation, whatever is known of the one before."""
-        self._take_over(k)
+        self._begin_incarnation(k)
         self.u = k
         self.progress += 1
         self.streams.discard(LEARNER)
@@ -174,8 +174,8 @@ class TableMachine(Claiming):
             if group.state is State.LEASED:
                 self._make_ready(group)
             elif group.state is not State.CONSUMED:
-                self._recount(group)
-            elif group.hollow:
+                self._update_deadline(group)
+            elif group.payload_lost:
                 # Where uses are left it stays until the commit: further ones may be said of it.
                 if not kept:
                     hopeless.append((used, group.group_id))
@@ -194,18 +194,18 @@ class TableMachine(Claiming):
         return trained, returned, evicted
 
     def end_rounds(self, k: int) -> tuple[int, int, int]:
-        """As `go_on`, for a table without a bound: what it has belongs to versions of the old learner, and ends."""
-        self._take_over(k)
+        """As `take_over`, for a table without a bound: what it has belongs to versions of the old learner, and ends."""
+        self._begin_incarnation(k)
         self.withdraw()
         self._end_all(State.CONSUMED)
         return 0, 0, 0
 
-    def _take_over(self, k: int) -> None:
+    def _begin_incarnation(self, k: int) -> None:
         incarnation = self.lineage.incarnation + 1
         self.lineage = Lineage(incarnation, {**self.lineage.resumed_at, incarnation: k})
         self.committed = k
 
-    def _recount(self, group: Group) -> None:
+    def _update_deadline(self, group: Group) -> None:
         """Tokens of versions that have just been discarded have grown older."""
         group.deadline = self._deadline(group)
         if group.state is State.READY and self.rules.order is Order.FRESHEST:
@@ -213,11 +213,11 @@ class TableMachine(Claiming):
 
     # ------------------------------------------------------------------------------------------- lost state
 
-    def begin_doubt(self, now: int) -> None:
+    def mark_suspect(self, now: int) -> None:
         """Acknowledged state may be lost. No two doubts have the same number."""
         self.doubt = max(now, self.doubt + 1)
 
-    def end_doubt(self, now: int, version: int) -> None:
+    def clear_suspect(self, now: int, version: int) -> None:
         """All that was used is known again; nothing of the lost time comes again.
 
         Args:
@@ -226,18 +226,18 @@ class TableMachine(Claiming):
         """
         self.doubt = 0
         self.u = max(self.u, version)
-        self.leap(to=self._seq + LEAP)
-        self._leases = max(self._leases + LEAP, now)
+        self.skip_ids(to=self._seq + ID_GAP_AFTER_LOSS)
+        self._leases = max(self._leases + ID_GAP_AFTER_LOSS, now)
         self._losses += 1
 
-    def use_again(self, group: Group, version: int) -> None:
+    def add_recorded_use(self, group: Group, version: int) -> None:
         """Adds a use that is asserted; the group is used no further where its payload is incomplete."""
         group.uses = sorted([*group.uses, version])
         self.counts["uses"] += 1
         if group.state is State.CONSUMED:
             return
         if group.state is State.GENERATING:
-            group.hollow = True
+            group.payload_lost = True
             if not all(group.done):
                 self._cancel(group)
         elif may_be_used_again(group.uses, group.deadline, self.rules.max_reuse):
@@ -247,8 +247,8 @@ class TableMachine(Claiming):
         group.holder = group.lease = ""
         group.orphan = False
 
-    def leap(self, *, to: int) -> None:
-        """Later groups are numbered behind this."""
+    def skip_ids(self, *, to: int) -> None:
+        """Later groups get higher numbers."""
         self._seq = max(self._seq, to)
 
     # ------------------------------------------------------------------------------------------------- upkeep
@@ -275,6 +275,6 @@ class TableMachine(Claiming):
             for group in self.held(holder):
                 returned += group.state is State.LEASED
                 ended += group.state is not State.LEASED
-                self._take_back(group, 1)
+                self._end_lease(group, 1)
             del self.holders[holder]
         return ended, returned

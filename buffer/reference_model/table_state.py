@@ -14,12 +14,11 @@ from rollmesh.buffer.policy.batch_selection import freshest_key
 from rollmesh.buffer.policy.reuse import draw_key, spent
 from rollmesh.buffer.policy.rules import NO_BOUND, Order, TableRules
 from rollmesh.buffer.policy.version_ranges import Lineage
-from rollmesh.buffer.reference_model.cancellations import Cancels
-from rollmesh.buffer.reference_model.dead_letters import DeadLetter
+from rollmesh.buffer.reference_model.cancellations import Cancellations
+from rollmesh.buffer.reference_model.dead_letters import DeadLetters
 from rollmesh.buffer.reference_model.drafts import Draft
-from rollmesh.buffer.reference_model.group_states import Fate, Group, State, Task
-from rollmesh.buffer.reference_model.length_classes import length_class
-from rollmesh.buffer.reference_model.resume_answers import Resumes
+from rollmesh.buffer.reference_model.group_states import Fate, Group, State, Task, length_class
+from rollmesh.buffer.reference_model.resume_answers import ResumeAnswers
 
 # Of the run that it is compared with.
 LEASE_SECRET = "secret"  # noqa: S105  of a test
@@ -53,11 +52,11 @@ class TableState:
         self.reasons: Counter[str] = Counter()
         self.holders: dict[str, int] = {}
         self.streams: set[str] = set()
-        self.resumes = Resumes()
-        self.cancels = Cancels()
+        self.resumes = ResumeAnswers()
+        self.cancels = Cancellations()
         self.drafts: defaultdict[str, dict[int, Draft]] = defaultdict(dict)
-        self.handed: dict[str, list[int]] = {}
-        self.dead = DeadLetter(rules.failed_kept)
+        self.granted_drafts: dict[str, list[int]] = {}
+        self.dead_letters = DeadLetters(rules.failed_kept)
         self.evicted_tokens: Counter[int] = Counter()
         self.seeded = 0
         self.seed_call = (0, 0)
@@ -144,7 +143,7 @@ class TableState:
         if fate is Fate.EVICTED_STALE:
             self.evicted_tokens[length_class(group.tokens + sum(d.tokens for d in drafts.values()))] += 1
         if fate is Fate.FAILED:
-            self.dead.bury(group, reason)
+            self.dead_letters.add(group, reason)
         del self.groups[group.group_id]
         self.counts[fate] += 1
         self.progress += 1
@@ -162,9 +161,9 @@ class TableState:
         if self.rules.order is Order.FRESHEST:
             group.order = freshest_key(group.seal, group.deadline)
         elif self.rules.order is Order.PRIORITY:
-            self._enter_race(group)
+            self._draw_key(group)
 
-    def _enter_race(self, group: Group) -> None:
+    def _draw_key(self, group: Group) -> None:
         group.draws += 1
         group.order = draw_key(group.group_id, group.draws, self.rules.seed, group.weight, self._race)
 
@@ -176,7 +175,7 @@ class TableState:
         group.state = State.CONSUMED
         group.holder = group.lease = ""
 
-    def _give_up(self, group: Group, fate: Fate, reason: str) -> None:
+    def _end(self, group: Group, fate: Fate, reason: str) -> None:
         """Ends a group that nobody will train (again)."""
         if group.uses and group.state is not State.CONSUMED:
             self._retire(group)
@@ -186,22 +185,22 @@ class TableState:
     def _cancel(self, group: Group) -> None:
         self.counts["cancelled"] += self.cancels.note(group)
 
-    def _orphan(self, group: Group, lost: int) -> None:
+    def _release_lease(self, group: Group, lost: int) -> None:
         if group.lost + lost >= self.rules.max_attempts:
             self._finish(group, Fate.FAILED, "attempts_exhausted")
             return
         group.lost += lost
         if group.holder:
-            group.former = group.holder if lost else ""
+            group.previous_holder = group.holder if lost else ""
         group.holder = ""
         group.orphan = True
 
-    def _take_back(self, group: Group, lost: int) -> None:
+    def _end_lease(self, group: Group, lost: int) -> None:
         """Ends a lease that its holder has lost or forgotten."""
         if group.state is State.LEASED:
             self._make_ready(group)
         else:
-            self._orphan(group, lost)
+            self._release_lease(group, lost)
 
     def held(self, holder: str) -> list[Group]:
         """Groups whose lease this holder has."""

@@ -169,7 +169,7 @@ class BothMachines(FencedMachines):
         expected = {
             g.group_id: [(m, d.attempt, d.tokens, DIGEST) for m, d in machine.drafts[g.group_id].items() if m in handed]
             for g in groups
-            for handed in [machine.handed[g.group_id]]
+            for handed in [machine.granted_drafts[g.group_id]]
         }
         self.seen |= {"draft handed out"} if any(expected.values()) else set()
         assert {g[0].decode(): sorted(parse_draft_refs(g[6])) for g in answer} == {
@@ -275,7 +275,7 @@ class BothMachines(FencedMachines):
 
     @rule(at=index, count=st.integers(1, 3))
     def redrive(self, at: int, count: int) -> None:
-        known = list(self.machine.dead.notes)
+        known = list(self.machine.dead_letters.notes)
         ids = [known[(at + i) % len(known)] if known else "train-0" for i in range(count)]
         self.tell(
             "redrive", self.table, *ids,
@@ -443,7 +443,7 @@ class BothMachines(FencedMachines):
             self.tell(
                 "fail_groups", self.table, "payload_lost", *pair,
                 read=lambda _answer: None,
-                to_machine=lambda: self.machine.lose([pair], "payload_lost"),
+                to_machine=lambda: self.machine.fail_groups([pair], "payload_lost"),
             )  # fmt: skip
 
     @rule(back=st.integers(0, 2))
@@ -550,7 +550,7 @@ class BothMachines(FencedMachines):
         def beaten() -> tuple[int, int]:
             known, fenced = generation == self.generations[member], 0 < incarnation < self.incarnation
             if known and not fenced:
-                self.machine.beat(holder, self.now)
+                self.machine.renew(holder, self.now)
             return int(known), int(fenced)
 
         self.tell(

@@ -83,7 +83,7 @@ class ComparedMachines(RuleBasedStateMachine):
             assert {name: stored[name] for name in expected} == expected
             assert (stored["uses"] or []) == group.uses
             assert (stored["drafts"] or 0) == len(machine.drafts[group.group_id])
-            assert (stored["previous_holder"] or "", stored["causes"] or []) == (group.former, group.causes)
+            assert (stored["previous_holder"] or "", stored["causes"] or []) == (group.previous_holder, group.causes)
             assert stored["tokens"] == group.tokens
             assert (stored["state"] == "generating" and not stored["holder"]) == group.orphan
             assert len(list(filter(None, stored["payloads"].split(",")))) == group.scored
@@ -129,17 +129,17 @@ class ComparedMachines(RuleBasedStateMachine):
         """Notes of failed groups, evictions by length, and that no prompt is thrown away that somebody needs."""
         machine = self.machine
         notes = {gid.decode(): json.loads(note) for gid, note in dead.items()}
-        assert [gid.decode() for gid in reversed(failures)] == list(machine.dead.notes)
+        assert [gid.decode() for gid in reversed(failures)] == list(machine.dead_letters.notes)
         assert {
             gid: (n["ordinal"], n["reason"], n["attempts"], tuple(n.get("causes", ())), n["kept"], n["redriven"])
             for gid, n in notes.items()
         } == {
             gid: (n.task.ordinal, n.reason, n.attempts, n.causes, n.kept, n.redriven)
-            for gid, n in machine.dead.notes.items()
+            for gid, n in machine.dead_letters.notes.items()
         }
         assert {int(bound): int(count) for bound, count in evicted.items()} == dict(machine.evicted_tokens)
         thrown = {prompt for entry in trash if (prompt := entry.decode().split("|")[1])}
-        owners = [*machine.pending, *(note.task for note in machine.dead.notes.values() if note.kept)]
+        owners = [*machine.pending, *(note.task for note in machine.dead_letters.notes.values() if note.kept)]
         owners += [group.task for group in machine.groups.values()]
         needed = [task.ordinal for task in owners]
         assert len(needed) == len(set(needed)), "a prompt has one owner"

@@ -135,7 +135,8 @@ class TellingMachines(ComparedMachines):
         drafts = {group_id: of_group for group_id, of_group in machine.drafts.items() if of_group}
         return repr(
             (
-                machine.groups, drafts, machine.pending, None if said.renews else machine.holders, machine.dead.notes,
+                machine.groups, drafts, machine.pending, None if said.renews else machine.holders,
+                machine.dead_letters.notes,
                 counts, machine.u, machine.lineage, machine.committed, machine.seeded, machine.end_of_data,
             )
         )  # fmt: skip

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 
 from rollmesh.buffer.policy.rules import Order
-from rollmesh.buffer.reference_model.state_recovery import AssertedUse, Assertion, reassert
+from rollmesh.buffer.reference_model.state_recovery import RecordedUse, RecoveryReport, reassert
 from rollmesh.buffer.reference_model.table_machine import TableMachine
 from rollmesh.buffer.reference_model.table_state import Fenced, Suspect
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -36,7 +36,7 @@ class LosingMachines(BothMachines):
         self.takeovers: dict[int, int] = {}
         self.copy: tuple[dict[bytes, bytes], TableMachine, int, dict[str, int]] | None = None
         self.found: Counter[str] = Counter()
-        self.last: tuple[int, list[AssertedUse], bool, int] | None = None
+        self.last: tuple[int, list[RecordedUse], bool, int] | None = None
 
     @invariant()
     def keep_log(self) -> None:
@@ -87,9 +87,9 @@ class LosingMachines(BothMachines):
         self.machine = copy.deepcopy(machine)
         self.progress = self.machine.progress
         self.verb("mark_suspect", "train", 1 << 50)
-        self.machine.begin_doubt(self.now)
+        self.machine.mark_suspect(self.now)
         self._nobody_gets_anything(incarnation)
-        uses = [AssertedUse(gid, v, o) for (gid, v), o in sorted(self.log.items(), key=lambda item: item[0][1])]
+        uses = [RecordedUse(gid, v, o) for (gid, v), o in sorted(self.log.items(), key=lambda item: item[0][1])]
         if self.last is not None:
             # It arrives late: what it ends was another doubt.
             assert self._tell(*self.last) is None
@@ -108,7 +108,7 @@ class LosingMachines(BothMachines):
         assert answer[2] == self.machine.commit(incarnation, self.machine.committed)
         self.found["lost"] += 1
 
-    def _tell(self, incarnation: int, uses: list[AssertedUse], more: bool, doubt: int) -> int | None:
+    def _tell(self, incarnation: int, uses: list[RecordedUse], more: bool, doubt: int) -> int | None:
         """Both machines are told; the doubt that they know of then, or nothing where they refuse."""
         flat: list[Any] = [len(self.takeovers), *(part for pair in sorted(self.takeovers.items()) for part in pair)]
         flat += [part for use in uses for part in (use.group_id, use.version, use.ordinal)]
@@ -123,7 +123,7 @@ class LosingMachines(BothMachines):
             doubt,
             *flat,
         )
-        assertion = Assertion(incarnation, self.version, self.takeovers, uses)
+        assertion = RecoveryReport(incarnation, self.version, self.takeovers, uses)
         try:
             expected = reassert(self.machine, assertion, self.now, more=more, doubt=doubt)
         except (Fenced, Suspect) as refusal:
