@@ -20,9 +20,9 @@ class AdmitStream(LeaseStream):
 
     Attributes:
         waiting_reason: why nothing is granted at present; empty when something was just granted.
-        on_cancelled: called on the event loop with leases whose groups no one needs any more (over the bound,
-            withdrawn, granted to another one, granted in a time that Redis has lost): their work stops at once. It must
-            not block; it may be told the same lease twice, or one whose grant was lost on the way. Leases are compared,
+        on_cancelled: called on the event loop with leases whose groups are not needed any more: over the bound,
+            withdrawn, granted to another generator, or granted in a time that Redis has lost. Their work stops at once.
+            It must not block. The same lease may come twice, or one whose grant was lost on the way. Compare leases,
             not groups: the same member may hold the group again under another lease. Grants that are cancelled before
             they were taken from the stream are dropped, and their credit returns.
     """
@@ -49,10 +49,10 @@ class AdmitStream(LeaseStream):
         serving: PolicyVersion | None = None,
         outstanding: int | None = None,
     ) -> None:
-        """Says how many groups can be started now beyond those held, and what is served.
+        """States how many groups can be started now beyond those held, and the version served.
 
         Args:
-            credits: replaces the figure sent before; None leaves what is left of it.
+            credits: replaces the number sent before; None leaves what is left of it.
             serving: None leaves it.
             outstanding: groups with responses that are still being sampled; None leaves it.
 
@@ -137,4 +137,4 @@ class AdmitStream(LeaseStream):
 
 
 def _ignore_cancellations(_leases: Sequence[pb.LeaseRef]) -> None:
-    """Until the owner says what to do."""
+    """The default, until the owner sets another."""

@@ -1,6 +1,6 @@
-"""The buffer's client: unary verbs with deadlines and retries, and the three standing streams.
+"""The buffer's client: unary calls with deadlines and retries, and the three standing streams.
 
-Every verb is idempotent under repetition, so calls are simply repeated while failures are transient, for up to
+Every call is idempotent under repetition, so calls are simply repeated while failures are transient, for up to
 `retry_s` seconds; then `UnreachableError`.
 """
 
@@ -45,7 +45,7 @@ _RECOVERIES = 5
 
 
 class BufferClient:
-    """Verbs of the buffer.
+    """Client of one buffer.
 
     Args:
         channel: to the mesh address (see `mesh.rpc.rpc.open_channel`).
@@ -64,7 +64,7 @@ class BufferClient:
         """How a learner restores what Redis has lost; the call that failed is then repeated."""
 
     def _next_call(self) -> int:
-        """Of a call of which no late copy may count: greater than all before, this process' and its predecessors'."""
+        """A call number above all before, of this process and its predecessors: late copies of a call do not count."""
         self._number = max(self._number + 1, time.time_ns() // 1000)
         return self._number
 
@@ -244,7 +244,7 @@ class BufferClient:
         return response
 
     async def describe(self, table: str) -> pb.DescribeResponse:
-        """The state of a table in figures."""
+        """Metrics of a table."""
         response: pb.DescribeResponse = await self._call(
             self._stub.Describe, pb.DescribeRequest(table=table), "describing a table"
         )
@@ -269,14 +269,14 @@ class BufferClient:
         return response
 
     async def fetch(self, table: str, refs: Sequence[pb.MemberRef]) -> AsyncIterator[bytes]:
-        """Payloads in the order of `refs`; goes on where it stopped when the connection breaks."""
+        """Payloads in the order of `refs`; continues where it stopped when the connection breaks."""
         async for payload in fetch(self._stub, table, refs, retry_s=self._retry_s):
             yield payload
 
     async def upload_side(
         self, table: str, grant: pb.GroupGrant, member: int, name: str, data: bytes | NDArray[np.generic]
     ) -> trajectory.SideData:
-        """Stores large data of a member beside its payload; the answer belongs into its `MemberMeta.side`."""
+        """Stores large data of a member next to its payload; the answer belongs into its `MemberMeta.side`."""
         return await self._uploader.side(table, grant, member, name, data)
 
     async def fetch_side(

@@ -1,8 +1,9 @@
-"""Standing streams over which leases come: the client's side of "a lease lives only while its holder names it".
+"""Standing streams of leases: the client's side of "a lease lives only while its holder names it".
 
-Invariants: what is named is what the stream's owner holds, and what came and was not taken yet; it is named with the
-first request of every connection, whenever the server asks, and as soon as a lease is offered again with which its
-owner has finished. So a lease that no one knows ends, whatever was lost on the way.
+Invariants
+  * A client names the leases that its owner holds, and those that came and were not taken yet.
+  * It names them with the first request of every connection, whenever the server asks, and as soon as a lease is
+    offered again that its owner has finished. So a lease that was lost on the way ends.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class RecentLeases:
 
 
 class LeaseStream(ReconnectingStream):
-    """A standing stream whose client says what it holds.
+    """A standing stream whose client names its holdings.
 
     Attributes:
         holdings: the leases that the owner holds of those it took from the stream. Until the owner sets this, it holds
@@ -61,15 +62,15 @@ class LeaseStream(ReconnectingStream):
 
     @abstractmethod
     def _accept(self, response: Any) -> None:
-        """Takes one response."""
+        """Handles one response."""
 
     @abstractmethod
     def _undelivered(self) -> Iterable[Lease]:
-        """What came and was not taken yet."""
+        """Leases that came and were not taken yet."""
 
     @abstractmethod
     def _report(self, inventory: pb.Inventory | None) -> None:
-        """Sends how much was received, and what is held where that is to be said."""
+        """Sends how many leases were received, and the inventory if there is one."""
 
     def _inventory(self) -> pb.Inventory:
         return pb.Inventory(leases=[lease.to_proto() for lease in self._all_holdings()])
@@ -78,12 +79,12 @@ class LeaseStream(ReconnectingStream):
         return {*(self._seen if self.holdings is None else self.holdings()), *self._undelivered()}
 
     def _answer_inquiry(self, within_ms: int) -> None:
-        """The server wants to know what is held, and will again within a lease term."""
+        """Answers the server's question for the holdings; it asks again within a lease term."""
         self._patience_s = within_ms / 1000
         self._report(self._inventory())
 
     def _is_new(self, lease: Lease) -> bool:
-        """Counts what came; False where it is said again, as it is when a connection begins."""
+        """Counts a lease that came; False if it was offered before, as at the beginning of a connection."""
         self._received_count += 1
         is_new = self._seen.add(lease)
         if not is_new:

@@ -1,8 +1,9 @@
 """Standing streams on the client side: one background task per stream that opens it again when it breaks.
 
-Invariants: a stream that cannot be opened for `retry_s` in a row, or whose task fails, ends with a typed error, which
-every reader and writer of it then sees; what the server may not have received is sent again after a reconnect, and what
-it answers twice is recognized by its keys.
+Invariants
+  * A stream that cannot be opened for `retry_s`, or whose task fails, ends with a typed error for all its users.
+  * Requests that the server may not have received are sent again after a reconnect. Answers that come twice are
+    recognized by their keys.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class ReconnectingStream(ABC):
         self._backoff_s = _BACKOFF_S
         self._outbox: asyncio.Queue[Any] = asyncio.Queue()
         self._error: RollmeshError | None = None
-        # How long the server may say nothing, where that is known: one that hangs answers pings all the same.
+        # How long the server may send nothing, if that is known. A server that hangs still answers pings.
         self._patience_s: float | None = None
         self._patience: asyncio.Timeout | None = None
         self._task = asyncio.create_task(self._run(), name=what)
@@ -50,18 +51,18 @@ class ReconnectingStream(ABC):
 
     @abstractmethod
     def _replay_requests(self) -> list[Any]:
-        """Requests that bring a new connection to the present state; empties what they make superfluous."""
+        """Requests to resend after a reconnect. Drops what they replace."""
 
     @abstractmethod
     def _on_response(self, response: Any) -> None:
-        """Takes one response."""
+        """Handles one response."""
 
     @abstractmethod
     def _on_failure(self, error: RollmeshError) -> None:
-        """Tells all who wait that the stream is over."""
+        """Wakes all waiters with the error that has ended the stream."""
 
     async def _on_lost_state(self) -> None:
-        """Redis may have lost state. The learner's stream makes up for it; others wait until it has."""
+        """Redis may have lost state. The learner's stream restores it; others wait until it has."""
         log.info("%s: Redis was restarted; waits for the learner to say what it has used", self._what)
 
     def _send(self, request: Any) -> None:
@@ -70,7 +71,7 @@ class ReconnectingStream(ABC):
         self._outbox.put_nowait(request)
 
     def _set_deadline(self, within_s: float | None) -> None:
-        """The server's next word is due within this time; None: nothing is due."""
+        """Sets when the next response is due; None: none is."""
         self._patience_s = within_s
         if self._patience is not None and not self._patience.expired():
             now = asyncio.get_running_loop().time()

@@ -32,8 +32,9 @@ class ReceivedGroup(NamedTuple):
 
 
 class SampleUpdate(NamedTuple):
-    """What came together: groups; whether the data has ended (`exhausted`); leases that were held and are not any more
-    (`lost`). A group that comes again comes under a newer lease: the earlier one is over.
+    """One message: leased groups; whether the data has ended (`exhausted`); leases that are no longer held (`lost`).
+
+    A group that comes again comes under a newer lease: the earlier one is over.
     """
 
     groups: Sequence[ReceivedGroup]

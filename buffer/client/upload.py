@@ -91,7 +91,7 @@ class Uploader:
         return entry
 
     async def _send(self, target: pb.UploadRequest, data: bytes, pieces: Sequence[int]) -> bool:
-        """Sends some pieces in one call; False where nobody wants them any more."""
+        """Sends some pieces in one call; False if they are no longer wanted."""
 
         async def requests() -> AsyncIterator[pb.UploadRequest]:
             view = memoryview(data)

@@ -36,7 +36,7 @@ local function regrant(pin)
       redis.call('ZREM', orphans_key(pin), gid)
       add('orphaned', -1)
       add('readmissions', 1)
-      -- Their holders' count, behind the attempts of any lost time: those may have left values under their names.
+      -- Their holders' count, after the attempts of any lost time: those may have left values under their names.
       g.attempt = attempts_of(g) + counters.losses * ID_GAP_AFTER_LOSS
       grant(gid, g, number_of(gid))
     end

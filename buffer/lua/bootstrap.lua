@@ -11,7 +11,7 @@ local alone = true
 for _, other in ipairs(redis.call('SMEMBERS', RUN .. ':fronts')) do
   local beat = tonumber(redis.call('ZSCORE', RUN .. ':heartbeats', other) or -1)
   if other ~= front then
-    -- One that lives after all hears so at its next heartbeat, and enters again: till then nobody hints to it.
+    -- One that lives after all hears so at its next heartbeat, and enters again: until then it gets no hints.
     if ARGV[4] == '1' or beat + tonumber(ARGV[3]) < now then forget(other) else alone = false end
   end
 end

@@ -1,5 +1,5 @@
 -- The sweep: leases that have run out end, in portions; members that fell silent are forgotten.
--- After a restart of Redis nobody could renew, so everyone gets one full term. ARGV: portion, member ttl in ms
+-- After a restart of Redis no holder could renew, so each gets one full term. ARGV: portion, member ttl in ms
 load_table(ARGV[1])
 load_run()
 free_first()

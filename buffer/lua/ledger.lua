@@ -1,4 +1,4 @@
--- Counters, and the same figures counted anew from the state sets. ARGV: number of failed groups to list
+-- Counters, and the same numbers recounted from the state sets. ARGV: number of failed groups to list
 load_table(ARGV[1])
 load_run()
 local pending = redis.call('ZCARD', pending_key(''))

@@ -1,4 +1,4 @@
--- A front saw the figures of a table go back: what was acknowledged may be lost, whatever process Redis is.
+-- A front saw the revision of a table go back: what was acknowledged may be lost, whatever process Redis is.
 -- ARGV: the revision it had seen; a learner may have spoken meanwhile, and then the present one is higher.
 load_table(ARGV[1])
 load_run()

@@ -1,4 +1,4 @@
--- What a member works on that nobody needs any more. ARGV: member, generation, portion, then what it has been told
+-- Leases that a member works on and that are not needed any more. ARGV: member, generation, portion, then what it has been told
 -- since, each "gid lease": only that is forgotten, so that what is lost on the way is told again.
 load_table(ARGV[1])
 load_run()

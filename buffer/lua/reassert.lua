@@ -38,7 +38,7 @@ if tonumber(ARGV[7]) ~= doubt then return {'suspect', snapshot()} end
 -- By the ordinal of their prompt, once somebody has asked: live unclaimed groups, and failed ones whose prompt is kept.
 local owners, buried
 
--- Makes up for takeovers that are lost, as far as they lie before a use at version `at` (all of them, without one).
+-- Repeats takeovers that are lost, as far as they lie before a use at version `at` (all of them, without one).
 local function catch_up(at)
   while run.incarnation < incarnation do
     local k, least = nil, NO_BOUND

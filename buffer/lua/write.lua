@@ -1,5 +1,5 @@
 -- Stores outcomes of members; payloads were SET before. Fenced by (lease, attempt); at most one value per member.
--- ARGV: per lease, packed one behind the other: gid, lease, attempt, ranges of all tokens that follow, then per member:
+-- ARGV: per lease, packed in a row: gid, lease, attempt, ranges of all tokens that follow, then per member:
 -- member, place of its payload ('' not scored; the digest of its bytes, with ':' and their number where they are in pieces;
 -- '-' and the digest for a draft of a member that is not finished), payload bytes, response tokens (not scored: the
 -- reason), meta. Attempt and member are texts: they are parts of names.
@@ -60,7 +60,7 @@ local function score(gid, g, member, attempt, place, bytes, ranges, tokens)
   g.payloads = g.payloads .. comma .. member .. ':' .. attempt .. ':' .. place
   if g.ranges == ranges then return end
   g.ranges = merge_ranges(g.ranges, ranges)
-  -- What seals the group counts the deadline anew in any case.
+  -- What seals the group computes the deadline again in any case.
   if not string.find(g.done, '0', 1, true) then return end
   local deadline = deadline_of(g)
   if deadline ~= g.deadline then

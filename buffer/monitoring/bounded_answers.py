@@ -1,4 +1,4 @@
-"""Answers to those who look at a run: in time, so that they hear why there is none."""
+"""Read-only answers within the deadline of their call, so that the caller hears why there is none."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WITHOUT_DEADLINE_S = 30.0
 
 
 async def within_deadline(reading: Awaitable[T], context: Any) -> T:
-    """What Redis says, where it says it well within the deadline of the call.
+    """Awaits a reading of Redis well within the deadline of the call.
 
     Args:
         reading: reads only; it is cancelled when the time is over.

@@ -1,4 +1,4 @@
-"""Failed groups: noted with their cause, readable, and driven again on request.
+"""Failed groups: noted with their cause, listed, and queued again on request.
 
 Invariant: a note keeps its prompt until it is driven again or makes room; so what can be driven again can be trained.
 """

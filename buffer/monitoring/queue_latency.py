@@ -35,7 +35,7 @@ class QueueLatency(Collector):
         self._of_table = {table: tuple([each.labels(table) for each in self._histograms]) for table in TABLES}
 
     def observe(self, table: str, groups: Iterable[Leased]) -> None:
-        """Takes the groups of one lease."""
+        """Records groups that were just leased."""
         sealed, queued = self._of_table[table]
         for group in groups:
             sealed.observe(group.generating_ms / 1e3)

@@ -1,7 +1,7 @@
-"""What a front tells of a Redis that fails it.
+"""Logs failures of Redis as one outage.
 
-Invariant: a cause is told when it begins, every `AGAIN_S` while it lasts, and its end once; never once per try, job or
-stream.
+Invariant: a cause is logged when it begins and every `AGAIN_S` while it lasts, and its end once; never once per try,
+job or stream.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class RedisOutage:
         self._reported: dict[str, float] = {}
 
     def job_failed(self, job: str, error: RollmeshError) -> None:
-        """A job has failed once more; it tries again until it has `passed`."""
+        """A job has failed once more; it repeats until it has passed."""
         if not self._failing:
             self._since = self._clock()
         self._failing.add(job)
         self.report(job, error)
 
     def report(self, job: str, error: RollmeshError) -> None:
-        """Something has failed that is not tried again."""
+        """Logs a failure of something that is not repeated."""
         now = self._clock()
         # The words after it differ from one try to the next.
         cause = error.message.partition(":")[0]
@@ -48,7 +48,7 @@ class RedisOutage:
         log.warning("%s: %s%s", job, error, lasting)
 
     def job_passed(self, job: str) -> None:
-        """A job has done what it had to."""
+        """A job has succeeded."""
         if job in self._failing:
             self._failing.discard(job)
             if not self._failing:

@@ -1,7 +1,6 @@
-"""Who waits for whom: cumulative clocks and the present reasons, per table and front, added up in Redis.
+"""Wait clocks: cumulative waiting times and present reasons, per table and front, added up in Redis.
 
-Invariant: a wait is counted from its beginning, while it lasts (not only at its end), so that the figures of a run
-that hangs show where.
+Invariant: a wait is counted while it lasts, not only at its end, so that the metrics of a run that hangs show where.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class WaitClocks:
             self._total[kind] += self._clock() - wait.since
 
     def reason(self, kind: str) -> str:
-        """The reason of the longest present wait; empty when nobody waits."""
+        """The reason of the longest present wait; empty without any wait."""
         waits = [wait for (k, _), wait in self._open.items() if k == kind]
         return min(waits, key=lambda wait: wait.since).reason if waits else ""
 

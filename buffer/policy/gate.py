@@ -1,4 +1,4 @@
-"""The gate: may another group be admitted, and to whom?
+"""The gate: may another group be admitted, and to which generators?
 
 With B groups per step, bound S, u the version at which the next unclaimed batch will train and L live unclaimed
 groups, a group admitted now trains at version u + floor(L / B) at the latest if nothing is lost. Its tokens must

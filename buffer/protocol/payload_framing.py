@@ -1,6 +1,6 @@
-"""Payloads travel beside the parsed part of a message: as one field of bytes, joined and cut by hand.
+"""Payloads travel next to the parsed part of a message: as one field of bytes, joined and split by hand.
 
-What protobuf parses it copies twice, into the message and out of it, and the memory goes back to the system in between.
+Protobuf copies what it parses twice, into the message and out of it, and frees the memory in between.
 The field stands first, so that its place is known from the first bytes of a message. One that protobuf itself has
 serialized, with the field elsewhere, is understood as well.
 """
@@ -20,7 +20,7 @@ _LONGEST_VARINT = 10
 
 
 class ParsedMessage(NamedTuple, Generic[Parsed]):
-    """A message without its payloads, and those, one behind the other."""
+    """A message without its payloads, and the payloads, concatenated."""
 
     message: Parsed
     payloads: memoryview
@@ -31,7 +31,7 @@ def join_message(number: int, payloads: Sequence[bytes], rest: Iterable[bytes]) 
 
     Args:
         number: of the field with the payloads.
-        payloads: are put one behind the other.
+        payloads: are concatenated.
         rest: serialized parts of the message.
     """
     size = sum(map(len, payloads))

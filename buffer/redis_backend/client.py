@@ -1,8 +1,9 @@
-"""Access to Redis, one server or a cluster: verbs by digest, batches of plain commands, typed errors.
+"""Access to Redis, one server or a cluster: scripts by digest, batches of plain commands, typed errors.
 
-Invariants: no command is repeated behind the caller's back (a lost answer must be visible: the streams repair it);
-everything Redis can refuse or suffer becomes a `StoreError` with a hint; rights are asked for before the first verb,
-since a script that is refused a command in its middle would leave half of its work behind.
+Invariants
+  * No command is repeated without the caller's knowledge: a lost answer must be visible, since the streams repair it.
+  * Every refusal and failure of Redis becomes a `StoreError` with a hint.
+  * Rights are checked before the first script: one that is refused a command halfway leaves half of its work.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class RedisAccess:
         run_key: the run's hash (KEYS[1] of every verb).
         timeout_s: deadline of one batch of commands, apart from the time that its bytes take.
         clock: Lua source that replaces Redis TIME (proofs by replay only).
-        options: what is told of Redis beside the URL.
+        options: of Redis, in addition to the URL.
 
     Attributes:
         client: a redis-py client for tools and tests; connects when it is used.
@@ -147,7 +148,7 @@ class RedisAccess:
     async def batch(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
         """Replies to commands sent together: one round trip, and one fsync of each Redis for all.
 
-        In a cluster, commands on different keys run in no order. Where the order matters: `batch_behind`.
+        In a cluster, commands on different keys run in no order. Where the order matters: `batch_then`.
 
         Raises:
             StoreError: the connection broke, or one of the commands failed.
@@ -185,14 +186,14 @@ class RedisAccess:
         return f"{command_at(script, int(line[1])) or 'a command'} in {script.name}"
 
     async def load(self) -> None:
-        """Loads every verb."""
+        """Loads every script."""
         await self.batch([("SCRIPT", "LOAD", script.source) for script in self._scripts.values()])
 
     async def wait_until_loaded(self, patience_s: float) -> None:
-        """Waits while Redis is loading its data, as after a restart.
+        """Waits while Redis loads its data, for instance after a restart.
 
         Raises:
-            StoreError: it is still at it after `patience_s`, or cannot be reached at all.
+            StoreError: it still loads after `patience_s`, or cannot be reached at all.
         """
         until = time.monotonic() + patience_s
         pause = _FIRST_LOOK_S
@@ -225,14 +226,14 @@ class RedisAccess:
         await self.batch_then(stored, [("MGET", payload_key), ("UNLINK", payload_key)])
 
     async def run_script(self, name: str, *arguments: Argument) -> list[Any]:
-        """Runs a verb and returns its answer."""
+        """Runs a script and returns its answer."""
         return await self.run_after((), name, *arguments)
 
     async def run_after(self, commands: Sequence[Sequence[Argument]], name: str, *arguments: Argument) -> list[Any]:
-        """Runs plain commands and behind them one verb; returns the verb's answer.
+        """Runs plain commands and after them one script; returns the script's answer.
 
-        On one server they are sent together. In a cluster the verb is sent when all nodes have acknowledged the plain
-        commands. These must be repeatable: they are sent once more where Redis had forgotten the verb.
+        On one server they are sent together. In a cluster the script is sent once all nodes have acknowledged the plain
+        commands. These must be repeatable: they are sent again if Redis had forgotten the script.
         """
         answer: list[Any] = (await self.run_all_after(commands, ((name, *arguments),)))[-1]
         return answer
@@ -240,7 +241,7 @@ class RedisAccess:
     async def run_all_after(
         self, commands: Sequence[Sequence[Argument]], verbs: Sequence[Sequence[Argument]]
     ) -> list[Any]:
-        """As `after` with several verbs (name and arguments), one behind the other; replies to all, in this order."""
+        """As `run_after` with several scripts (name and arguments), in order; returns the replies to all."""
         calls = [("EVALSHA", self._scripts[str(verb[0])].digest, 1, self._run_key, *verb[1:]) for verb in verbs]
         send = self._connection.send
         with store_errors():
@@ -268,7 +269,7 @@ class RedisAccess:
 
         Args:
             match: pattern as of SCAN.
-            count: keys looked at per call; Redis answers nobody else meanwhile.
+            count: keys scanned per call; Redis answers no other client meanwhile.
         """
         with store_errors():
             primaries = await self._connection.primaries()

@@ -10,7 +10,7 @@ Invariants
     it fail there before its first write, so while the home slot moves verbs are refused, and clients repeat them.
   * Connections are kept to nodes of the map alone, and to those of the address.
   * A node that is gone, a slot without a node, or a map that never settles is an error of the whole batch; the next
-    batch reads the map anew. Nothing is repeated by itself after it may have been executed.
+    batch reads the map again. Nothing is repeated by itself after it may have been executed.
 
 What a failover keeps: Redis Cluster replicates after it has answered. A write that was acknowledged by a primary, and
 had not reached its replica when the primary failed for good, is lost. This is outside the promise that acknowledged
@@ -149,7 +149,7 @@ class ClusterConnection:
                 self._stale = True
                 raise ConnectionError(f"no node of the cluster serves slot {part.slot}")
             by_node.setdefault(node, []).append(part)
-        # All are waited for, so that nothing of this batch is still under way when its caller goes on.
+        # All are waited for, so that nothing of this batch is still in progress when its caller continues.
         outcomes = await asyncio.gather(*(self._ask(*item) for item in by_node.items()), return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):

@@ -81,7 +81,7 @@ class EmbeddedRedis:
         folder: holds the append-only file, the log and the configuration; created if missing.
         durability: what survives its end, see above.
         max_memory: bytes above which Redis refuses writes; 0 for no limit.
-        environment: of the process, beside this process' own.
+        environment: of the process, in addition to this process' own.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Whom to tell that a group need not be worked on any more.
+"""Notices to generators that a group need not be worked on any more.
 
 A group that ends while it is being generated, or that another attempt takes over, is told to its former worker: the
 holder of its lease, or the one who lost the lease and may still be at it (a broken stream, a stopped process). Who gave

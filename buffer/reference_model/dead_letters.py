@@ -1,7 +1,7 @@
 """Failed groups with their cause, and their prompts, which can be driven again.
 
 Bounded: the oldest note makes room. A note keeps its prompt until it is driven again, except where the learner itself
-took the task back: nobody waits for that. Driving a prompt again makes a new task of it, with a parent; each note once.
+took the task back. Driving a prompt again makes a new task of it, with a parent; each note once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""From which drafts the new holder of a group goes on.
+"""The drafts from which the new holder of a group continues.
 
 A draft counts for nothing while it waits. Handing it out makes its tokens part of what will be trained: their versions
 join the group's, and so its deadline. A draft with which the group would be over the bound is not handed out but
-dropped, and its member begins anew: so a response that continues a draft can be trained whenever its group can.
+dropped, and its member begins again: so a response that continues a draft can be trained whenever its group can.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class Group:
         seq: admission order.
         order: place among ready groups, low first.
         seal: number of its sealing, where the order asks for it.
-        holder: who holds the lease; empty while nobody does.
+        holder: who holds the lease; empty without one.
         previous_holder: who lost it last and may still be at it; empty once somebody else holds it.
         lease: names the right to it; kept until the next grant, so that late work of the last holder still counts.
         attempt: counts its holders; after a loss, from a multiple of `ID_GAP_AFTER_LOSS` on.

@@ -1,4 +1,4 @@
-"""What one table of the off-policy contract consists of: its figures, and the transitions that its verbs share.
+"""State of one table of the off-policy contract: its counters, and the transitions that its commands share.
 
 Invariants (checked by `check`): every group is in exactly one state; admitted = fates + live; seeded tasks = pending
 + withdrawn + first admissions.
@@ -176,7 +176,7 @@ class TableState:
         group.holder = group.lease = ""
 
     def _end(self, group: Group, fate: Fate, reason: str) -> None:
-        """Ends a group that nobody will train (again)."""
+        """Ends a group that will not be trained (again)."""
         if group.uses and group.state is not State.CONSUMED:
             self._retire(group)
         else:

@@ -1,10 +1,11 @@
 """One generator's standing Admit stream: credits come in, grants go out as soon as the gate allows.
 
-Invariants: each stream asks Redis for its share alone (`buffer.server.load_balancer`), so that the least loaded
-generator is served first, and no stream asks in vain because of another one; a generator gets nothing before it has
-answered on the stream, and nothing more while it does not answer for what it was granted; it soon loses its stream, and
-what it gave no sign of is re-admitted at once, as is what it does not name when it is asked what it holds
-(`buffer.server.lease_roll_call`).
+Invariants
+  * Each stream asks Redis for its share alone (`buffer.server.load_balancer`): the least loaded generator is served
+    first, and no stream asks in vain because of another one.
+  * A generator gets nothing before it has answered on the stream, and nothing more while it owes an answer for grants.
+  * A silent generator soon loses its stream. Grants that it never acknowledged are re-admitted at once, as are groups
+    that it does not name when it is asked for its holdings (`buffer.server.lease_roll_call`).
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ log = logging.getLogger(__name__)
 _GRANTS_PER_CALL = 64
 _GRANTS = pb.AdmitResponse.DESCRIPTOR.fields_by_name["grants"].number
 _TASK = pb.GroupGrant.DESCRIPTOR.fields_by_name["task"].number
-# Grants are sent once their prompts and drafts have so many bytes. Of a grant with more than that, drafts come before
-# it, in grants of the same lease that have no task.
+# Grants are sent once their prompts and drafts have this many bytes. If one grant has more, its drafts come first, in
+# grants of the same lease without a task.
 _RESPONSE_BYTES = 512 << 10
-# A waiter looks again after this many seconds even if nothing rang; a reason is told once it has lasted as long.
+# A waiter checks again after this many seconds even without a notification, and then sends the reason of its wait.
 _RECHECK_S = 1.0
-# A stream on which grants stay without an answer for the reconnect grace, and so many seconds at least, is ended.
+# A stream whose grants stay unanswered for the reconnect grace, and at least this many seconds, is ended.
 _LEAST_PATIENCE_S = 1.0
-# Fronts do not know one another's streams: where there are several, a full generator asks so many seconds later than
+# Fronts do not know one another's streams. If there are several, a full generator asks this many seconds later than
 # an idle one.
 _COURTESY_S = 0.005
 
@@ -64,7 +65,7 @@ class AdmitSession:
         self._recheck_s = min(_RECHECK_S, self._roll.interval_s)
         self._refusal = ""
         self._token = ""
-        # Cancellations: the count up to which they have been read, and what was sent since the last look.
+        # Cancellations: the count up to which they have been read, and those sent since the last reading.
         self._cancels_read = -1
         self._sent_cancellations: list[Lease] = []
         check_id("member_id", self._member_id)
@@ -75,7 +76,7 @@ class AdmitSession:
         self._roll.note_request(
             request.received, leases_of(request.inventory.leases) if request.HasField("inventory") else None
         )
-        # What is on its way to the generator is not in its figures yet.
+        # Grants in transit are not in the generator's numbers yet.
         in_transit = self._roll.in_transit
         demand = self._demand
         demand.credits, demand.outstanding = max(0, request.credits - in_transit), request.outstanding + in_transit
@@ -117,7 +118,7 @@ class AdmitSession:
                             yield pb.AdmitResponse(waiting_reason=reason)
 
     async def _read_cancellations(self) -> list[Lease]:
-        """What the generator need not continue with; forgotten in Redis only once it has been sent."""
+        """Leases whose groups nobody needs. Redis forgets them only once they have been sent."""
         store = self._front.store
         count = store.snapshots[self._table].cancelled
         if count != self._cancels_read or self._sent_cancellations:
@@ -128,10 +129,10 @@ class AdmitSession:
         return self._sent_cancellations
 
     async def _keep_named(self) -> list[Lease]:
-        """Where the generator has said what it holds: what it does not know of goes to others.
+        """If the generator has said what it holds, re-admits every other group that it was granted.
 
         Returns:
-            What it has named and does not have, as where Redis has lost the grant: no one needs it.
+            Leases that it named and does not have, for instance since Redis has lost the grant.
         """
         named = self._roll.pop_inventory()
         if named is None:
@@ -154,7 +155,7 @@ class AdmitSession:
         demands = self._front.demands[self._table]
         if self._demand in demands:
             demands.remove(self._demand)
-            # Its share is for others now.
+            # Its share is now for others.
             self._front.changes.notify(self._table)
 
     async def _check_answers(self) -> None:
@@ -176,7 +177,7 @@ class AdmitSession:
         self._front.wait_clocks[self._table].end(SAMPLES, self._member_id)
 
     async def _request_grants(self) -> tuple[list[Grant], str]:
-        """Grants, or why there are none; no reason where nothing is wanted."""
+        """Grants, or why there are none; no reason if no credits are open."""
         demand, rules = self._demand, self._rules
         snapshot = self._front.store.snapshots[self._table]
         if not demand.credits:
@@ -190,7 +191,7 @@ class AdmitSession:
         before, demand.is_responsive = demand.is_responsive, self._roll.is_responsive
         if not demand.is_responsive:
             if before:
-                # Its share is for others now.
+                # Its share is now for others.
                 self._front.changes.notify(self._table)
             return [], "the generator does not answer: neither for its grants nor what it holds"
         if demand.serving.incarnation != snapshot.incarnation:
@@ -218,7 +219,7 @@ class AdmitSession:
             self._token,
         )
         if status == "moved":
-            # The answer brought newer figures; they notify this stream, so the next round proposes again.
+            # The answer brought a newer snapshot, which wakes this stream: the next round proposes again.
             return [], "the policy moves on"
         snapshot = self._front.store.snapshots[self._table]
         reason = self._gate_reason(snapshot)

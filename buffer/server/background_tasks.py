@@ -1,6 +1,6 @@
-"""What any front does beside answering: ending leases, evicting, removing payloads, listening for other fronts.
+"""Background tasks of a front: they end leases, evict, remove payloads, and follow the hints of other fronts.
 
-Invariant: every one of these is a verb that several fronts may run at once without harm.
+Invariant: several fronts may run each of them at once without harm.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from rollmesh.mesh.errors import StoreError
 log = logging.getLogger(__name__)
 # Leases are at least a second; their end is noticed within this time.
 SWEEP_S = 0.25
-# The members are looked at in every so many sweeps.
-_LOOK_EVERY = 4
+# Every this many rounds, the members are read.
+_MEMBERS_EVERY = 4
 _RECONNECT_S = 0.5
 # A stored value is removed once it has had no owner for this long; also the time between two walks over the keys.
 _ORPHAN_AGE_S = 60.0
@@ -33,11 +33,11 @@ _SIDE_AGE_S = 3600.0
 
 
 async def expire_leases(front: FrontContext, access: RedisAccess) -> None:
-    """Ends leases that ran out and reports the waiting clocks, again and again."""
+    """Ends leases that ran out, and reports the wait clocks, at intervals."""
     rounds = 0
     while True:
         try:
-            if rounds % _LOOK_EVERY == 0:
+            if rounds % _MEMBERS_EVERY == 0:
                 await _refresh_members(front, access)
             rounds += 1
             for table in TABLES:
@@ -67,7 +67,7 @@ async def _report_waits(front: FrontContext, access: RedisAccess, table: str) ->
         waited, reason = waits.drain_ms(kind), waits.reason(kind)
         if waited:
             commands.append(("HINCRBY", key, f"{kind}_ms", waited))
-            # Stamped, because a front that dies leaves its reason behind.
+            # Stamped, because the reason of a front that dies stays.
             commands.append(("HSET", key, f"{kind}_reason", f"{int(time.time()) if reason else 0} {reason}"))
     await access.batch(commands)
 
@@ -135,7 +135,7 @@ async def sweep_stored_values(front: FrontContext, access: RedisAccess) -> None:
 
 
 async def follow_hints(front: FrontContext, access: RedisAccess) -> None:
-    """Takes hints of other fronts; after every (re)connection all values are read again."""
+    """Follows the hints of other fronts. After every (re)connection all tables are read again."""
     while True:
         try:
             async with access.subscribed(front.store.keys.wake) as subscription:

@@ -1,6 +1,6 @@
-"""Wake-ups inside one front: whoever waits for a table's figures to change holds an event that rings.
+"""Notifications inside one front: an event for every waiter is set when a table's snapshot changes.
 
-A ring is a hint only. Waiters look at the figures themselves, and at bounded intervals without any ring.
+A notification is a hint only. Waiters read the snapshot themselves, and at bounded intervals without a notification.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ class ChangeNotifier:
         self._waiting: dict[str, set[asyncio.Event]] = {}
 
     def notify(self, table: str) -> None:
-        """Wakes all who listen to the table."""
+        """Wakes all subscribers of the table."""
         for event in self._waiting.get(table, ()):
             event.set()
 
     @contextmanager
     def subscribe(self, table: str) -> Iterator[asyncio.Event]:
-        """An event that is set at every ring; the listener clears it."""
+        """An event that every notification sets; the subscriber clears it."""
         event = asyncio.Event()
-        listeners = self._waiting.setdefault(table, set())
-        listeners.add(event)
+        subscribers = self._waiting.setdefault(table, set())
+        subscribers.add(event)
         try:
             yield event
         finally:
-            listeners.discard(event)
+            subscribers.discard(event)
 
 
 async def wait_for(event: asyncio.Event, timeout_s: float) -> bool:

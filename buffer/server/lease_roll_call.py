@@ -1,8 +1,10 @@
-"""What the holder at the other end of a stream may hold, as the stream's front knows it.
+"""Asks the holder at the other end of a stream for its leases, and notices when it stops answering.
 
-Invariants: a front asks for an inventory at least every third of a lease term; what a holder may have is what it names
-and what was sent on this stream beyond what it had received when it named it, so a lease outside of both is known to
-no one; a holder that owes word of a lease, or an answer, for too long has lost its stream.
+Invariants
+  * A front asks for an inventory at least every third of a lease term.
+  * A holder may have the leases that it names, and those sent on this stream that it had not received by then. Any
+    other lease is lost.
+  * A holder that owes a receipt or an answer for too long loses its stream.
 """
 
 from __future__ import annotations
@@ -15,16 +17,16 @@ from rollmesh.buffer.protocol.leases import Lease
 from rollmesh.mesh.errors import UnreachableError
 
 _QUESTIONS_PER_TERM = 3
-# A lease whose receipt has been due for so many seconds keeps further ones back.
+# While a receipt has been due for longer than this, no further lease is sent.
 _PROMPT_S = 0.5
 
 
 class RollCall:
-    """One stream's.
+    """The roll call of one stream.
 
     Args:
-        term_s: of a lease, in seconds: for so long may an answer be owed.
-        patience_s: for so long may word of a lease be owed.
+        term_s: lease term, in seconds; an answer may be owed for this long.
+        patience_s: a receipt may be owed for this long.
         clock: monotonic seconds.
     """
 
@@ -32,7 +34,7 @@ class RollCall:
         self._term_s = term_s
         self._patience_s = patience_s
         self.interval_s = term_s / _QUESTIONS_PER_TERM
-        """Seconds between two questions."""
+        """Seconds between two inquiries."""
         self._clock = clock
         self._in_transit: deque[Lease] = deque()
         self._received = 0
@@ -52,7 +54,7 @@ class RollCall:
             self._named.add(lease)
 
     def note_request(self, received: int, inventory: Iterable[Lease] | None) -> None:
-        """A request has come: how many leases had been received on this stream, and what was held, where it says so."""
+        """Notes a request: how many leases the holder has received on this stream, and its inventory if it sent one."""
         news = min(received - self._received, len(self._in_transit))
         if news > 0:
             for _ in range(news):
@@ -72,17 +74,17 @@ class RollCall:
         return len(self._in_transit)
 
     def unacknowledged(self) -> list[Lease]:
-        """Leases of which the holder has given no sign on this stream, neither by its count nor by name."""
+        """Leases that the holder has acknowledged neither by its count nor by name."""
         return [lease for lease in self._in_transit if lease not in self._confirmed]
 
     @property
     def is_responsive(self) -> bool:
-        """Whether it has answered on this stream, and owes word of no lease for long: only then may it get more."""
+        """Whether it has answered on this stream, and owes no receipt for long: only then may it get more."""
         return self._has_answered and self._silent_s <= _PROMPT_S
 
     @property
     def _silent_s(self) -> float:
-        """Seconds for which word of a lease has been due; 0 where none is."""
+        """Seconds for which a receipt has been due; 0 if none is."""
         return self._clock() - self._silent_since if self._in_transit else 0.0
 
     def check_alive(self) -> None:
@@ -99,7 +101,7 @@ class RollCall:
             raise UnreachableError(f"the holder has not said for {self._term_s:.1f} s what it holds", hint=hint)
 
     def inquire_if_due(self) -> int:
-        """Milliseconds within which an inventory is wanted, where it is time to ask for one; else 0."""
+        """Milliseconds within which an inventory is wanted, if it is time to ask for one; else 0."""
         now = self._clock()
         if now < self._next_question:
             return 0

@@ -1,6 +1,6 @@
-"""The ledger: counters against a recount, and every disagreement in words. Also the metrics of Describe.
+"""The ledger: compares counters with a recount and words every disagreement. Also the metrics of Describe.
 
-Invariant: an impossible value is told, never fatal. Messages show one below zero as zero; the ledger says what it
+Invariant: an impossible value is reported, never fatal. Messages show one below zero as zero; the ledger says what it
 is.
 """
 
@@ -97,7 +97,7 @@ async def ledger(front: FrontContext, table: str, failed_limit: int) -> pb.Ledge
 
 
 async def describe(front: FrontContext, access: RedisAccess, table: str, *, now_s: float) -> pb.DescribeResponse:
-    """A table in figures."""
+    """Metrics of a table."""
     counters, _, reasons, _ = await _read(front, table, 0)
     snapshot = front.store.snapshots[table]
     keys = front.store.keys

@@ -1,12 +1,13 @@
-"""Who gets the groups that may be admitted: the generator with the least outstanding work for its size.
+"""Deals the groups that may be admitted to the generators with the least outstanding work for their size.
 
-A pure chooser. The load of a generator is its outstanding groups over those plus its credits, that is, over all it
-would hold. Groups are dealt one by one to the least loaded, so that loads become equal from below: an idle generator
-is served first, and one that is twice as fast, and so has twice the room again and again, gets twice as many.
+A pure function. The load of a generator is its outstanding groups over those plus its credits, that is, over all it
+would hold. Groups are dealt one by one to the least loaded, so that loads become equal from below. An idle generator
+is served first; one that is twice as fast frees its room twice as often, and gets twice as many.
 
-Invariants: nobody gets more than its credits; all that is available is dealt while somebody has credits; whoever gets
-one was not more loaded, counting what it got before, than anybody with credits left. Of equals, who has waited longer
-(an earlier place) comes first.
+Invariants
+  * No generator gets more than its credits; all groups are dealt while a generator has credits.
+  * A generator that gets a group was not more loaded, with what it got before, than any other with credits left.
+  * Of equally loaded generators, the one that has waited longer comes first.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 @dataclass(slots=True, eq=False)
 class GeneratorDemand:
-    """What a generator holds and wants; its stream keeps it up to date.
+    """The groups that a generator holds and can take; its stream keeps this up to date.
 
     Attributes:
         credits: groups it can start now.
         outstanding: groups it is sampling.
-        refused_at: revision of the table's figures at which Redis gave it less than it asked for; until they change
-            it takes no part.
+        refused_at: revision of the table at which Redis gave it less than it asked for; until that changes it takes no
+            part.
         serving: version that it serves.
         is_responsive: whether it answers on its stream; else it takes no part.
     """
@@ -43,18 +44,18 @@ class GeneratorDemand:
         return self.load_after(0)
 
     def load_after(self, given: int) -> float:
-        """What it would be with so many groups more."""
+        """The load after `given` further groups."""
         return (self.outstanding + given) / max(1, self.outstanding + self.credits)
 
 
 def fair_share(demand: GeneratorDemand, all_demands: Iterable[GeneratorDemand], available: int, *, rev: int) -> int:
-    """Groups that one of several generators should take.
+    """Number of groups that one of several generators should take.
 
     Args:
-        demand: whose share; one of all.
+        demand: of the generator whose share this is; one of all.
         all_demands: by the order in which they began to wait.
         available: groups that may be admitted.
-        rev: of the figures that say so.
+        rev: of the table's snapshot that says so.
     """
     if not demand.credits:
         return 0

@@ -47,7 +47,7 @@ def check_message(members: int, payload_bytes: int) -> None:
 
 
 def check_write(write: pb.MemberWrite, payload: bytes) -> Write:
-    """The write as the store takes it; the payload has come beside it.
+    """The write as the store takes it. Its payload came next to the message.
 
     Raises:
         PayloadError: naming the field that is wrong.

@@ -106,10 +106,10 @@ METRICS = (
 
 @dataclass
 class MetricsSnapshot:
-    """What was last read.
+    """The values that were read last.
 
     Attributes:
-        front, access: whom to ask.
+        front, access: what is read.
         tables: descriptions by table.
         members: number by role.
         grants: seconds until the first of their grants ends, by role.
@@ -161,7 +161,7 @@ class TableCollector(Collector):
 
 
 def registry_of(snapshot: MetricsSnapshot) -> CollectorRegistry:
-    """All that a front tells Prometheus."""
+    """The registry that a front exports."""
     registry = CollectorRegistry()
     registry.register(snapshot.front.queue_latency)
     registry.register(TableCollector(snapshot))

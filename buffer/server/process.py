@@ -197,7 +197,7 @@ class BufferService:
             self._failure.set_result(error)
 
     async def failed(self) -> RollmeshError:
-        """Waits until the service cannot go on, and says why."""
+        """Waits until the service cannot continue; returns the reason."""
         assert self._failure is not None, "the service has not been started"
         return await asyncio.shield(self._failure)
 
@@ -213,7 +213,7 @@ class BufferService:
         store = Store(access, config.run.name, SideFileStore(side_folder, config.buffer.side_max_bytes))
         await access.wait_until_loaded(_LOADING_S)
         await access.check_acl(store.keys.payload("train", "none", 0, 0))
-        # Whoever owns Redis has just started it.
+        # A front that owns its Redis has just started it, so no other front can be alive.
         config_json = await self._bootstrap(store, rules, sole=self.redis is not None)
         front = FrontContext(
             store=store,

@@ -1,4 +1,4 @@
-"""What the handlers of one front share, and what every standing stream needs."""
+"""State that the handlers of one front share, and helpers of every standing stream."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class FrontContext:
         return table
 
     async def drain(self, timeout_s: float) -> None:
-        """Waits for what was spawned, before the store is closed."""
+        """Waits for spawned tasks, before the store is closed."""
         if self.tasks:
             await asyncio.wait(self.tasks, timeout=timeout_s)
 
@@ -106,7 +106,7 @@ class StreamOwnership:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._on_end()
-        # The handler is being cancelled as a rule, so this runs beside it.
+        # The handler is usually being cancelled, so this runs in a task of its own.
         self._front.spawn(self._front.store.detach(self._table, self._holder, self.token), "detaching a stream")
 
 
@@ -114,7 +114,7 @@ class StreamOwnership:
 async def read_requests(
     requests: AsyncIterator[Request], handle: Callable[[Request], None], event: asyncio.Event
 ) -> AsyncIterator[asyncio.Task[None]]:
-    """Reads a stream's requests beside its handler; each is taken and rings the event. Done when the client is."""
+    """Reads a stream's requests concurrently with its handler; each sets the event. The task ends with the client."""
 
     async def read() -> None:
         try:

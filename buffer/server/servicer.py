@@ -1,4 +1,4 @@
-"""The buffer's gRPC front: translates messages into verbs. Keeps no state of its own; may run several times."""
+"""The buffer's gRPC front: translates messages into commands. It keeps no state, and may run several times."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
         statuses = [pb.WRITE_STATUS_REJECTED] * len(request.writes)
         good: list[Write] = []
         positions: list[int] = []
-        # Where lengths do not add up, nobody knows whose bytes these are: the stream ends, and nothing is stored.
+        # If lengths do not add up, the bytes cannot be assigned to members: the stream ends, and nothing is stored.
         payloads = split_payloads(parts.payloads, [write.payload_bytes for write in request.writes])
         for position, (write, payload) in enumerate(zip(request.writes, payloads, strict=True)):
             try:

@@ -1,8 +1,8 @@
-"""Runs the verbs over Redis, and keeps what their answers carry: the figures of the tables. Also remembers prompts.
+"""Runs scripts over Redis, and keeps the snapshots of the tables that their answers carry. Also caches prompts.
 
 Decides nothing: `buffer.policy` proposes, Lua disposes.
 
-Payloads and prompts are plain keys that never pass through Lua. A small payload is SET together with the verb that
+Payloads and prompts are plain keys that never pass through Lua. A small payload is SET together with the script that
 makes it count (`buffer.store.payloads` says the rest); the end of its group names it in the `trash`, from which any
 front removes it.
 """
@@ -25,17 +25,17 @@ from rollmesh.buffer.store.side_files import SideFileStore
 from rollmesh.buffer.store.table_snapshot import TableSnapshot
 
 log = logging.getLogger(__name__)
-# Verbs whose answer must not be used where it comes from a state that has gone back.
+# Scripts whose answer must not be used if it comes from a state that has gone back.
 _HANDS_OUT_DATA = frozenset({"attach", "sample", "claim", "nack", "commit", "reassert"})
 _PROMPTS_CACHED = 4096
 # Larger ones, with images, are read from Redis each time.
 _CACHED_PROMPT_BYTES = 64 << 10
-# Groups that one call of a verb, or of a look around, works on at most.
+# Groups that one call of a script works on at most.
 MAX_GROUPS_PER_CALL = 256
 
 
 class CommandRunner:
-    """Runs verbs of one run.
+    """Runs the scripts of one run.
 
     Args:
         access: Redis.
@@ -43,7 +43,7 @@ class CommandRunner:
         side: where large data of members lies.
 
     Attributes:
-        views: the figures of each table, as last seen.
+        snapshots: of each table, as last seen.
     """
 
     def __init__(self, access: RedisAccess, run_name: str, side: SideFileStore) -> None:
@@ -58,7 +58,7 @@ class CommandRunner:
         self._prompts: OrderedDict[tuple[str, str], bytes] = OrderedDict()
 
     def on_change(self, listener: Callable[[str], None]) -> None:
-        """Calls `listener(table)` whenever newer figures of a table are known."""
+        """Calls `listener(table)` whenever a newer snapshot of a table is known."""
         self._listeners.append(listener)
 
     def _update_snapshot(self, table: str, values: Sequence[int], *, trust: bool = False) -> TableSnapshot:
@@ -83,14 +83,14 @@ class CommandRunner:
         return checked_answer(answer)
 
     async def _mark_suspect(self, table: str, before: int) -> None:
-        """The figures went back: Redis has lost what it had acknowledged, and everybody must know."""
+        """The revision went back: Redis has lost what it had acknowledged, and every front and learner must know."""
         self.payloads.cache.clear()
         answer = await self._redis.run_script("mark_suspect", table, before)
         after = self._update_snapshot(table, answer[1], trust=True).rev
         log.error("Redis went back from revision %d to %d", before, after, extra={"table": table})
 
     async def refresh(self, table: str) -> TableSnapshot:
-        """Reads the figures anew; believes them even if their `rev` went back, and makes that known."""
+        """Reads the snapshot again; trusts it even if its `rev` went back, and makes that known."""
         before = self.snapshots[table].rev
         answer = await self._redis.run_script("read_table", table)
         if self._update_snapshot(table, answer[1], trust=True).rev < before:

@@ -4,7 +4,7 @@ Invariants
   * A draft is a plain key next to the payloads, named by its attempt, its length and the digest of its bytes: what is
     noted of a draft (its length, its versions) is true of them.
   * The verb decides which draft counts: the longest of the latest attempt. What it replaces, refuses or drops is
-    removed; what nobody names is swept.
+    removed; what no group names is swept.
   * A draft never counts in the ledger, in the bytes or in a deadline, until it is handed to a new holder: from then on
     the versions of its tokens are the group's.
 """

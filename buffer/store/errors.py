@@ -1,4 +1,4 @@
-"""Verbs that were refused, as errors that say what to do."""
+"""Refusals of scripts, as errors that say what to do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rollmesh.mesh.errors import ConfigError, FencedError, LostStateError, OldGe
 
 
 def different_rules_error(table: str, differing: Sequence[Sequence[bytes]]) -> ConfigError:
-    """What a front is told whose configuration means other rules than those in force."""
+    """The error of a front whose configuration means other rules than those in force."""
     names = ", ".join(
         f"{name.decode()} is {there.decode()} there, {here.decode()} here" for name, there, here in differing
     )
@@ -20,7 +20,7 @@ def different_rules_error(table: str, differing: Sequence[Sequence[bytes]]) -> C
 
 
 def fenced_error() -> FencedError:
-    """What a learner of an older incarnation is told."""
+    """The error of a learner of an older incarnation."""
     return FencedError(
         "another learner has taken this run over",
         hint="stop this process; the newer incarnation continues the run",
@@ -28,7 +28,7 @@ def fenced_error() -> FencedError:
 
 
 def lost_state_error() -> LostStateError:
-    """What is told to a learner while acknowledged state may be lost."""
+    """The error of a learner while acknowledged state may be lost."""
     return LostStateError(
         "Redis was restarted or restored, and may have lost what it had acknowledged",
         hint="the learner says again which groups it has used, by itself; then the run continues",
@@ -36,7 +36,7 @@ def lost_state_error() -> LostStateError:
 
 
 def unknown_incarnation_error() -> LostStateError:
-    """What is told to a learner whose takeover Redis does not know."""
+    """The error of a learner whose takeover Redis does not know."""
     return LostStateError(
         "Redis does not know this learner's incarnation: it has lost it, or it never was",
         hint="a learner that has resumed says again what it has used, by itself; any other calls Resume first",
@@ -44,7 +44,7 @@ def unknown_incarnation_error() -> LostStateError:
 
 
 def checked_answer(answer: list[Any]) -> list[Any]:
-    """A verb's answer.
+    """Passes a script's answer on.
 
     Raises:
         RollmeshError: it is a refusal.

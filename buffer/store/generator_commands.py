@@ -1,4 +1,4 @@
-"""The store, as generators use it: grants come out, outcomes and drafts of members go in."""
+"""Commands of generators: grants come out, outcomes and drafts of members go in."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OUTCOMES = {
 
 
 class GeneratorCommands(CommandRunner):
-    """The verbs of generators.
+    """Commands of generators.
 
     Attributes:
         handoff: leases what writes seal to the streams that wait for it.
@@ -82,7 +82,7 @@ class GeneratorCommands(CommandRunner):
     async def read_cancellations(
         self, table: str, member_id: str, generation: int, told: Sequence[Lease]
     ) -> list[Lease]:
-        """Leases that a member works on and nobody needs; those in `told` are forgotten."""
+        """Leases of a member whose groups nobody needs; those in `told` are forgotten."""
         entries = map(" ".join, told)
         answer = await self._run("read_cancellations", table, member_id, generation, MAX_GROUPS_PER_CALL, *entries)
         return [Lease(*entry.decode().split(" ")) for entry in answer[2]]
@@ -140,7 +140,7 @@ class GeneratorCommands(CommandRunner):
         """Hands what a write has leased to its stream; `before` is the revision when the write began."""
         self._update_snapshot(table, sampled[1])
         if sampled[1][0] < before:
-            # Redis went back: nobody may train on this. The stream reopens, and learns what it holds.
+            # Redis went back: this must not be trained on. The stream reopens, and learns what it holds.
             self.handoff.deliver(table, Delivery(stream, None))
         elif sampled[0] == b"ok" and sampled[2]:
             self.handoff.deliver(table, Delivery(stream, [leased_of(item) for item in sampled[2]]))
@@ -160,7 +160,7 @@ class GeneratorCommands(CommandRunner):
 
 
 def packed(values: list[str | bytes | int]) -> bytes:
-    """Values one behind the other, as a script unpacks them: a packed list without its head.
+    """Values, concatenated as a script unpacks them: a packed list without its head.
 
     All strings are raw ones, since scripts do not know those of bytes.
     """

@@ -1,4 +1,4 @@
-"""The store, as the learner uses it: prompt tasks go in, groups come out and are claimed and committed."""
+"""Commands of the learner: prompt tasks go in, groups come out and are claimed and committed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rollmesh.protos import trajectory_pb2 as trajectory
 
 
 class LearnerCommands(CommandRunner):
-    """The verbs of the learner."""
+    """Commands of the learner."""
 
     async def seed(
         self,
@@ -107,7 +107,7 @@ class LearnerCommands(CommandRunner):
     async def resume(
         self, table: str, member_id: str, version: int, *, takeover: bool, force: bool, lease_ms: int, call: int
     ) -> list[Any]:
-        """The verb's raw answer: its refusals need words that only the caller knows."""
+        """The script's raw answer: its refusals need words that only the caller knows."""
         answer = await self._redis.run_script(
             "resume", table, member_id, version, int(takeover), int(force), lease_ms, call
         )

@@ -96,7 +96,7 @@ async def sweep_orphans(access: RedisAccess, keys: Keys, table: str, *, age_s: f
         age_s: an orphan is removed once it has been known as one for so long.
 
     Raises:
-        StoreError: Redis failed; a later pass goes on.
+        StoreError: Redis failed; a later pass continues.
     """
     swept = 0
     of_groups = keys.payload(table, "", "", "").removesuffix("::")

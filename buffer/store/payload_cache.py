@@ -1,7 +1,6 @@
-"""Payloads that this front stored lately: what is handed on soon need not be read back from Redis.
+"""A cache of the payloads that this front stored last, so that they need not be read back from Redis.
 
-What counts under a key never changes, so a copy is as good as the original. A cache and nothing more: what is not here
-is in Redis.
+Invariant: values are immutable once the write that names them has counted, so a cached copy is never wrong.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
-# What a front keeps at most; the oldest goes first.
+# Bytes that a front caches at most; the oldest value goes first.
 KEPT_BYTES = 64 << 20
 
 
@@ -26,7 +25,7 @@ class PayloadCache:
         self.bytes = 0
 
     def put(self, stored: Iterable[tuple[str, bytes]]) -> None:
-        """Redis has just stored these values under these keys, and they count."""
+        """Caches values that Redis has just stored under these keys, and that count."""
         for key, value in stored:
             self.bytes += len(value) - len(self._values.get(key, b""))
             self._values[key] = value
@@ -34,13 +33,13 @@ class PayloadCache:
             self.bytes -= len(self._values.popitem(last=False)[1])
 
     def pop(self, key: str) -> bytes | None:
-        """The value, which is not kept any longer: as a rule it is asked for once."""
+        """Removes and returns a value: it is usually read once."""
         value = self._values.pop(key, None)
         if value is not None:
             self.bytes -= len(value)
         return value
 
     def clear(self) -> None:
-        """Redis may not have what it had acknowledged."""
+        """Drops all values: Redis may have lost what it had acknowledged."""
         self._values.clear()
         self.bytes = 0

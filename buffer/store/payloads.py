@@ -43,7 +43,7 @@ class PayloadRef(NamedTuple):
 
 
 class StoredGroup(Protocol):
-    """A group whose payloads are stored: their places, and their bytes together."""
+    """A group whose payloads are stored: references to them, and the sum of their bytes."""
 
     @property
     def group_id(self) -> str: ...
@@ -158,7 +158,7 @@ class Payloads:
         return bool(start == head)
 
     async def of_groups(self, table: str, groups: Sequence[StoredGroup], *, inline: bool) -> AsyncIterator[Values]:
-        """For each group the values of its payloads, in order of their places.
+        """For each group the values of its payloads, in order of their references.
 
         Args:
             table: of the groups.
@@ -188,7 +188,7 @@ class Payloads:
                 yield found
 
     async def _values(self, keys: Sequence[str]) -> list[bytes | None]:
-        """Whole values: those at hand, the others from Redis."""
+        """Whole values: from the cache, the others from Redis."""
         found = [self.cache.pop(key) for key in keys]
         missing = [key for key, value in zip(keys, found, strict=True) if value is None]
         if not missing:
@@ -197,7 +197,7 @@ class Payloads:
         return [next(others) if value is None else value for value in found]
 
     async def stream(self, table: str, members: Sequence[tuple[str, PayloadRef]]) -> AsyncIterator[PayloadChunk]:
-        """Payloads of members one behind the other, in parts of at most a piece; one portion is read ahead.
+        """Payloads of members, concatenated, in chunks of at most a piece; one portion is read ahead.
 
         Raises:
             PayloadMissing: with the index of the member whose payload is gone.

@@ -1,4 +1,4 @@
-"""What goes into the verbs and comes out of them, typed: grants, writes, leases, and what the policy looks at."""
+"""Typed arguments and answers of the scripts: grants, writes, leased groups."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Write:
 
     `meta` is the serialized MemberMeta; `ranges` the versions of its tokens; `size` the payload's bytes. A payload in
     `pieces` was uploaded before, and `payload` is empty. `tokens` are those of the response, where there is a payload;
-    else `reason` says why not. `side` names large data beside it. A `draft` is the payload so far of a member that is
+    else `reason` says why not. `side` names its large data. A `draft` is the payload so far of a member that is
     not finished. `digest` is that of the payload, where there is one.
     """
 

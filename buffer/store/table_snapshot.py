@@ -1,4 +1,4 @@
-"""A table's figures as a front last saw them. Every verb's answer carries them; `rev` says which are newer."""
+"""A table's counters as a front last saw them. Every script's answer carries them; `rev` says which are newer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TableSnapshot:
-    """Figures of one table, in the order in which the verbs return them.
+    """Counters of one table, in the order in which the scripts return them.
 
     Attributes:
         rev: grows with every change.

@@ -190,7 +190,7 @@ async def leased(mesh: Mesh, count: int, **rules: Any) -> tuple[Learner, SampleS
 
 
 async def test_what_the_learner_has_forgotten_is_ready_again(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollmesh.buffer.store.store.PORTION", 2)
+    monkeypatch.setattr("rollmesh.buffer.store.store.MAX_GROUPS_PER_CALL", 2)
     learner, sampler, book, groups = await leased(mesh, 5)
     forgotten = [groups[1], groups[4]]
     book.leases.difference_update(group.lease for group in forgotten)

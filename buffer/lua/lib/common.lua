@@ -1,4 +1,4 @@
--- What all verbs share: the figures of run and table, the names of keys, who may act.
+-- Shared by all scripts: the values of run and table, the names of keys, the fences.
 --
 -- KEYS[1]  the run's hash; every other key of metadata begins with it and so lies in the same cluster slot
 -- ARGV[1]  the table (`train`, `eval`), or '' where a verb concerns the run alone
@@ -14,7 +14,7 @@ local RUN = KEYS[1]
 local NO_BOUND = 10000000000000
 -- By so much numbers jump ahead after a loss, so that none that was given in the lost time comes again.
 local ID_GAP_AFTER_LOSS = 1048576
-local FIGURES = [[
+local COUNTERS = [[
   rev seq leases seals u admitted trained evicted_stale filtered failed generating ready leased consumed seeded
   seeded_tasks pending withdrawn first_admissions readmissions superseded_writes duplicate_writes end_of_data bytes
   reserved orphaned uses spent race weight cancelled redriven skipped consumed_bytes losses seed_by seed_call
@@ -40,7 +40,7 @@ end
 local function load_table(name)
   TABLE, table_key, changed, ended, trash, sets, moved = name, RUN .. ':' .. name, false, {}, {}, {}, false
   local packed = redis.call('HMGET', table_key, 'figures', 'rules')
-  counters = setmetatable(unpacked(packed[1], FIGURES), {__index = unpacked(packed[2], RULES)})
+  counters = setmetatable(unpacked(packed[1], COUNTERS), {__index = unpacked(packed[2], RULES)})
 end
 
 -- What verbs go by. What grows with the age of a run (its takeovers) is in keys of its own, for those that need it.
@@ -78,7 +78,7 @@ local function put(field, value)
   end
 end
 
--- Has the waiters look again although no figure of this table changed.
+-- Wakes the waiters although no counter of this table changed.
 local function touch() changed = true end
 
 -- A group has come nearer to its end: the clock of a stall begins again. Only what cannot be undone and done again for
@@ -120,7 +120,7 @@ local function leave(key, gid)
   gids[#gids + 1] = gid
 end
 
--- Writes the figures where they have changed, and hints to the other fronts that there is something new: who is alone
+-- Writes the counters if they have changed, and hints to the other fronts that there is something new: who is alone
 -- has it in the answer, or, where that is lost, in the next one.
 local function flush()
   apply_moves()
@@ -148,7 +148,7 @@ local function first_of(set)
   return tonumber(redis.call('ZRANGE', set, 0, 0, 'WITHSCORES')[2] or NO_BOUND)
 end
 
--- The figures as every answer carries them; writes what has changed first.
+-- The snapshot that every answer carries; writes what has changed first.
 local function snapshot()
   flush()
   local first = first_of(table_key .. ':deadline')
@@ -164,7 +164,7 @@ end
 local function redis_id() return string.match(redis.call('INFO', 'server'), 'run_id:(%w+)') end
 
 -- Whether Redis may have lost what it had acknowledged: it is another process than the run knows (restarted, its data
--- replaced or gone), or a front saw figures go back. Then nobody gets anything until the learner has said again what
+-- replaced or gone), or a front saw a revision go back. Then nothing is given out until the learner has said again what
 -- it has used (`reassert`): neither ids nor leases of the lost time may come a second time.
 -- The mark is the number of the doubt.
 local function suspect() return run.suspect ~= nil or run.redis_run_id ~= redis_id() end

@@ -1,7 +1,7 @@
 -- Shared by `sample` and `attach`: a leased group as the learner is told of it, once `naming_prompts` was there.
 local members = {}
 local function lease_reply(gid, g)
-  -- As text, once for all groups: Redis would print each number anew.
+  -- As text, once for all groups: Redis would print each number again.
   for member = #members, g.n - 1 do members[member + 1] = tostring(member) end
   local metas = redis.call('HMGET', group_key(gid), unpack(members, 1, g.n))
   return {

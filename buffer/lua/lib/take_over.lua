@@ -1,4 +1,4 @@
--- Shared by `resume` and `reassert`: an incarnation goes on from version k. Uses below k are trained, later ones undone.
+-- Shared by `resume` and `reassert`: an incarnation resumes from version k. Uses below k are trained, later ones undone.
 -- Returns groups trained, ready again, evicted. Looks at every live group, on purpose: a takeover is one step, and with
 -- discarded versions the age of any group may change. The gate and the byte budget limit how many there are.
 local function take_over(incarnation, k, member, learner_until)

@@ -47,10 +47,10 @@ local function leave_ready(g)
   if counters.order == PRIORITY then add('weight', -weight_of(g)) end
 end
 
--- Leases that a member works on and that nobody needs any more, as "gid lease", until it has been told.
+-- Leases that a member works on and that are not needed any more, as "gid lease", until it has been told.
 local function cancels_key(member) return table_key .. ':cancels:' .. member end
 
--- Tells whoever works on a group that it need not: its holder, or the one who lost it and may still be at it.
+-- Notifies the worker of a group that it is not needed: its holder, or the one who lost it and may still be at it.
 local function cancel(gid, g)
   local worker = g.holder ~= '' and g.holder or g.previous_holder or ''
   if worker == '' or generation_of(worker) < 0 then return end
@@ -179,7 +179,7 @@ local function retire(gid, g)
   save_group(gid, g)
 end
 
--- Ends a group that nobody will train (again).
+-- Ends a group that will not be trained (again).
 local function give_up(gid, g, fate, reason)
   if g.uses and g.state ~= 'consumed' then return retire(gid, g) end
   finish(gid, g, fate, reason, false)
