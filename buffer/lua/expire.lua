@@ -8,7 +8,7 @@ local restarted = detect_restart(now) and 1 or 0
 local portion, lost, returned = tonumber(ARGV[2]), 0, 0
 for _, holder in ipairs(redis.call('ZRANGEBYSCORE', table_key .. ':holders', '-inf', now, 'LIMIT', 0, 16)) do
   for _, gid in ipairs(redis.call('ZRANGE', held_by(holder), 0, portion - 1)) do
-    if take_back(gid, read_group(gid), 1) then returned = returned + 1 else lost = lost + 1 end
+    if end_lease(gid, read_group(gid), 1) then returned = returned + 1 else lost = lost + 1 end
   end
   apply_moves()
   if redis.call('ZCARD', held_by(holder)) == 0 then redis.call('ZREM', table_key .. ':holders', holder) end

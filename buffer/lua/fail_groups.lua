@@ -5,6 +5,6 @@ load_run()
 free_first()
 for i = 3, #ARGV, 2 do
   local g = read_group(ARGV[i])
-  if g and g.state ~= 'consumed' and g.lease == ARGV[i + 1] then give_up(ARGV[i], g, 'failed', ARGV[2]) end
+  if g and g.state ~= 'consumed' and g.lease == ARGV[i + 1] then end_group(ARGV[i], g, 'failed', ARGV[2]) end
 end
 return {'ok', snapshot()}

@@ -28,7 +28,7 @@ end
 for _, gid in ipairs(order) do
   local g = groups[gid]
   if g and g.holder == holder and not alive[gid] then
-    take_back(gid, g, 1)
+    end_lease(gid, g, 1)
     taken = taken + 1
   end
 end

@@ -13,7 +13,7 @@ for _, name in ipairs({'train', 'eval'}) do
   load_table(name)
   local holder = is_learner and 'learner' or member
   for _, gid in ipairs(redis.call('ZRANGE', held_by(holder), 0, -1)) do
-    take_back(gid, read_group(gid), 0)
+    end_lease(gid, read_group(gid), 0)
   end
   redis.call('ZREM', table_key .. ':holders', holder)
   flush()

@@ -20,9 +20,9 @@ for i = 6, #ARGV, 2 do
       make_ready(gid, g)
       save_group(gid, g)
     elseif disposition == 'filter' then
-      give_up(gid, g, 'filtered', reason)
+      end_group(gid, g, 'filtered', reason)
     else
-      give_up(gid, g, 'failed', reason)
+      end_group(gid, g, 'failed', reason)
     end
     changed = changed + 1
   end

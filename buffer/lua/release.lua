@@ -9,7 +9,7 @@ for i = 5, #ARGV, 2 do
   local gid = ARGV[i]
   local g = read_group(gid)
   if g and g.state == 'generating' and g.holder == ARGV[2] and g.lease == ARGV[i + 1] then
-    orphan(gid, g, 0)
+    release_lease(gid, g, 0)
     released = released + 1
   end
 end

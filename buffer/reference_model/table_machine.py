@@ -112,7 +112,7 @@ class TableMachine(LearnerCommands):
         for group_id, lease in leases:
             group = self.groups.get(group_id)
             if group is not None and group.lease == lease and group.state is not State.CONSUMED:
-                self._end(group, Fate.FAILED, reason)
+                self._end_group(group, Fate.FAILED, reason)
 
     def nack(self, incarnation: int, leases: Sequence[Lease], disposition: str, reason: str) -> int:
         """Back to ready (`release`), or filtered (`filter`), or failed (`fail`)."""
@@ -125,7 +125,7 @@ class TableMachine(LearnerCommands):
             if disposition == "release":
                 self._make_ready(group)
             else:
-                self._end(group, Fate.FILTERED if disposition == "filter" else Fate.FAILED, reason)
+                self._end_group(group, Fate.FILTERED if disposition == "filter" else Fate.FAILED, reason)
             changed += 1
         return changed
 

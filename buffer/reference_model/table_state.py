@@ -175,7 +175,7 @@ class TableState:
         group.state = State.CONSUMED
         group.holder = group.lease = ""
 
-    def _end(self, group: Group, fate: Fate, reason: str) -> None:
+    def _end_group(self, group: Group, fate: Fate, reason: str) -> None:
         """Ends a group that will not be trained (again)."""
         if group.uses and group.state is not State.CONSUMED:
             self._retire(group)

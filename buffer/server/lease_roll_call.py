@@ -110,7 +110,9 @@ class RollCall:
         return max(1, round(self._term_s * 1000))
 
     def pop_inventory(self) -> set[Lease] | None:
-        """What the holder may have, where it has said so since the last call; the same again counts, for Redis may have
-        gone back."""
+        """Leases that the holder may have, if it has sent an inventory since the last call; else None.
+
+        The same inventory counts again: Redis may have gone back.
+        """
         named, self._named = self._named, None
         return named

@@ -16,13 +16,11 @@ from rollmesh.buffer.protocol.side_data import check_digest, check_name
 from rollmesh.buffer.server.request_validation import check_group_id
 from rollmesh.buffer.server.server_state import FrontContext
 from rollmesh.buffer.store.payloads import PayloadRef, name_of
-from rollmesh.buffer.store.records import Write
+from rollmesh.buffer.store.records import MemberState, Write
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.protos import buffer_pb2 as pb
 
 _IN_FLIGHT = 4
-_OPEN = 1
-_NO_SUCH_MEMBER = 4
 
 
 class UploadHandler:
@@ -48,10 +46,10 @@ class UploadHandler:
             return pb.UploadResponse()
         table = self._front.checked_table(first.table)
         check_group_id("group_id", first.group_id)
-        status = await self._state(table, first)
-        if status == _NO_SUCH_MEMBER:
+        state = await self._state(table, first)
+        if state is MemberState.NO_SUCH_MEMBER:
             raise PayloadError("member", "the group has not so many members")
-        if status != _OPEN:
+        if state is not MemberState.OPEN:
             return pb.UploadResponse()
         reader = _PieceReader(first, requests)
         if first.side:
@@ -62,7 +60,7 @@ class UploadHandler:
             await self._pieces(table, first, reader)
         return pb.UploadResponse(pieces=reader.pieces, bytes=reader.bytes)
 
-    async def _state(self, table: str, write: pb.UploadRequest | Write) -> int:
+    async def _state(self, table: str, write: pb.UploadRequest | Write) -> MemberState:
         return await self._front.store.member_state(table, write.group_id, write.lease_id, write.attempt, write.member)
 
     async def _pieces(self, table: str, first: pb.UploadRequest, reader: _PieceReader) -> None:
@@ -98,7 +96,7 @@ class UploadHandler:
         wrong = await self._wrong(table, write)
         if wrong is None:
             return
-        if await self._state(table, write) == _OPEN:
+        if await self._state(table, write) is MemberState.OPEN:
             raise wrong
 
     async def _wrong(self, table: str, write: Write) -> PayloadError | None:

@@ -17,16 +17,20 @@ from rollmesh.buffer.store.direct_handoff import Delivery, DirectHandoff, Waitin
 from rollmesh.buffer.store.drafts import DraftRef
 from rollmesh.buffer.store.errors import checked_answer
 from rollmesh.buffer.store.payloads import SetValue, set_value
-from rollmesh.buffer.store.records import Grant, Write, WriteOutcome, grant_of, leased_of
+from rollmesh.buffer.store.records import Grant, MemberState, Write, WriteOutcome, grant_of, leased_of
 from rollmesh.buffer.store.side_files import SideFileStore
 from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.protos import buffer_pb2 as pb
 
 # What writes of one lease share.
 _LEASE = attrgetter("group_id", "lease_id", "attempt", "ranges")
-# By the character with which the verb answers.
+# By the character with which the script answers.
 _OUTCOMES = {
-    ord("0"): WriteOutcome(1, sealed=True),
-    **{ord(str(status)): WriteOutcome(status, sealed=False) for status in (1, 2, 3, 4)},
+    ord("0"): WriteOutcome(pb.WRITE_STATUS_STORED, sealed=True),
+    ord("1"): WriteOutcome(pb.WRITE_STATUS_STORED, sealed=False),
+    ord("2"): WriteOutcome(pb.WRITE_STATUS_DUPLICATE, sealed=False),
+    ord("3"): WriteOutcome(pb.WRITE_STATUS_SUPERSEDED, sealed=False),
+    ord("4"): WriteOutcome(pb.WRITE_STATUS_REJECTED, sealed=False),
 }
 
 
@@ -153,10 +157,10 @@ class GeneratorCommands(CommandRunner):
             keys += (self.drafts.keys_of if name else self.payloads.keys_of)(table, w.group_id, name or w.payload_ref)
         await self._redis.batch([("UNLINK", key) for key in keys])
 
-    async def member_state(self, table: str, group_id: str, lease_id: str, attempt: int, member: int) -> int:
-        """Whether a holder may write a member: 1 it may, 2 it is stored, 3 its right is gone, 4 no such member."""
+    async def member_state(self, table: str, group_id: str, lease_id: str, attempt: int, member: int) -> MemberState:
+        """Whether a holder may write a member."""
         answer = await self._run("member_state", table, group_id, lease_id, attempt, member)
-        return int(answer[2])
+        return MemberState(answer[2])
 
 
 def packed(values: list[str | bytes | int]) -> bytes:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 from rollmesh.buffer.policy.batch_selection import GroupFacts
 from rollmesh.buffer.store.drafts import DraftRef, parse_draft_refs
 from rollmesh.buffer.store.payloads import PayloadRef, name_of, parse_payload_refs
+from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import trajectory_pb2 as trajectory
 
 
@@ -59,20 +61,25 @@ class Write:
         return PayloadRef(name_of(self.member, self.attempt, self.digest), self.pieces)
 
 
-# Status of a write to a member that its group does not have.
-NO_SUCH_MEMBER = 4
+class MemberState(IntEnum):
+    """Whether a holder may write a member, as `member_state` answers."""
+
+    OPEN = 1
+    STORED = 2
+    RIGHT_LOST = 3
+    NO_SUCH_MEMBER = 4
 
 
 @dataclass(frozen=True, slots=True)
 class WriteOutcome:
-    """What became of a write: status 1 stored, 2 duplicate, 3 superseded, or `NO_SUCH_MEMBER`."""
+    """What became of a write. It is rejected if the group does not have the member."""
 
-    status: int
+    status: pb.WriteStatus
     sealed: bool
 
     @property
     def stored(self) -> bool:
-        return self.status == 1
+        return self.status == pb.WRITE_STATUS_STORED
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,7 @@ COMPARED = (
         "transitions",
         "if g.uses and g.state ~= 'consumed' then return retire(gid, g) end",
     ),
-    Rule("lost holders count", "expire", "take_back(gid, read_group(gid), 1)", "take_back(gid, read_group(gid), 0)"),
+    Rule("lost holders count", "expire", "end_lease(gid, read_group(gid), 1)", "end_lease(gid, read_group(gid), 0)"),
     Rule(
         "what a holder does not name is taken from it",
         "keep_named",
@@ -144,8 +144,8 @@ COMPARED = (
     Rule(
         "who forgets a group has lost it",
         "keep_named",
-        "take_back(gid, g, 1)",
-        "take_back(gid, g, 0)",
+        "end_lease(gid, g, 1)",
+        "end_lease(gid, g, 0)",
     ),
     Rule("a replaced stream names nothing", "keep_named", "if replaced(holder, ARGV[4]) then", "if false then"),
     Rule("attempts are bounded", "transitions", "if g.lost + lost >= counters.max_attempts then", "if false then"),

@@ -180,7 +180,7 @@ local function retire(gid, g)
 end
 
 -- Ends a group that will not be trained (again).
-local function give_up(gid, g, fate, reason)
+local function end_group(gid, g, fate, reason)
   if g.uses and g.state ~= 'consumed' then return retire(gid, g) end
   finish(gid, g, fate, reason, false)
 end
@@ -201,7 +201,7 @@ local function make_ready(gid, g)
 end
 
 -- Takes a generating group from its holder; it waits for the next one, or fails when it has lost too many.
-local function orphan(gid, g, lost)
+local function release_lease(gid, g, lost)
   if g.lost + lost >= counters.max_attempts then
     finish(gid, g, 'failed', 'attempts_exhausted', false)
     return
@@ -217,9 +217,9 @@ end
 
 -- Ends a lease that its holder has lost or forgotten: what was leased is ready again, what is generating waits for the
 -- next holder. Returns whether it was leased.
-local function take_back(gid, g, lost)
+local function end_lease(gid, g, lost)
   if g.state ~= 'leased' then
-    orphan(gid, g, lost)
+    release_lease(gid, g, lost)
     return false
   end
   make_ready(gid, g)
