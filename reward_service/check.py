@@ -1,4 +1,4 @@
-"""Says what is wrong with a reward server's answers: behind `rollmesh reward check grpc://host:port`.
+"""Says what is wrong with a reward server's answers: the checks of `rollmesh reward check grpc://host:port`.
 
 Every probe is a real Score call; a finding says what was seen, what the contract wants, and how bad it is: an
 `error` breaks runs, a `warning` deserves a look, a `note` is for information.

@@ -1,11 +1,11 @@
 """One reward endpoint as the client sees it: its channel, what is in flight, and whether it may be called.
 
-Calls in flight: two at any time; more only where the last call began a while ago. So items pile up into larger
-requests while an endpoint is busy, a slow endpoint still gets a fresh request every few milliseconds, and the CPU
-that calls cost is bounded either way.
+Calls in flight: two at any time; more only if the last call began a while ago. So items pile up into larger requests
+while an endpoint is busy, and a slow endpoint still gets a fresh request every few milliseconds. The CPU that calls
+cost is bounded either way.
 
-Items in flight: as many as there are, until the endpoint cannot begin some in time, or does not answer in time. Then it
-gets as many as it could take, and with every answer twice as many again: the others wait here, in their order.
+Items in flight: all, until the endpoint cannot begin some in time, or does not answer in time. Then it gets as many as
+it could take, and twice as many after every answer. The others wait here, in their order.
 """
 
 from __future__ import annotations

@@ -1,10 +1,14 @@
 """Scores items with reward functions: routing by data_source, deadlines, and the sum of several functions.
 
-Invariants: the answer has one result per item, in order, by the deadline; what is begun gets its whole time, and what
-cannot be begun in time to get it is answered as not begun, which is no failure; one item's failure touches no other
-item (a group function's failure: its group alone); several functions are summed only where none of them failed, and a
-function without an opinion (unscorable) is left out of the sum unless all are. Which function runs where:
-`reward_service.workers`.
+Invariants
+  * The answer has one result per item, in order, by the deadline.
+  * An item that is begun gets its whole time. One that cannot be begun in time is answered as not begun; that is no
+    failure.
+  * One item's failure touches no other item; a group function's failure touches its group alone.
+  * Several functions are summed only if none of them failed. Functions without an opinion (unscorable) are left out of
+    the sum, unless all are.
+
+Which function runs where: `reward_service.workers`.
 """
 
 from __future__ import annotations

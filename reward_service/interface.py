@@ -1,4 +1,4 @@
-"""The one interface behind which scoring happens, here or elsewhere."""
+"""The interface of scoring, in this process or in another service."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class RewardScorer(Protocol):
 
         Args:
             items: unique item_ids; a group's items are kept together where they are given together.
-            timeout_s: seconds for an item, retries and failover included, in which it does not wait for its turn behind
-                others; none: the scorer's default.
+            timeout_s: seconds for an item, with retries and failover, without the wait for its turn; none:
+                the scorer's default.
 
         Raises:
             PayloadError: two items with the same item_id.

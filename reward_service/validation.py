@@ -16,7 +16,7 @@ from rollmesh.reward_service.outcomes import error_result
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """Results in the order of the items, and the ids in the answer that nobody asked for."""
+    """Results in the order of the items, and the ids in the answer that were not asked for."""
 
     results: list[reward_pb2.ScoreResult]
     unknown_ids: list[str]

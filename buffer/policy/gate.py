@@ -1,8 +1,8 @@
 """The gate: may another group be admitted, and to which generators?
 
-With B groups per step, bound S, u the version at which the next unclaimed batch will train and L live unclaimed
-groups, a group admitted now trains at version u + floor(L / B) at the latest if nothing is lost. Its tokens must
-then be at most S versions old, so only a generator that serves at least
+B is the number of groups per step, S the bound, and L the number of live unclaimed groups. The next unclaimed batch
+will train at version u. If nothing is lost, a group admitted now trains at version u + floor(L / B) at the latest. Its
+tokens must then be at most S versions old, so only a generator that serves at least
 
     floor = u + floor(L / B) - S
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 
 def version_floor(u: int, live: int, groups_per_step: int, max_staleness: int) -> int:
-    """The least version a generator must serve to be granted the next group (may be negative: anyone)."""
+    """The least version a generator must serve to be granted the next group (if negative: any)."""
     return u + live // groups_per_step - max_staleness
 
 

@@ -1,8 +1,10 @@
 """The lock that a redis-server keeps on its folder for as long as it lives.
 
-Invariants: the server inherits the lock, so that it needs no owner; one whose owner is dead still has it. Its children
-inherit it as well (the append-only file is rewritten in one) and may outlive it, stopped or in the middle of a long
-write. What they do is of no use any more, so they are killed; a server that lives, and its children, never are.
+Invariants
+  * The server inherits the lock, so it needs no owner: a server whose owner is dead still has it.
+  * Its children inherit the lock as well; one of them rewrites the append-only file. They may outlive the server,
+    stopped or in the middle of a long write. Their work is of no use then, so they are killed.
+  * A server that lives, and its children, are never killed.
 """
 
 from __future__ import annotations

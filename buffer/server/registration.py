@@ -1,9 +1,9 @@
-"""A front among the members: it enters the run, lives by heartbeats, and leaves.
+"""A front's own membership: it joins the run, sends heartbeats, and leaves.
 
-Invariants: all fronts that are alive go by the same rules (the first one's; a front that would bring others is
-refused, and says which); a front that the others took for dead asks to enter again before it is listed again, and
-ends where the run has been taken up under other rules meanwhile, or where its grant is over: no member would believe
-it.
+Invariants
+  * All fronts that are alive follow the rules of the first one; a front with other rules is refused, with their names.
+  * A front that the others took for dead bootstraps again before it is listed again. It ends if the run follows other
+    rules by then, or if its grant is over, since no member would believe it.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _BEATS_PER_TERM = 5
 
 
 class FrontRegistration:
-    """One front's membership, kept straight in Redis.
+    """One front's entry among the members, in Redis.
 
     Args:
         front: what the front shares.
         access: Redis.
         front_id: the front's member id.
         address: where clients reach it.
-        bootstrap: enters the run's rules; raises where another front goes by different ones.
-        expiry: of the grant that the front proves itself with.
+        bootstrap: writes the run's rules; raises if another front follows different ones.
+        expiry: of the grant with which the front proves itself.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Stored values that no group owns: found by a slow walk over the keys, and removed.
 
-They come from a front that died between a SET and its verb, from writes that were superseded and tasks that were
-refused, from a removal that was lost.
+They come from a front that died between a SET and its script, from superseded writes, from refused tasks, and from
+lost removals.
 
 Invariants
   * Only what no verb can ever accept any more is an orphan: its group has ended (ids are not used again), or the member

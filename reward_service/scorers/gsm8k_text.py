@@ -1,7 +1,7 @@
 """Grade-school math, compared as text: for numbers that are to agree with published GSM8K runs to the digit.
 
 `gsm8k` compares numbers; here `42.` and `42.0` are not `42`. Only the last 300 characters are looked at. `strict`
-wants the answer behind `#### `; `flexible` takes the last number of the text.
+wants the answer after `#### `; `flexible` takes the last number of the text.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def grade(response: str, truth: str, *, method: Method = "strict", format_score:
 
 
 def score_strict(item: RewardItem) -> Outcome:
-    """1.0 or 0.0 for the answer behind `#### `; unscorable without a ground truth."""
+    """1.0 or 0.0 for the answer after `#### `; unscorable without a ground truth."""
     return _score(item, "strict")
 
 

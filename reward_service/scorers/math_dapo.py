@@ -1,6 +1,6 @@
 r"""DAPO's rule for competition mathematics with integer answers: +1 or -1 (arXiv:2503.14476, sec. 4.1).
 
-Only the last 300 characters count, so that answers must come at the end. The answer stands behind the last `Answer:`
+Only the last 300 characters count, so that answers must come at the end. The answer stands after the last `Answer:`
 and is compared after Minerva's normalization (Lewkowycz et al., arXiv:2206.14858, app. D.1) as verl has it; without
 that word, a `\boxed{}` with braces within the last 100 characters is compared as it is written. `strict_box` accepts
 the box alone.

@@ -14,7 +14,7 @@ from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored, Unscor
 from rollmesh.reward_service.scorers.boxes import last_boxed
 
 Reading = Literal["any", "expression_first", "latex", "box"]
-# Behind its last box a response may go on for so long; what follows would be read together with it.
+# A response may continue for this long after its last box; later text would be read together with it.
 _BOX_TAIL = 1000
 _NO_TIMEOUT = 0
 

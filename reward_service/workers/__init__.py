@@ -1,4 +1,4 @@
-"""Worker processes: where reward functions run that may never end.
+"""Worker processes, in which reward functions run that may never end.
 
 CPython can end no thread, and one call that holds the interpreter (big powers, a runaway regular expression) holds all
 of them. So what a model's text can send astray never runs in a service's own process:
@@ -9,7 +9,8 @@ of them. So what a model's text can send astray never runs in a service's own pr
 * functions given as objects (`rollmesh.train(..., reward_fn=f)`) cannot leave the program that made them, and run in
   its threads.
 
-`page.py` is the memory that a worker and its owner share, `messages.py` what they say to each other, `program.py` the
-worker, `process.py` one worker as its owner sees it. `slot.py` feeds, judges and replaces one, `lane.py` is the queue
-before several, `calls.py` what waits in it, `pool.py` all of a service's workers.
+* `program.py`: the worker; `process.py`: one worker as its owner sees it.
+* `messages.py`: the messages between them; `shared_page.py`: the memory that they share.
+* `slot.py`: feeds, judges and replaces one worker; `unit_queue.py`: the queue of several; `calls.py`: its units.
+* `pool.py`: all workers of a service.
 """

@@ -1,9 +1,11 @@
 """One worker process, as its owner sees it.
 
-Invariants: the process leads a process group of its own, which is killed whole, and with it what has left the group
-and is still below the process; it is given the owner's view of the file system and of Python's path, and nothing of its
-memory (it is no fork of a process with threads); the kernel kills it when its owner dies; once `end` has returned, it
-is reaped and its descriptors are closed.
+Invariants
+  * The process leads a process group of its own, which is killed whole. Descendants that have left the group are killed
+    with it.
+  * It has the owner's view of the file system and of Python's path, and nothing of its memory: it is no fork of a
+    process with threads.
+  * The kernel kills it when its owner dies. Once `end` has returned, it is reaped and its descriptors are closed.
 """
 
 from __future__ import annotations
@@ -186,7 +188,7 @@ class WorkerProcess(asyncio.Protocol):
         if self._transport is not None and not self.lost:
             self._transport.write(pack(message))
 
-    def take(self) -> list[Answer]:
+    def read_answers(self) -> list[Answer]:
         """The answers that have come since."""
         answers, self._answers = self._answers, []
         return answers

@@ -1,10 +1,12 @@
 """A slot holds one worker process: starts it, feeds it, judges it, replaces it.
 
-Invariants: a unit is answered by its own outcomes, or by `Failed` where the unit itself kept its worker past its time
-(timeout), or where a worker died that had never been given anything else (crashed). Every other unit that a worker
-leaves goes back to the queue; those that may have ended it are tried with more care. So a timer, a thread or a closed
-descriptor that one unit leaves costs no other. A worker that is overdue, or whose connection has ended, is killed with
-its process group before its successor starts.
+Invariants
+  * A unit is answered by its own outcomes or by `Failed`: if it kept its worker past its time (timeout), or if its
+    worker died and never had another unit (crashed).
+  * Every other unit that a worker leaves returns to the queue; those that may have ended it are tried with more care.
+    So a timer, a thread or a closed descriptor that one unit leaves costs no other.
+  * A worker that is overdue, or whose connection has ended, is killed with its process group before its successor
+    starts.
 """
 
 from __future__ import annotations
@@ -169,7 +171,7 @@ class Slot:
     def _take(self, worker: WorkerProcess) -> None:
         now = time.monotonic()
         answered: list[_Sent] = []
-        for ticket, outcomes in worker.take():
+        for ticket, outcomes in worker.read_answers():
             sent = self._sent.pop(ticket, None)
             if sent is None:  # it was recalled too late, and is somebody else's now
                 continue
