@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator, Sequence
 
 from rollmesh.buffer.monitoring.wait_clocks import SAMPLES
 from rollmesh.buffer.policy import gate
-from rollmesh.buffer.policy.rules import TRAIN
 from rollmesh.buffer.protocol.framing import field_header, repeated_field
 from rollmesh.buffer.protocol.leases import Lease, leases_of
 from rollmesh.buffer.server.change_notifier import wait_for
@@ -107,11 +106,11 @@ class AdmitSession:
                         if grants:
                             self._demand.credits = max(0, self._demand.credits - len(grants))
                             self._demand.outstanding += len(grants)
-                            self._stop_clock()
+                            self._set_wait("")
                             async for response in self._responses(grants):
                                 yield response
                             continue
-                        self._run_clock(reason)
+                        self._set_wait(reason)
                         if not await wait_for(event, self._recheck_s):
                             await store.refresh(self._table)
                             self._demand.refused_at = -1
@@ -144,14 +143,11 @@ class AdmitSession:
             log.warning("%s has forgotten %d groups: others get them", self._member_id, ended)
         return dead
 
-    def _run_clock(self, reason: str) -> None:
-        if reason and self._table == TRAIN:
-            self._front.wait_clocks[self._table].begin(SAMPLES, self._member_id, reason)
-        else:
-            self._stop_clock()
+    def _set_wait(self, reason: str) -> None:
+        self._front.set_wait(self._table, SAMPLES, self._member_id, reason)
 
     def _on_end(self) -> None:
-        self._stop_clock()
+        self._set_wait("")
         demands = self._front.demands[self._table]
         if self._demand in demands:
             demands.remove(self._demand)
@@ -172,9 +168,6 @@ class AdmitSession:
             unacknowledged = self._roll.unacknowledged()
             await self._front.store.release(self._table, self._member_id, self._generation, unacknowledged, self._token)
             raise
-
-    def _stop_clock(self) -> None:
-        self._front.wait_clocks[self._table].end(SAMPLES, self._member_id)
 
     async def _request_grants(self) -> tuple[list[Grant], str]:
         """Grants, or why there are none; no reason if no credits are open."""
@@ -303,14 +296,3 @@ class AdmitSession:
 
 def _cancelling(leases: Sequence[Lease]) -> pb.AdmitResponse:
     return pb.AdmitResponse(cancelled=[lease.to_proto() for lease in leases])
-
-
-async def admit_stream(
-    front: FrontContext, requests: AsyncIterator[pb.AdmitRequest]
-) -> AsyncIterator[pb.AdmitResponse | bytes]:
-    """The Admit handler."""
-    first = await anext(aiter(requests), None)
-    if first is None:
-        return
-    async for response in AdmitSession(front, first).run(requests):
-        yield response

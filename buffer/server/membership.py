@@ -23,7 +23,7 @@ from rollmesh.protos import membership_pb2_grpc
 from rollmesh.protos import trajectory_pb2 as trajectory
 
 # Heartbeats expected per lease term, and the part of one without any after which a member's word is called old.
-_BEATS_PER_TERM = 5
+BEATS_PER_TERM = 5
 _SILENT_TERMS = 0.5
 
 
@@ -130,7 +130,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
         response = pb.JoinResponse(
             generation=answer[1],
             run_config_json=self._front.config_json,
-            heartbeat_interval_ms=max(50, self._front.member_ttl_ms // _BEATS_PER_TERM),
+            heartbeat_interval_ms=max(50, self._front.member_ttl_ms // BEATS_PER_TERM),
             member_ttl_ms=self._front.member_ttl_ms,
             run_name=self._front.run_name,
             fronts=await read_fronts(self._access, self._front.store.keys),

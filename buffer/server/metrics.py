@@ -40,7 +40,7 @@ _STATES = ("generating", "ready", "leased", "consumed")
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class MetricSpec:
     """One metric.
 
     Attributes:
@@ -61,12 +61,12 @@ class Spec:
         return f"{_PREFIX}{self.name}{'_total' if self.kind == 'counter' else ''}"
 
 
-def _counter(name: str, text: str, *labels: str) -> Spec:
-    return Spec("counter", name, labels, text)
+def _counter(name: str, text: str, *labels: str) -> MetricSpec:
+    return MetricSpec("counter", name, labels, text)
 
 
-def _gauge(name: str, text: str, *labels: str) -> Spec:
-    return Spec("gauge", name, labels, text)
+def _gauge(name: str, text: str, *labels: str) -> MetricSpec:
+    return MetricSpec("gauge", name, labels, text)
 
 
 METRICS = (

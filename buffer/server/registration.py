@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from rollmesh.buffer.redis_backend.client import RedisAccess
+from rollmesh.buffer.server.membership import BEATS_PER_TERM
 from rollmesh.buffer.server.server_state import FrontContext
 from rollmesh.mesh.access.token_file import Expiry
 from rollmesh.mesh.errors import RollmeshError, StoreError
@@ -22,8 +23,6 @@ from rollmesh.mesh.runtime.hosts import host_id
 from rollmesh.protos import membership_pb2 as pb
 
 log = logging.getLogger(__name__)
-# Heartbeats per time to live.
-_BEATS_PER_TERM = 5
 
 
 class FrontRegistration:
@@ -72,7 +71,7 @@ class FrontRegistration:
         """Heartbeats until the run is served by other rules or the grant is over; returns the error that says so."""
         outage = self._front.outage
         while True:
-            await asyncio.sleep(self._front.member_ttl_ms / 1000 / _BEATS_PER_TERM)
+            await asyncio.sleep(self._front.member_ttl_ms / 1000 / BEATS_PER_TERM)
             try:
                 if not await self._beat():
                     await self._bootstrap()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from rollmesh.buffer.monitoring.wait_clocks import INSERTS
 from rollmesh.buffer.policy.batch_selection import BatchCandidates, choose_batch
-from rollmesh.buffer.policy.rules import TRAIN, Order
+from rollmesh.buffer.policy.rules import Order
 from rollmesh.buffer.protocol.leases import LEARNER, Lease, leases_of
 from rollmesh.buffer.server.change_notifier import wait_for
 from rollmesh.buffer.server.custom_score import ScoreCache
@@ -92,16 +92,16 @@ class SampleSession:
                             yield pb.SampleResponse(lost=[lease.to_proto() for lease in lost])
                         leased, reason = await self._lease_next(event)
                         if leased:
-                            self._stop_clock()
+                            self._set_wait("")
                             async for response in self._responses(leased):
                                 yield response
                             continue
                         if self._wanted and store.snapshots[self._table].exhausted:
                             self._wanted.clear()
-                            self._stop_clock()
+                            self._set_wait("")
                             yield pb.SampleResponse(exhausted=True, waiting_reason="the data has ended")
                             continue
-                        self._run_clock(reason)
+                        self._set_wait(reason)
                         self._offer_handoff()
                         if not await wait_for(event, self._recheck_s):
                             await store.refresh(self._table)
@@ -128,17 +128,11 @@ class SampleSession:
             )
         return lost
 
-    def _run_clock(self, reason: str) -> None:
-        if reason and self._table == TRAIN:
-            self._front.wait_clocks[self._table].begin(INSERTS, LEARNER, reason)
-        else:
-            self._stop_clock()
-
-    def _stop_clock(self) -> None:
-        self._front.wait_clocks[self._table].end(INSERTS, LEARNER)
+    def _set_wait(self, reason: str) -> None:
+        self._front.set_wait(self._table, INSERTS, LEARNER, reason)
 
     def _on_end(self) -> None:
-        self._stop_clock()
+        self._set_wait("")
         self._handoff.withdraw(self._table, self._token)
 
     def _offer_handoff(self) -> None:
@@ -276,14 +270,3 @@ class SampleSession:
         for reason, leases in unsendable.items():
             await self._front.store.fail_groups(self._table, leases, reason)
             self._wanted.appendleft(_Wanted(leased[0].for_version, len(leases)))
-
-
-async def sample_stream(
-    front: FrontContext, requests: AsyncIterator[pb.SampleRequest]
-) -> AsyncIterator[pb.SampleResponse | bytes]:
-    """The Sample handler."""
-    first = await anext(aiter(requests), None)
-    if first is None:
-        return
-    async for response in SampleSession(front, first).run(requests):
-        yield response

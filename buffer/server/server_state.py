@@ -14,7 +14,7 @@ from rollmesh.buffer.monitoring.generator_fleet import GeneratorFleet
 from rollmesh.buffer.monitoring.queue_latency import QueueLatency
 from rollmesh.buffer.monitoring.redis_outage import RedisOutage
 from rollmesh.buffer.monitoring.wait_clocks import WaitClocks
-from rollmesh.buffer.policy.rules import TABLES, TableRules
+from rollmesh.buffer.policy.rules import TABLES, TRAIN, TableRules
 from rollmesh.buffer.server.change_notifier import ChangeNotifier
 from rollmesh.buffer.server.custom_score import Score
 from rollmesh.buffer.server.load_balancer import GeneratorDemand
@@ -69,6 +69,13 @@ class FrontContext:
         if table not in self.rules:
             raise PayloadError("table", f"expected one of {sorted(self.rules)}, got {table!r}")
         return table
+
+    def set_wait(self, table: str, kind: str, who: str, reason: str) -> None:
+        """Runs a clock while there is a reason to wait. Evaluation has none: its waits are no bottleneck."""
+        if reason and table == TRAIN:
+            self.wait_clocks[table].begin(kind, who, reason)
+        else:
+            self.wait_clocks[table].end(kind, who)
 
     async def drain(self, timeout_s: float) -> None:
         """Waits for spawned tasks, before the store is closed."""

@@ -15,7 +15,7 @@ from rollmesh.buffer.protocol.leases import Lease, leases_of
 from rollmesh.buffer.protocol.limits import group_bytes
 from rollmesh.buffer.protocol.payload_framing import ParsedMessage, split_parser, split_payloads
 from rollmesh.buffer.redis_backend.client import RedisAccess
-from rollmesh.buffer.server.admit_session import admit_stream
+from rollmesh.buffer.server.admit_session import AdmitSession
 from rollmesh.buffer.server.fetch_handler import fetch_stream
 from rollmesh.buffer.server.lease_holders import list_holders
 from rollmesh.buffer.server.ledger import describe, ledger
@@ -27,7 +27,7 @@ from rollmesh.buffer.server.request_validation import (
     check_tasks,
     checked_number,
 )
-from rollmesh.buffer.server.sample_session import sample_stream
+from rollmesh.buffer.server.sample_session import SampleSession
 from rollmesh.buffer.server.server_state import FrontContext
 from rollmesh.buffer.server.upload_handler import UploadHandler
 from rollmesh.buffer.store.errors import lost_state_error
@@ -104,7 +104,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
         self, request_iterator: AsyncIterator[pb.AdmitRequest], _context: Any
     ) -> AsyncIterator[pb.AdmitResponse | bytes]:
         """See buffer.proto."""
-        async for response in admit_stream(self._front, request_iterator):
+        async for response in self._stream(AdmitSession, request_iterator):
             yield response
 
     async def Write(
@@ -156,8 +156,17 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
         self, request_iterator: AsyncIterator[pb.SampleRequest], _context: Any
     ) -> AsyncIterator[pb.SampleResponse | bytes]:
         """See buffer.proto."""
-        async for response in sample_stream(self._front, request_iterator):
+        async for response in self._stream(SampleSession, request_iterator):
             yield response
+
+    async def _stream(
+        self, session: type[AdmitSession | SampleSession], requests: AsyncIterator[Any]
+    ) -> AsyncIterator[Any]:
+        """Serves a standing stream; one that ends before its first request has nothing to answer."""
+        first = await anext(aiter(requests), None)
+        if first is not None:
+            async for response in session(self._front, first).run(requests):
+                yield response
 
     async def Fetch(self, request: pb.FetchRequest, _context: Any) -> AsyncIterator[pb.FetchResponse]:
         """See buffer.proto."""
