@@ -19,7 +19,7 @@ class Times:
 
     @classmethod
     def within(cls, timeout_s: float, call_timeout_s: float) -> Self:
-        """Of a call that gets `timeout_s`, of which each item may take `call_timeout_s`.
+        """The times of a call that gets `timeout_s`, of which each item may take `call_timeout_s`.
 
         What is begun by then is done by the deadline, unless the call has hardly the time of a single item: then items
         may be begun in its first half, and those that take longer than the other half are cut off.

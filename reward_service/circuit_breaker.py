@@ -1,4 +1,4 @@
-"""When to leave a failing endpoint alone: a circuit breaker with exponential backoff. Pure; the clock is given in.
+"""A circuit breaker with exponential backoff for failing endpoints. Pure: the clock is an argument.
 
 Closed: calls go through. After `threshold` failures in a row it opens for a backoff, which doubles with every
 further failure up to a bound. After the backoff one call at a time probes; a success closes it.

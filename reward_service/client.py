@@ -1,4 +1,4 @@
-"""What other services use to score: `RewardClient` (remote) and `LocalScorer` (here), one interface.
+"""The scorers that other services use: `RewardClient` (remote) and `LocalScorer` (in this process), one interface.
 
 Invariant: `score` returns one result per item, in order; a failure of an item or of a server is an error result, never
 an exception and never a score. A scorer that is merely slow makes callers wait, and fails nothing.

@@ -130,7 +130,7 @@ class Dispatcher:
         return "no reward service answers: " + "; ".join(f"{e.address}: {e.circuit.last_error}" for e in failing)
 
     def backlog(self) -> str:
-        """What waits for room at endpoints that work; empty where nothing does."""
+        """Items that wait for room at working endpoints."""
         waiting = sum(len(unit) for unit in self._queue)
         return f"{waiting} responses wait for their turn" if waiting and not self.waiting_reason() else ""
 

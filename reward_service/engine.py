@@ -125,7 +125,7 @@ class ScoringEngine:
 
     @property
     def workers(self) -> PoolStats:
-        """Of the worker processes."""
+        """Statistics of the worker processes."""
         return self._processes.stats
 
     def waiting_reason(self) -> str:

@@ -1,4 +1,4 @@
-"""From the names in the configuration to reward functions.
+"""Loads the reward functions that the configuration names.
 
 A name is a built-in scorer, `package.module:function`, or `path/file.py:function` (mesh.user_code).
 """

@@ -1,4 +1,4 @@
-"""What goes into a reward function and the three ways in which it can come out.
+"""Input of a reward function, and its three kinds of outcome.
 
 Invariants: a `Scored` that leaves this package is finite in total, components and per-token values; whatever went
 wrong is a `Failed` with a stable code, so that no failure is ever mistaken for a reward of zero; a reason is text that

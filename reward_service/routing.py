@@ -1,4 +1,4 @@
-"""Which data_source goes where: to named functions, or to endpoints."""
+"""Routes each data_source to named functions or to endpoints."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What other services import of the buffer: unary calls with retries, and the standing streams."""
+"""The part of the buffer that other services import: unary calls with retries, and the standing streams."""

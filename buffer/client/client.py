@@ -257,7 +257,7 @@ class BufferClient:
         return response
 
     async def holders(self, table: str, limit: int = 0) -> pb.HoldersResponse:
-        """Who holds groups and since when, longest first; at most `limit` of them, unless that is 0."""
+        """The holders of groups, those that have held one for longest first; at most `limit`, unless that is 0."""
         request = pb.HoldersRequest(table=table, limit=limit)
         response: pb.HoldersResponse = await self._call(self._stub.Holders, request, "reading who holds groups")
         return response

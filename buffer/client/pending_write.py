@@ -1,4 +1,4 @@
-"""What a generator hands to the client to be written."""
+"""A write that a generator hands to the client."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class SampleStream(LeaseStream):
         )
 
     async def next(self, timeout_s: float) -> SampleUpdate | None:
-        """What came next; None after `timeout_s`.
+        """The next update; None after `timeout_s`.
 
         Raises:
             RollmeshError: the stream has ended for good (fenced, unreachable).

@@ -29,7 +29,7 @@ _IN_FLIGHT = 4
 
 
 class WriteResult(NamedTuple):
-    """What became of a member: `sealed` where it was its group's last; what is wrong with it where it is rejected."""
+    """Outcome of a write: `sealed` if the member was its group's last; `field` and `message` if it is rejected."""
 
     status: int
     sealed: bool = False
@@ -70,7 +70,7 @@ def _is_large(write: PendingWrite) -> bool:
 
 
 def _rejected(error: PayloadError) -> WriteResult:
-    """What the buffer would say of a write that cannot be sent."""
+    """The buffer's answer to a write that cannot be sent."""
     return WriteResult(pb.WRITE_STATUS_REJECTED, field=error.field, message=error.message)
 
 

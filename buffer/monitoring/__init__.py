@@ -1,1 +1,1 @@
-"""What a front observes of a table and of Redis: clocks, latencies, failed groups, outages."""
+"""Observations of a table and of Redis by a front: clocks, latencies, failed groups, outages."""

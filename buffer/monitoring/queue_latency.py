@@ -1,4 +1,4 @@
-"""How long groups take and wait, as histograms of one front: each group that it leases to the learner is one value.
+"""Histograms of how long groups take and wait. Each group that a front leases to the learner is one value.
 
 With several fronts the histograms of all of them add up to the run's.
 """

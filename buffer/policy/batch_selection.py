@@ -1,4 +1,4 @@
-"""Which ready groups make up the next batch.
+"""Chooses the ready groups of the next batch.
 
 `in_order` takes ready groups by admission, and lets a group overtake a straggler (one still being generated) only
 while the bound leaves the straggler room. Let d(g) be the last version that may train g. After a batch for version v
@@ -31,7 +31,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """What a user's score is told of a ready group.
+    """Facts of a ready group, for a user's score.
 
     Attributes:
         group_id: unique in the run.
@@ -54,7 +54,7 @@ class GroupFacts:
 
 @dataclass(frozen=True, slots=True)
 class BatchCandidates:
-    """What a batch for one version is chosen from.
+    """Ready groups from which a batch for one version is chosen.
 
     Attributes:
         candidates: ready groups, the first of the order.

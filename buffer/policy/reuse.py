@@ -48,7 +48,7 @@ def weight_of(priority: float, exponent: float) -> int:
 
 
 def draw_key(group_id: str, draws: int, seed: int, weight: int, race: float) -> float:
-    """Where a group enters the race: reproducible from its id, the number of its entries and the run's seed."""
+    """A group's key in the race, reproducible from its id, the number of its entries and the run's seed."""
     digest = hashlib.sha1(f"{group_id}:{draws}:{seed}".encode(), usedforsecurity=False).hexdigest()
     uniform = (int(digest[:_DIGITS], 16) + 0.5) / 16.0**_DIGITS
     return race - math.log(uniform) / weight * WEIGHT_UNIT

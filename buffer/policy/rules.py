@@ -17,7 +17,7 @@ NO_BOUND = 10_000_000_000_000
 
 
 class Order(IntEnum):
-    """How ready groups are ranked; the verbs know them by number.
+    """Ranking of ready groups; the scripts know it by number.
 
     IN_ORDER: by admission, waiting for stragglers rather than dropping them. FIFO: by sealing. FRESHEST: newest tokens
     first. PRIORITY: drawn in proportion to weights. SCORE: by a user's function, highest first.
@@ -64,7 +64,7 @@ class TableRules:
     failed_kept: int = 1000
 
     def to_fields(self) -> dict[str, int]:
-        """As the Lua verbs read them."""
+        """The rules as the scripts read them."""
         return {name: int(getattr(self, name)) for name in self.__slots__}
 
 

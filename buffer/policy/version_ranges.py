@@ -1,4 +1,4 @@
-"""How old a token is when learners have been replaced.
+"""The age of a token when learners have been replaced.
 
 Each incarnation i > 1 resumed at a version k_i and discarded what its predecessors had published beyond. A token of
 (incarnation, version) therefore lies on the surviving lineage only up to the common ancestor m, the least k_j of all

@@ -1,1 +1,1 @@
-"""What both ends of the buffer's wire agree on: limits, framing, leases, side data."""
+"""The agreement of both ends of the buffer's wire: limits, framing, leases, side data."""

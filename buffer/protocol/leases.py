@@ -1,4 +1,4 @@
-"""How holders and fronts name a lease."""
+"""The name of a lease, between holders and fronts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Lease(NamedTuple):
         return cls(named.group_id, named.lease_id)
 
     def to_proto(self) -> pb.LeaseRef:
-        """As messages carry it."""
+        """The reference that messages carry."""
         return pb.LeaseRef(group_id=self.group_id, lease_id=self.lease_id)
 
 

@@ -53,7 +53,7 @@ def split_parser(kind: type[Parsed], field: str) -> Callable[[bytes], ParsedMess
 
 
 def _span(data: bytes, tag: bytes) -> tuple[int, int]:
-    """Where the payloads are; (0, 0) where others stand first."""
+    """Start and end of the payloads; (0, 0) if another field is first."""
     if not data.startswith(tag):
         return 0, 0
     size = shift = 0

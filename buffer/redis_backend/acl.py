@@ -1,4 +1,4 @@
-"""Who may do what in the embedded Redis.
+"""Users and rights in the embedded Redis.
 
 Invariants: who reaches the socket may do what a front does and no more: nothing that changes the server, writes
 files elsewhere, loads code or ends it; all else needs a password that its owner alone has, and that stands in no file,

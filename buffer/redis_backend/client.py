@@ -38,7 +38,7 @@ _DENIED = ("NOPERM", "executing the script can't", "ACL failure in script")
 
 
 def store_error(error: Exception, command: str = "") -> StoreError:
-    """What a Redis failure means for the reader; `command` is the one that was refused, where it is known."""
+    """Translates a failure of Redis for the reader; `command` is the one that was refused, if it is known."""
     text = str(error) or type(error).__name__
     if any(words in text for words in _DENIED):
         return StoreError(f"Redis does not let our user run {command or 'a command'}: {text}", hint=_RIGHTS)

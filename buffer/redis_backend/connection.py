@@ -179,7 +179,7 @@ def _packed(commands: Sequence[Sequence[Argument]]) -> list[bytes]:
 
 @lru_cache(maxsize=16)
 def _options(*options: Argument) -> bytes:
-    """What follows a value, with its end: few are different."""
+    """The encoded options after a value; few are different."""
     return b"".join([b"\r\n$%d\r\n%b" % (len(o), o) for o in (str(o).encode() for o in options)]) + b"\r\n"
 
 
@@ -275,7 +275,7 @@ class RedisConnection:
 
 
 def tls_context(address: RedisAddress) -> ssl.SSLContext | None:
-    """How the server's certificate is judged and ours is shown; None without TLS.
+    """The context that checks the server's certificate and presents ours; None without TLS.
 
     Raises:
         ConfigError: a file cannot be read, holds no certificate or key, or is a key that others may read.

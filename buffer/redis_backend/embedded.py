@@ -102,12 +102,12 @@ class EmbeddedRedis:
 
     @property
     def url(self) -> str:
-        """For fronts, of any process of this user; once it was started."""
+        """URL for fronts in any process of this user; once it was started."""
         return socket_url(self._socket_path())
 
     @property
     def admin_url(self) -> str:
-        """With all rights, for the owner alone."""
+        """URL with all rights, for the owner alone."""
         return socket_url(self._socket_path(), f"{ADMIN}:{self._password}")
 
     def _socket_path(self) -> Path:

@@ -1,4 +1,4 @@
-"""The Lua verbs: read from the package, linked with the shared definitions that they need, run by digest.
+"""The Lua scripts: read from the package, linked with the shared definitions that they need, run by digest.
 
 Invariants: a verb is one atomic script; it is sent by digest, and loaded (again) when Redis does not know it, for
 instance after its restart. What verbs share is definitions alone, each of which begins a line and needs only those
@@ -35,7 +35,7 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class _Definition:
-    """Of a shared function, or of variables; `words` are those of its source."""
+    """A shared function, or variables; `words` are those of its source."""
 
     names: frozenset[str]
     words: frozenset[str]

@@ -1,4 +1,4 @@
-"""Where the embedded Redis listens: a Unix socket in a folder of its user alone, and the note by which fronts find it.
+"""The Unix socket of the embedded Redis, in a folder of its user alone, and the note by which fronts find it.
 
 Invariants: no other user can connect, or put a socket in its place; a server that is started again on the same folder
 has the same address, so that further fronts continue there.
@@ -30,7 +30,7 @@ def socket_url(path: Path, login: str = "") -> str:
 
 
 def place_socket(folder: Path) -> Path:
-    """Where the server of a folder is to listen: in it, or in a short private folder where it can hold no socket.
+    """Chooses where the server of a folder listens: in it, or in a short private folder if it can hold no socket.
 
     That is so where the path is longer than the system allows (108 bytes), and on some network file systems.
 

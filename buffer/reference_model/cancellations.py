@@ -30,7 +30,7 @@ class Cancellations:
         return True
 
     def read(self, member: str, told: Iterable[Lease] = ()) -> set[Lease]:
-        """What the member has not been told yet; `told` is forgotten."""
+        """Notices that the member has not acknowledged yet; those in `told` are forgotten."""
         waiting = self.waiting.get(member, set())
         waiting -= set(told)
         return set(waiting)

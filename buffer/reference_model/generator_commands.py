@@ -141,7 +141,7 @@ class GeneratorCommands(TableState):
     def write_draft(
         self, group_id: str, lease: str, attempt: int, member: int, *, tokens: int, ranges: VersionRanges
     ) -> str:
-        """What was sampled so far of a member: stored / duplicate / superseded / rejected. Counts nowhere."""
+        """Writes a member's response so far: stored / duplicate / superseded / rejected. It counts nowhere."""
         group = self.groups.get(group_id)
         if group is None or not group.task.n:
             return "superseded"

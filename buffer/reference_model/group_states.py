@@ -14,7 +14,7 @@ ID_GAP_AFTER_LOSS = 1 << 20
 
 
 class State(StrEnum):
-    """Where a live group is. It is in exactly one of these."""
+    """State of a live group; it is in exactly one."""
 
     GENERATING = "generating"
     READY = "ready"
@@ -23,7 +23,7 @@ class State(StrEnum):
 
 
 class Fate(StrEnum):
-    """How a group ended. Exactly one per admitted group."""
+    """End of a group; exactly one per admitted group."""
 
     TRAINED = "trained"
     EVICTED_STALE = "evicted_stale"
@@ -116,7 +116,7 @@ class Group:
 
     @property
     def attempts(self) -> int:
-        """How often it was granted, as far as the buffer knows."""
+        """Number of its grants, as far as the buffer knows."""
         return self.attempt % ID_GAP_AFTER_LOSS
 
 

@@ -1,4 +1,4 @@
-"""How groups come to the learner's optimizer, as the pure state machine has it: leases, and claims of batches.
+"""The learner's commands on one table, in the pure state machine: leases, and claims of batches.
 
 Invariants: a lease and a claim are judged by the bound at the version that trains; a claim takes all or nothing, each
 group once, and says of each lease that it refuses why.

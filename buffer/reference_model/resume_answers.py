@@ -1,4 +1,4 @@
-"""What each member was told by its last Resume, so that a copy of it changes nothing, however late it comes.
+"""The answer to each member's last Resume, so that a late copy of the call changes nothing.
 
 A learner numbers its attempts. A copy of the last one is told the same again; a copy of an earlier one is refused:
 neither may fence the learner that is in force.
@@ -32,7 +32,7 @@ class ResumeAnswers:
         self._last: dict[str, Attempt] = {}
 
     def previous_answer(self, member: str, call: int, k: int) -> ResumeAnswer | None:
-        """What a repetition is told; None for a new attempt.
+        """The answer to a repetition; None for a new attempt.
 
         Raises:
             Outdated: the copy is of an earlier attempt.

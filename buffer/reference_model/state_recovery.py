@@ -1,4 +1,4 @@
-"""What the contract makes of a learner that says again which groups it has used, after Redis lost acknowledged state.
+"""Recovery from the learner's log of used groups, after Redis lost acknowledged state.
 
 The log knows every use on the surviving lineage; what Redis has restored is an earlier state of the same history. So a
 group of the log is in one of three cases. Its end is known: then its use lies below the commit mark, and is passed

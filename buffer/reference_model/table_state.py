@@ -100,7 +100,7 @@ class TableState:
 
     @property
     def checkpoint_wanted(self) -> bool:
-        """What waits for a commit holds more than half of the byte budget."""
+        """Whether the groups that wait for a commit hold more than half of the byte budget."""
         consumed = sum(group.bytes for group in self.groups.values() if group.state is State.CONSUMED)
         return consumed * 2 > self.rules.max_bytes
 

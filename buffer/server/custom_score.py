@@ -63,5 +63,5 @@ class ScoreCache:
             self._scores[group.group_id] = score
 
     def ranked(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Those with a score, placed by it."""
+        """The candidates that have a score, in its order."""
         return [replace(c, order=-self._scores[c.group_id]) for c in candidates if c.group_id in self._scores]

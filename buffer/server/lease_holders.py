@@ -1,4 +1,4 @@
-"""Who holds groups of a table, and since when."""
+"""Lists the holders of a table's groups, and since when they hold them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rollmesh.protos import membership_pb2
 
 
 async def list_holders(front: FrontContext, access: RedisAccess, table: str, limit: int) -> pb.HoldersResponse:
-    """The holders of groups of a table, with what its heartbeats say; those that have held one for longest first."""
+    """The holders of groups of a table, with their last heartbeats; those that have held one for longest first."""
     found, learner = await front.store.holders(table)
     members = {member.member_id: member for member in (await read_members(front, access))[0]}
     answer = pb.HoldersResponse(total=len(found))

@@ -42,7 +42,7 @@ def _number_map(flat: Sequence[Any]) -> dict[str, int]:
 
 
 def discrepancies(counters: Mapping[str, int], recount: Mapping[str, int]) -> list[str]:
-    """Where counters, recount and the conservation laws disagree, in words."""
+    """Disagreements of counters, recount and the conservation laws, in words."""
     found = [
         f"{name}: the counter says {counters[name]}, the recount {recount[name]}"
         for name in sorted(recount)

@@ -1,4 +1,4 @@
-"""What is checked of a written member before it reaches the store: malformed data stops here, with its field named."""
+"""Checks of a written member before it reaches the store: malformed data is refused here, with its field named."""
 
 from __future__ import annotations
 

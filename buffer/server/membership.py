@@ -1,4 +1,4 @@
-"""Membership: who is in the mesh. Served by every front; the state is in Redis."""
+"""The Membership service: the processes in the mesh. Served by every front; the state is in Redis."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _merged(description: bytes, status: bytes | None) -> pb.Member:
 
 
 def silent(age_ms: int, reason: str) -> str:
-    """What is said of a member that says nothing any more."""
+    """The waiting reason of a member whose heartbeats have stopped."""
     return f"silent for {age_ms / 1000:.0f} s" + (f" (was: {reason})" if reason else "")
 
 

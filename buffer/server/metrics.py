@@ -57,7 +57,7 @@ class MetricSpec:
 
     @property
     def full_name(self) -> str:
-        """As Prometheus shows it."""
+        """The name that Prometheus shows."""
         return f"{_PREFIX}{self.name}{'_total' if self.kind == 'counter' else ''}"
 
 

@@ -1,4 +1,4 @@
-"""What numbers and names of a request may be.
+"""Checks of numbers and names in requests.
 
 Numbers are exact in Redis' scripts, where they are doubles, and small enough to work on. Names become parts of keys, so
 that no name leads to what belongs to another one; they and all other texts of members are short, since each front

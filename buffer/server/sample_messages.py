@@ -76,7 +76,7 @@ async def messages_of(
 
 
 def _payloads_by_member(group: Leased, stored: Sequence[bytes | None]) -> list[bytes]:
-    """What travels of each member: nothing of those that are not scored, or are left out."""
+    """The payload that travels of each member: empty if it is not scored or left out."""
     found = [b""] * len(group.metas)
     for ref, value in zip(group.payload_refs, stored, strict=True):
         found[ref.member] = value or b""

@@ -238,7 +238,7 @@ class SampleSession:
         return snapshot
 
     def _candidates(self, wanted: _Wanted) -> int:
-        """How many candidates a choice looks at."""
+        """Number of candidates that a choice considers."""
         rules = self._rules
         if self._scores is not None:
             # All that the gate lets become ready, within reason.

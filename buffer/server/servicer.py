@@ -55,7 +55,7 @@ DECODERS = {"/rollmesh.v1.Buffer/Write": split_parser(pb.WriteRequest, "payloads
 
 
 def _stored(request: pb.WriteRequest, response: pb.WriteResponse) -> dict[str, object]:
-    """What the debug log keeps of a message: `[group, member, attempt, scored]` per member it stored."""
+    """The debug log's record of a message: `[group, member, attempt, scored]` per member it stored."""
     stored = [
         [write.group_id, write.meta.member, write.attempt, write.payload_bytes > 0]
         for write, status in zip(request.writes, response.statuses, strict=True)

@@ -46,7 +46,7 @@ class Delivery(NamedTuple):
 
 
 class _LastSealed(NamedTuple):
-    """What the last write has sealed, in this order; any later revision of the table makes it obsolete."""
+    """Groups that the last write has sealed, in this order; any later revision of the table makes it obsolete."""
 
     rev: int
     group_ids: tuple[str, ...]
@@ -90,7 +90,7 @@ class DirectHandoff:
         return self._deliveries.pop(table, [])
 
     def pop_last_sealed(self, table: str, snapshot: TableSnapshot) -> tuple[str, ...]:
-        """What the last write has sealed, if exactly these groups are ready; else nothing."""
+        """Removes and returns the groups that the last write sealed, if exactly these are ready; else none."""
         sealed = self._last_sealed.pop(table, None)
         if sealed is None or sealed.rev != snapshot.rev or len(sealed.group_ids) != snapshot.ready:
             return ()

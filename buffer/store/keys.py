@@ -53,11 +53,11 @@ class Keys:
         return f"rollmesh:{self.run_name}:{table}:p:{name}"
 
     def digest(self, table: str, ordinal: int | str) -> str:
-        """Where the digest of a prompt in use is."""
+        """The key of the digest of a prompt in use."""
         return self.table(table, f"digest:{ordinal}")
 
     def payloads(self, table: str, group_id: str) -> str:
-        """What the keys of a group's payloads begin with."""
+        """The prefix of the keys of a group's payloads."""
         return f"rollmesh:{self.run_name}:{table}:v:{group_id}:"
 
     def payload(self, table: str, group_id: str, *name: int | str) -> str:

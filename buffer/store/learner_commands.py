@@ -76,7 +76,7 @@ class LearnerCommands(CommandRunner):
         return [leased_of(item) for item in answer[2]]
 
     async def group_facts(self, table: str, group_ids: Sequence[str]) -> list[GroupFacts]:
-        """What a score is asked about; groups that have ended are left out."""
+        """Facts of groups for a score; groups that have ended are left out."""
         answer = await self._run("group_facts", table, *group_ids)
         return [facts_of(item) for item in answer[2]]
 

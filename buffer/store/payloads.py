@@ -32,7 +32,7 @@ _COLONS = 2
 
 
 class PayloadRef(NamedTuple):
-    """Where the payload of a member is: its name (`name_of`), and its pieces (0: one whole value)."""
+    """Names the payload of a member (`name_of`), and the number of its pieces (0: one whole value)."""
 
     name: str
     pieces: int = 0
@@ -158,7 +158,7 @@ class Payloads:
         return bool(start == head)
 
     async def of_groups(self, table: str, groups: Sequence[StoredGroup], *, inline: bool) -> AsyncIterator[Values]:
-        """For each group the values of its payloads, in order of their references.
+        """Yields the payload values of each group, in order of their references.
 
         Args:
             table: of the groups.

@@ -72,7 +72,7 @@ class MemberState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class WriteOutcome:
-    """What became of a write. It is rejected if the group does not have the member."""
+    """Outcome of a write. It is rejected if the group does not have the member."""
 
     status: pb.WriteStatus
     sealed: bool
@@ -102,7 +102,7 @@ class Leased:
 
 
 def grant_of(item: Sequence[Any]) -> Grant:
-    """As `admit` and `attach` answer it."""
+    """Reads an item of the answers of `admit` and `attach`."""
     gid, lease, attempt, prompt, done, parent, drafts = item
     return Grant(
         gid.decode(),
@@ -116,7 +116,7 @@ def grant_of(item: Sequence[Any]) -> Grant:
 
 
 def leased_of(item: Sequence[Any]) -> Leased:
-    """As `sample` and `attach` answer it."""
+    """Reads an item of the answers of `sample` and `attach`."""
     gid, lease, version, prompt, attempt, generating, queued, payloads, metas, use, priority, chance, size = item
     return Leased(
         gid.decode(), lease.decode(), version, prompt.decode(), attempt, generating, queued,
@@ -125,7 +125,7 @@ def leased_of(item: Sequence[Any]) -> Leased:
 
 
 def facts_of(item: Sequence[Any]) -> GroupFacts:
-    """As `group_facts` answers it."""
+    """Reads an item of the answer of `group_facts`."""
     gid, ordinal, deadline, uses, priority, metas = item
     members = [trajectory.MemberMeta.FromString(meta) for meta in metas if meta]
     scored = [member for member in members if member.outcome == trajectory.OUTCOME_SCORED]

@@ -50,7 +50,7 @@ class SideFileStore:
         self.max_bytes = max_bytes
 
     def group_folder(self, table: str, group_id: str) -> Path:
-        """Where the files of a group lie.
+        """The folder of a group's files.
 
         Raises:
             PayloadError: not a group id.
@@ -135,7 +135,7 @@ class SideFileStore:
 
     @property
     def hint(self) -> str:
-        """What to do where a file is missed."""
+        """Advice for a missing file."""
         return f"every front of the mesh needs the same folder as buffer.side_dir; this one has {self.folder}"
 
     async def remove(self, table: str, group_ids: Iterable[str], live: Live) -> None:

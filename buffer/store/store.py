@@ -1,4 +1,4 @@
-"""The buffer's store: all verbs over Redis with typed answers, and what a front does besides to keep a run going."""
+"""The buffer's store: all commands over Redis with typed answers, and a front's housekeeping."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rollmesh.buffer.store.payloads import PayloadRef, parse_payload_refs
 
 
 class Store(GeneratorCommands, LearnerCommands):
-    """The verbs of one run."""
+    """The commands of one run."""
 
     async def bootstrap(
         self, rules: dict[str, TableRules], config_json: str, *, front_id: str, member_ttl_ms: int, sole: bool
@@ -56,12 +56,12 @@ class Store(GeneratorCommands, LearnerCommands):
         )
 
     async def alive(self, table: str, group_ids: Sequence[str]) -> list[bool]:
-        """Which groups have not ended."""
+        """Whether each group is still live."""
         commands = [("EXISTS", self.keys.table(table, f"g:{group_id}")) for group_id in group_ids]
         return [bool(found) for found in await self._redis.batch(commands)]
 
     async def payload_refs(self, table: str, group_ids: Sequence[str]) -> dict[str, tuple[PayloadRef, ...]]:
-        """Where the payloads of live groups are; nothing for those that are not live."""
+        """References to the payloads of live groups; none for groups that are not live."""
         answer = await self._run("payload_refs", table, *group_ids)
         return {group_id: parse_payload_refs(text) for group_id, text in zip(group_ids, answer[2], strict=True)}
 
@@ -81,7 +81,7 @@ class Store(GeneratorCommands, LearnerCommands):
     async def keep_named(
         self, table: str, holder: str, fence: int, token: str, named: Iterable[Lease]
     ) -> tuple[int, list[Lease]]:
-        """A holder has said what it has: ends its other leases, in portions.
+        """Ends all leases of a holder but those that it has named, in portions.
 
         Args:
             fence: the generator's connection generation, or the learner's incarnation.
@@ -143,7 +143,7 @@ class Store(GeneratorCommands, LearnerCommands):
         return int(answer[2]), [gid.decode() for gid in answer[3]]
 
     async def holders(self, table: str) -> tuple[list[list[Any]], str]:
-        """Who holds groups, as the verb returns them, and the learner's member id (empty where there is none)."""
+        """The holders of groups, as the script returns them, and the learner's member id (empty without one)."""
         answer = await self._run("holders", table)
         return answer[2], answer[3].decode()
 

@@ -1,4 +1,4 @@
-"""What the owner keeps of its callers: a call, and the units of it that go to workers.
+"""Calls of the owner's callers, and the units of them that go to workers.
 
 Invariants: each unit of a call gets one answer; what is still open at the call's deadline is answered then, and what is
 not begun when it is too late to begin it.

@@ -1,4 +1,4 @@
-"""What a worker process and its owner say to each other: msgpack over a socket pair. Nothing is ever unpickled.
+"""Messages between a worker process and its owner: msgpack over a socket pair. Nothing is ever unpickled.
 
 To the worker: first `[[[spec, name], ...], call_timeout_s, log level]`, then work messages
 `[function, [[unit, deadline, [item, ...]], ...]]`, where an item is a serialized ScoreItem.
@@ -35,7 +35,7 @@ def pack_answer(outcomes: Sequence[Outcome]) -> bytes:
 
 
 def unpack_answer(packed: bytes) -> list[Outcome]:
-    """What `pack_answer` has packed.
+    """Reads what `pack_answer` has packed.
 
     Raises:
         ValueError, TypeError: a function has written this to its owner, not `pack_answer`.

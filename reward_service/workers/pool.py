@@ -54,7 +54,7 @@ class ProcessPool:
 
     @property
     def pids(self) -> list[int]:
-        """Of the workers."""
+        """Process ids of the workers."""
         return [*self._plain.pids, *self._coroutines.pids]
 
     async def start(self) -> None:

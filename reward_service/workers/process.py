@@ -49,7 +49,7 @@ _LEAVE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a worker says of a function: see `RewardFunction`."""
+    """A worker's description of a function: see `RewardFunction`."""
 
     whole_group: bool
     asynchronous: bool
@@ -57,7 +57,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a process ended.
+    """End of a process.
 
     Attributes:
         code: its exit code, or a signal's negative number.
@@ -73,7 +73,7 @@ class Ending:
 
     @property
     def words(self) -> str:
-        """What there is to say of it."""
+        """The description of this end."""
         if self.nonsense:
             return "it wrote what is no answer"
         if self.killed:
@@ -175,7 +175,7 @@ class WorkerProcess(asyncio.Protocol):
 
     @property
     def pid(self) -> int:
-        """Of the process, and of its process group."""
+        """Id of the process and of its process group."""
         return self._process.pid
 
     @property

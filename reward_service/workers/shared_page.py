@@ -52,13 +52,13 @@ class Page:
 
     @property
     def unit(self) -> int | None:
-        """What the worker works on; None between units."""
+        """The unit in the worker's hands; None between units."""
         (unit,) = _UNIT.unpack_from(self._map, _UNIT_AT)
         return None if unit == _NONE else unit
 
     @property
     def began(self) -> float:
-        """When it began that."""
+        """The time at which it began that unit."""
         (began,) = _TIME.unpack_from(self._map, _BEGAN_AT)
         return float(began)
 

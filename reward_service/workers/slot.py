@@ -35,7 +35,7 @@ _ABSENT_S = 2.0
 
 
 class Source(Protocol):
-    """What a slot needs of its lane."""
+    """The part of a queue that a slot uses."""
 
     call_timeout_s: float
     concurrent: bool
@@ -102,7 +102,7 @@ class Slot:
 
     @property
     def pid(self) -> int | None:
-        """Of the present worker."""
+        """Process id of the present worker."""
         return self._worker.pid if self._worker is not None else None
 
     def wake(self) -> None:

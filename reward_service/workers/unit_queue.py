@@ -87,7 +87,7 @@ class Lane:
 
     @property
     def pids(self) -> list[int]:
-        """Of the workers that have loaded their functions; may be asked in any thread."""
+        """Process ids of the workers that have loaded their functions; any thread may ask."""
         return [slot.pid for slot in tuple(self._slots) if slot.pid is not None]
 
     def put(self, units: Sequence[Unit]) -> None:
@@ -113,7 +113,7 @@ class Lane:
         return f"{len(self._queue)} calls of reward functions wait, the longest for {waited:.0f} s: {self._busy()}"
 
     def not_begun(self) -> Failed:
-        """Of a unit that has waited in vain: that is no failure, unless there are no workers to be had."""
+        """The outcome of a unit that has waited in vain: no failure, unless no worker can be had."""
         if broken := self._broken():
             return Failed("timeout", f"the call's deadline passed: {broken}", retryable=True)
         return not_begun(self._busy())
