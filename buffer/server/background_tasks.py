@@ -13,7 +13,6 @@ from functools import partial
 from rollmesh.buffer.monitoring.generator_fleet import fleet_of
 from rollmesh.buffer.monitoring.wait_clocks import INSERTS, SAMPLES
 from rollmesh.buffer.policy.rules import TABLES
-from rollmesh.buffer.redis_backend.client import RedisAccess
 from rollmesh.buffer.server.change_notifier import wait_for
 from rollmesh.buffer.server.membership import fronts_of, read_members
 from rollmesh.buffer.server.server_state import FrontContext
@@ -32,13 +31,13 @@ _ORPHAN_AGE_S = 60.0
 _SIDE_AGE_S = 3600.0
 
 
-async def expire_leases(front: FrontContext, access: RedisAccess) -> None:
+async def expire_leases(front: FrontContext) -> None:
     """Ends leases that ran out, and reports the wait clocks, at intervals."""
     rounds = 0
     while True:
         try:
             if rounds % _MEMBERS_EVERY == 0:
-                await _refresh_members(front, access)
+                await _refresh_members(front)
             rounds += 1
             for table in TABLES:
                 ended, returned, restarted = await front.store.expire(table, front.member_ttl_ms)
@@ -46,20 +45,20 @@ async def expire_leases(front: FrontContext, access: RedisAccess) -> None:
                     log.warning("Redis is new or was restarted: every lease has a full term", extra={"table": table})
                 if ended or returned:
                     log.info("leases ended: %d generating, %d leased", ended, returned, extra={"table": table})
-                await _report_waits(front, access, table)
+                await _report_waits(front, table)
             front.outage.job_passed("sweep")
         except StoreError as error:
             front.outage.job_failed("sweep", error)
         await asyncio.sleep(SWEEP_S)
 
 
-async def _refresh_members(front: FrontContext, access: RedisAccess) -> None:
-    members, _ = await read_members(front, access)
+async def _refresh_members(front: FrontContext) -> None:
+    members, _ = await read_members(front)
     front.fleet = fleet_of(members)
     front.fronts = fronts_of(members)
 
 
-async def _report_waits(front: FrontContext, access: RedisAccess, table: str) -> None:
+async def _report_waits(front: FrontContext, table: str) -> None:
     waits = front.wait_clocks[table]
     key = front.store.keys.table(table, "waits")
     commands: list[tuple[str | int, ...]] = []
@@ -69,7 +68,7 @@ async def _report_waits(front: FrontContext, access: RedisAccess, table: str) ->
             commands.append(("HINCRBY", key, f"{kind}_ms", waited))
             # Stamped, because the reason of a front that dies stays.
             commands.append(("HSET", key, f"{kind}_reason", f"{int(time.time()) if reason else 0} {reason}"))
-    await access.batch(commands)
+    await front.store.redis.batch(commands)
 
 
 async def evict(front: FrontContext, table: str) -> None:
@@ -117,7 +116,7 @@ async def sweep_side_files(front: FrontContext) -> None:
         await asyncio.sleep(_SIDE_AGE_S / 2)
 
 
-async def sweep_stored_values(front: FrontContext, access: RedisAccess) -> None:
+async def sweep_stored_values(front: FrontContext) -> None:
     """Removes stored values that no group owns; one front at a time walks over the keys."""
     keys = front.store.keys
     while True:
@@ -125,20 +124,20 @@ async def sweep_stored_values(front: FrontContext, access: RedisAccess) -> None:
         for table in TABLES:
             try:
                 lock = ("SET", keys.table(table, "sweeping"), 1, "NX", "PX", int(_ORPHAN_AGE_S * 1000))
-                if (await access.batch([lock]))[0] is None:
+                if (await front.store.redis.batch([lock]))[0] is None:
                     continue
-                swept = await sweep_orphans(access, keys, table, age_s=_ORPHAN_AGE_S)
+                swept = await sweep_orphans(front.store.redis, keys, table, age_s=_ORPHAN_AGE_S)
                 if swept:
                     log.warning("removed %d stored values that no group owned", swept, extra={"table": table})
             except StoreError as error:
                 log.warning("sweeping stored values: %s", error)
 
 
-async def follow_hints(front: FrontContext, access: RedisAccess) -> None:
+async def follow_hints(front: FrontContext) -> None:
     """Follows the hints of other fronts. After every (re)connection all tables are read again."""
     while True:
         try:
-            async with access.subscribed(front.store.keys.wake) as subscription:
+            async with front.store.redis.subscribed(front.store.keys.wake) as subscription:
                 for table in TABLES:
                     await front.store.refresh(table)
                 front.outage.job_passed("listening to other fronts")

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from rollmesh.buffer.protocol.leases import LEARNER
-from rollmesh.buffer.redis_backend.client import RedisAccess
 from rollmesh.buffer.server.membership import read_members
 from rollmesh.buffer.server.server_state import FrontContext
 from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import membership_pb2
 
 
-async def list_holders(front: FrontContext, access: RedisAccess, table: str, limit: int) -> pb.HoldersResponse:
+async def list_holders(front: FrontContext, table: str, limit: int) -> pb.HoldersResponse:
     """The holders of groups of a table, with their last heartbeats; those that have held one for longest first."""
     found, learner = await front.store.holders(table)
-    members = {member.member_id: member for member in (await read_members(front, access))[0]}
+    members = {member.member_id: member for member in (await read_members(front))[0]}
     answer = pb.HoldersResponse(total=len(found))
     for name, groups, oldest, held_ms, lease_ms, is_open in sorted(found, key=lambda item: -int(item[3])):
         if limit and len(answer.holders) == limit:

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 from rollmesh.buffer.monitoring.dead_letters import failed_group
 from rollmesh.buffer.policy.rules import TABLES
-from rollmesh.buffer.redis_backend.client import RedisAccess
 from rollmesh.buffer.server.server_state import FrontContext
 from rollmesh.mesh.errors import StoreError
 from rollmesh.protos import buffer_pb2 as pb
@@ -96,16 +95,16 @@ async def ledger(front: FrontContext, table: str, failed_limit: int) -> pb.Ledge
     return response
 
 
-async def describe(front: FrontContext, access: RedisAccess, table: str, *, now_s: float) -> pb.DescribeResponse:
+async def describe(front: FrontContext, table: str, *, now_s: float) -> pb.DescribeResponse:
     """Metrics of a table."""
     counters, _, reasons, _ = await _read(front, table, 0)
     snapshot = front.store.snapshots[table]
     keys = front.store.keys
     if wrong := {name: value for name, value in counters.items() if value < 0}:
         log.error("values below zero, shown as zero: %s; see `rollmesh ledger`", wrong, extra={"table": table})
-    ages = await access.run_script("queue_ages", table)
+    ages = await front.store.redis.run_script("queue_ages", table)
     generating_age, ready_age, leases, dead, consumed_bytes, reserved, seeded = (max(0, value) for value in ages[1:])
-    (latest, committed, until), flat, swept, lengths, (seconds, micros), memory, *moved = await access.batch(
+    (latest, committed, until), flat, swept, lengths, (seconds, micros), memory, *moved = await front.store.redis.batch(
         [
             ("HMGET", keys.run, "latest", "committed", "learner_until"),
             ("HGETALL", keys.table(table, "waits")),

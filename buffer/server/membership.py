@@ -9,10 +9,9 @@ from typing import Any
 from rollmesh.buffer.monitoring.bounded_answers import within_deadline
 from rollmesh.buffer.policy.rules import TABLES
 from rollmesh.buffer.protocol.limits import MAX_RUN_MEMBERS
-from rollmesh.buffer.redis_backend.client import RedisAccess
 from rollmesh.buffer.server.request_validation import check_id, check_policy, check_status, check_text, checked_number
 from rollmesh.buffer.server.server_state import FrontContext
-from rollmesh.buffer.store.keys import Keys
+from rollmesh.buffer.store.store import Store
 from rollmesh.mesh.access.credentials import Credentials
 from rollmesh.mesh.access.proof import check_challenge, proven
 from rollmesh.mesh.errors import ConfigError, PayloadError, StoreError
@@ -44,10 +43,10 @@ def silent(age_ms: int, reason: str) -> str:
     return f"silent for {age_ms / 1000:.0f} s" + (f" (was: {reason})" if reason else "")
 
 
-async def read_members(front: FrontContext, access: RedisAccess) -> tuple[list[pb.Member], bool]:
+async def read_members(front: FrontContext) -> tuple[list[pb.Member], bool]:
     """All members with their last gauges and words, marked where they are old, and whether the run has finished."""
     keys = front.store.keys
-    flat, beats_flat, status_flat, (seconds, micros), finished = await access.batch(
+    flat, beats_flat, status_flat, (seconds, micros), finished = await front.store.redis.batch(
         [
             ("HGETALL", keys.members),
             ("ZRANGE", keys.heartbeats, 0, -1, "WITHSCORES"),
@@ -74,12 +73,12 @@ def fronts_of(members: Iterable[pb.Member]) -> list[str]:
     return sorted({member.address for member in members if member.role == pb.ROLE_BUFFER})
 
 
-async def read_fronts(access: RedisAccess, keys: Keys) -> list[str]:
+async def read_fronts(store: Store) -> list[str]:
     """Addresses of the fronts that are listed; costs nothing for all the other members."""
-    (names,) = await access.batch([("SMEMBERS", keys.fronts)])
+    (names,) = await store.redis.batch([("SMEMBERS", store.keys.fronts)])
     if not names:
         return []
-    (found,) = await access.batch([("HMGET", keys.members, *names)])
+    (found,) = await store.redis.batch([("HMGET", store.keys.members, *names)])
     return fronts_of(pb.Member.FromString(description) for description in found if description)
 
 
@@ -88,13 +87,12 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
 
     Args:
         front: what the front shares.
-        access: Redis.
         credentials: of the front; None where the mesh has no token.
     """
 
-    def __init__(self, front: FrontContext, access: RedisAccess, credentials: Credentials | None) -> None:
+    def __init__(self, front: FrontContext, credentials: Credentials | None) -> None:
         self._front = front
-        self._access = access
+        self._redis = front.store.redis
         self._credentials = credentials
 
     async def Join(self, request: pb.JoinRequest, _context: Any) -> pb.JoinResponse:
@@ -119,7 +117,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
             pid=request.pid,
             joined_unix_ms=int(time.time() * 1000),
         )
-        answer = await self._access.run_script(
+        answer = await self._redis.run_script(
             "join", "", member.member_id, MAX_RUN_MEMBERS, member.SerializeToString(), call
         )
         if answer[0] == b"full":
@@ -133,7 +131,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
             heartbeat_interval_ms=max(50, self._front.member_ttl_ms // BEATS_PER_TERM),
             member_ttl_ms=self._front.member_ttl_ms,
             run_name=self._front.run_name,
-            fronts=await read_fronts(self._access, self._front.store.keys),
+            fronts=await read_fronts(self._front.store),
         )
         return proven(self._credentials, request, response)
 
@@ -143,7 +141,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
         check_status(request)
         check_challenge(request.challenge)
         checked_version("incarnation", request.incarnation)
-        answer = await self._access.run_script(
+        answer = await self._redis.run_script(
             "heartbeat", "", request.member_id, request.generation, request.SerializeToString(),
             request.incarnation, self._front.member_ttl_ms,
         )  # fmt: skip
@@ -159,13 +157,13 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
 
     async def Leave(self, request: pb.LeaveRequest, _context: Any) -> pb.LeaveResponse:
         """See membership.proto."""
-        await self._access.run_script("leave", "", request.member_id, request.generation, int(request.run_finished))
+        await self._redis.run_script("leave", "", request.member_id, request.generation, int(request.run_finished))
         for table in TABLES:  # its groups wait for other holders
             await self._front.store.refresh(table)
         return pb.LeaveResponse()
 
     async def List(self, request: pb.ListRequest, context: Any) -> pb.ListResponse:
         """See membership.proto."""
-        members, finished = await within_deadline(read_members(self._front, self._access), context)
+        members, finished = await within_deadline(read_members(self._front), context)
         chosen = [m for m in members if request.role in (pb.ROLE_UNSPECIFIED, m.role)]
         return pb.ListResponse(members=chosen, run_finished=finished)

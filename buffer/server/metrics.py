@@ -22,7 +22,6 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from rollmesh.buffer.monitoring.queue_latency import HISTOGRAMS
 from rollmesh.buffer.policy.rules import TABLES
-from rollmesh.buffer.redis_backend.client import RedisAccess
 from rollmesh.buffer.server.ledger import describe
 from rollmesh.buffer.server.membership import read_members
 from rollmesh.buffer.server.server_state import FrontContext
@@ -109,14 +108,13 @@ class MetricsSnapshot:
     """The values that were read last.
 
     Attributes:
-        front, access: what is read.
+        front: what is read.
         tables: descriptions by table.
         members: number by role.
         grants: seconds until the first of their grants ends, by role.
     """
 
     front: FrontContext
-    access: RedisAccess
     tables: dict[str, pb.DescribeResponse] = field(default_factory=dict)
     members: dict[str, int] = field(default_factory=dict)
     grants: dict[str, float] = field(default_factory=dict)
@@ -128,8 +126,8 @@ class MetricsSnapshot:
             StoreError: Redis is away; the values stay as they were.
         """
         for table in TABLES:
-            self.tables[table] = await describe(self.front, self.access, table, now_s=time.time())
-        everyone, _ = await read_members(self.front, self.access)
+            self.tables[table] = await describe(self.front, table, now_s=time.time())
+        everyone, _ = await read_members(self.front)
         roles = [membership_pb2.Role.Name(member.role).removeprefix("ROLE_").lower() for member in everyone]
         self.members = {role: roles.count(role) for role in ("learner", "generator", "reward", "buffer")}
         self.grants = {}

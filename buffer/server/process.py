@@ -108,18 +108,18 @@ class BufferService:
         check_security(config.security, Identity(Role.BUFFER), endpoint=False)
         self._failure = asyncio.get_running_loop().create_future()
         url = config.buffer.redis or await self._start_redis()
-        front, access = await self._connect(url)
+        front = await self._connect(url)
         identity = Identity(Role.BUFFER)
         credentials = credentials_of(config.security, identity)
         server = new_server(config.security, identity, max_message_mb=config.network.max_message_mb, decoders=DECODERS)
-        buffer_pb2_grpc.add_BufferServicer_to_server(BufferServicer(front, access), server)
-        membership_pb2_grpc.add_MembershipServicer_to_server(MembershipServicer(front, access, credentials), server)
+        buffer_pb2_grpc.add_BufferServicer_to_server(BufferServicer(front), server)
+        membership_pb2_grpc.add_MembershipServicer_to_server(MembershipServicer(front, credentials), server)
         health = add_health_and_reflection(server, SERVICES)
         port = bind(server, self._host, self._port, config.security)
         await server.start()
         self._exit.push_async_callback(front.drain, _STOP_GRACE_S)
         self._exit.push_async_callback(server.stop, _STOP_GRACE_S)
-        self.metrics = metrics.MetricsSnapshot(front, access)
+        self.metrics = metrics.MetricsSnapshot(front)
         registry = metrics.registry_of(self.metrics)
         network = config.network
         exporter = metrics_server(
@@ -127,10 +127,10 @@ class BufferService:
         )
         await self._exit.enter_async_context(exporter)
         for job in (
-            background_tasks.expire_leases(front, access),
-            background_tasks.follow_hints(front, access),
+            background_tasks.expire_leases(front),
+            background_tasks.follow_hints(front),
             background_tasks.collect_garbage(front),
-            background_tasks.sweep_stored_values(front, access),
+            background_tasks.sweep_stored_values(front),
             background_tasks.sweep_side_files(front),
             metrics.refresh_forever(self.metrics),
             *(background_tasks.evict(front, table) for table in TABLES if front.rules[table].bounded),
@@ -138,17 +138,17 @@ class BufferService:
             self._background(job)
         await set_serving(health, SERVICES)
         self.address = advertised_address(self._host, port, config.network.advertise)
-        await self._register(front, access, Expiry(credentials))
+        await self._register(front, Expiry(credentials))
         log.info("buffer serves run %s at %s", config.run.name, self.address)
 
-    async def _register(self, front: FrontContext, access: RedisAccess, expiry: Expiry) -> None:
+    async def _register(self, front: FrontContext, expiry: Expiry) -> None:
         """Lists this front, now that it answers, and takes it off before it stops answering."""
 
         async def bootstrap() -> None:
             await self._bootstrap(front.store, front.rules, sole=False)
 
         registration = FrontRegistration(
-            front, access, front_id=self._front_id, address=self.address, bootstrap=bootstrap, expiry=expiry
+            front, front_id=self._front_id, address=self.address, bootstrap=bootstrap, expiry=expiry
         )
         await registration.register()
         self._exit.push_async_callback(registration.unregister)
@@ -201,7 +201,7 @@ class BufferService:
         assert self._failure is not None, "the service has not been started"
         return await asyncio.shield(self._failure)
 
-    async def _connect(self, url: str) -> tuple[FrontContext, RedisAccess]:
+    async def _connect(self, url: str) -> FrontContext:
         config = self._config
         rules = {table: rules_of(config, table) for table in TABLES}
         run_key = Keys(config.run.name).run
@@ -226,7 +226,7 @@ class BufferService:
             priority_exponent=config.buffer.priority_exponent,
         )
         store.on_change(front.changes.notify)
-        return front, access
+        return front
 
     async def _bootstrap(self, store: Store, rules: dict[str, TableRules], *, sole: bool) -> str:
         return await store.bootstrap(

@@ -14,7 +14,6 @@ import os
 import time
 from collections.abc import Awaitable, Callable
 
-from rollmesh.buffer.redis_backend.client import RedisAccess
 from rollmesh.buffer.server.membership import BEATS_PER_TERM
 from rollmesh.buffer.server.server_state import FrontContext
 from rollmesh.mesh.access.token_file import Expiry
@@ -30,7 +29,6 @@ class FrontRegistration:
 
     Args:
         front: what the front shares.
-        access: Redis.
         front_id: the front's member id.
         address: where clients reach it.
         bootstrap: writes the run's rules; raises if another front follows different ones.
@@ -40,7 +38,6 @@ class FrontRegistration:
     def __init__(
         self,
         front: FrontContext,
-        access: RedisAccess,
         *,
         front_id: str,
         address: str,
@@ -48,7 +45,7 @@ class FrontRegistration:
         expiry: Expiry,
     ) -> None:
         self._front = front
-        self._access = access
+        self._redis = front.store.redis
         self._bootstrap = bootstrap
         self._expiry = expiry
         self._member = pb.Member(
@@ -64,7 +61,7 @@ class FrontRegistration:
     async def register(self) -> None:
         """Lists the front as a member."""
         member = self._member
-        answer = await self._access.run_script("join", "", member.member_id, 0, member.SerializeToString(), 0)
+        answer = await self._redis.run_script("join", "", member.member_id, 0, member.SerializeToString(), 0)
         self._generation = int(answer[1])
 
     async def keep_alive(self) -> RollmeshError:
@@ -87,7 +84,7 @@ class FrontRegistration:
         beat = pb.HeartbeatRequest(
             member_id=self._member.member_id, generation=self._generation, gauges=self._expiry.gauges()
         )
-        answer = await self._access.run_script(
+        answer = await self._redis.run_script(
             "heartbeat", "", beat.member_id, beat.generation, beat.SerializeToString(), 0, self._front.member_ttl_ms
         )
         return bool(answer[1])
@@ -95,6 +92,6 @@ class FrontRegistration:
     async def unregister(self) -> None:
         """Takes the front off the list, so that no new call comes."""
         try:
-            await self._access.run_script("leave", "", self._member.member_id, self._generation, 0)
+            await self._redis.run_script("leave", "", self._member.member_id, self._generation, 0)
         except StoreError as error:
             log.warning("leaving the run: %s", error)

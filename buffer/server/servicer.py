@@ -14,7 +14,6 @@ from rollmesh.buffer.policy.reuse import weight_of
 from rollmesh.buffer.protocol.leases import Lease, leases_of
 from rollmesh.buffer.protocol.limits import group_bytes
 from rollmesh.buffer.protocol.payload_framing import ParsedMessage, split_parser, split_payloads
-from rollmesh.buffer.redis_backend.client import RedisAccess
 from rollmesh.buffer.server.admit_session import AdmitSession
 from rollmesh.buffer.server.fetch_handler import fetch_stream
 from rollmesh.buffer.server.lease_holders import list_holders
@@ -76,12 +75,10 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
 
     Args:
         front: what the front shares.
-        access: Redis.
     """
 
-    def __init__(self, front: FrontContext, access: RedisAccess) -> None:
+    def __init__(self, front: FrontContext) -> None:
         self._front = front
-        self._access = access
         self._uploads = UploadHandler(front)
 
     async def Seed(self, request: pb.SeedRequest, _context: Any) -> pb.SeedResponse:
@@ -303,17 +300,17 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
         table = self._front.checked_table(request.table)
         for index, group_id in enumerate(request.group_ids):
             check_group_id(f"group_ids[{index}]", group_id)
-        return await redrive(self._front.store, self._access, table, request.group_ids)
+        return await redrive(self._front.store, table, request.group_ids)
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:
         """See buffer.proto."""
         table = self._front.checked_table(request.table)
-        return await within_deadline(describe(self._front, self._access, table, now_s=time.time()), context)
+        return await within_deadline(describe(self._front, table, now_s=time.time()), context)
 
     async def Holders(self, request: pb.HoldersRequest, context: Any) -> pb.HoldersResponse:
         """See buffer.proto."""
         table = self._front.checked_table(request.table)
-        return await within_deadline(list_holders(self._front, self._access, table, request.limit), context)
+        return await within_deadline(list_holders(self._front, table, request.limit), context)
 
     async def Ledger(self, request: pb.LedgerRequest, context: Any) -> pb.LedgerResponse:
         """See buffer.proto."""

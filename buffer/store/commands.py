@@ -43,11 +43,12 @@ class CommandRunner:
         side: where large data of members lies.
 
     Attributes:
+        redis: for commands on what belongs to no table, and for reading.
         snapshots: of each table, as last seen.
     """
 
     def __init__(self, access: RedisAccess, run_name: str, side: SideFileStore) -> None:
-        self._redis = access
+        self.redis = access
         self.keys = Keys(run_name)
         self.payloads = Payloads(access, self.keys)
         self.side = side
@@ -74,7 +75,7 @@ class CommandRunner:
 
     async def _run(self, name: str, table: str, *arguments: str | bytes | int) -> list[Any]:
         before = self.snapshots[table].rev
-        answer = await self._redis.run_script(name, table, *arguments)
+        answer = await self.redis.run_script(name, table, *arguments)
         snapshot = self._update_snapshot(table, answer[1])
         if snapshot.rev < before:
             await self._mark_suspect(table, before)
@@ -85,14 +86,14 @@ class CommandRunner:
     async def _mark_suspect(self, table: str, before: int) -> None:
         """The revision went back: Redis has lost what it had acknowledged, and every front and learner must know."""
         self.payloads.cache.clear()
-        answer = await self._redis.run_script("mark_suspect", table, before)
+        answer = await self.redis.run_script("mark_suspect", table, before)
         after = self._update_snapshot(table, answer[1], trust=True).rev
         log.error("Redis went back from revision %d to %d", before, after, extra={"table": table})
 
     async def refresh(self, table: str) -> TableSnapshot:
         """Reads the snapshot again; trusts it even if its `rev` went back, and makes that known."""
         before = self.snapshots[table].rev
-        answer = await self._redis.run_script("read_table", table)
+        answer = await self.redis.run_script("read_table", table)
         if self._update_snapshot(table, answer[1], trust=True).rev < before:
             await self._mark_suspect(table, before)
         return self.snapshots[table]
@@ -102,7 +103,7 @@ class CommandRunner:
         found = {name: self._prompts[table, name] for name in names if (table, name) in self._prompts}
         missing = list(set(names) - found.keys())
         if missing:
-            blobs = await self._redis.mget([self.keys.prompt(table, name) for name in missing])
+            blobs = await self.redis.mget([self.keys.prompt(table, name) for name in missing])
             for name, blob in zip(missing, blobs, strict=True):
                 if blob is not None:
                     found[name] = blob

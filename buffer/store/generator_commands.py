@@ -57,7 +57,7 @@ class GeneratorCommands(CommandRunner):
         token: str,
     ) -> tuple[str, list[Grant], str]:
         """Up to `wanted` grants: (status, grants, why not more). Status `moved`: u is not what the proposal says."""
-        answer = await self._redis.run_script(
+        answer = await self.redis.run_script(
             "admit", table, member_id, generation, serving.incarnation, serving.version, wanted, u, live_limit, token
         )
         self._update_snapshot(table, answer[1])
@@ -100,7 +100,7 @@ class GeneratorCommands(CommandRunner):
             if stream is not None:
                 groups = dict.fromkeys(w.group_id for w in writes)
                 verbs.append(("sample", table, stream.incarnation, stream.version, stream.token, *groups))
-            replies = await self._redis.run_all_after([*values, *drafts], verbs)
+            replies = await self.redis.run_all_after([*values, *drafts], verbs)
         sampled = replies.pop() if stream is not None else None
         answer = replies.pop()
         self._update_snapshot(table, answer[1])
@@ -155,7 +155,7 @@ class GeneratorCommands(CommandRunner):
         for index, name in zip(useless[::2], useless[1::2], strict=True):
             w = writes[index]
             keys += (self.drafts.keys_of if name else self.payloads.keys_of)(table, w.group_id, name or w.payload_ref)
-        await self._redis.batch([("UNLINK", key) for key in keys])
+        await self.redis.batch([("UNLINK", key) for key in keys])
 
     async def member_state(self, table: str, group_id: str, lease_id: str, attempt: int, member: int) -> MemberState:
         """Whether a holder may write a member."""

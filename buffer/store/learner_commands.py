@@ -52,7 +52,7 @@ class LearnerCommands(CommandRunner):
             pin = str(PolicyVersion.from_proto(task.pinned)) if task.HasField("pinned") else ""
             entry = msgpack.packb([task.ordinal, task.n, pin, reserve, task.task_id, "", 0])
             arguments += [task.ordinal, entry, pin, digest]
-        answer = await self._redis.run_after(
+        answer = await self.redis.run_after(
             commands, "seed", table, incarnation, int(end_of_data), int(withdraw), call, *arguments
         )
         self._update_snapshot(table, answer[1])
@@ -108,7 +108,7 @@ class LearnerCommands(CommandRunner):
         self, table: str, member_id: str, version: int, *, takeover: bool, force: bool, lease_ms: int, call: int
     ) -> list[Any]:
         """The script's raw answer: its refusals need words that only the caller knows."""
-        answer = await self._redis.run_script(
+        answer = await self.redis.run_script(
             "resume", table, member_id, version, int(takeover), int(force), lease_ms, call
         )
         self._update_snapshot(table, answer[1])
@@ -139,7 +139,7 @@ class LearnerCommands(CommandRunner):
         return int(answer[2])
 
     async def set_policy(self, incarnation: int, version: int) -> int:
-        answer = await self._redis.run_script("set_policy", "", incarnation, version)
+        answer = await self.redis.run_script("set_policy", "", incarnation, version)
         checked_answer(answer)
         self._update_snapshot("train", answer[1])
         await self.refresh("eval")

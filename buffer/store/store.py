@@ -37,7 +37,7 @@ class Store(GeneratorCommands, LearnerCommands):
         Raises:
             ConfigError: another front is alive and goes by other rules.
         """
-        await self._redis.load()
+        await self.redis.load()
         fields = json.dumps({table: table_rules.to_fields() for table, table_rules in rules.items()})
         answer = await self._redis.verb(
             "bootstrap", "", front_id, member_ttl_ms, int(sole), config_json, fields, secrets.token_hex(16)
@@ -51,14 +51,14 @@ class Store(GeneratorCommands, LearnerCommands):
 
     async def member_metas(self, table: str, members: Sequence[tuple[str, int]]) -> list[bytes | None]:
         """Serialized MemberMetas; None where the group has ended or the member is not stored."""
-        return await self._redis.batch(
+        return await self.redis.batch(
             [("HGET", self.keys.table(table, f"g:{group_id}"), member) for group_id, member in members]
         )
 
     async def alive(self, table: str, group_ids: Sequence[str]) -> list[bool]:
         """Whether each group is still live."""
         commands = [("EXISTS", self.keys.table(table, f"g:{group_id}")) for group_id in group_ids]
-        return [bool(found) for found in await self._redis.batch(commands)]
+        return [bool(found) for found in await self.redis.batch(commands)]
 
     async def payload_refs(self, table: str, group_ids: Sequence[str]) -> dict[str, tuple[PayloadRef, ...]]:
         """References to the payloads of live groups; none for groups that are not live."""
@@ -94,7 +94,7 @@ class Store(GeneratorCommands, LearnerCommands):
         Raises:
             RollmeshError: the holder, or its stream, is not the present one.
         """
-        (held,) = await self._redis.batch([("ZRANGE", self.keys.held(table, holder), 0, -1)])
+        (held,) = await self.redis.batch([("ZRANGE", self.keys.held(table, holder), 0, -1)])
         by_group: defaultdict[str, list[Lease]] = defaultdict(list)
         for lease in named:
             by_group[lease.group_id].append(lease)
@@ -117,7 +117,7 @@ class Store(GeneratorCommands, LearnerCommands):
         trash = self.keys.table(table, "trash")
         collected = 0
         while True:
-            (entries,) = await self._redis.batch([("SRANDMEMBER", trash, MAX_GROUPS_PER_CALL)])
+            (entries,) = await self.redis.batch([("SRANDMEMBER", trash, MAX_GROUPS_PER_CALL)])
             if not entries:
                 return collected
             keys = []
@@ -130,7 +130,7 @@ class Store(GeneratorCommands, LearnerCommands):
             groups = (entry.decode().partition("|")[0] for entry in entries)
             await self.side.remove(table, groups, partial(self.alive, table))
             # In this order, so that no payload outlives the entry that names it.
-            await self._redis.batch_then([("UNLINK", *keys)] if keys else [], [("SREM", trash, *entries)])
+            await self.redis.batch_then([("UNLINK", *keys)] if keys else [], [("SREM", trash, *entries)])
             collected += len(entries)
 
     async def fail_groups(self, table: str, leases: Sequence[Lease], reason: str = "payload_lost") -> None:

@@ -194,7 +194,7 @@ async def test_what_the_learner_has_forgotten_is_ready_again(mesh: Mesh, monkeyp
     learner, sampler, book, groups = await leased(mesh, 5)
     forgotten = [groups[1], groups[4]]
     book.leases.difference_update(group.lease for group in forgotten)
-    book.leases.add((groups[2].leased.group_id, "earlier"))
+    book.leases.add(Lease(groups[2].leased.group_id, "earlier"))
     sampler.request(2, 0)
     again = await arrived(sampler, 2)
     assert {group.leased.group_id for group in again} == {group.leased.group_id for group in forgotten}

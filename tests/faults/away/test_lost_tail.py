@@ -47,7 +47,7 @@ class Tail:
     async def lose(self, mark: int | None = None) -> None:
         """Redis dies, and comes back as it was when this began, or at `mark`."""
         os.kill(self._redis.pid, signal.SIGKILL)
-        await self._redis.watch(60.0)
+        await self._redis.wait_until_dead(60.0)
         os.truncate(self._file(), self._mark if mark is None else mark)
         await self._redis.start()
 
