@@ -237,7 +237,7 @@ class BufferServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Describe(self, request, context):
-        """Anyone: the state of a table in figures.
+        """Anyone: metrics of a table.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -67,7 +67,7 @@ class MembershipServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request, context):
-        """Says that the member lives, renews all leases it holds, and reports its figures.
+        """Says that the member lives, renews all leases it holds, and reports its gauges.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

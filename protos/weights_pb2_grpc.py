@@ -89,7 +89,7 @@ class WeightsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FetchBucket(self, request, context):
-        """Bytes of one bucket from an offset on; a broken transfer goes on where it stopped. Generators serve this too, for
+        """Bytes of one bucket from an offset on; a broken transfer continues where it stopped. Generators serve this too, for
         what they have received themselves.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -97,7 +97,7 @@ class WeightsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Route(self, request, context):
-        """Whom to fetch a version from, so that the learner's link carries it a few times only, however many receive it.
+        """The peer to fetch a version from, so that the learner's link carries it a few times only, however many receive it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
