@@ -60,7 +60,7 @@ class GeneratorControlServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Status(self, request, context):
-        """What the generator does now.
+        """The present state of the generator.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -81,7 +81,7 @@ class GeneratorControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Probe(self, request, context):
-        """What is served, judged from the engine itself: for comparing generators with the learner.
+        """The weights in service, judged from the engine itself: for comparing generators with the learner.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -55,7 +55,7 @@ class LearnerControlServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Status(self, request, context):
-        """What the learner does now.
+        """The present state of the learner.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

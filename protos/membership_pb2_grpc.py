@@ -81,7 +81,7 @@ class MembershipServicer:
         raise NotImplementedError('Method not implemented!')
 
     def List(self, request, context):
-        """Who is in the mesh.
+        """The processes in the mesh.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

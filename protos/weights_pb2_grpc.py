@@ -118,7 +118,7 @@ class WeightsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Pushes(self, request, context):
-        """What receivers have reported so far.
+        """Reports of the receivers so far.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
