@@ -17,7 +17,7 @@ local serving_pin = serving_inc .. ':' .. serving
 
 local function grant(gid, g, number)
   if g.attempt > 0 then cancel(gid, g) end
-  g.lease, g.former = new_lease('a'), nil
+  g.lease, g.previous_holder = new_lease('a'), nil
   g.attempt, g.holder, g.leased_ms = g.attempt + 1, member, now
   local drafts = grant_drafts(gid, g)
   enter(held_by(member), gid, number)

@@ -1,7 +1,7 @@
 -- A front begins: writes the rules of all tables and the configuration that members are told, unless another front that
 -- is alive follows different rules. All or nothing, in one step: who begins at the same moment sees either no rules
--- or all of them. ARGV: '', front, member ttl in ms, sole (1: no other can be alive), configuration, rules by table as JSON,
--- a secret for the names of leases, where the run has none
+-- or all of them. ARGV: '', front, member ttl in ms, sole (1: no other can be alive), configuration, rules by table
+-- as JSON, a secret for the names of leases if the run has none
 -- Answer: ok, the configuration in force (where others are alive, theirs); or differs, table, then name, value there and
 -- value here of each rule
 load_run()
@@ -29,7 +29,7 @@ end
 for name, rules in pairs(tables) do redis.call('HSET', RUN .. ':' .. name, 'rules', cmsgpack.pack(rules)) end
 local present = not alone and redis.call('GET', RUN .. ':config')
 if not present then redis.call('SET', RUN .. ':config', ARGV[5]) end
-if not R.lease_secret then redis.call('HSET', RUN, 'lease_secret', ARGV[7]) end
+if not run.lease_secret then redis.call('HSET', RUN, 'lease_secret', ARGV[7]) end
 list_fronts('SADD', front)
 redis.call('ZADD', RUN .. ':heartbeats', now, front)
 return {'ok', present or ARGV[5]}

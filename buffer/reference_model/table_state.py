@@ -74,7 +74,7 @@ class TableState:
         digest = hashlib.sha1(f"{LEASE_SECRET}{self.name}{self._leases}".encode(), usedforsecurity=False).hexdigest()
         return f"{kind}{self._leases}-{digest[:16]}"
 
-    # -------------------------------------------------------------------------------------------- figures
+    # ------------------------------------------------------------------------------------------- counters
 
     @property
     def suspect(self) -> bool:

@@ -39,7 +39,7 @@ class Store(GeneratorCommands, LearnerCommands):
         """
         await self.redis.load()
         fields = json.dumps({table: table_rules.to_fields() for table, table_rules in rules.items()})
-        answer = await self._redis.verb(
+        answer = await self.redis.run_script(
             "bootstrap", "", front_id, member_ttl_ms, int(sole), config_json, fields, secrets.token_hex(16)
         )
         if answer[0] == b"differs":

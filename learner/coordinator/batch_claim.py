@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from rollmesh.buffer.client.client import Lease
 from rollmesh.learner.algorithms.base import Algorithm
 from rollmesh.learner.coordinator.checkpoint_scheduler import CheckpointScheduler
 from rollmesh.learner.coordinator.priorities import PrioritySetter
@@ -169,7 +170,7 @@ class BatchClaimer:
                 _log.warning("claim refused: %s", refusal.reason, extra={"group": refusal.group_id})
                 candidate.dropped[refusal.reason] += 1
             self._check_bound(candidate)
-            self._table.groups.drop_refused((refusal.group_id, refusal.lease_id) for refusal in response.refused)
+            self._table.groups.drop_refused(Lease.of(refusal) for refusal in response.refused)
             return False
         self._table.groups.finish_version(candidate.version, candidate.groups)
         self._table.seeder.batch_used()

@@ -18,7 +18,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-from rollmesh.buffer.client.client import Arrived, BufferClient, Lease
+from rollmesh.buffer.client.client import BufferClient, Lease, ReceivedGroup
 from rollmesh.learner.rollouts.group import SampledGroup, decode_group
 from rollmesh.learner.rollouts.unsent_payloads import fetch_unsent
 from rollmesh.mesh.errors import DataError, FencedError, PayloadError, RollmeshError, ended_by
@@ -166,7 +166,7 @@ class GroupStream:
 
     def _request_missing(self, version: int) -> None:
         coming = sum(arrived.leased.for_version == version for arrived in self._decoding)
-        coming += self._stream.on_the_way(version)
+        coming += self._stream.outstanding(version)
         missing = self._wanted.get(version, 0) - len(self._held[version]) - coming
         if missing > 0:
             # Groups that were refused or given back may have become ready again: the buffer answers again.
@@ -229,11 +229,11 @@ class GroupStream:
             self._reason = self._stream.waiting_reason
             if response is not None:
                 self._exhausted = self._exhausted or response.exhausted
-                self._remove({(lease.group_id, lease.lease_id) for lease in response.lost})
+                self._remove({Lease.of(lost) for lost in response.lost})
                 await self._add_arrived(response.groups)
             self._changed.set()
 
-    async def _add_arrived(self, groups: Sequence[Arrived]) -> None:
+    async def _add_arrived(self, groups: Sequence[ReceivedGroup]) -> None:
         self._decoding = list(groups)
         added = True
         while self._decoding:

@@ -29,7 +29,7 @@ from rollmesh.buffer.redis_backend.client import RedisAccess
 from rollmesh.buffer.reference_model.group_states import Fate, Group, State, Task
 from rollmesh.buffer.reference_model.table_machine import TableMachine
 from rollmesh.buffer.reference_model.table_state import LEASE_SECRET
-from rollmesh.buffer.store.drafts import draft_places
+from rollmesh.buffer.store.drafts import parse_draft_refs
 from rollmesh.buffer.store.generator_commands import packed
 from rollmesh.buffer.store.keys import Keys
 from rollmesh.buffer.store.orphan_sweep import GroupOwnership

@@ -243,7 +243,7 @@ async def test_a_front_taken_for_dead_that_lives_is_hinted_to_again(mesh: Mesh) 
     fronts = f"{Keys(config.run.name).run}:fronts"
     alive = await front.access.client.smembers(fronts)
     rules = json.dumps({table: rules_of(config, table).to_fields() for table in TABLES})
-    answer = await front.access.verb("bootstrap", "", "who has just started Redis", 1000, 1, "its own", rules, "")
+    answer = await front.access.run_script("bootstrap", "", "who has just started Redis", 1000, 1, "its own", rules, "")
     assert answer == [b"ok", b"its own"]
     async with asyncio.timeout(10):
         while not alive <= await front.access.client.smembers(fronts):

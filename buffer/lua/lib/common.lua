@@ -68,7 +68,8 @@ end
 -- The name of a lease is the right to write and to release under it: no other member can guess it.
 local function new_lease(kind)
   add('leases', 1)
-  return kind .. C.leases .. '-' .. string.sub(redis.sha1hex((R.lease_secret or '') .. TABLE .. C.leases), 1, 16)
+  local secret = (run.lease_secret or '') .. TABLE
+  return kind .. counters.leases .. '-' .. string.sub(redis.sha1hex(secret .. counters.leases), 1, 16)
 end
 
 local function put(field, value)
