@@ -1,1 +1,1 @@
-"""The verbs, as Lua. See `buffer.redis_backend.scripts`."""
+"""The scripts, one command each. See `buffer.redis_backend.scripts`."""

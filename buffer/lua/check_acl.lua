@@ -1,4 +1,4 @@
--- Which commands of the verbs Redis refuses to our user, found out on a key that holds nothing. Asked at the start,
+-- Which commands of the scripts Redis refuses to our user, found out on a key that holds nothing. Asked at the start,
 -- because a script that is refused a command in its middle has done half of its work.
 -- ARGV: names of the commands
 local refused = {}

@@ -7,7 +7,7 @@
 -- 3 superseded, 4 no such member; then the values to be removed, each as position among the members (from 0) and, of a
 -- draft, its name; of the member's payload ''
 --
--- Removed is only what no verb can name any more, judged here by the record: what a refused write has brought may be
+-- Removed is only what no script can name any more, judged here by the record: what a refused write has brought may be
 -- what another one has stored, or is about to. The sweep finds the rest.
 load_table(ARGV[1])
 load_run()

@@ -1,1 +1,1 @@
-"""The off-policy contract as pure functions and a clock-fed state machine: proposes what the Lua verbs re-check."""
+"""The off-policy contract as pure functions and a clock-fed state machine: proposes what the Lua scripts re-check."""

@@ -103,7 +103,7 @@ class RedisAccess:
 
     Args:
         url: as `mesh.config.redis_url` reads it.
-        run_key: the run's hash (KEYS[1] of every verb).
+        run_key: the run's hash (KEYS[1] of every script).
         timeout_s: deadline of one batch of commands, apart from the time that its bytes take.
         clock: Lua source that replaces Redis TIME (proofs by replay only).
         options: of Redis, in addition to the URL.
@@ -210,7 +210,7 @@ class RedisAccess:
                 return
 
     async def check_acl(self, payload_key: str) -> None:
-        """Makes sure that our user may run what verbs and payloads need.
+        """Makes sure that our user may run what scripts and payloads need.
 
         Args:
             payload_key: a payload's key that is not in use.

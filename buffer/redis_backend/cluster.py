@@ -1,13 +1,13 @@
 """Redis Cluster behind the interface of one connection: commands go to the nodes that hold their keys.
 
 Invariants
-  * Metadata of a run lies in one slot (`buffer.store.keys`), so a verb is one atomic script on one node, the slot's
+  * Metadata of a run lies in one slot (`buffer.store.keys`), so a script runs on one node, the slot's
     *home*; commands without a key (TIME, SCRIPT LOAD ...) go there too. Payloads and prompts lie anywhere.
   * What `send_behind` sends second is sent after every command of the first has been acknowledged by its node: a
     member never counts before its payload is stored. If one of the first was refused, the second is not sent.
   * Redirections are followed a bounded number of times: MOVED corrects the map of slots, ASK holds for one command.
     A script is never sent after an ASK: on a slot that is half moved it would see half of the metadata. `GUARD` makes
-    it fail there before its first write, so while the home slot moves verbs are refused, and clients repeat them.
+    it fail there before its first write, so while the home slot moves scripts are refused, and clients repeat them.
   * Connections are kept to nodes of the map alone, and to those of the address.
   * A node that is gone, a slot without a node, or a map that never settles is an error of the whole batch; the next
     batch reads the map again. Nothing is repeated by itself after it may have been executed.

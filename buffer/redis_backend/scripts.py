@@ -1,8 +1,9 @@
 """The Lua scripts: read from the package, linked with the shared definitions that they need, run by digest.
 
-Invariants: a verb is one atomic script; it is sent by digest, and loaded (again) when Redis does not know it, for
-instance after its restart. What verbs share is definitions alone, each of which begins a line and needs only those
-before it.
+Invariants
+  * A script is atomic. It is sent by digest, and loaded (again) when Redis does not know it, for instance after a
+    restart.
+  * Scripts share definitions alone, each of which begins a line and needs only those before it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 _CALL = re.compile(r"redis\.p?call\('([A-Z]+)'")
-# What verbs share (`lua/lib`), each after those that it needs.
+# What scripts share (`lua/lib`), each after those that it needs.
 _SHARED = (
     "clock", "common", "prompts", "group_record", "lineage", "transitions", "withdraw", "lease_reply", "grant_drafts",
     "redis_restart", "take_over", "write_permission",
@@ -26,7 +27,7 @@ _WORD = re.compile(r"\w+")
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A verb's source and its SHA-1 digest, by which Redis knows it."""
+    """A script's source and its SHA-1 digest, by which Redis knows it."""
 
     name: str
     source: str
@@ -52,11 +53,11 @@ def sources() -> dict[str, str]:
 def load_scripts(
     clock: str | None = None, guard: str = "", texts: Mapping[str, str] | None = None
 ) -> dict[str, Script]:
-    """All verbs by name.
+    """All scripts by name.
 
     Args:
         clock: Lua source that defines `now_ms()`; none: Redis TIME.
-        guard: Lua source that every verb begins with.
+        guard: Lua source that every script begins with.
         texts: in the place of `sources()`.
     """
     code = {name: _COMMENT.sub("", text) for name, text in (texts or sources()).items()}
@@ -77,7 +78,7 @@ def _definitions(code: str) -> list[_Definition]:
 
 
 def _linked(shared: Sequence[_Definition], verb: str) -> str:
-    """A verb after the definitions that it needs. Lua makes all that stand there for every call."""
+    """A script after the definitions that it needs. Lua makes all that stand there for every call."""
     needed, parts = set(_WORD.findall(verb)), [verb]
     for definition in reversed(shared):
         if not needed.isdisjoint(definition.names):
@@ -87,12 +88,12 @@ def _linked(shared: Sequence[_Definition], verb: str) -> str:
 
 
 def commands_of(scripts: Mapping[str, Script]) -> list[str]:
-    """The Redis commands that verbs call, by name."""
+    """The Redis commands that scripts call, by name."""
     return sorted({name for script in scripts.values() for name in _CALL.findall(script.source)})
 
 
 def command_at(script: Script, line: int) -> str:
-    """The command that is called in a line of a verb (counted from 1, as Redis does); '' where there is none."""
+    """The command that is called in a line of a script (counted from 1, as Redis does); '' where there is none."""
     lines = script.source.splitlines()
     found = _CALL.search(lines[line - 1]) if 0 < line <= len(lines) else None
     return found[1] if found else ""

@@ -1,4 +1,4 @@
-"""The generators' verbs on one table, as the pure state machine has them: admission, leases, members, drafts."""
+"""The generators' commands on one table, as the pure state machine has them: admission, leases, members, drafts."""
 
 from __future__ import annotations
 

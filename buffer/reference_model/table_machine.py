@@ -1,6 +1,6 @@
 """The off-policy contract of one table as a pure state machine with an injected clock.
 
-This is the reference for the Lua verbs: hypothesis replays the same commands here and on a real Redis, and states,
+This is the reference for the Lua scripts: hypothesis replays the same commands here and on a real Redis, and states,
 answers and ledger must agree after every step. It does no I/O and reads no clock of its own; `now` is in ms.
 
 Invariants: those of `buffer.reference_model.table_state`; and a group that is generating or ready trains by its

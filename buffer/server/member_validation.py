@@ -109,7 +109,7 @@ def _draft(write: pb.MemberWrite, payload: bytes) -> Write:
 
 @lru_cache(maxsize=4096)
 def _span(versions: tuple[PolicyVersion, ...]) -> tuple[str, PolicyVersion, PolicyVersion]:
-    """Ranges as the verbs read them, the oldest and the newest version; few combinations are met at a time."""
+    """Ranges as the scripts read them, the oldest and the newest version; few combinations are met at a time."""
     runs = VersionRuns(tuple((1, version) for version in versions))
     return str(VersionRanges.of(versions)), runs.oldest, runs.newest
 

@@ -29,7 +29,7 @@ class FrontContext:
     """One front process.
 
     Attributes:
-        store: the verbs.
+        store: the commands.
         rules: by table.
         run_name, config_json: as Join hands them out.
         member_ttl_ms: silence after which a member counts as lost.

@@ -71,7 +71,7 @@ def _checked_leases(refs: Sequence[pb.LeaseRef]) -> list[Lease]:
 
 
 class BufferServicer(buffer_pb2_grpc.BufferServicer):
-    """The gRPC side of the verbs.
+    """The gRPC side of the commands.
 
     Args:
         front: what the front shares.

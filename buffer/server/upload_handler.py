@@ -91,7 +91,7 @@ class UploadHandler:
 
         Raises:
             PayloadError: naming the field that is wrong. Not where the member may not be written any more: then the
-                uploads may be gone, and the verb says what became of it.
+                uploads may be gone, and the write says what became of it.
         """
         wrong = await self._wrong(table, write)
         if wrong is None:

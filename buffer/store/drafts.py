@@ -3,7 +3,7 @@
 Invariants
   * A draft is a plain key next to the payloads, named by its attempt, its length and the digest of its bytes: what is
     noted of a draft (its length, its versions) is true of them.
-  * The verb decides which draft counts: the longest of the latest attempt. What it replaces, refuses or drops is
+  * The script decides which draft counts: the longest of the latest attempt. What it replaces, refuses or drops is
     removed; what no group names is swept.
   * A draft never counts in the ledger, in the bytes or in a deadline, until it is handed to a new holder: from then on
     the versions of its tokens are the group's.
@@ -27,7 +27,7 @@ class DraftRef(NamedTuple):
 
 
 def parse_draft_refs(text: bytes | str) -> tuple[DraftRef, ...]:
-    """Parses what the verbs note of drafts: `member:attempt:tokens:digest,...`."""
+    """Parses what the scripts note of drafts: `member:attempt:tokens:digest,...`."""
     plain = text.decode() if isinstance(text, bytes) else text
     return tuple([_parse_ref(*part.split(":")) for part in plain.split(",")]) if plain else ()
 
@@ -53,7 +53,7 @@ class Drafts:
         return self._keys.payload(table, group_id, draft.member, f"d{draft.attempt}-{draft.tokens}-{draft.digest}")
 
     def keys_of(self, table: str, group_id: str, text: bytes | str) -> list[str]:
-        """Keys of what the verbs noted of a group's drafts."""
+        """Keys of what the scripts noted of a group's drafts."""
         return [self.key(table, group_id, draft) for draft in parse_draft_refs(text)]
 
     async def read(self, table: str, group_id: str, draft: DraftRef) -> bytes | None:

@@ -116,7 +116,7 @@ class GeneratorCommands(CommandRunner):
         return results
 
     def _encoded(self, table: str, writes: Sequence[Write]) -> tuple[list[SetValue], list[SetValue], list[bytes]]:
-        """Commands that store payloads, those that store drafts, and the verb's arguments."""
+        """Commands that store payloads, those that store drafts, and the script's arguments."""
         values: list[SetValue] = []
         drafts: list[SetValue] = []
         arguments: list[bytes] = []
@@ -150,7 +150,7 @@ class GeneratorCommands(CommandRunner):
             self.handoff.deliver(table, Delivery(stream, [leased_of(item) for item in sampled[2]]))
 
     async def _remove(self, table: str, writes: Sequence[Write], useless: Sequence[Any]) -> None:
-        """Removes what the verb names: (index of the write, name of a draft or nothing), ..."""
+        """Removes what the script names: (index of the write, name of a draft or nothing), ..."""
         keys = []
         for index, name in zip(useless[::2], useless[1::2], strict=True):
             w = writes[index]

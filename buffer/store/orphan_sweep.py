@@ -4,7 +4,7 @@ They come from a front that died between a SET and its script, from superseded w
 lost removals.
 
 Invariants
-  * Only what no verb can ever accept any more is an orphan: its group has ended (ids are not used again), or the member
+  * Only what no script can ever accept any more is an orphan: its group has ended (ids are not used again), the member
     is stored under another name, or the attempt that wrote it is over (attempts only grow). That never changes back, so
     a sweep cannot race with a write. In particular, what a dead front has SET for a member that its holder may still
     write is none: the repeated write finds it, and it stays. A prompt is one if its ordinal was seeded (that is done

@@ -1,11 +1,11 @@
 """Payloads in Redis: plain keys, spread over all slots, that never pass through Lua.
 
 Invariants
-  * A payload counts only through the write verb. The end of its group removes it; what no verb ever names, and none
+  * A payload counts only through the write script. The end of its group removes it; what no script ever names, and none
     can name any more, is swept (`buffer.store.orphan_sweep`).
   * A small payload is one value. A large one is in pieces, a key each, uploaded before the write that names their
     number.
-  * A key holds the digest of its payload, and what the verb notes of a member holds the key: metadata and bytes that
+  * A key holds the digest of its payload, and what the script notes of a member holds the key: metadata and bytes that
     were written together stay together, whatever dies in between, and however late something else is written. The
     attempt is part of the key as well, so that a late attempt cannot touch what the valid one stored.
   * Whatever is read is read in portions of bounded size.
@@ -92,7 +92,7 @@ def name_of(member: int, attempt: int, digest: str) -> str:
 
 
 def parse_payload_refs(text: bytes | str) -> tuple[PayloadRef, ...]:
-    """Parses what the verbs note of a group's payloads: `name[:pieces],...`."""
+    """Parses what the scripts note of a group's payloads: `name[:pieces],...`."""
     parts = _parts(text)
     return tuple(map(PayloadRef, parts)) if _all_whole(parts) else tuple(map(_parse_ref, parts))
 
@@ -129,7 +129,7 @@ class Payloads:
         return _keys(self._keys.payloads(table, group_id), ref)
 
     def keys_of_groups(self, table: str, groups: Iterable[tuple[str, bytes | str]]) -> list[str]:
-        """Keys of all payloads of groups, given as (group id, what the verbs noted)."""
+        """Keys of all payloads of groups, given as (group id, what the scripts noted)."""
         keys: list[str] = []
         for group_id, text in groups:
             prefix, parts = self._keys.payloads(table, group_id), _parts(text)

@@ -24,7 +24,7 @@ class Store(GeneratorCommands, LearnerCommands):
     async def bootstrap(
         self, rules: dict[str, TableRules], config_json: str, *, front_id: str, member_ttl_ms: int, sole: bool
     ) -> str:
-        """Loads the verbs and writes rules and configuration; repeated at every start of a front.
+        """Loads the scripts and writes rules and configuration; repeated at every start of a front.
 
         Args:
             front_id: the front's member id.
@@ -148,5 +148,5 @@ class Store(GeneratorCommands, LearnerCommands):
         return answer[2], answer[3].decode()
 
     async def ledger(self, table: str, failed_limit: int) -> list[Any]:
-        """Counters, recount, reasons and failed groups, as the verb returns them."""
+        """Counters, recount, reasons and failed groups, as the script returns them."""
         return await self._run("ledger", table, failed_limit)

@@ -1,9 +1,9 @@
 -- Shared by all scripts: the values of run and table, the names of keys, the fences.
 --
 -- KEYS[1]  the run's hash; every other key of metadata begins with it and so lies in the same cluster slot
--- ARGV[1]  the table (`train`, `eval`), or '' where a verb concerns the run alone
+-- ARGV[1]  the table (`train`, `eval`), or '' where a script concerns the run alone
 --
--- Invariants (of all verbs)
+-- Invariants (of all scripts)
 --   * A group is in exactly one of the sets generating, ready, leased, consumed; the figure of the same name
 --     moves in the same script. A fate removes the group and counts it, once.
 --   * `deadline` holds the groups that are generating or ready and wait for their first use, scored by the last version
@@ -28,8 +28,8 @@ local RULES = [[
 local TABLE, table_key, counters, changed, ended, trash, run, moved
 local entering, leaving, sets = {}, {}, {}
 
--- Packed into one field each: reading and writing them one by one would cost more than most verbs do else. Where Redis
--- has lost them, all are 0.
+-- Packed into one field each: reading and writing them one by one would cost more than most scripts do otherwise. If
+-- Redis has lost them, all are 0.
 local function unpacked(packed, names)
   if packed then return cmsgpack.unpack(packed) end
   local zeros = {}
@@ -43,7 +43,7 @@ local function load_table(name)
   counters = setmetatable(unpacked(packed[1], COUNTERS), {__index = unpacked(packed[2], RULES)})
 end
 
--- What verbs go by. What grows with the age of a run (its takeovers) is in keys of its own, for those that need it.
+-- What scripts go by. What grows with the age of a run (its takeovers) is in keys of its own, for those that need it.
 local STATE = {
   'incarnation', 'version', 'learner_until', 'committed', 'finished', 'fronts', 'learner', 'suspect', 'redis_run_id',
   'lease_secret'
@@ -92,8 +92,8 @@ local function in_bulk(command, key, members)
   for i = 1, #members, 1000 do redis.call(command, key, unpack(members, i, math.min(i + 999, #members))) end
 end
 
--- Groups enter and leave the sorted sets of the table together: `apply_moves` carries it out, before the verb answers. A verb
--- that reads a set into or out of which it has moved groups settles first.
+-- Groups enter and leave the sorted sets of the table together: `apply_moves` carries it out, before the script
+-- answers. A script that reads a set into or out of which it has moved groups calls it first.
 local function apply_moves()
   for key, gids in pairs(leaving) do in_bulk('ZREM', key, gids) end
   for key, scored in pairs(entering) do in_bulk('ZADD', key, scored) end
@@ -176,7 +176,7 @@ local function mark_suspect()
   redis.call('HSET', RUN, 'suspect', run.suspect)
 end
 
--- Why a learner's verb is refused, or nil. An incarnation that is not known yet is one whose takeover Redis has lost,
+-- Why a learner's command is refused, or nil. An incarnation that is not known yet is one whose takeover Redis has lost,
 -- unless there was none: the learner that says so is in the same doubt.
 local function refusal(incarnation)
   if incarnation < run.incarnation then return 'fenced' end

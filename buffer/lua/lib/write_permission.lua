@@ -11,7 +11,7 @@ local function has_stored(g, member, attempt, digest)
   return string.find(',' .. g.payloads .. ',', name, 1, true) ~= nil
 end
 
--- Whether no verb can store a member under this attempt any more: its group has ended (one that has not been admitted
+-- Whether no script can store a member under this attempt any more: its group has ended (one that has not been admitted
 -- yet may come), it has no such member, the attempt is over (attempts grow), or the member has its outcome.
 local function is_over(gid, g, position, attempt)
   if not g then return number_of(gid) <= counters.seq end
