@@ -185,7 +185,7 @@ class RedisRecovery:
         self._running: asyncio.Task[None] | None = None
         self.on_recovered: Callable[[buffer_pb2.DescribeResponse], None] = lambda _: None
         """Called with what the buffer knows after a recovery, before anything else continues."""
-        client.repair = self.repair
+        client.on_lost_state = self.repair
 
     async def with_recovery(self, step: Callable[[], Awaitable[T]]) -> T:
         """Runs a step that no assertion interrupts; repeats it where Redis has lost state.

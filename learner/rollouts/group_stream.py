@@ -54,7 +54,7 @@ class GroupStream:
         self._held: defaultdict[int, dict[str, SampledGroup]] = defaultdict(dict)
         self._wanted: dict[int, int] = {}
         # Received and not decoded yet; returned and not acknowledged yet.
-        self._decoding: list[Arrived] = []
+        self._decoding: list[ReceivedGroup] = []
         self._leaving: set[Lease] = set()
         self._releases: set[asyncio.Task[None]] = set()
         self._finished_version = -1
@@ -242,7 +242,7 @@ class GroupStream:
         if not added:
             self._request_all_missing()
 
-    async def _decode_arrived(self, arrived: Arrived) -> bool:
+    async def _decode_arrived(self, arrived: ReceivedGroup) -> bool:
         """Decodes and holds a group; False where there is not one more by it."""
         leased = arrived.leased
         if leased.for_version <= self._finished_version:
