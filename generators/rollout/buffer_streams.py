@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from rollmesh.buffer.client.client import AdmitStream, BufferClient, Writer
+from rollmesh.buffer.client.client import AdmitStream, BufferClient, WriteStream
 from rollmesh.generators.rollout.active_group import ActiveGroup
 from rollmesh.generators.rollout.rollout_manager import RolloutManager
 from rollmesh.mesh.errors import RollmeshError

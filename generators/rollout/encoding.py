@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from rollmesh.buffer.client.client import Outgoing
+from rollmesh.buffer.client.client import PendingWrite
 from rollmesh.generators.rollout.active_group import ActiveGroup
 from rollmesh.protos import buffer_pb2, trajectory_pb2
 
 
 def member_write(
     group: ActiveGroup, meta: trajectory_pb2.MemberMeta, payload: bytes, *, draft: bool = False
-) -> Outgoing:
+) -> PendingWrite:
     """What is written of a member, in the name of the lease under which its group is held."""
     head = buffer_pb2.MemberWrite(
         group_id=group.group_id,

@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rollmesh.buffer.client.client import Outgoing, WriteResult
+from rollmesh.buffer.client.client import PendingWrite, WriteResult
 from rollmesh.generators.rollout.active_group import ActiveGroup, FinishedMember
 from rollmesh.generators.rollout.encoding import member_write
 from rollmesh.generators.rollout.response_source import EpisodeResult, failure_of
@@ -39,7 +39,7 @@ _FINISH = {
 }
 # Arrays of side data on their way at once.
 _UPLOADS = 8
-Writes = list[tuple[ActiveGroup, Outgoing]]
+Writes = list[tuple[ActiveGroup, PendingWrite]]
 
 
 class MemberWriter(Protocol):
@@ -232,7 +232,7 @@ class TrajectorySubmitter:
                 continue
             meta.side.append(entry)
 
-    def _write_of(self, group: ActiveGroup, finished: FinishedMember, result: reward_pb2.ScoreResult) -> Outgoing:
+    def _write_of(self, group: ActiveGroup, finished: FinishedMember, result: reward_pb2.ScoreResult) -> PendingWrite:
         meta = self._meta(group, finished)
         payload = b""
         kind = result.WhichOneof("outcome")
@@ -268,7 +268,7 @@ class TrajectorySubmitter:
             figures=result.figures if isinstance(result, EpisodeResult) else None,
         )
 
-    def _write_of_failure(self, group: ActiveGroup, member: int, reason: str) -> Outgoing:
+    def _write_of_failure(self, group: ActiveGroup, member: int, reason: str) -> PendingWrite:
         meta = trajectory_pb2.MemberMeta(
             member=member,
             outcome=trajectory_pb2.OUTCOME_ERROR,

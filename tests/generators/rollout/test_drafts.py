@@ -8,7 +8,7 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from rollmesh.buffer.client.client import Outgoing, WriteResult
+from rollmesh.buffer.client.client import PendingWrite, WriteResult
 from rollmesh.generators.engines.interface import (
     PartialResponse,
 )

@@ -18,7 +18,7 @@ import grpc
 import numpy as np
 import pytest
 
-from rollmesh.buffer.client.client import BufferClient, Outgoing
+from rollmesh.buffer.client.client import BufferClient, PendingWrite
 from rollmesh.generators.rollout.active_group import ActiveGroup
 from rollmesh.generators.rollout.encoding import member_write
 from rollmesh.learner.checkpoint.names import listed
@@ -331,7 +331,7 @@ def test_two_ranks_train_the_same_run(tmp_path: Path, monkeypatch: pytest.Monkey
     """Two models of it: the policy and an online reward model; and a response that neither can read."""
     written = itertools.count()
 
-    def unknown_tokens_at_first(group: ActiveGroup, meta: Any, payload: bytes, **how: Any) -> Outgoing:
+    def unknown_tokens_at_first(group: ActiveGroup, meta: Any, payload: bytes, **how: Any) -> PendingWrite:
         if group.group_id.startswith("train-") and next(written) == 0:
             trajectory = decode(payload)
             payload = encode(replace(trajectory, response_ids=np.full_like(trajectory.response_ids, 1 << 20)))
