@@ -24,7 +24,7 @@ from rollmesh.generators.engines.interface import InferenceEngine, SwapTimings
 from rollmesh.generators.weights import WeightReceiver
 from rollmesh.generators.weights.learner_connection import LearnerDirectory
 from rollmesh.generators.weights.receiver import ReceiverSettings
-from rollmesh.learner.weights import WeightPublisher, WeightsService
+from rollmesh.learner.weights import PublishRules, WeightPublisher, WeightsService
 from rollmesh.learner.weights.published_version import PublishedVersion
 from rollmesh.mesh.config.models import EncodingName, SecuritySection
 from rollmesh.mesh.membership import MembershipAgent
@@ -71,7 +71,7 @@ class LearnerEnd:
     """A publisher with its service, and the receivers that were started for it."""
 
     def __init__(self, bridge: AsyncBridge, host: str, encoding: EncodingName) -> None:
-        self.publisher = WeightPublisher(RUN, {}, transport="grpc", encoding=encoding)
+        self.publisher = WeightPublisher(RUN, {}, PublishRules(transport="grpc", encoding=encoding))
         self._encoding = encoding
         self._bridge = bridge
         self._service = _Service(self.publisher)

@@ -45,14 +45,12 @@ async def learner(args: argparse.Namespace) -> None:
     """Publishes a new version whenever it is asked to; keeps one."""
     import torch
 
-    from rollmesh.learner.weights import WeightPublisher, WeightsService
+    from rollmesh.learner.weights import PublishRules, WeightPublisher, WeightsService
 
     publisher = WeightPublisher(
         "benchmark",
         {},
-        keep_versions=1,
-        bucket_bytes=args.bucket_mib << 20,
-        transport=args.transport,
+        PublishRules(keep_versions=1, bucket_bytes=args.bucket_mib << 20, transport=args.transport),
         offers=_offers(args),
     )
     server = new_server(SECURITY)

@@ -47,7 +47,7 @@ from rollmesh.generators.engines.interface import (
 from rollmesh.generators.weights import WeightReceiver
 from rollmesh.generators.weights.learner_connection import LearnerDirectory
 from rollmesh.generators.weights.receiver import ReceiverSettings
-from rollmesh.learner.weights import WeightPublisher, WeightsService
+from rollmesh.learner.weights import PublishRules, WeightPublisher, WeightsService
 from rollmesh.learner.weights.model_bundle import read_model_bundle
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.rpc.rpc import bind, new_server
@@ -188,7 +188,7 @@ def learn(pipe: Connection, folder: Path, transport: str, swaps: int, interval_s
             reported.release()
             return answer
 
-    publisher = WeightPublisher("run", read_model_bundle(folder), transport=transport)  # type: ignore[arg-type]  # a name
+    publisher = WeightPublisher("run", read_model_bundle(folder), PublishRules(transport=transport))  # type: ignore[arg-type]  # a name
 
     async def serve() -> None:
         server = new_server(_SECURITY)

@@ -34,7 +34,7 @@ from rollmesh.generators.weights.learner_connection import LearnerConnection
 from rollmesh.generators.weights.transports import Transfer
 from rollmesh.generators.weights.transports.shm import SharedMemory
 from rollmesh.generators.weights.verified_transfer import receive_verified
-from rollmesh.learner.weights import WeightPublisher
+from rollmesh.learner.weights import PublishRules, WeightPublisher
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.rpc.rpc import open_channel
 from rollmesh.mesh.runtime.hosts import host_id
@@ -53,7 +53,7 @@ Cell = Callable[[], float]
 def shm_cells(mib: int, bucket_mib: int) -> tuple[dict[str, Cell], Callable[[], None]]:
     """Cells that answer GB/s, and what ends them."""
     torch.set_num_threads(1)
-    publisher = WeightPublisher("benchmark", {}, bucket_bytes=bucket_mib << 20, transport="shm")
+    publisher = WeightPublisher("benchmark", {}, PublishRules(bucket_bytes=bucket_mib << 20, transport="shm"))
     bits = [torch.randint(-(1 << 15), 1 << 15, (_TENSOR_BYTES // 2,), dtype=torch.int16) for _ in range(mib // 4)]
     source = {f"{i}": words.view(torch.bfloat16) for i, words in enumerate(bits)}
     target = {name: torch.zeros_like(tensor) for name, tensor in source.items()}

@@ -41,7 +41,7 @@ from rollmesh.learner.metrics.sample_log import SampleLog
 from rollmesh.learner.model_files.checks import check_context
 from rollmesh.learner.model_files.location import context_length, load_tokenizer
 from rollmesh.learner.recovery.consumption_log import LOG_NAME, ConsumptionLog
-from rollmesh.learner.weights import WeightPublisher, read_model_bundle
+from rollmesh.learner.weights import PublishRules, WeightPublisher, read_model_bundle
 from rollmesh.learner.weights.transports import configured_transports
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import StalledError, StarvedError, StoreError, UnreachableError
@@ -80,15 +80,10 @@ class Coordinator:
         self._priority = priority_function(config)
         greedy = int(algorithm.needs.greedy_baseline)
         self._prompts, self._eval_tasks = open_prompts(config, self._tokenizer, greedy=greedy)
-        weights = config.weights
         self._publisher = WeightPublisher(
             config.run.name,
             read_model_bundle(folder),
-            keep_versions=weights.keep_versions,
-            bucket_bytes=weights.bucket_bytes,
-            transport=weights.transport,
-            encoding=weights.encoding,
-            chain=weights.chain,
+            PublishRules.of(config.weights),
             offers=configured_transports(config),
         )
         self._session = MeshSession(config, mesh, self._publisher, runtime.status, runtime.controls, port=port)

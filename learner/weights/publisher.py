@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -23,7 +24,7 @@ from rollmesh.learner.weights.published_version import PublishedVersion
 from rollmesh.learner.weights.push_statistics import PushStatistics
 from rollmesh.learner.weights.transports import SHARED_MEMORY, SenderTransport, shared_memory
 from rollmesh.learner.weights.version_storage import VersionBytes, VersionWriter
-from rollmesh.mesh.config.models import EncodingName, TransportName
+from rollmesh.mesh.config.models import EncodingName, TransportName, WeightsSection
 from rollmesh.mesh.errors import VersionGoneError, WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import ALIGNMENT, BucketLayout, Digest, bucket_starts, digest_of, manifest_digest
@@ -38,19 +39,39 @@ _PADDING = bytes(ALIGNMENT)
 _ENCODING_THREADS = 4
 
 
+@dataclass(frozen=True, slots=True)
+class PublishRules:
+    """How versions are published; the fields are those of `weights` in the configuration.
+
+    Attributes:
+        keep_versions: versions that stay fetchable.
+        bucket_bytes: size of a bucket, the unit of transfer and of digests.
+        transport: `shm`: shared memory must work; `auto`: it is used where possible; others: not.
+        encoding: `full`: no deltas are made; `delta`: of every version; `auto`: on request.
+        chain: deltas kept.
+    """
+
+    keep_versions: int = 2
+    bucket_bytes: int = 64 << 20
+    transport: TransportName = "auto"
+    encoding: EncodingName = "full"
+    chain: int = 4
+
+    @classmethod
+    def of(cls, weights: WeightsSection) -> PublishRules:
+        """Those of a configuration."""
+        return cls(weights.keep_versions, weights.bucket_bytes, weights.transport, weights.encoding, weights.chain)
+
+
 class WeightPublisher:
     """Holds the versions that generators may fetch.
 
     Args:
         run: name of the run.
         model_bundle: files from which model and tokenizer are built (`read_model_bundle`).
-        keep_versions: versions that stay fetchable.
-        bucket_bytes: size of a bucket, the unit of transfer and of digests.
-        transport: `weights.transport`; `shm`: shared memory must work; `auto`: it is used where possible; others: not.
+        rules: of the run.
         directory: the tmpfs for shared files.
-        offers: further ways by which versions are made available; the publisher closes them.
-        encoding: `weights.encoding`.
-        chain: differences kept.
+        offers: transports besides shared memory; the publisher closes them.
 
     Raises:
         WeightsError: `shm` was asked for and the directory is not usable.
@@ -60,26 +81,26 @@ class WeightPublisher:
         self,
         run: str,
         model_bundle: Mapping[str, bytes],
+        rules: PublishRules | None = None,
         *,
-        keep_versions: int = 2,
-        bucket_bytes: int = 64 << 20,
-        transport: TransportName = "auto",
         directory: Path = SHARED_MEMORY,
         offers: Sequence[SenderTransport] = (),
-        encoding: EncodingName = "full",
-        chain: int = 4,
     ) -> None:
+        rules = rules or PublishRules()
         self.run = run
-        self.encoding = encoding
+        self.encoding = rules.encoding
         threads = min(_ENCODING_THREADS, torch.get_num_threads())
-        self.chain = DeltaChain(chain, self._tell_listeners, threads=threads) if encoding != "full" else None
+        self.chain = (
+            DeltaChain(rules.chain, self._notify_listeners, threads=threads) if rules.encoding != "full" else None
+        )
         self.model_bundle = dict(model_bundle)
         self.pushes = PushStatistics()
         self.readers = Readers()
-        self._keep_versions = keep_versions
-        self._bucket_bytes = bucket_bytes
-        self._required = transport == "shm"
-        shared = shared_memory(directory, required=self._required) if transport in ("auto", "shm") else None
+        self._keep_versions = rules.keep_versions
+        self._bucket_bytes = rules.bucket_bytes
+        self._required = rules.transport == "shm"
+        local = rules.transport in ("auto", "shm")
+        shared = shared_memory(directory, required=self._required) if local else None
         self.offers: tuple[SenderTransport, ...] = (*([shared] if shared else []), *offers)
         self._lock = threading.Lock()
         self._versions: dict[PolicyVersion, PublishedVersion] = {}
@@ -192,7 +213,7 @@ class WeightPublisher:
                 self.chain.request_link()
         self._retire(retired)
         self.pushes.announced(policy, manifest.announced_unix_ns)
-        self._tell_listeners()
+        self._notify_listeners()
         # Giving memory back takes the kernel as long as filling it did: a third of a second per gigabyte, seen here.
         threading.Thread(target=retired.clear, name="free-weights").start()
         return manifest
@@ -208,7 +229,7 @@ class WeightPublisher:
         for offer in self.offers:
             offer.close()
 
-    def _tell_listeners(self) -> None:
+    def _notify_listeners(self) -> None:
         with self._lock:
             listeners = list(self._listeners)
         for listener in listeners:

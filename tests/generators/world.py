@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from rollmesh.buffer.client.client import BufferClient, SampleStream, SampleUpdate
 from rollmesh.buffer.server.process import BufferService
 from rollmesh.generators.service import serve
-from rollmesh.learner.weights import WeightPublisher, WeightsService, read_model_bundle
+from rollmesh.learner.weights import PublishRules, WeightPublisher, WeightsService, read_model_bundle
 from rollmesh.mesh.access.code_permissions import AllowCode, CodeRule
 from rollmesh.mesh.access.credentials import Identity, Role, new_identity
 from rollmesh.mesh.config import Config, load_config
@@ -154,9 +154,9 @@ class Learner:
         self.publisher = WeightPublisher(
             config.run.name,
             bundle,
-            transport=config.weights.transport,
-            encoding=config.weights.encoding,
-            chain=config.weights.chain,
+            PublishRules(
+                transport=config.weights.transport, encoding=config.weights.encoding, chain=config.weights.chain
+            ),
         )
         self._stack.callback(self.publisher.close)
         self.server = new_server(SECURITY)

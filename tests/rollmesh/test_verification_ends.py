@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rollmesh.learner.weights import WeightPublisher, WeightsService
+from rollmesh.learner.weights import PublishRules, WeightPublisher, WeightsService
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.rpc.rpc import bind, new_server
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -27,7 +27,7 @@ async def test_announcements_that_break_off_are_part_of_the_verdict(
         return Answer("gen-1", PolicyVersion(1, 9), "announced", "found", "", [], [])
 
     monkeypatch.setattr(_Following, "_ask", ask)
-    publisher = WeightPublisher("run", {}, transport="grpc")
+    publisher = WeightPublisher("run", {}, PublishRules(transport="grpc"))
     publisher.publish(PolicyVersion(1, 0), tensors(0).items(), "float32")
     server = new_server(SECURITY)
     weights_pb2_grpc.add_WeightsServicer_to_server(WeightsService(publisher), server)

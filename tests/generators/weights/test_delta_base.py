@@ -11,7 +11,7 @@ import torch
 
 from rollmesh.generators.weights.delta_base import DeltaBase
 from rollmesh.generators.weights.verified_transfer import VerifiedWeights
-from rollmesh.learner.weights import WeightPublisher
+from rollmesh.learner.weights import PublishRules, WeightPublisher
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import Wanted, digest_of
@@ -23,7 +23,7 @@ class Chain:
 
     def __init__(self, folder: Path) -> None:
         self.publisher = WeightPublisher(
-            "run", {}, transport="grpc", encoding="delta", bucket_bytes=4000, directory=folder
+            "run", {}, PublishRules(transport="grpc", encoding="delta", bucket_bytes=4000), directory=folder
         )
         encoded = threading.Semaphore(0)
         tensors = {f"t{i}": torch.randn(1500) for i in range(4)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,7 +18,8 @@ from rollmesh.generators.engines.interface import SwapTimings
 from rollmesh.generators.weights import WeightReceiver
 from rollmesh.generators.weights.learner_connection import LearnerDirectory
 from rollmesh.generators.weights.receiver import ReceiverSettings
-from rollmesh.learner.weights import WeightPublisher, WeightsService
+from rollmesh.learner.weights import PublishRules, WeightPublisher, WeightsService
+from rollmesh.learner.weights.transports import SenderTransport
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.rpc.rpc import bind, new_server
@@ -114,8 +115,9 @@ class Service(WeightsService):
 class Learner:
     """A publisher with its server."""
 
-    def __init__(self, shared: Path, **settings: Any) -> None:
-        self.publisher = WeightPublisher("run", {"config.json": b"{}"}, directory=shared, **settings)
+    def __init__(self, shared: Path, offers: Sequence[SenderTransport] = (), **settings: Any) -> None:
+        rules = PublishRules(**settings)
+        self.publisher = WeightPublisher("run", {"config.json": b"{}"}, rules, directory=shared, offers=offers)
         self.service = Service(self.publisher)
         self.server = new_server(SECURITY)
         weights_pb2_grpc.add_WeightsServicer_to_server(self.service, self.server)

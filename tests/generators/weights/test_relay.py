@@ -18,7 +18,7 @@ from rollmesh.generators.weights.learner_connection import LearnerConnection
 from rollmesh.generators.weights.transports import Transfer
 from rollmesh.generators.weights.transports.grpc_transport import GrpcTransport
 from rollmesh.generators.weights.verified_transfer import VerifiedWeights, receive_verified
-from rollmesh.learner.weights import WeightPublisher, WeightsService
+from rollmesh.learner.weights import PublishRules, WeightPublisher, WeightsService
 from rollmesh.mesh.access.credentials import Identity, Role
 from rollmesh.mesh.config.models import EncodingName, SecuritySection
 from rollmesh.mesh.errors import WeightsError
@@ -114,7 +114,9 @@ class World:
     """A learner with one version, and generators."""
 
     def __init__(self, folder: Path, fanout: int, encoding: EncodingName) -> None:
-        self.publisher = WeightPublisher("run", {}, directory=folder, bucket_bytes=BUCKET_BYTES, encoding=encoding)
+        self.publisher = WeightPublisher(
+            "run", {}, PublishRules(bucket_bytes=BUCKET_BYTES, encoding=encoding), directory=folder
+        )
         self.learner = Learner(self.publisher, fanout)
         self.server = new_server(SECURITY)
         weights_pb2_grpc.add_WeightsServicer_to_server(self.learner, self.server)

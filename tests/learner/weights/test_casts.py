@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rollmesh.learner.weights import WeightPublisher
+from rollmesh.learner.weights import PublishRules, WeightPublisher
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import check_manifest
@@ -34,7 +34,7 @@ def test_floating_point_is_cast_and_nothing_else(tmp_path: Path, master: torch.d
         "table": torch.arange(5, dtype=torch.uint8),
         "mask": torch.tensor([True, False, True]),
     }
-    publisher = WeightPublisher("run", {}, directory=tmp_path, bucket_bytes=1000)
+    publisher = WeightPublisher("run", {}, PublishRules(bucket_bytes=1000), directory=tmp_path)
     try:
         manifest = publisher.publish(VERSION, sent.items(), dtype_name(wire))
         check_manifest(manifest)

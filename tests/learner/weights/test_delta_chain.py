@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import rollmesh.learner.weights.delta_chain as chain_module
-from rollmesh.learner.weights import WeightPublisher
+from rollmesh.learner.weights import PublishRules, WeightPublisher
 from rollmesh.learner.weights.announcement_stream import AnnouncementStream, delta_wait_s
 from rollmesh.learner.weights.delta_chain import DeltaChain
 from rollmesh.mesh.errors import WeightsError
@@ -55,7 +55,7 @@ class Published:
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         settings = {"transport": "grpc", "encoding": "delta", "bucket_bytes": 8000, **settings}
-        self.publisher = WeightPublisher("run", {}, directory=folder, **settings)
+        self.publisher = WeightPublisher("run", {}, PublishRules(**settings), directory=folder)
         self.told = threading.Semaphore(0)
         self.publisher.subscribe(self.told.release)
         self.manifests: list[weights_pb2.Manifest] = []

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rollmesh.learner.weights import WeightPublisher, read_model_bundle
+from rollmesh.learner.weights import PublishRules, WeightPublisher, read_model_bundle
 from rollmesh.learner.weights.published_version import PublishedVersion
 from rollmesh.learner.weights.transports import SenderTransport
 from rollmesh.learner.weights.version_storage import VersionWriter, sweep
@@ -39,7 +39,7 @@ def weights(seed: int = 0) -> list[tuple[str, torch.Tensor]]:
 
 
 def test_the_file_holds_what_the_manifest_says(shared: Path) -> None:
-    publisher = WeightPublisher("run", {}, bucket_bytes=1500, directory=shared)
+    publisher = WeightPublisher("run", {}, PublishRules(bucket_bytes=1500), directory=shared)
     manifest = publisher.publish(PolicyVersion(1, 0), weights(), "bfloat16")
     check_manifest(manifest)
     assert len(manifest.buckets) == 2
@@ -54,7 +54,7 @@ def test_the_file_holds_what_the_manifest_says(shared: Path) -> None:
 
 
 def test_old_versions_go_and_running_transfers_do_not_mind(shared: Path) -> None:
-    publisher = WeightPublisher("run", {}, keep_versions=2, directory=shared)
+    publisher = WeightPublisher("run", {}, PublishRules(keep_versions=2), directory=shared)
     publisher.publish(PolicyVersion(1, 0), weights(), torch.float32)
     reading = publisher.version(PolicyVersion(1, 0))
     for version in (1, 2):
@@ -67,7 +67,7 @@ def test_old_versions_go_and_running_transfers_do_not_mind(shared: Path) -> None
 
 
 def test_without_shared_memory_the_bytes_stay_private(shared: Path) -> None:
-    publisher = WeightPublisher("run", {}, transport="grpc", directory=shared)
+    publisher = WeightPublisher("run", {}, PublishRules(transport="grpc"), directory=shared)
     manifest = publisher.publish(PolicyVersion(1, 0), weights(), "float32")
     assert not manifest.offers
     assert not list(shared.iterdir())
@@ -77,8 +77,8 @@ def test_without_shared_memory_the_bytes_stay_private(shared: Path) -> None:
 
 def test_shared_memory_that_is_asked_for_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match="no file can be created"):
-        WeightPublisher("run", {}, transport="shm", directory=tmp_path / "missing")
-    publisher = WeightPublisher("run", {}, transport="auto", directory=tmp_path / "missing")
+        WeightPublisher("run", {}, PublishRules(transport="shm"), directory=tmp_path / "missing")
+    publisher = WeightPublisher("run", {}, PublishRules(transport="auto"), directory=tmp_path / "missing")
     assert not publisher.publish(PolicyVersion(1, 0), weights(), "float32").offers
 
 

@@ -8,7 +8,7 @@ from rollmesh.generators.weights.transports.broadcast import Broadcast
 from rollmesh.generators.weights.transports.disk import Disk
 from rollmesh.generators.weights.transports.grpc_transport import GrpcTransport
 from rollmesh.generators.weights.transports.shm import SharedMemory
-from rollmesh.learner.weights import WeightPublisher
+from rollmesh.learner.weights import PublishRules, WeightPublisher
 from rollmesh.learner.weights import transports as learner_offers
 from rollmesh.learner.weights.transports import SenderTransport
 from rollmesh.mesh.config.models import NetworkSection
@@ -17,7 +17,9 @@ from tests.generators.weights.transports.world import RUN, SECURITY, Case, defau
 
 
 def _offering(folder: Path, bucket_bytes: int, *offers: SenderTransport) -> WeightPublisher:
-    return WeightPublisher(RUN, {"config.json": b"{}"}, bucket_bytes=bucket_bytes, directory=folder, offers=offers)
+    return WeightPublisher(
+        RUN, {"config.json": b"{}"}, PublishRules(bucket_bytes=bucket_bytes), directory=folder, offers=offers
+    )
 
 
 def _over_gloo(folder: Path, bucket_bytes: int) -> WeightPublisher:

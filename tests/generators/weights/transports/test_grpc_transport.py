@@ -15,7 +15,7 @@ import torch
 from rollmesh.generators.weights.learner_connection import LearnerConnection
 from rollmesh.generators.weights.transports import Transfer
 from rollmesh.generators.weights.transports.grpc_transport import GrpcTransport
-from rollmesh.learner.weights import WeightPublisher, WeightsService
+from rollmesh.learner.weights import PublishRules, WeightPublisher, WeightsService
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import PayloadError, WeightsError
 from rollmesh.mesh.rpc.rpc import bind, new_server, open_channel
@@ -55,7 +55,7 @@ def proxies() -> Iterator[ProxyLoop]:
 
 @asynccontextmanager
 async def behind_a_link(folder: Path, proxies: ProxyLoop) -> AsyncIterator[tuple[Service, Link, LearnerConnection]]:
-    publisher = WeightPublisher("run", {}, directory=folder, bucket_bytes=4 << 20)
+    publisher = WeightPublisher("run", {}, PublishRules(bucket_bytes=4 << 20), directory=folder)
     service = Service(publisher)
     server = new_server(SECURITY)
     weights_pb2_grpc.add_WeightsServicer_to_server(service, server)

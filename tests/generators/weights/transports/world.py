@@ -18,7 +18,7 @@ import torch
 
 from rollmesh.generators.weights.learner_connection import LearnerConnection
 from rollmesh.generators.weights.transports import Received, Transfer, Transport
-from rollmesh.learner.weights import WeightPublisher, WeightsService
+from rollmesh.learner.weights import PublishRules, WeightPublisher, WeightsService
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.rpc.rpc import bind, new_server, open_channel
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -53,7 +53,7 @@ class Case:
 
 def default_publisher(folder: Path, bucket_bytes: int) -> WeightPublisher:
     """A publisher whose bytes lie in a file in `folder`."""
-    return WeightPublisher(RUN, {"config.json": b"{}"}, bucket_bytes=bucket_bytes, directory=folder)
+    return WeightPublisher(RUN, {"config.json": b"{}"}, PublishRules(bucket_bytes=bucket_bytes), directory=folder)
 
 
 def tensors(seed: int, rows: int = 40) -> dict[str, torch.Tensor]:

@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from rollmesh.learner.weights import WeightPublisher
+from rollmesh.learner.weights import PublishRules, WeightPublisher
 from rollmesh.learner.weights.transports import Disk
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -29,7 +29,10 @@ def weights(seed: int = 0) -> dict[str, torch.Tensor]:
 
 def publisher(folder: Path, keep_versions: int = 2) -> WeightPublisher:
     return WeightPublisher(
-        "run", {}, transport="disk", offers=[Disk(folder, "run")], bucket_bytes=1500, keep_versions=keep_versions
+        "run",
+        {},
+        PublishRules(transport="disk", bucket_bytes=1500, keep_versions=keep_versions),
+        offers=[Disk(folder, "run")],
     )
 
 
@@ -67,10 +70,12 @@ def test_old_versions_go(tmp_path: Path) -> None:
 _KILLED = """
 import os, sys, torch
 from pathlib import Path
-from rollmesh.learner.weights import WeightPublisher
+from rollmesh.learner.weights import PublishRules, WeightPublisher
 from rollmesh.learner.weights.transports import Disk, disk
 from rollmesh.mesh.trajectory.versions import PolicyVersion
-publisher = WeightPublisher("run", {}, transport="disk", offers=[Disk(Path(sys.argv[1]), "run")], bucket_bytes=500)
+publisher = WeightPublisher(
+    "run", {}, PublishRules(transport="disk", bucket_bytes=500), offers=[Disk(Path(sys.argv[1]), "run")]
+)
 publisher.publish(PolicyVersion(1, 0), [(f"w{i}", torch.zeros(100)) for i in range(4)], "float32")
 real, files = disk.serialize_file, []
 def stop_half_way(*arguments, **settings):

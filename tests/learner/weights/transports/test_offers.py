@@ -9,7 +9,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from rollmesh.learner.weights import WeightPublisher
+from rollmesh.learner.weights import PublishRules, WeightPublisher
 from rollmesh.learner.weights.published_version import PublishedVersion
 from rollmesh.learner.weights.transports import Broadcast, Rendezvous, SenderTransport, configured_transports
 from rollmesh.mesh.config.models import Config, NetworkSection, RunSection, SecuritySection, WeightsSection
@@ -76,7 +76,7 @@ def test_a_rendezvous_that_others_could_reach_is_refused() -> None:
 
 def test_closing_ends_a_broadcast_that_waits_for_its_members() -> None:
     broadcast = Broadcast("gloo", Rendezvous(NetworkSection(), SecuritySection()), timeout_s=60, window_s=60)
-    publisher = WeightPublisher("run", {}, transport="gloo", offers=[broadcast])
+    publisher = WeightPublisher("run", {}, PublishRules(transport="gloo"), offers=[broadcast])
     publisher.publish(PolicyVersion(1, 0), [("w", torch.zeros(3))], "float32")
     waiting = broadcast.join("member", PolicyVersion(1, 0), "")
     publisher.close()
@@ -108,7 +108,7 @@ class Noted(SenderTransport):
 
 def test_a_publisher_offers_and_retires_every_version_once() -> None:
     noted = Noted()
-    publisher = WeightPublisher("run", {}, transport="grpc", offers=[noted], keep_versions=1)
+    publisher = WeightPublisher("run", {}, PublishRules(transport="grpc", keep_versions=1), offers=[noted])
     manifests = [publisher.publish(PolicyVersion(1, v), [("w", torch.zeros(3))], "float32") for v in range(2)]
     publisher.close()
     assert [[offer.transport for offer in manifest.offers] for manifest in manifests] == [[], ["noted"]]
