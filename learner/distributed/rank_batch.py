@@ -99,6 +99,7 @@ class RankBatch:
         plan: of the batch.
         rank: of this process.
         sequences: this rank's, by their index in the plan.
+        lengths: int64 [S], trained tokens of every sequence of the batch.
         device: where micro-batches go.
         token_budget: tokens per micro-batch, where the planned division does not fit any more.
     """
@@ -108,6 +109,7 @@ class RankBatch:
         plan: TrainPlan,
         rank: int,
         sequences: Mapping[int, TrainSequence],
+        lengths: Integers,
         device: torch.device,
         token_budget: int,
     ) -> None:
@@ -116,7 +118,7 @@ class RankBatch:
         self._sequences = sequences
         self._device = device
         self._token_budget = token_budget
-        self._lengths = self._starts = np.zeros(0, dtype=np.int64)
+        self._lengths, self._starts = lengths, lengths.cumsum() - lengths
         self._planned: dict[int, list[MicroBatch]] = {}
 
     @property
@@ -128,20 +130,6 @@ class RankBatch:
     def num_tokens(self) -> int:
         """R: trained tokens of the whole batch."""
         return int(self._lengths.sum())
-
-    @property
-    def own_sequences(self) -> list[TrainSequence]:
-        """This rank's sequences, minibatch after minibatch, in the order of their micro-batches."""
-        return [self._sequences[member] for member in self._members(range(self.minibatches), self._rank)]
-
-    def set_lengths(self, lengths: Integers) -> None:
-        """Says how many trained tokens every sequence of the batch has, int64 [S]."""
-        self._lengths, self._starts = lengths, lengths.cumsum() - lengths
-
-    def rank_order(self, minibatches: Sequence[int]) -> Integers:
-        """Sequences in the order in which the ranks, one after another, hold them."""
-        ranks = range(len(self._plan.division.minibatches[0]))
-        return np.array([m for rank in ranks for m in self._members(minibatches, rank)], dtype=np.int64)
 
     def token_indices(self, members: Integers) -> Integers:
         """Places in [R] of the trained tokens of sequences, one sequence after another."""
@@ -236,13 +224,9 @@ class RankBatch:
         row = lay_out(chosen, mask, self._device)
         return MicroBatch(tuple(members), row, self._to_device(sequences), self._to_device(tokens))
 
-    def _members(self, minibatches: Sequence[int], rank: int) -> list[int]:
-        division = self._plan.division.minibatches
-        return [member for minibatch in minibatches for micro in division[minibatch][rank] for member in micro]
-
     def _all_members(self, minibatch: int) -> Integers:
         """Sequences of a minibatch over all ranks, in the plan's order."""
-        return np.sort(self.rank_order([minibatch]))
+        return np.sort(rank_order(self._plan, [minibatch]))
 
     def _kept_lengths(self, kept: NDArray[np.bool_] | None) -> Integers:
         """Tokens with the flag per sequence of the batch."""
@@ -253,6 +237,18 @@ class RankBatch:
 
     def _to_device(self, values: Integers) -> Tensor:
         return to_device(values, self._device)
+
+
+def rank_order(plan: TrainPlan, minibatches: Sequence[int]) -> Integers:
+    """The sequences of minibatches in the order in which the ranks, one after another, hold them."""
+    ranks = range(len(plan.division.minibatches[0]))
+    return np.array([m for rank in ranks for m in members_of(plan, minibatches, rank)], dtype=np.int64)
+
+
+def members_of(plan: TrainPlan, minibatches: Sequence[int], rank: int) -> list[int]:
+    """A rank's sequences, minibatch after minibatch, in the order of their micro-batches."""
+    division = plan.division.minibatches
+    return [member for minibatch in minibatches for micro in division[minibatch][rank] for member in micro]
 
 
 def _kept(rollouts: Rollouts) -> NDArray[np.bool_] | None:

@@ -11,14 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rollmesh.learner.algorithms.base import Algorithm, Loss
 from rollmesh.learner.algorithms.types import ModelOutput, Rollouts, StepView
 from rollmesh.learner.batching.pack import response_lengths, sampled_values, trained_mask
 from rollmesh.learner.batching.transfer import to_device
+from rollmesh.learner.batching.types import TrainSequence
 from rollmesh.learner.distributed.batch_agreement import agree
-from rollmesh.learner.distributed.rank_batch import RankBatch, Step
+from rollmesh.learner.distributed.rank_batch import Integers, RankBatch, Step, members_of, rank_order
 from rollmesh.learner.distributed.train_plan import TrainPlan
 from rollmesh.learner.engines.base import ACTOR, Engine, StepResult
 from rollmesh.mesh.errors import ConfigError
@@ -34,25 +36,26 @@ class RolloutBatch:
 
     Args:
         plan: of the batch.
-        rank_batch: this rank's part.
+        sequences: this rank's, by their index in the plan.
         engines: by role.
         kinds: by role, `language_model` or `value_model`.
         before_update: called before every update; asks for the claim the first time.
+        token_budget: tokens per micro-batch.
         seed: of the run.
     """
 
     def __init__(
         self,
         plan: TrainPlan,
-        rank_batch: RankBatch,
+        sequences: Mapping[int, TrainSequence],
         engines: Mapping[str, Engine],
         kinds: Mapping[str, str],
         before_update: Callable[[], None],
         *,
+        token_budget: int,
         seed: int,
     ) -> None:
         self._plan = plan
-        self._rank_batch = rank_batch
         self._engines = engines
         self._kinds = kinds
         self._before_update = before_update
@@ -61,11 +64,21 @@ class RolloutBatch:
         self._generator = torch.Generator().manual_seed((seed + plan.version * _VERSION_STRIDE) % (1 << 63))
         self.metrics: dict[str, float] = {}
         self.results: dict[str, list[StepResult]] = {}
-        self._rollouts = self._gather_rollouts()
+        actor = engines[ACTOR]
+        own = [sequences[member] for member in members_of(plan, range(self.minibatches), actor.rank)]
+        mask = trained_mask(own)
+        lengths = self._gather_lengths(own, mask)
+        self._rank_batch = RankBatch(plan, actor.rank, sequences, lengths, actor.device, token_budget)
+        self._rollouts = self._gather_rollouts(own, mask, lengths)
 
     @property
     def rollouts(self) -> Rollouts:
         return self._rollouts
+
+    @property
+    def minibatches(self) -> int:
+        """Optimizer steps per pass."""
+        return len(self._plan.division.minibatches)
 
     @property
     def version(self) -> int:
@@ -76,7 +89,7 @@ class RolloutBatch:
         return self._generator
 
     def infer(self, role: str, *, sum_pi_squared: bool = False) -> ModelOutput:
-        return self._infer(role, range(self._rank_batch.minibatches), sum_pi_squared=sum_pi_squared)
+        return self._infer(role, range(self.minibatches), sum_pi_squared=sum_pi_squared)
 
     def train(self, role: str, loss: Loss) -> None:
         for step in self.steps(role):
@@ -148,7 +161,7 @@ class RolloutBatch:
             for micro in self._rank_batch.planned_micro_batches(minibatch)
         ]
         parts = engine.infer_batch(batches, sum_pi_squared=sum_pi_squared)
-        order = self._rank_batch.token_indices(self._rank_batch.rank_order(minibatches))
+        order = self._rank_batch.token_indices(rank_order(self._plan, minibatches))
 
         def gathered(name: str) -> Tensor:
             return self._in_order(_concatenated([getattr(part, name) for part in parts], self._device), order)
@@ -161,17 +174,17 @@ class RolloutBatch:
             sum_pi_squared=gathered("sum_pi_squared") if sum_pi_squared else None,
         )
 
-    def _gather_rollouts(self) -> Rollouts:
-        plan, rank_batch, device = self._plan, self._rank_batch, self._device
-        own = rank_batch.own_sequences
-        mask = trained_mask(own)
+    def _gather_lengths(self, own: Sequence[TrainSequence], mask: NDArray[np.bool_]) -> Integers:
+        """Trained tokens of every sequence of the batch, int64 [S], from every rank's own."""
         owner = np.repeat(np.arange(len(own)), response_lengths(own))
-        counts = to_device(np.bincount(owner[mask], minlength=len(own)), device)
-        members = rank_batch.rank_order(range(rank_batch.minibatches))
-        lengths = torch.zeros(len(plan.members), dtype=torch.int64)
-        lengths[torch.from_numpy(members)] = self._all_gather(counts).cpu()
-        rank_batch.set_lengths(lengths.numpy())
-        order = rank_batch.token_indices(members)
+        counts = to_device(np.bincount(owner[mask], minlength=len(own)), self._device)
+        lengths = torch.zeros(len(self._plan.members), dtype=torch.int64)
+        lengths[torch.from_numpy(rank_order(self._plan, range(self.minibatches)))] = self._all_gather(counts).cpu()
+        return lengths.numpy()
+
+    def _gather_rollouts(self, own: Sequence[TrainSequence], mask: NDArray[np.bool_], lengths: Integers) -> Rollouts:
+        plan, device = self._plan, self._device
+        order = self._rank_batch.token_indices(rank_order(plan, range(self.minibatches)))
         behaviour, staleness = (to_device(values, device) for values in sampled_values(own, mask))
         chances = [plan.prompts[member.prompt].probability for member in plan.members]
         baselines = [plan.prompts[member.prompt].baseline_reward for member in plan.members]
@@ -182,7 +195,7 @@ class RolloutBatch:
         return Rollouts(
             group_ids=to_device(np.array([member.prompt for member in plan.members], np.int64), device),
             rewards=per_sequence([member.reward for member in plan.members]),
-            lengths=to_device(lengths.numpy(), device),
+            lengths=to_device(lengths, device),
             behaviour_log_probs=self._in_order(behaviour, order),
             staleness=self._in_order(staleness, order),
             truncated=to_device(np.array([member.truncated for member in plan.members], np.bool_), device),

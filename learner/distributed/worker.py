@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollmesh.learner.algorithms.base import Algorithm
-from rollmesh.learner.batching.types import Packing
+from rollmesh.learner.batching.types import Packing, TrainSequence
 from rollmesh.learner.checkpoint.compatibility import algorithm_state, name_of
 from rollmesh.learner.checkpoint.store import CheckpointStore, load_checkpoint
 from rollmesh.learner.distributed.batch_agreement import agree_on_state
-from rollmesh.learner.distributed.rank_batch import RankBatch
 from rollmesh.learner.distributed.rank_payloads import Unusable, gather_sequences
 from rollmesh.learner.distributed.rollout_batch import RolloutBatch
 from rollmesh.learner.distributed.train_plan import TrainPlan
@@ -87,7 +86,7 @@ class Worker:
         self._seed = seed
         self._needs = algorithm.needs
         self._kinds = {ACTOR: "language_model"} | {role.name: role.kind for role in self._needs.roles}
-        self._prepared: tuple[TrainPlan, RankBatch] | None = None
+        self._prepared: tuple[TrainPlan, dict[int, TrainSequence]] | None = None
 
     @property
     def packing(self) -> Packing:
@@ -109,8 +108,7 @@ class Worker:
         self._prepared = None
         sequences, unusable = gather_sequences(self._actor, plan, self._payloads)
         if not unusable:
-            rank_batch = RankBatch(plan, self._actor.rank, sequences, self._actor.device, self._token_budget)
-            self._prepared = plan, rank_batch
+            self._prepared = plan, sequences
         return unusable
 
     def train(self, before_first_update: Callable[[], None]) -> TrainResult:
@@ -126,15 +124,23 @@ class Worker:
         """
         if self._prepared is None:
             raise RuntimeError("no batch is prepared")
-        (plan, rank_batch), self._prepared = self._prepared, None
+        (plan, sequences), self._prepared = self._prepared, None
         before_update = _CallOnce(before_first_update)
         before = copy.deepcopy(self._algorithm.state())
         try:
-            batch = RolloutBatch(plan, rank_batch, self._engines, self._kinds, before_update, seed=self._seed)
+            batch = RolloutBatch(
+                plan,
+                sequences,
+                self._engines,
+                self._kinds,
+                before_update,
+                token_budget=self._token_budget,
+                seed=self._seed,
+            )
             self._algorithm.batch_stage(batch)
             if (state := agree_on_state(self._actor, self._algorithm.state())) is not None:
                 self._algorithm.restore(state)
-            self._update(batch, rank_batch.minibatches)
+            self._update(batch)
             # An algorithm may train nothing on a batch; it is claimed like any other.
             before_update()
         except UpdateRefused:
@@ -183,12 +189,12 @@ class Worker:
         for engine in self._engines.values():
             engine.close()
 
-    def _update(self, batch: RolloutBatch, minibatches: int) -> None:
+    def _update(self, batch: RolloutBatch) -> None:
         losses = self._algorithm.losses(batch.version)
         silent = self._algorithm.silent_without_advantage
         steps = {role: batch.steps(role, skip_zero_advantage=silent and role == ACTOR) for role in losses}
         for _ in range(self._epochs):
-            for minibatch in range(minibatches):
+            for minibatch in range(batch.minibatches):
                 for role, loss in losses.items():
                     step = steps[role][minibatch]
                     if role == ACTOR and self._needs.selection:

@@ -54,8 +54,7 @@ def test_shares_are_complete_and_views_point_at_them(
         taken: list[int] = []
         sizes = set()
         for rank in range(ranks):
-            rank_batch = RankBatch(plan, rank, sequences, torch.device("cpu"), budget)
-            rank_batch.set_lengths(lengths)
+            rank_batch = RankBatch(plan, rank, sequences, lengths, torch.device("cpu"), budget)
             step = rank_batch.steps(rollouts, skip_zero_advantage=silent)[minibatch]
             view = rank_batch.minibatch_view(minibatch, step, rollouts)
             sizes.add((step.counts.tokens, step.counts.sequences, view.token_indices.numel()))
