@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from rollmesh.generators.engines.interface import EngineStatus, GenerationRequest, GenerationResult, InferenceEngine
 from rollmesh.generators.rollout.active_group import sampling_of
+from rollmesh.generators.rollout.encoding import FINISH_REASONS
 from rollmesh.generators.tokenizer import TokenizerCodec
 from rollmesh.mesh.errors import PayloadError, UnreachableError
 from rollmesh.mesh.runtime.service import Shutdown
@@ -19,11 +20,6 @@ SERVICE_NAME = generator_pb2.DESCRIPTOR.services_by_name["GeneratorControl"].ful
 _PREFIX = "manual-"
 # Names of differing tensors that an answer holds.
 _DIFFERING = 8
-_FINISH = {
-    "stop": trajectory_pb2.FINISH_REASON_STOP,
-    "length": trajectory_pb2.FINISH_REASON_LENGTH,
-    "aborted": trajectory_pb2.FINISH_REASON_ABORTED,
-}
 
 
 class ManualRequests:
@@ -187,7 +183,7 @@ class GeneratorControl(generator_pb2_grpc.GeneratorControlServicer):
             response_ids=result.sampled.response_ids.tolist(),
             log_probs=result.sampled.log_probs.tolist(),
             versions=[version.to_proto() for version in result.sampled.versions],
-            finish_reason=_FINISH[result.finish_reason],
+            finish_reason=FINISH_REASONS[result.finish_reason],
             text=manual.text.decode([result.sampled.response_ids])[0],
         )
 

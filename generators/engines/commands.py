@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rollmesh.generators.engines.interface import ProbeResult, SleepReport, SwapTimings
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -80,3 +80,7 @@ class Update(Generic[StagedT]):
             recompute_us=recompute_s * 1e6,
             in_flight=in_flight,
         )
+
+
+Control = Pause | Resume | Sleep | Wake
+EngineCommand = Control | Probe | Update[Any]

@@ -1,10 +1,16 @@
-"""Sampled tokens in the form in which the buffer stores them, and back."""
+"""Members in the form in which the buffer stores them."""
 
 from __future__ import annotations
 
 from rollmesh.buffer.client.client import PendingWrite
 from rollmesh.generators.rollout.active_group import ActiveGroup
 from rollmesh.protos import buffer_pb2, trajectory_pb2
+
+FINISH_REASONS = {
+    "stop": trajectory_pb2.FINISH_REASON_STOP,
+    "length": trajectory_pb2.FINISH_REASON_LENGTH,
+    "aborted": trajectory_pb2.FINISH_REASON_ABORTED,
+}
 
 
 def member_write(

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from rollmesh.buffer.client.client import PendingWrite, WriteResult
 from rollmesh.generators.rollout.active_group import ActiveGroup, FinishedMember
-from rollmesh.generators.rollout.encoding import member_write
+from rollmesh.generators.rollout.encoding import FINISH_REASONS, member_write
 from rollmesh.generators.rollout.response_source import EpisodeResult, failure_of
 from rollmesh.generators.rollout.rollout_manager import Batch
 from rollmesh.generators.tokenizer import TokenizerCodec
@@ -32,11 +32,6 @@ from rollmesh.protos import buffer_pb2, reward_pb2, trajectory_pb2
 from rollmesh.reward_service.client import RewardScorer
 
 log = logging.getLogger(__name__)
-_FINISH = {
-    "stop": trajectory_pb2.FINISH_REASON_STOP,
-    "length": trajectory_pb2.FINISH_REASON_LENGTH,
-    "aborted": trajectory_pb2.FINISH_REASON_ABORTED,
-}
 # Arrays of side data on their way at once.
 _UPLOADS = 8
 Writes = list[tuple[ActiveGroup, PendingWrite]]
@@ -257,7 +252,7 @@ class TrajectorySubmitter:
         result, sampled = finished.result, finished.result.sampled
         return trajectory_pb2.MemberMeta(
             member=finished.member,
-            finish_reason=_FINISH[result.finish_reason],
+            finish_reason=FINISH_REASONS[result.finish_reason],
             prompt_tokens=len(group.prompt_ids),
             response_tokens=len(sampled),
             # Written in place: messages of their own would be copied, and cost more than all else here.

@@ -15,11 +15,10 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
-from rollmesh.generators.engines import commands
-from rollmesh.generators.engines.commands import Pause, Probe, Resume, Sleep, Wake
+from rollmesh.generators.engines.commands import Control, EngineCommand, Pause, Probe, Resume, Sleep, Update, Wake
 from rollmesh.generators.engines.external.backend import Backend
-from rollmesh.generators.engines.external.commands import Control, Order, Update
 from rollmesh.generators.engines.external.scheduler import RequestScheduler
 from rollmesh.generators.engines.external.version_labels import VersionLabels, label_of
 from rollmesh.generators.engines.interface import EngineError, EngineState, KvPolicy, ProbeResult, SleepReport
@@ -58,7 +57,7 @@ class CommandExecutor:
         self._notify = notify
         self._controls: deque[Control] = deque()
         self._probes: deque[Probe] = deque()
-        self._updates: deque[Update] = deque()
+        self._updates: deque[Update[Any]] = deque()
         self._changed = asyncio.Event()
         self._busy = False
         self._halted = False
@@ -77,9 +76,9 @@ class CommandExecutor:
         """Whether a swap does, so that only pinned responses may start."""
         return bool(self._updates)
 
-    def enqueue(self, order: Order) -> None:
+    def enqueue(self, order: EngineCommand) -> None:
         """Puts an order in its line."""
-        if isinstance(order, commands.Update):
+        if isinstance(order, Update):
             self._updates.append(order)
         elif isinstance(order, Probe):
             self._probes.append(order)
@@ -111,7 +110,7 @@ class CommandExecutor:
             elif isinstance(order, Probe):
                 await self._probe(order)
             elif _is_refused(order) or not order.done.set_running_or_notify_cancel():
-                if isinstance(order, commands.Update):
+                if isinstance(order, Update):
                     self._backend.discard(order.staged)
                 self._notify()
             else:
@@ -129,7 +128,7 @@ class CommandExecutor:
         while self._updates:
             self._backend.discard(self._updates.popleft().staged)
 
-    def _next(self) -> Order | None:
+    def _next(self) -> EngineCommand | None:
         if self._controls:
             return self._controls.popleft()
         if self._probes:
@@ -138,9 +137,9 @@ class CommandExecutor:
             return self._updates.popleft()
         return None
 
-    async def _carry_out(self, order: Control | Update) -> None:
+    async def _carry_out(self, order: Control | Update[Any]) -> None:
         match order:
-            case commands.Update():
+            case Update():
                 await self._swap(order)
             case Pause():
                 if self.state == "running":
@@ -163,7 +162,7 @@ class CommandExecutor:
                     await self._go_on()
                 order.done.set_result(None)
 
-    async def _swap(self, update: Update) -> None:
+    async def _swap(self, update: Update[Any]) -> None:
         begin = time.perf_counter()
         try:
             if self._kv == "interrupt":
@@ -238,6 +237,6 @@ class CommandExecutor:
             self._halted = False
 
 
-def _is_refused(order: Order) -> bool:
+def _is_refused(order: EngineCommand) -> bool:
     """Whether the engine has ended under it."""
     return order.done.done() and not order.done.cancelled()

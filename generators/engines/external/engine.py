@@ -7,34 +7,27 @@ its start, amid a swap, or while the engine is being stopped.
 
 from __future__ import annotations
 
-import time
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from rollmesh.generators.engines import commands
-from rollmesh.generators.engines.commands import Pause, Probe, Resume, Sleep, Wake
+from rollmesh.generators.engines.commanded import CommandedEngine
+from rollmesh.generators.engines.commands import EngineCommand
 from rollmesh.generators.engines.external.backend import Backend, LoadMetrics
-from rollmesh.generators.engines.external.commands import Order
 from rollmesh.generators.engines.external.engine_thread import EngineThread
 from rollmesh.generators.engines.external.inflight import InflightRegistry
 from rollmesh.generators.engines.external.model_info import ModelInfo, read_folder
 from rollmesh.generators.engines.interface import (
-    EngineError,
     EngineListener,
     EngineSettings,
     EngineStatus,
     GenerationRequest,
-    InferenceEngine,
     PartialResponse,
-    ProbeResult,
-    SleepReport,
     SwapTimings,
 )
-from rollmesh.generators.engines.request_validation import check_request, check_tokens
-from rollmesh.mesh.errors import WeightsError
+from rollmesh.generators.engines.request_validation import check_request
 from rollmesh.mesh.liveness.freeze_detector import Sight
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
@@ -42,7 +35,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class ExternalEngine(InferenceEngine):
+class ExternalEngine(CommandedEngine):
     """An engine that decodes by itself, in processes or tasks of its own.
 
     A subclass says how its backend is made.
@@ -117,48 +110,8 @@ class ExternalEngine(InferenceEngine):
     def update_weights(
         self, version: PolicyVersion, tensors: Iterable[tuple[str, torch.Tensor]], digest: str
     ) -> Future[SwapTimings]:
-        done: Future[SwapTimings] = Future()
-        # What weights have to look like is known to a backend that has loaded the model.
-        self._gate.wait_until_up()
-        asked = time.perf_counter()
-        try:
-            staged = self._backend.stage(tensors)
-        except WeightsError as error:
-            done.set_exception(error)
-            return done
-        staged_at = time.perf_counter()
-        try:
-            self._order(commands.Update(version, digest, staged, staged_at - asked, staged_at, done))
-        except EngineError:
-            self._backend.discard(staged)
-            raise
+        done = super().update_weights(version, tensors, digest)
         done.add_done_callback(self._called_off)
-        return done
-
-    def pause(self) -> Future[None]:
-        done: Future[None] = Future()
-        self._order(Pause(done))
-        return done
-
-    def resume(self) -> Future[None]:
-        done: Future[None] = Future()
-        self._order(Resume(done))
-        return done
-
-    def sleep(self, *, keep_weights: bool = True) -> Future[SleepReport]:
-        done: Future[SleepReport] = Future()
-        self._order(Sleep(keep_weights, done))
-        return done
-
-    def wake(self) -> Future[None]:
-        done: Future[None] = Future()
-        self._order(Wake(done))
-        return done
-
-    def probe(self, token_ids: Sequence[int]) -> Future[ProbeResult]:
-        check_tokens(token_ids, self._limits)
-        done: Future[ProbeResult] = Future()
-        self._order(Probe(tuple(token_ids), done))
         return done
 
     def status(self) -> EngineStatus:
@@ -199,6 +152,16 @@ class ExternalEngine(InferenceEngine):
         if done.cancelled():
             self._gate.tell(lambda: self._life.post(self._life.conductor.wake))
 
-    def _order(self, order: Order) -> None:
-        with self._gate.open(order.done):
-            self._life.order(order)
+    def _enqueue(self, command: EngineCommand) -> None:
+        with self._gate.open(command.done):
+            self._life.order(command)
+
+    def _wait_until_ready(self) -> None:
+        # What weights have to look like is known to a backend that has loaded the model.
+        self._gate.wait_until_up()
+
+    def _stage(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Any:
+        return self._backend.stage(tensors)
+
+    def _discard(self, staged: Any) -> None:
+        self._backend.discard(staged)

@@ -15,10 +15,10 @@ from typing import Any
 
 import uvloop
 
+from rollmesh.generators.engines.commands import EngineCommand
 from rollmesh.generators.engines.errors import ending_of
 from rollmesh.generators.engines.external.backend import Backend
 from rollmesh.generators.engines.external.command_executor import CommandExecutor
-from rollmesh.generators.engines.external.commands import Order
 from rollmesh.generators.engines.external.inflight import InflightRegistry
 from rollmesh.generators.engines.external.model_info import ModelInfo
 from rollmesh.generators.engines.external.scheduler import RequestScheduler
@@ -76,7 +76,7 @@ class EngineThread:
         """Has something done in the engine's thread; to be called while the gate is held open."""
         self._loop.call_soon_threadsafe(self._guarded, work, *arguments)
 
-    def order(self, order: Order) -> None:
+    def order(self, order: EngineCommand) -> None:
         """Has an order taken, as `post` does; where the engine fails before that, what it brings is given back."""
         self._loop.call_soon_threadsafe(self.conductor.enqueue, order)
 

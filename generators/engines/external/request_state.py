@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rollmesh.generators.engines.external.backend import DecodeChunk, DecodeJob
 from rollmesh.generators.engines.external.boundary_stops import BoundaryStopMatcher, boundary_matcher
 from rollmesh.generators.engines.external.model_info import ModelInfo
-from rollmesh.generators.engines.external.version_labels import VersionLabels
+from rollmesh.generators.engines.external.version_labels import VersionLabels, first_runs
 from rollmesh.generators.engines.interface import (
     EngineError,
     FinishReason,
@@ -148,7 +148,7 @@ class RequestState:
         ids, log_probs, versions = chunk.token_ids, chunk.log_probs, chunk.versions
         if self._straddle is not None and (match := self._straddle.first_match(ids)) is not None:
             self.finish = "stop"
-            ids, log_probs, versions = ids[: match + 1], log_probs[: match + 1], _first(versions, match + 1)
+            ids, log_probs, versions = ids[: match + 1], log_probs[: match + 1], first_runs(versions, match + 1)
         self.ids += ids
         self._log_probs += log_probs
         taken, covered = len(ids), 0
@@ -232,15 +232,6 @@ class RequestState:
         """The tokens in which an end token or stop string counts: those behind the last that was not sampled."""
         prefix = self.request.prefix
         return self.ids if prefix is None else self.ids[len(prefix) - len(prefix.last_turn) :]
-
-
-def _first(runs: Sequence[tuple[int, str]], tokens: int) -> list[tuple[int, str]]:
-    """Runs over the first tokens alone."""
-    kept = []
-    for length, label in runs:
-        kept.append((min(length, tokens), label))
-        tokens -= kept[-1][0]
-    return kept
 
 
 def _seed_behind(seed: int, tokens: int) -> int:

@@ -7,6 +7,7 @@ guess is made at it. Labels have an order, that of their loading, along which a 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from rollmesh.generators.engines.interface import EngineError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -50,3 +51,14 @@ class VersionLabels:
                 f"the engine stamps tokens with version {label!r}, which it was not given (last: {newest!r})",
                 hint="does somebody else load weights into it?",
             ) from None
+
+
+def first_runs(runs: Sequence[tuple[int, str]], tokens: int) -> list[tuple[int, str]]:
+    """Runs (length, label) over the first tokens alone."""
+    found = []
+    for length, label in runs:
+        found.append((min(length, tokens), label))
+        tokens -= found[-1][0]
+        if not tokens:
+            break
+    return found

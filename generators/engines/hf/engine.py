@@ -4,45 +4,38 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
 import torch
 
-from rollmesh.generators.engines import commands
-from rollmesh.generators.engines.commands import Pause, Probe, Resume, Sleep, Wake
+from rollmesh.generators.engines.commanded import CommandedEngine
+from rollmesh.generators.engines.commands import EngineCommand
 from rollmesh.generators.engines.hf.command_queue import CommandQueue
 from rollmesh.generators.engines.hf.commands import Progress
 from rollmesh.generators.engines.hf.decode_loop import DecodeLoop
 from rollmesh.generators.engines.hf.decoder import Decoder
 from rollmesh.generators.engines.hf.image_reader import Reading
 from rollmesh.generators.engines.hf.model.loading import LoadedModel, load_model
-from rollmesh.generators.engines.hf.weights import ModelWeights
+from rollmesh.generators.engines.hf.weights import ModelWeights, Staged
 from rollmesh.generators.engines.interface import (
     EngineListener,
     EngineSettings,
     EngineStatus,
     GenerationRequest,
-    InferenceEngine,
     PartialResponse,
-    ProbeResult,
-    SleepReport,
-    SwapTimings,
 )
-from rollmesh.generators.engines.request_validation import check_request, check_tokens
-from rollmesh.mesh.errors import WeightsError
+from rollmesh.generators.engines.request_validation import check_request
 from rollmesh.mesh.liveness.freeze_detector import Sight
 from rollmesh.mesh.liveness.process_state import look_at_thread
-from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 log = logging.getLogger(__name__)
 # Seconds that the thread gets to end; it ends between two steps.
 _STOP_S = 30.0
 
 
-class HfEngine(InferenceEngine):
+class HfEngine(CommandedEngine):
     """Continuous batching over a Hugging Face model's own forward pass.
 
     Args:
@@ -87,46 +80,14 @@ class HfEngine(InferenceEngine):
         self._inbox.put(Progress(dict(at_least), done))
         return done
 
-    def probe(self, token_ids: Sequence[int]) -> Future[ProbeResult]:
-        check_tokens(token_ids, self._limits)
-        done: Future[ProbeResult] = Future()
-        self._inbox.put(Probe(tuple(token_ids), done))
-        return done
+    def _enqueue(self, command: EngineCommand) -> None:
+        self._inbox.put(command)
 
-    def update_weights(
-        self, version: PolicyVersion, tensors: Iterable[tuple[str, torch.Tensor]], digest: str
-    ) -> Future[SwapTimings]:
-        done: Future[SwapTimings] = Future()
+    def _wait_until_ready(self) -> None:
         self._inbox.check()
-        asked = time.perf_counter()
-        try:
-            staged = self._weights.stage(tensors)
-        except WeightsError as error:
-            done.set_exception(error)
-            return done
-        staged_at = time.perf_counter()
-        self._inbox.put(commands.Update(version, digest, staged, staged_at - asked, staged_at, done))
-        return done
 
-    def pause(self) -> Future[None]:
-        done: Future[None] = Future()
-        self._inbox.put(Pause(done))
-        return done
-
-    def resume(self) -> Future[None]:
-        done: Future[None] = Future()
-        self._inbox.put(Resume(done))
-        return done
-
-    def sleep(self, *, keep_weights: bool = True) -> Future[SleepReport]:
-        done: Future[SleepReport] = Future()
-        self._inbox.put(Sleep(keep_weights, done))
-        return done
-
-    def wake(self) -> Future[None]:
-        done: Future[None] = Future()
-        self._inbox.put(Wake(done))
-        return done
+    def _stage(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Staged:
+        return self._weights.stage(tensors)
 
     def status(self) -> EngineStatus:
         loop, active, failure = self._loop, self._decoder.table.active, self._inbox.failure

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rollmesh.generators.engines.external.backend import DecodeChunk, DecodeJob
+from rollmesh.generators.engines.external.version_labels import first_runs
 from rollmesh.generators.engines.interface import RequestError
 from rollmesh.generators.engines.sglang import request_bodies
 from rollmesh.generators.engines.sglang.http_client import LostError, RefusedError
@@ -251,7 +252,7 @@ class RequestStreams:
         finish = self._reason(run, event)
         if run.cut is not None and run.cut <= run.told + len(ids):
             keep = run.cut - run.told
-            self._finish(run, ids[:keep], log_probs[:keep], _first(versions, keep), "stop", event)
+            self._finish(run, ids[:keep], log_probs[:keep], first_runs(versions, keep), "stop", event)
         elif finish is not None:
             self._finish(run, ids, log_probs, versions, finish, event)
         else:
@@ -326,14 +327,3 @@ class RequestStreams:
         # Where the server is gone, whoever waits for a job is told.
         if not task.cancelled():
             task.exception()
-
-
-def _first(versions: list[tuple[int, str]], count: int) -> list[tuple[int, str]]:
-    """Runs over the first tokens."""
-    found = []
-    for length, label in versions:
-        found.append((min(length, count), label))
-        count -= found[-1][0]
-        if not count:
-            break
-    return found
