@@ -76,7 +76,7 @@ class GeneratorComponents:
         on_failure: told what makes it pointless to go on.
 
     Attributes:
-        endpoint: None where neither an agent nor anybody else needs it; whoever built the components starts it.
+        endpoint: None where neither an agent nor a client needs it; it is started after the components are built.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class GeneratorComponents:
         return runner.figures if runner is not None else None
 
     def _take(self, results: list[GenerationResult]) -> None:
-        """What the engine has finished goes to whoever asked for it."""
+        """Passes each result of the engine to the component that requested it."""
         others = self.manual.accept_results(results)
         if self.agents is not None:
             others = self.agents.accept_results(others)

@@ -23,7 +23,7 @@ _DIFFERING = 8
 
 
 class ManualRequests:
-    """Prompts outside any group, answered to whoever waits."""
+    """Prompts outside any group, each answered to its caller."""
 
     def __init__(self, engine: InferenceEngine, text: TokenizerCodec) -> None:
         self._engine = engine
@@ -62,7 +62,7 @@ class ManualRequests:
 
 
 class Probes:
-    """Looks at what the engine serves.
+    """Compares what the engine serves with what was announced.
 
     Args:
         engine: is asked.

@@ -37,7 +37,7 @@ def load_libraries(threads: int) -> None:
 
     torch.set_num_threads(threads)
     transformers.logging.set_verbosity_error()
-    # transformers imports what is behind a name when the name is first asked for.
+    # transformers imports what a name stands for when the name is first asked for.
     for name in ("AutoModelForCausalLM", "AutoTokenizer", "PreTrainedModel"):
         getattr(transformers, name)
 

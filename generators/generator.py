@@ -35,7 +35,7 @@ from rollmesh.reward_service.client import RewardScorer, needs_discovery
 
 log = logging.getLogger(__name__)
 _REPORT_INTERVAL_S = 1.0
-# Seconds between looks at who serves rewards; the first while nobody does.
+# Seconds between two queries for reward services; the first while there are none.
 _DISCOVERY_S = (0.5, 5.0)
 # Seconds that sequences get to finish at the end, and finished ones to be stored.
 _DRAIN_S = 5.0
@@ -127,7 +127,7 @@ class Generator:
             await asyncio.wait({work, *ends}, return_when=asyncio.FIRST_COMPLETED)
             finished = agent.run_finished.is_set()
             log.info("ending: %s", "the run is finished" if finished else shutdown.reason or "something failed")
-            # Of a finished run nobody needs anything any more.
+            # Nothing of a finished run is needed any more.
             if self._components is not None and shutdown.requested.is_set() and not finished:
                 await self._drain(self._components, self._drain_s)
         finally:

@@ -131,7 +131,7 @@ async def serve(
         check_code(config, code)
         check_keys(config)
         logging.getLogger().setLevel(config.logging.level.upper())
-        # Where nobody else can reach this process there is nobody to relay to.
+        # Where no other host can reach this process there is none to relay to.
         relay = Relay("" if is_loopback(address.rpartition(":")[0]) else address)
         relay.add_to(server)
         access = MeshAccess(agent, channel, security, relay)

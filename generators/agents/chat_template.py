@@ -1,7 +1,7 @@
 """What stands between two turns of a conversation, as tokens.
 
 Invariants: what the model has sampled is never tokenised again. The tokens between two turns are rendered by the chat
-template with a fixed conversation in front (a mark in the place of what the model said) and cut off behind the mark, so
+template with a fixed conversation in front (a mark in the place of what the model said) and cut off after the mark, so
 they are those of any conversation. One end token ends a turn: the sampled one, or, where the turn was cut, the
 template's. A text from outside cannot end a turn: special tokens in it are broken up.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Message = Mapping[str, Any]
 _MARK = "rollmeshturn"
 _CUT = " ... [cut]"
-# Tokens that a template may put between what was said and its end token, and behind it before the next message.
+# Tokens that a template may put between what was said and its end token, and after it before the next message.
 _BEFORE_END = 2
 _CACHED = 1024
 # Characters of messages up to which renderings are kept: long ones hardly come again.
@@ -123,7 +123,7 @@ class ChatRenderer:
         return list(ids[self._ended_by(turn, ids) :])
 
     def contents(self, turn: Sequence[int], between: Sequence[int], messages: Sequence[Message]) -> list[str]:
-        """The contents of messages that were rendered behind a turn: `after_turn` backwards, as far as text allows."""
+        """The contents of messages that were rendered after a turn: `after_turn` backwards, as far as text allows."""
         marked = [{**message, "content": f"{_MARK}{index}{_MARK}"} for index, message in enumerate(messages)]
         rest = self.text_after_turn(marked)
         ids = self._encode(rest)
@@ -180,7 +180,7 @@ class ChatRenderer:
         text = self._try([asked, {"role": "assistant", "content": _MARK}, *messages])
         if text is not None and _MARK in text:
             return text.partition(_MARK)[2]
-        # Some templates take answers of tools only behind a call.
+        # Some templates take answers of tools only after a call.
         call = {"name": "f", "arguments": {}}
         said: Message = {
             "role": "assistant",

@@ -153,13 +153,13 @@ class ToolTurns:
         return observation
 
     def answered(self, calls: Sequence[ToolCall | str], observed: Sequence[Observation]) -> tuple[Message, ...]:
-        """The messages behind a turn: what came of each of its calls."""
+        """The messages after a turn: the result of each of its calls."""
         return self._messages(calls, [self._chat.observed(observation.text) for observation in observed])
 
     def recalled(
         self, calls: Sequence[ToolCall | str], turn: Sequence[int], between: Sequence[int]
     ) -> tuple[Message, ...]:
-        """The messages behind a turn of a draft, by the tokens of both."""
+        """The messages after a turn of a draft, by the tokens of both."""
         empty = self._messages(calls, [""] * len(calls))
         return self._messages(calls, self._chat.contents(turn, between, empty))
 

@@ -131,7 +131,7 @@ class StepDriver(_EnvironmentDriver):
 class ToolEnvironmentDriver(_EnvironmentDriver):
     """An environment in TRL's form: its public methods are tools, and its state is its reward.
 
-    The calls of a turn are run one behind the other, for each may depend on what those before it have changed.
+    The calls of a turn are run one after the other, for each may depend on what those before it have changed.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class ToolEnvironmentDriver(_EnvironmentDriver):
 
 
 def row_of(task: trajectory_pb2.PromptTask) -> dict[str, Any]:
-    """The columns of a task's row, by name, with those of `extra_info` beside them, and a seed of the row."""
+    """The columns of a task's row, by name, with those of `extra_info` in addition, and a seed of the row."""
     extra = json.loads(task.extra_info_json) if task.extra_info_json else {}
     truth = json.loads(task.ground_truth_json) if task.ground_truth_json else None
     own = {

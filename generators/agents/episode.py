@@ -2,7 +2,7 @@
 
 Invariants: an episode ends in exactly one result; its tokens are what the model was shown and what it sampled, in order
 and unchanged; `max_tokens` bounds them all; what breaks an environment ends it as a failure, never as a reward. A draft
-is gone on from token by token, or, where its answers do not come again, not at all: then the episode starts anew.
+is continued token by token, or, where its answers do not come again, not at all: then the episode starts again.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Episode:
         return self._result(reason if closed else "aborted", failure, rewards)
 
     async def _close(self) -> bool:
-        """Lets go of the environment; whether nobody cancelled that."""
+        """Closes the environment; False where that was cancelled."""
         try:
             await self._driver.close()
         except asyncio.CancelledError:

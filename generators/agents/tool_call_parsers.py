@@ -49,7 +49,7 @@ def qwen3_coder(text: str) -> ParsedTurn:
 
 
 def llama3_json(text: str) -> ParsedTurn:
-    """`{"name": ..., "parameters": {...}}`, several separated by `;`, perhaps behind `<|python_tag|>` (Llama 3)."""
+    """`{"name": ..., "parameters": {...}}`, several separated by `;`, perhaps after `<|python_tag|>` (Llama 3)."""
     before, tag, body = text.partition(_PYTHON_TAG)
     if not tag:
         before, body = "", text.strip()

@@ -51,13 +51,13 @@ class TurnRequests:
         self._engine.abort([request_id])
 
     def forget(self, request_id: str) -> None:
-        """Nobody waits for a turn any more: ends it."""
+        """Ends a turn whose result is no longer needed."""
         if self._waiting.pop(request_id, None) is not None:
             self._new = [request for request in self._new if request.request_id != request_id]
             self._engine.abort([request_id])
 
     def accept_results(self, results: Sequence[GenerationResult]) -> list[GenerationResult]:
-        """Answers those who wait and returns the results that are nobody's turn."""
+        """Resolves the futures of turns, and returns the results that belong to no turn."""
         others = []
         for result in results:
             if not result.request_id.startswith(_PREFIX):

@@ -1,4 +1,4 @@
-"""Runs the code of users, tools and environments, beside the event loop.
+"""Runs the code of users, tools and environments, outside of the event loop.
 
 Invariants: nothing of theirs runs in the generator's event loop: plain functions run in threads, coroutines on a loop
 of their own. Every call ends in its result, in what it raised, or in `OverdueError` when its time is up; a thread that
@@ -192,6 +192,6 @@ def _as_exception(error: BaseException) -> Exception:
 
 
 def _look(future: asyncio.Future[Any]) -> None:
-    """Nobody may be left to ask what it raised."""
+    """Retrieves the exception, which may have no reader any more."""
     if not future.cancelled():
         future.exception()

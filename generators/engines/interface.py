@@ -4,7 +4,7 @@ Invariants every engine keeps (the contract suite in `tests/generators/engines/c
 
 - Every accepted request ends in exactly one `GenerationResult`, delivered through `on_results`; or else the engine
   has failed as a whole and said so through `on_failure`.
-- The events of a streamed request, one behind the other, are its result, and come before it.
+- The events of a streamed request, concatenated, are its result, and come before it.
 - A sampled token carries the version of the weights whose forward pass produced its logits.
 - Tokens that a request brings with it (`prefix`) stand in its result as they came, and are never sampled again.
 - Weights change between two decode steps only, all tensors at once, and never while a pinned request is running.
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from rollmesh.mesh.config.rollout import HfSection, SglangSection, VllmSection
 
 FinishReason = Literal["stop", "length", "aborted"]
-# What becomes of running sequences at a swap. `keep`: they go on with the keys and values that older weights made.
-# `recompute`: all are prefilled anew, together, before the next step. `interrupt`: all are stopped and put back at the
-# head of the line, in the order in which they started; they go on as requests with their tokens as prefix, prefilled
-# anew a bounded number of tokens per step, while those that are ready decode.
+# What happens to running sequences at a swap. `keep`: they continue with the keys and values that older weights made.
+# `recompute`: all are prefilled again, together, before the next step. `interrupt`: all are stopped and put back at the
+# head of the queue, in the order in which they started. They continue as requests with their tokens as prefix. Each
+# step prefills a bounded number of these tokens, while the sequences that are ready decode.
 KvPolicy = Literal["keep", "recompute", "interrupt"]
 EngineState = Literal["running", "paused", "asleep"]
 
@@ -80,7 +80,7 @@ class SamplingParams:
         max_tokens: upper bound of response tokens, the end token included.
         stop: strings that end the response; the text up to and including the match is kept.
         seed: seed of the draws; 0 lets the engine choose. Requests with the same prompt and seed draw alike, so
-            that the members of a group need different seeds. Behind a prefix draws never repeat those of the
+            that the members of a group need different seeds. After a prefix, draws never repeat those of the
             response's first tokens; whether they are those of an uninterrupted response is left to the engine.
     """
 
@@ -103,7 +103,7 @@ class GenerationRequest:
         pinned: finish under the weights that are served when it is submitted: while one is queued or running no swap
             happens, and while a swap waits only pinned requests start. Meant for finite sets, such as an evaluation.
         prefix: tokens of the response that are sampled already, here or elsewhere, under whatever versions: the engine
-            goes on behind them, and its result begins with them. `sampling` holds for the whole response: its
+            continues after them, and its result begins with them. `sampling` holds for the whole response: its
             `max_tokens` counts them and `stop` is looked for in them. Where they are complete (end token, stop
             string, budget or context used up) the result comes at once. A pinned request takes none.
         stream: tell `on_tokens` of its tokens as they are sampled (not of those of `prefix`).
@@ -194,7 +194,7 @@ class SwapTimings:
     Attributes:
         version: now served.
         digest: of the manifest, as given to `update_weights`.
-        stage_us: checking the tensors and copying those that cannot serve as they are, beside decoding.
+        stage_us: checking the tensors and copying those that cannot serve as they are, while decoding continues.
         wait_us: from then to the start of the swap (a decode step, or pinned requests, to finish).
         pause_us: for which decoding stood still; includes `recompute_us`.
         recompute_us: re-prefilling running sequences (KV policy `recompute`) while nothing is decoded; 0 where that
@@ -309,7 +309,7 @@ class EngineSettings:
 
 
 class EngineListener(Protocol):
-    """Who is told what an engine does.
+    """Receives what an engine produces.
 
     Called from the engine's own thread: the methods must be quick, must not raise, and must not wait for the engine.
     """
@@ -358,7 +358,7 @@ class InferenceEngine(ABC):
     def progress(self, at_least: Mapping[str, int]) -> Future[list[PartialResponse]]:
         """Copies what there is of running responses, between two decode steps.
 
-        Nothing is paid for it where nobody asks, and while one asks, only the copies.
+        It costs nothing until it is called, and then only the copies.
 
         Args:
             at_least: request id -> tokens below which its response is left out.
@@ -382,8 +382,8 @@ class InferenceEngine(ABC):
 
         Args:
             version: name of the new weights; every token drawn after the swap carries it.
-            tensors: (Hugging Face name, tensor) of all parameters; tied ones at least once. Nobody may ever write to
-                their memory again: an engine may serve from it.
+            tensors: (Hugging Face name, tensor) of all parameters; tied ones at least once. Their
+                memory must never be written to again: an engine may serve from it.
             digest: manifest digest, reported back.
 
         Returns:
@@ -407,7 +407,7 @@ class InferenceEngine(ABC):
 
     @abstractmethod
     def resume(self) -> Future[None]:
-        """Goes on after `pause`; where nothing is paused it does nothing.
+        """Continues after `pause`; where nothing is paused it does nothing.
 
         Returns:
             A future; it fails with EngineError where the engine is asleep (`wake` it).
@@ -420,7 +420,7 @@ class InferenceEngine(ABC):
     def sleep(self, *, keep_weights: bool = True) -> Future[SleepReport]:
         """Pauses, and gives back the memory of the KV cache and of the weights.
 
-        Running sequences keep their tokens, and are prefilled anew after `wake`. Requests can be submitted, aborted
+        Running sequences keep their tokens, and are prefilled again after `wake`. Requests can be submitted, aborted
         and looked at, and weights swapped, meanwhile.
 
         Args:
@@ -434,7 +434,7 @@ class InferenceEngine(ABC):
 
     @abstractmethod
     def wake(self) -> Future[None]:
-        """Takes its memory again and goes on, with the weights it kept; else with the next ones it is given.
+        """Allocates its memory again and continues, with the weights it kept, or else with the next ones it is given.
 
         Raises:
             EngineError: the engine is not running.

@@ -89,5 +89,5 @@ class Endpoint:
         return self._calls.accept_results(results)
 
     def accept_tokens(self, events: Sequence[TokenEvent]) -> None:
-        """Takes its events; nobody else streams."""
+        """Passes on events of streamed requests, which are all its own."""
         self._calls.accept_tokens(events)

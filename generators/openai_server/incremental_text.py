@@ -1,6 +1,6 @@
 """The text of an answer while its tokens come.
 
-Invariants: the pieces, one behind the other, are the beginning of the text that `whole_text` gives of all tokens; a
+Invariants: the pieces, concatenated, are the beginning of the text that `whole_text` gives of all tokens; a
 piece never ends within a character, and never holds what may turn out to be the beginning of a stop string. All pieces
 together cost a few times what their tokens do, also where these are no characters for long.
 """

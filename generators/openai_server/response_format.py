@@ -135,7 +135,7 @@ class ResponseFormatter:
         return {"id": name, "object": kind, "created": self.created, "model": self.model, "choices": choices}
 
     def _log_probs(self, choice: int, ids: Sequence[int], log_probs: Sequence[float]) -> dict[str, Any] | None:
-        """Of tokens behind those that were worded of the choice before."""
+        """Of tokens after those of the choice that were formatted before."""
         if not self.request.wants_log_probs:
             return None
         tokens = [self.token(token_id) for token_id in ids]

@@ -210,7 +210,7 @@ class Sessions:
         return session
 
     def forget(self, session: Session) -> None:
-        """Ends a session; what runs in it is its owner's affair."""
+        """Ends a session; its owner ends what runs in it."""
         session.over = True
         self._found.pop(session.name, None)
 

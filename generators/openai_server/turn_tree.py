@@ -206,7 +206,7 @@ def branches(turns: Sequence[Turn]) -> int:
 
 
 def transcript(chain: Sequence[Turn], prompt_ids: Sequence[int]) -> Transcript | None:
-    """The response that a chain is behind a prompt; None: it does not begin with that prompt.
+    """The response that a chain is after a prompt; None: it does not begin with that prompt.
 
     Args:
         chain: as `Turn.chain` gives it, at least one turn.

@@ -1,4 +1,4 @@
-"""A group in a generator's hands."""
+"""A group in progress in a generator."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ActiveGroup:
         prompt_ids: token ids of the prompt.
         images: encoded, of the prompt.
         pinned: the one version that may answer (evaluation); None for training.
-        prefixes: member -> the tokens that an earlier holder had of it; the response goes on behind them.
+        prefixes: member -> the tokens that an earlier holder had of it; the response continues after them.
         generating: member -> request id, given to the engine.
         finished: sampled, not handed on to scoring yet.
         answered: a member has a response.
@@ -90,7 +90,7 @@ class ActiveGroup:
         return not self.generating and not self.finished and self.undelivered == 0
 
     def missing_members(self) -> list[int]:
-        """Members that nobody has stored yet."""
+        """Members that are not stored yet."""
         done = set(self.grant.members_done)
         return [member for member in range(self.grant.task.n) if member not in done]
 
@@ -99,7 +99,7 @@ class ActiveGroup:
         return len(self.prefixes.get(member, ()))
 
     def request(self, member: int, request_id: str) -> MemberRequest:
-        """The request for one member: the whole response, going on behind what an earlier holder has of it."""
+        """The request for one member: the whole response, continued after what an earlier holder has of it."""
         return MemberRequest(
             request_id=request_id,
             prompt_ids=self.prompt_ids,

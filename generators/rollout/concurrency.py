@@ -113,7 +113,7 @@ class ConcurrencyController:
         """What is the matter; empty where nothing is."""
         old = math.exp(-(look.at - self._seen_at) / MEMORY_S) if self._seen_at is not None else 0.0
         self._seen_at = look.at
-        # An engine that was started anew counts from zero.
+        # An engine that was started again counts from zero.
         preempted = look.preemptions - min(self._preemptions, look.preemptions)
         self._preemptions = look.preemptions
         self._lost = self._lost * old + preempted

@@ -1,4 +1,4 @@
-"""Drafts: what unfinished members have sampled so far, kept in the buffer for whoever goes on from there.
+"""Drafts: what unfinished members have sampled so far, kept in the buffer for the next holder to continue from.
 
 Invariants: only members of training groups are drafted, and only where since the start of their response, or since
 their last draft, `every_s` seconds have passed (and a token was sampled) or `every_tokens` tokens were sampled; a

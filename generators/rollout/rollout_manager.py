@@ -146,7 +146,7 @@ class RolloutManager:
         Args:
             at: when they were taken, in seconds of a monotonic clock.
         """
-        # Without weights, and behind pinned groups while a swap waits, requests do not wait for room.
+        # Without weights, and after pinned groups while a swap waits, requests do not wait for room.
         if self._concurrency is None or status.state != "running" or status.serving is None or self._pinned.active:
             return
         before, generating = self._concurrency.limit, self.load.generating
@@ -351,7 +351,7 @@ class RolloutManager:
         self._forget(group)
 
     def cancel(self, table: str, leases: Iterable[buffer_pb2.LeaseRef]) -> None:
-        """Drops groups that nobody needs any more; leases that are not held (any more) are passed over."""
+        """Drops groups that are not needed any more; leases that are not held (any more) are ignored."""
         for lease in leases:
             group = self._groups.get((table, lease.group_id))
             if group is not None and group.grant.lease_id == lease.lease_id:

@@ -1,8 +1,8 @@
 """Finished members: scored, packed, stored.
 
-Invariants: every member handed in ends with an outcome acknowledged by the buffer, or with the word that nobody needs
-it; nothing is written of a group that has been dropped; a score that could not be had is an error outcome, never a
-number; while the buffer is away finished work is kept, and when it stays away the service is told. An episode that
+Invariants: every member handed in ends with an outcome acknowledged by the buffer, or with the answer that it is not
+needed any more. Nothing is written of a group that has been dropped. A score that could not be had is an error outcome,
+never a number. While the buffer is away finished work is kept; when it stays away `on_error` is called. An episode that
 failed is an error, whatever it sampled. Side data is in the buffer before the member that names it.
 """
 
@@ -94,7 +94,7 @@ class TrajectorySubmitter:
 
     Attributes:
         scored, unscorable, failed: members by outcome.
-        superseded: members that nobody needed any more.
+        superseded: members that were not needed any more.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ from rollmesh.mesh.weights.delta_path import links_from
 from rollmesh.protos import weights_pb2
 
 log = logging.getLogger(__name__)
-# Buckets in work at a time. Decoding goes on beside it, and needs the other cores.
+# Buckets in work at a time. Decoding continues meanwhile, and needs the other cores.
 _THREADS = 2
 
 

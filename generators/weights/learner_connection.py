@@ -1,4 +1,4 @@
-"""The way to the learner, which may move: after a restart it has another address.
+"""The connection to the learner, which may move: after a restart it has another address.
 
 Invariant: there is at most one connection in use, to the learner that the mesh named last; when it names another, the
 former connection is marked `replaced` and closed. A learner that the mesh misses for a while keeps its connection.
@@ -60,7 +60,7 @@ class LearnerConnection:
         self.replaced = asyncio.Event()
 
     def transfer_channels(self, count: int) -> Sequence[grpc.aio.Channel]:
-        """So many channels, beside the one for everything else: bytes do not stand before short calls."""
+        """`count` channels besides the one for everything else: bytes do not delay short calls."""
         while not self.replaced.is_set() and len(self._channels) <= count:
             self._channels.append(self._connect())
         return self._channels[1 : count + 1] or self._channels[:1]

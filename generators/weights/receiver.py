@@ -38,7 +38,7 @@ from rollmesh.protos import weights_pb2
 log = logging.getLogger(__name__)
 _FIRST_RETRY_S = 0.2
 _LONGEST_RETRY_S = 5.0
-# A watch on which nothing came for this long, although the mesh says there are newer weights, is opened anew.
+# A watch on which nothing came for this long, although the mesh says there are newer weights, is opened again.
 _IDLE_S = 30.0
 
 
@@ -89,10 +89,10 @@ class WeightReceiver:
     """Watches the learner, receives, verifies, swaps, reports.
 
     Args:
-        link: the way to the learner, whoever that is at present.
+        link: to the learner that the mesh names at present.
         engine: takes the tensors.
         settings: see `ReceiverSettings`.
-        relay: serves others what is received here; none: nobody is served.
+        relay: serves others what is received here; None: no one is served.
         pinned: groups for which newer weights wait before they are fetched.
         on_serving: called after each swap, in the event loop.
         on_report: told what is reported to the learner, in the event loop.

@@ -2,11 +2,11 @@
 
 Invariants: only verified buckets are served, each as soon as it is; whoever waits for one hears something at least
 every `HEARTBEAT_S`, so that a relay that waits itself is told from one that is dead; a version's full bytes are kept
-until those of the next one are whole, and beside them the oldest one that is being fetched, so that a slow link brings
+until those of the next one are whole, and in addition the oldest one that is being fetched, so that a slow link brings
 a version in the end; a few links of differences are kept as well, nothing for which nobody has asked for a while;
 without an address nothing is kept.
 
-Whoever receives from here verifies against the learner's manifest: a relay can delay a version, not change it.
+A receiver verifies what it gets from here against the learner's manifest: a relay can delay a version, not change it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rollmesh.protos import weights_pb2
 
 SERVICE_NAME = weights_pb2.DESCRIPTOR.services_by_name["Weights"].full_name
 HEARTBEAT_S = 1.0
-# A whole version for which nobody has asked for so long is let go of: others find it at the learner.
+# A whole version that was not requested for so long is released: others find it at the learner.
 _IDLE_S = 60.0
 # Links of differences kept: those who follow a chain are rarely at the same one.
 _LINKS = 8
@@ -35,7 +35,7 @@ _NOTHING = memoryview(b"")
 
 
 class RelayedBuckets:
-    """The buckets of one version, or of one link of differences, as they come.
+    """The buckets of one version, or of one delta, as they arrive.
 
     Args:
         wanted: what they are.
@@ -102,7 +102,7 @@ class Relay:
     """Holdings by what they are. Used in one event loop.
 
     Args:
-        address: under which others reach this process; empty: nobody does, and nothing is kept.
+        address: under which others reach this process; empty: none do, and nothing is kept.
     """
 
     def __init__(self, address: str) -> None:
@@ -133,13 +133,13 @@ class Relay:
         asyncio.get_running_loop().call_later(_IDLE_S, self._end_if_idle, holding)
 
     def end(self, holding: RelayedBuckets) -> None:
-        """Lets go of it: it could not be received, or is of no use any more."""
+        """Releases it: it could not be received, or is of no use any more."""
         if holding in self._holdings:
             self._holdings.remove(holding)
         holding.drop()
 
     def close(self) -> None:
-        """Lets go of everything."""
+        """Releases everything."""
         for holding in list(self._holdings):
             self.end(holding)
 

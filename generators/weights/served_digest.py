@@ -1,4 +1,4 @@
-"""What is in an engine, compared with what was announced: digests computed anew from the engine's own tensors."""
+"""What is in an engine, compared with what was announced: digests computed again from the engine's own tensors."""
 
 from __future__ import annotations
 

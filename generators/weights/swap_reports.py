@@ -50,7 +50,7 @@ def success(
 
 
 class SwapReporter:
-    """Sends reports beside everything else; a learner that is gone does not get them.
+    """Sends reports in the background; a learner that is gone does not get them.
 
     Args:
         told: is called with each report, in the event loop.

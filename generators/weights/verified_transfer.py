@@ -23,7 +23,7 @@ _VERIFIERS = 2
 
 @dataclass(frozen=True, slots=True)
 class VerifiedWeights:
-    """The verified bytes of all buckets, one behind the other.
+    """The verified bytes of all buckets, concatenated.
 
     Attributes:
         data: alive as long as this object or a view of it.
@@ -66,7 +66,7 @@ async def receive_verified(
         nonlocal first_byte_ns
         first_byte_ns = first_byte_ns or time.time_ns()
         if damage:
-            # Nobody needs the rest.
+            # The rest is not needed.
             raise damage[0]
         part = wanted.part(data, index)
         if len(part) <= _VERIFY_INLINE_BYTES:

@@ -121,7 +121,7 @@ class Backend(ABC):
 
     @abstractmethod
     def stage(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Any:
-        """Checks tensors and puts them where the engine's processes find them, beside decoding.
+        """Checks tensors and puts them where the engine's processes find them, while decoding continues.
 
         Called in a caller's thread, once `start` is done; that may be the event loop's own, so it must not wait for it.
 
@@ -142,7 +142,7 @@ class Backend(ABC):
         Args:
             staged: from `stage`; this call gives it back, whatever becomes of it.
             label: of the version: letters, digits and dots.
-            recompute: the KV caches of running jobs are made anew too; else they are kept.
+            recompute: the KV caches of running jobs are computed again too; else they are kept.
 
         Raises:
             WeightsError: the former weights are in service, whole.

@@ -1,11 +1,11 @@
-"""Swaps, pauses, sleep and probes of one engine, one behind the other. In the engine's event loop alone.
+"""Swaps, pauses, sleep and probes of one engine, one after the other. In the engine's event loop alone.
 
 Invariants:
 
 - One order is carried out at a time. Pauses, sleep and their ends keep their order; so do swaps; a swap that waits
   for pinned responses holds up none of the others.
 - Nothing starts while an order other than a probe is carried out, nor while paused or asleep, nor without weights.
-- The backend stands still during `load`, and goes on behind it only where nobody has asked for a pause.
+- The backend stands still during `load`, and continues after it only where no pause was requested.
 - A version is known, and served, from the moment at which its weights are in the engine.
 """
 
@@ -77,7 +77,7 @@ class CommandExecutor:
         return bool(self._updates)
 
     def enqueue(self, order: EngineCommand) -> None:
-        """Puts an order in its line."""
+        """Queues a command."""
         if isinstance(order, Update):
             self._updates.append(order)
         elif isinstance(order, Probe):
@@ -183,7 +183,7 @@ class CommandExecutor:
         self.swaps += 1
         await self._go_on()
         end = time.perf_counter()
-        # The engine prefills sequences anew in the steps that follow, among others that decode.
+        # The engine prefills sequences again in the steps that follow, among others that decode.
         update.done.set_result(update.timings(begin, end, in_flight))
 
     async def _probe(self, probe: Probe) -> None:
@@ -231,7 +231,7 @@ class CommandExecutor:
             self._halted = True
 
     async def _go_on(self) -> None:
-        """Resumes the backend where there is something to go on with and nobody has asked for a pause."""
+        """Resumes the backend where there are weights and no pause was requested."""
         if self._halted and self.state == "running" and self.serving is not None:
             await self._backend.resume()
             self._halted = False

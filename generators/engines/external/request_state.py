@@ -1,6 +1,6 @@
 """One request in flight: the tokens that it brought, and those that its jobs have sampled since.
 
-A response may take several jobs: each goes on behind the tokens that there are. Work per chunk is a few list
+A response may take several jobs: each continues after the tokens that there are. Work per chunk is a few list
 operations; arrays are made when somebody asks for them.
 """
 
@@ -34,7 +34,7 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 
 
 class RequestState:
-    """The book of one request.
+    """The state of one request.
 
     Args:
         request: as submitted, checked.
@@ -103,7 +103,7 @@ class RequestState:
         return min(self.request.sampling.max_tokens, self._model.limits.context - self.prompt_tokens)
 
     def complete(self) -> FinishReason | None:
-        """Why nothing is left to be sampled behind the tokens so far; None where something is.
+        """Why nothing is left to be sampled after the tokens so far; None where something is.
 
         Stop strings are looked for in what was brought alone: in the rest the engine has looked.
         """
@@ -117,7 +117,7 @@ class RequestState:
         return "length" if len(self.ids) >= self.limit else None
 
     def next_job(self, job_id: str) -> DecodeJob:
-        """The job that goes on behind the tokens so far, which leave something to be sampled."""
+        """The job that continues after the tokens so far, which leave something to be sampled."""
         request, sampling, done = self.request, self.request.sampling, len(self.ids)
         self.job_id = job_id
         if self.started is None:
@@ -140,7 +140,7 @@ class RequestState:
 
         Returns:
             Tokens taken: all, but where one of the first completes a stop string that began before the job; then
-            `finish` is set and what came behind that token is left out.
+            `finish` is set and what came after that token is left out.
 
         Raises:
             EngineError: the chunk contradicts itself, or its versions what was loaded.
@@ -229,7 +229,7 @@ class RequestState:
         )
 
     def _turn(self) -> list[int]:
-        """The tokens in which an end token or stop string counts: those behind the last that was not sampled."""
+        """The tokens in which an end token or stop string counts: those after the last that was not sampled."""
         prefix = self.request.prefix
         return self.ids if prefix is None else self.ids[len(prefix) - len(prefix.last_turn) :]
 

@@ -117,7 +117,7 @@ class CommandQueue:
             self._changed.notify_all()
 
     def fail(self, failure: EngineError) -> deque[Command]:
-        """Nothing is taken any more, and nothing is in flight; returns what nobody will take up."""
+        """Accepts nothing more, and nothing is in flight; returns the commands that will not be carried out."""
         with self._changed:
             self._failure = failure
             self._in_flight.clear()

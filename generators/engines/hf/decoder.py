@@ -264,7 +264,7 @@ class Decoder:
         return found
 
     def completed(self, request: GenerationRequest) -> FinishReason | None:
-        """Why nothing is to be sampled behind a request's prefix; None where something is, or where it has none."""
+        """Why nothing is to be sampled after a request's prefix; None where something is, or where it has none."""
         prefix = request.prefix
         if prefix is None:
             return None
@@ -284,7 +284,7 @@ class Decoder:
             if matcher is not None:
                 matcher.push(request.prefix.last_turn.tolist())
         seed = request.sampling.seed or int(self._seeds.integers(1, 2**63))
-        # Draws depend on the position alone: behind a prefix none is used a second time.
+        # Draws depend on the position alone: after a prefix none is used a second time.
         state = state_after(seed, drawn)
         running = RunningSequence(request, marks, matcher, started=waiting.started or time.monotonic())
         return self.table.open(running, waiting.prompt.ids, self._limit(request), state)

@@ -1,4 +1,4 @@
-"""The book of the running sequences: one row per slot, in arrays on the host.
+"""The running sequences: one row per slot, in arrays on the host.
 
 Invariants: rows [0, rows) are in use, apart from `holes`, whose sequences have ended. For a row in use `position` is
 the number of tokens whose keys and values are cached (0 for a hole); `tokens[row, :position]` are those tokens and

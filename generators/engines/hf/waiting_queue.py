@@ -31,7 +31,7 @@ class Prompt:
     """A prompt shared by requests.
 
     Attributes:
-        ids: token ids; of a request with a prefix, these behind its prompt's.
+        ids: token ids; of a request with a prefix, these after its prompt's.
         images: encoded, of the prompt; their tokens in `ids` are widened.
         prefix: its keys, values and last logits under the present weights; None until prefilled.
     """

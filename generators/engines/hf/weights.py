@@ -1,4 +1,4 @@
-"""The weights of a model: new ones are staged beside decoding and put in place by pointing at them.
+"""The weights of a model: new ones are staged while decoding continues and put in place by pointing at them.
 
 Invariants: a set of tensors is complete, checked and where the model can use it before anything of the model changes;
 the swap copies nothing, so that it takes microseconds per tensor whatever their size; a swap that fails halfway points

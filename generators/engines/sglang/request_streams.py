@@ -1,13 +1,13 @@
-"""The jobs that run on the server: each is one request to it, or several one behind the other.
+"""The jobs that run on the server: each is one request to it, or several in sequence.
 
 Invariants:
 
-- A request that has no token yet when an update of the weights begins is made anew after it: otherwise its prompt
+- A request that has no token yet when an update of the weights begins is sent again after it: otherwise its prompt
   would stand in the prefix cache under its old key with keys and values of the old weights, and its tokens be new.
-- A request with `REVEAL_TOKENS` whose version is not certain (see `stamps`), as there are behind an update, is cut:
-  aborted, and continued behind its tokens, for with its end the server says which version they have. What is sampled
+- A request with `REVEAL_TOKENS` whose version is not certain (see `stamps`), as there are after an update, is cut:
+  aborted, and continued after its tokens, for with its end the server says which version they have. What is sampled
   does not change by it; its keys and values are found in the prefix cache, under its own key.
-- The cache key changes with every update: nobody who starts after it finds what was computed before.
+- The cache key changes with every update: no request that starts after it finds what was computed before.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def with_key(key: str, scratch: Path) -> list[str]:
 
 
 def environment(settings: EngineSettings) -> dict[str, str]:
-    """Variables of the server's processes, beside those of this one."""
+    """Variables of the server's processes, in addition to those of this one."""
     threads = str(max(1, settings.threads))
     variables = {
         "HF_HUB_OFFLINE": "1",

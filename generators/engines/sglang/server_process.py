@@ -54,7 +54,7 @@ class ServerProcess:
 
         Args:
             command: interpreter first.
-            environment: variables beside those of this process.
+            environment: variables in addition to those of this process.
 
         Raises:
             EngineError: there is no such interpreter.

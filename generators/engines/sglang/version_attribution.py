@@ -5,11 +5,11 @@ the version in service, as far as the server's front knew when it had the event 
 
 - Tokens that have come before an update of the weights began were sampled by the version at which the request was
   made: they are stamped when they come.
-- The front knows of an update before the server goes on behind it. So tokens of an event that bears the former version
+- The front knows of an update before the server continues after it. So tokens of an event that bears the former version
   are of that version, however late they come. (Where there are several fronts, only one of them knows.)
 - Of tokens of an event that bears a newer version that cannot be told from outside: they may have been sampled before
-  the pause, and have reached the front behind the news of the update, which goes another way. They are held back until
-  the spans are there, and all behind them.
+  the pause, and have reached the front after the news of the update, which goes another way. They are held back until
+  the spans are there, and all after them.
 - The spans must agree with everything that was said before.
 """
 

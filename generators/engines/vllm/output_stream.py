@@ -37,7 +37,7 @@ class Stream:
         take: gets its chunks.
 
     Attributes:
-        request_id: under which the core knows it; anew where it is submitted again.
+        request_id: under which the core knows it; another one where it is submitted again.
         started: it has tokens.
         done: resolved when it has ended; fails as `Backend.generate` does.
     """
@@ -68,7 +68,7 @@ class Stream:
             before = self._text.num_output_tokens()
             matched = bool(self._text.update(tokens, reason is FinishReason.STOP))
             if matched:
-                # A step may have made more than one token, of which the last are behind the match.
+                # A step may have made more than one token, of which the last are after the match.
                 tokens = tokens[: self._text.num_output_tokens() - before]
         finish = "stop" if matched else None if reason is None else _FINISH.get(reason, "length")
         count = len(tokens)

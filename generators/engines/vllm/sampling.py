@@ -41,7 +41,7 @@ def scoring(next_token: int | None) -> VllmSampling:
     """For the log-probs of given tokens at temperature 1, never from the prefix cache.
 
     Args:
-        next_token: one behind the prompt whose log-prob is wanted too.
+        next_token: one after the prompt whose log-prob is wanted too.
     """
     return VllmSampling(
         temperature=1.0,

@@ -1,7 +1,7 @@
 """Ways of the weights from this process into vLLM's workers, all through vLLM's weight-transfer interface.
 
-A sender stages a set of tensors beside decoding, in any thread, and sends it while the engine stands still. `shared`
-is ours; the others (`native`) drive vLLM's own trainers, with this process in the trainer's place.
+A sender stages a set of tensors while decoding continues, in any thread, and sends it while the engine stands still.
+`shared` is ours; the others (`native`) drive vLLM's own trainers, with this process in the trainer's place.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Received:
     """The bytes of all buckets, not verified.
 
     Attributes:
-        data: all buckets one behind the other (`Wanted.starts`); alive as long as this object or a view of it.
+        data: all buckets, concatenated (`Wanted.starts`); alive as long as this object or a view of it.
         source: address of whom they came from; empty for the learner.
     """
 

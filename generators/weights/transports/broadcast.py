@@ -67,7 +67,7 @@ class Broadcast(Transport):
         finally:
             if self._group is None:
                 round_.leave()
-                # It ends by itself within the timeout; nobody waits for what it says.
+                # It ends by itself within the timeout; its result is not needed.
                 thread.add_done_callback(lambda done: done.cancelled() or done.exception())
         return Received(data)
 

@@ -1,6 +1,6 @@
 """Any network: buckets in chunks over gRPC, several at once, from the learner or from a generator that it names.
 
-Invariants: a broken transfer goes on at the byte where it stopped, whoever goes on with it; a call is given up when
+Invariants: a broken transfer continues at the byte where it stopped, from whatever source; a call is given up when
 nothing comes, never because it takes long; bytes from a generator are verified here: a bad one costs time alone.
 """
 

@@ -1,7 +1,7 @@
 """Prompts with images as the language model sees them: the vision part's features stand at their tokens' places.
 
 Invariant: only the prompt's own image tokens are replaced; one that was sampled is a token like any other, also where
-it is run through the model again behind its prompt.
+it is run through the model again after its prompt.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Vision:
         return embedded
 
     def _features(self, images: tuple[bytes, ...]) -> torch.Tensor:
-        """[tokens, hidden] of all images, one behind the other."""
+        """[tokens, hidden] of all images, concatenated."""
         model = self._model
         inputs = {
             name: value.to(model.device, model.dtype) if value.is_floating_point() else value.to(model.device)

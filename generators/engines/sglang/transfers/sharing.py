@@ -26,7 +26,7 @@ ALIGNMENT = 64
 
 
 class Bucket:
-    """Tensors one behind the other in shared memory.
+    """Tensors, concatenated, in shared memory.
 
     Args:
         layout: name, shape and dtype of each.
