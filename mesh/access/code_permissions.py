@@ -167,7 +167,9 @@ def _code_options(options: Mapping[str, Any], words: Collection[str]) -> Iterato
         is_word = isinstance(value, str) and name in words and _WORD.fullmatch(value) is not None
         # A server takes the beginning of a name for the name.
         lets_in = any(switch.startswith(name) for switch in _LETS_CODE_IN)
-        if (value and lets_in) or not (is_word or _is_plain(value)):
+        # Whatever else its value is, its name alone may stand on a command line.
+        is_on = value is not None and value is not False
+        if (is_on and lets_in) or not (is_word or _is_plain(value)):
             yield f"{name}={json.dumps(value, default=str)}"
 
 

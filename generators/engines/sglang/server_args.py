@@ -238,7 +238,8 @@ def _argument(name: str, value: Any) -> list[str]:
     flag = f"--{name}"
     if value is True:
         return [flag]
-    if value is None or value is False:
+    # The name alone, without a value, would be a switch that is on.
+    if value is None or value is False or value in ([], ()):
         return []
     if isinstance(value, Mapping):
         return [flag, json.dumps(value)]
