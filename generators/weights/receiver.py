@@ -33,6 +33,7 @@ from rollmesh.mesh.runtime.hosts import host_id
 from rollmesh.mesh.runtime.task_group import run_together
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import check_manifest
+from rollmesh.mesh.weights.shared_files import SHARED_MEMORY
 from rollmesh.protos import weights_pb2
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class ReceiverSettings:
         host_id: of this process (`mesh.runtime.hosts`).
         transport: `weights.transport`.
         encoding: `weights.encoding`.
+        shared: the tmpfs in which publishers of this host have their files.
         folder: `weights.dir`.
         timeout_s: `weights.timeout_s`.
         streams: `weights.streams`.
@@ -63,6 +65,7 @@ class ReceiverSettings:
     host_id: str
     transport: TransportName = "auto"
     encoding: EncodingName = "full"
+    shared: Path = SHARED_MEMORY
     folder: Path | None = None
     timeout_s: float = 120.0
     streams: int = 2
@@ -118,7 +121,13 @@ class WeightReceiver:
         self._engine = engine
         self._settings = settings
         self._obtainer = WeightFetcher(
-            transports(settings.host_id, folder=settings.folder, streams=settings.streams, security=settings.security),
+            transports(
+                settings.host_id,
+                shared=settings.shared,
+                folder=settings.folder,
+                streams=settings.streams,
+                security=settings.security,
+            ),
             relay or Relay(""),
             transport=settings.transport,
             encoding=settings.encoding,

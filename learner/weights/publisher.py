@@ -22,7 +22,7 @@ import torch
 from rollmesh.learner.weights.delta_chain import DeltaChain
 from rollmesh.learner.weights.published_version import PublishedVersion
 from rollmesh.learner.weights.push_statistics import PushStatistics
-from rollmesh.learner.weights.transports import SHARED_MEMORY, SenderTransport, shared_memory
+from rollmesh.learner.weights.transports import SenderTransport, shared_memory
 from rollmesh.learner.weights.version_storage import VersionBytes, VersionWriter
 from rollmesh.mesh.config.models import EncodingName, TransportName, WeightsSection
 from rollmesh.mesh.errors import VersionGoneError, WeightsError
@@ -30,6 +30,7 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import ALIGNMENT, BucketLayout, Digest, bucket_starts, digest_of, manifest_digest
 from rollmesh.mesh.weights.active_readers import Readers
 from rollmesh.mesh.weights.layout import DTYPE_BYTES
+from rollmesh.mesh.weights.shared_files import SHARED_MEMORY
 from rollmesh.mesh.weights.tensors import bytes_of, dtype_name, dtype_of, to_wire
 from rollmesh.protos import weights_pb2
 

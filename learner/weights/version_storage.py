@@ -17,9 +17,9 @@ from pathlib import Path
 
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.weights.digest import Buffer
+from rollmesh.mesh.weights.shared_files import FILE_PREFIX
 
 log = logging.getLogger(__name__)
-_PREFIX = "rollmesh-weights-"
 _COPY_BYTES = 16 << 20
 
 
@@ -93,7 +93,7 @@ class VersionWriter:
             os.ftruncate(self._descriptor, nbytes)
             path = None
             if self._directory is not None:
-                path = self._directory / f"{_PREFIX}{name}-{os.getpid()}-{secrets.token_hex(4)}"
+                path = self._directory / f"{FILE_PREFIX}{name}-{os.getpid()}-{secrets.token_hex(4)}"
                 _link(self._descriptor, path)
             return VersionBytes(self._descriptor, nbytes, path)
         finally:
@@ -147,7 +147,7 @@ def usable_directory(directory: Path) -> bool:
 def sweep(directory: Path) -> list[Path]:
     """Removes the files of publishers that are gone; returns what was removed."""
     removed = []
-    for path in directory.glob(f"{_PREFIX}*"):
+    for path in directory.glob(f"{FILE_PREFIX}*"):
         try:
             # Not waiting: of what others put there, a pipe would be waited for without end.
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -12,6 +13,7 @@ from rollmesh.mesh.weights.digest import Buffer, digest_of
 from rollmesh.mesh.weights.manifest import bucket_starts
 from rollmesh.protos import weights_pb2
 
+log = logging.getLogger(__name__)
 Encoding = Literal["full", "delta"]
 
 
@@ -72,10 +74,16 @@ class Wanted:
         entry = self.buckets[index]
         found = digest_of(data)
         if len(data) != entry.nbytes or found != entry.digest:
-            raise WeightsError(
-                f"{self.name(index)} is damaged: {len(data)} bytes with digest {found}, "
-                f"announced were {entry.nbytes} with {entry.digest}"
+            # Who announced them hears of the error, and shall not learn what else was read in their place.
+            log.warning(
+                "%s: %d bytes with digest %s, announced were %d with %s",
+                self.name(index),
+                len(data),
+                found,
+                entry.nbytes,
+                entry.digest,
             )
+            raise WeightsError(f"{self.name(index)} is damaged: its bytes are not those that were announced")
 
     def name(self, index: int) -> str:
         """Names a bucket for messages."""

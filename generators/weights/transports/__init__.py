@@ -13,23 +13,30 @@ from rollmesh.generators.weights.transports.shm import SharedMemory
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.weights import Wanted
+from rollmesh.mesh.weights.shared_files import SHARED_MEMORY
 
 __all__ = ["Received", "Transfer", "Transport", "choose", "transports"]
 
 
 def transports(
-    host_id: str, *, folder: Path | None = None, streams: int = 2, security: SecuritySection | None = None
+    host_id: str,
+    *,
+    shared: Path = SHARED_MEMORY,
+    folder: Path | None = None,
+    streams: int = 2,
+    security: SecuritySection | None = None,
 ) -> list[Transport]:
     """All transports, the cheapest first; the last one works everywhere.
 
     Args:
         host_id: of this process (`mesh.runtime.hosts`).
+        shared: the tmpfs in which publishers of this host have their files.
         folder: `weights.dir`.
         streams: `weights.streams`.
         security: token and TLS of the mesh.
     """
     grpc = GrpcTransport(streams=streams, security=security)
-    return [SharedMemory(host_id), Broadcast("nccl"), Broadcast("gloo"), Disk(folder), grpc]
+    return [SharedMemory(host_id, shared), Broadcast("nccl"), Broadcast("gloo"), Disk(folder), grpc]
 
 
 def choose(available: Sequence[Transport], setting: str, wanted: Wanted) -> list[Transport]:

@@ -10,11 +10,10 @@ from rollmesh.learner.weights.transports.base import SenderTransport
 from rollmesh.learner.weights.transports.broadcast import Broadcast
 from rollmesh.learner.weights.transports.disk import Disk
 from rollmesh.learner.weights.transports.rendezvous import Rendezvous
-from rollmesh.learner.weights.transports.shm import SHARED_MEMORY, SharedMemory, shared_memory
+from rollmesh.learner.weights.transports.shm import SharedMemory, shared_memory
 from rollmesh.mesh.config import Config
 
 __all__ = [
-    "SHARED_MEMORY",
     "Broadcast",
     "Disk",
     "Rendezvous",

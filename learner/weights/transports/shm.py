@@ -13,7 +13,6 @@ from rollmesh.mesh.runtime.hosts import host_id
 from rollmesh.protos import weights_pb2
 
 log = logging.getLogger(__name__)
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  meant to be shared; files are created unnamed and readable by the owner only
 
 
 class SharedMemory(SenderTransport):

@@ -161,6 +161,7 @@ async def mesh(shared: Path, **settings: Any) -> AsyncIterator[Mesh]:
             member_id="gen-1",
             run="run",
             host_id=settings.pop("host", host_id()),
+            shared=shared,
             **{"timeout_s": 5.0, **settings},
         ),
         **wired,

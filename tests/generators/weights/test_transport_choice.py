@@ -13,13 +13,15 @@ from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.runtime.hosts import host_id
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import Wanted
+from rollmesh.mesh.weights.shared_files import FILE_PREFIX, SHARED_MEMORY
 from rollmesh.protos import weights_pb2
 
 ALL = transports(host_id())
 
 
 def wanted(*offers: str) -> Wanted:
-    made = [weights_pb2.Offer(transport=name, address="127.0.0.1:1", host_id=host_id()) for name in offers]
+    address = str(SHARED_MEMORY / f"{FILE_PREFIX}run")
+    made = [weights_pb2.Offer(transport=name, address=address, host_id=host_id()) for name in offers]
     return Wanted(PolicyVersion(1, 0), None, [], made)
 
 

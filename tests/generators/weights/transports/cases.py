@@ -38,7 +38,7 @@ def _on_disk(folder: Path, bucket_bytes: int) -> WeightPublisher:
 
 
 CASES: list[Case] = [
-    Case("shm", lambda _: SharedMemory(host_id()), default_publisher, needs_publisher=False),
+    Case("shm", lambda folder: SharedMemory(host_id(), folder), default_publisher, needs_publisher=False),
     Case("grpc", lambda _: GrpcTransport(), default_publisher),
     Case("gloo", lambda _: Broadcast("gloo"), _over_gloo),
     Case("disk", Disk, _on_disk, needs_publisher=False),
