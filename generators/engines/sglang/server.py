@@ -1,4 +1,8 @@
-"""The server behind a backend, started here and owned, or found at an address: until it answers, and how it died."""
+"""The server behind a backend, started here and owned, or found at an address: until it answers, and how it died.
+
+Invariant: the key of a server that is started here goes to a process of that server alone. Its port stands in command
+lines, which all users of the host can read, long before it is bound.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +25,26 @@ from rollmesh.mesh.private_files import read_secret
 
 log = logging.getLogger(__name__)
 
+_LOOPBACK = "127.0.0.1"
 _ASK_EVERY_S = 0.25
+_CONNECT_S = 10.0
 # How long a broken connection waits to be told that it broke because the server has died.
 _CAUSE_S = 5.0
+
+
+class PortTakenError(EngineError):
+    """Another process listens where the server should."""
+
+
+async def _is_open(port: int) -> bool:
+    """Whether anyone listens at a loopback port, which is told nothing."""
+    try:
+        async with asyncio.timeout(_CONNECT_S):
+            _, writer = await asyncio.open_connection(_LOOPBACK, port)
+    except OSError:
+        return False
+    writer.close()
+    return True
 
 
 class Server:
@@ -76,10 +97,12 @@ class Server:
         """
         address, key_file = self._section.address, self._section.key_file
         key = read_secret(key_file, "rollout.sglang.key_file") if key_file is not None else ""
+        port = None
         if address is None:
-            address, key = await self._launch()
+            port, key = await self._launch()
+            address = f"http://{_LOOPBACK}:{port}"
         self._client = Client(address, self._cause, key)
-        await self._until_ready(self._client)
+        await self._until_ready(self._client, port)
 
     def died(self, cause: str) -> None:
         """It has, or answers nobody any more."""
@@ -102,8 +125,8 @@ class Server:
         if self.process is not None:
             await self.process.stop()
 
-    async def _launch(self) -> tuple[str, str]:
-        """Its URL, and the key that it asks for."""
+    async def _launch(self) -> tuple[int, str]:
+        """Its port, and the key that it asks for."""
         self.process = ServerProcess()
         port, key = free_port(), secrets.token_hex()
         command = server_args.command(
@@ -121,21 +144,25 @@ class Server:
         )
         await self.process.start(command, variables)
         self._watch = asyncio.create_task(self._watch_process(self.process))
-        return f"http://127.0.0.1:{port}", key
+        return port, key
 
     async def _watch_process(self, process: ServerProcess) -> None:
         self.died(await process.until_dead())
 
-    async def _until_ready(self, client: Client) -> None:
+    async def _until_ready(self, client: Client, port: int | None) -> None:
+        """Asks until it answers; at `port` a server that is started here has to listen first."""
         progress = Progress(self.process) if self.process is not None else None
         end = time.monotonic() + self._section.start_timeout_s
         while not self.death:
             try:
-                await client.get("/model_info", timeout_s=30.0)
+                if port is None or await self._listens_at(port):
+                    await client.get("/model_info", timeout_s=30.0)
+                    return
+                said = "it does not listen yet"
+            except PortTakenError:
+                raise
             except EngineError as error:
                 said = str(error)
-            else:
-                return
             if time.monotonic() > end:
                 tail = f"; the end of its log:\n{self.process.tail()}" if self.process is not None else ""
                 raise EngineError(
@@ -151,6 +178,25 @@ class Server:
         if "No module named" in self.death and "sglang" in self.death:
             hint = "rollout.sglang.python names the interpreter of an environment with sglang in it (make sglang)"
         raise EngineError(self.death, hint=hint)
+
+    async def _listens_at(self, port: int) -> bool:
+        """Whether our server listens at its port; False: no one does.
+
+        Raises:
+            PortTakenError: another process does.
+        """
+        assert self.process is not None, "_launch() comes first"
+        if not await _is_open(port):
+            return False
+        if await asyncio.to_thread(self.process.listens_at, port):
+            return True
+        # A server that has just died listens no more.
+        if not await _is_open(port):
+            return False
+        raise PortTakenError(
+            f"port {port} of {_LOOPBACK} is another process's, and not the SGLang server's",
+            hint="see with ss -ltnp whose it is; a new start takes another port",
+        )
 
     async def _cause(self) -> str:
         """Why a connection broke; empty where nobody knows."""

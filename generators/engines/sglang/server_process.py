@@ -19,6 +19,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import psutil
+
 from rollmesh.generators.engines.external.process_log import tail
 from rollmesh.generators.engines.interface import EngineError
 from rollmesh.mesh.liveness.freeze_detector import Sight
@@ -88,6 +90,14 @@ class ServerProcess:
         """What its processes do now; None before there are any."""
         return look_at_families([self._watchdog.pid]) if self._watchdog is not None else None
 
+    def listens_at(self, port: int) -> bool:
+        """Whether one of its processes listens at a TCP port; reads what each of them has open."""
+        assert self._watchdog is not None, "start() comes first"
+        with contextlib.suppress(psutil.NoSuchProcess):
+            watchdog = psutil.Process(self._watchdog.pid)
+            return any(_listens(process, port) for process in watchdog.children(recursive=True))
+        return False
+
     def tail(self) -> str:
         """The end of its log, without the colours."""
         return tail(self.log_file, _TAIL_BYTES)
@@ -140,10 +150,17 @@ class Progress:
             log.info("the SGLang server has been starting for %.0f s: %s", now - self._begin, last)
 
 
+def _listens(process: psutil.Process, port: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        found = process.net_connections("tcp")
+        return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in found)
+    return False
+
+
 def free_port() -> int:
     """A port of the loopback interface that is free now, and that the kernel gives to nobody who asks for any port.
 
-    The server binds it many seconds later.
+    The server binds it many seconds later, and another process may be faster (`ServerProcess.listens_at`).
 
     Raises:
         EngineError: none is.

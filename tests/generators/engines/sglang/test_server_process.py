@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -210,3 +211,25 @@ def test_a_foreign_server_that_is_silent_ends_the_engine(contract_model: Contrac
     finally:
         server.kill()
         server.wait()
+
+
+def test_who_took_the_port_of_a_server_does_not_get_its_key(
+    contract_model: ContractModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The port stands in command lines, which all users can read, long before the server binds it."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\ntest "$1" = -m && exec sleep {_DEADLINE_S}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    collector = Collector(_DEADLINE_S)
+    section = SglangSection(python=python, start_timeout_s=5.0)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        monkeypatch.setattr("rollmesh.generators.engines.sglang.server.free_port", lambda: port)
+        engine = create_engine("sglang", contract_model.folder, EngineSettings(context=200, sglang=section), collector)
+        engine.start()
+        assert f"port {port} of 127.0.0.1 is another process's" in str(collector.wait_failure())
+        engine.stop()
+        other.settimeout(_DEADLINE_S)
+        connection, _ = other.accept()
+        with connection:
+            assert connection.recv(1) == b""
