@@ -4,6 +4,8 @@ from __future__ import annotations
 
 # Why a member of a group is not scored, or a group was dropped: kept with it, and counted under it.
 REASON_CHARACTERS = 300
+# Why a version is not in service, and which transport brings it: the learner keeps those of all receivers.
+REPORT_CHARACTERS = 1000
 # Why a service waits: each heartbeat carries it.
 WAITING_CHARACTERS = 1000
 

@@ -2,7 +2,7 @@
 may be larger (`MESSAGE_PAYLOAD_BYTES`, `MAX_TASK_BYTES`), within `network.max_message_mb`.
 
 The limits that a user may meet are listed in docs/operations.md. Those of texts that services bound before they send
-them are in `mesh.text`, that of images in `mesh.trajectory.images`.
+them are in `mesh.text`, those of names in `mesh.request_fields`, that of images in `mesh.trajectory.images`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ MAX_TASK_BYTES = 16 << 20
 MAX_MEMBERS = 4096
 # Numbers of prompts and groups: scripts write them into texts, with 14 digits, and groups leap ahead of them.
 MAX_ORDINAL = 10**13
-# Names that become parts of keys and of packed lists; also addresses and the like.
-ID_CHARACTERS = 256
 # Members of a run at a time, and what the heartbeat of one may carry: an answer of List has all of it.
 MAX_RUN_MEMBERS = 2048
 MAX_GAUGES = 64

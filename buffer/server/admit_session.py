@@ -21,11 +21,12 @@ from rollmesh.buffer.protocol.leases import Lease, leases_of
 from rollmesh.buffer.server.change_notifier import wait_for
 from rollmesh.buffer.server.lease_roll_call import RollCall
 from rollmesh.buffer.server.load_balancer import GeneratorDemand, fair_share
-from rollmesh.buffer.server.request_validation import check_id, check_policy
+from rollmesh.buffer.server.request_validation import check_policy
 from rollmesh.buffer.server.server_state import FrontContext, StreamOwnership, read_requests
 from rollmesh.buffer.store.records import Grant
 from rollmesh.buffer.store.table_snapshot import TableSnapshot
 from rollmesh.mesh.errors import UnreachableError
+from rollmesh.mesh.request_fields import check_id
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
 

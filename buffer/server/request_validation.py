@@ -1,8 +1,6 @@
-"""Checks of numbers and names in requests.
+"""Checks of numbers and heartbeats in requests; those of names and short texts lie in `mesh.request_fields`.
 
-Numbers are exact in Redis' scripts, where they are doubles, and small enough to work on. Names become parts of keys, so
-that no name leads to what belongs to another one; they and all other texts of members are short, since each front
-and tool reads those of all members.
+Numbers are exact in Redis' scripts, where they are doubles, and small enough to work on.
 """
 
 from __future__ import annotations
@@ -11,16 +9,15 @@ import math
 import re
 from collections.abc import Sequence
 
-from rollmesh.buffer.protocol.leases import LEARNER
 from rollmesh.buffer.protocol.limits import (
     GAUGE_CHARACTERS,
-    ID_CHARACTERS,
     MAX_GAUGES,
     MAX_MEMBERS,
     MAX_ORDINAL,
     MAX_TASK_BYTES,
 )
 from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.request_fields import check_text
 from rollmesh.mesh.text import WAITING_CHARACTERS
 from rollmesh.mesh.trajectory.images import MAX_IMAGE_BYTES
 from rollmesh.mesh.trajectory.versions import checked_version
@@ -28,8 +25,6 @@ from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import membership_pb2 as membership
 from rollmesh.protos import trajectory_pb2 as trajectory
 
-# What may not stand in a name: it separates, in keys and in lists.
-_SEPARATORS = frozenset("|:,{} \t\r\n\x00")
 _GROUP_ID = re.compile(r"(?:train|eval)-[0-9]{1,14}")
 # Scripts count in doubles.
 _MAX_NUMBER = 2**53 - 1
@@ -120,20 +115,6 @@ def check_reassertion(request: pb.ReassertRequest) -> None:
             raise PayloadError(f"uses[{index}].ordinal", f"counts to {MAX_ORDINAL}, got {use.ordinal}")
 
 
-def check_id(field: str, value: str) -> None:
-    """Refuses a member's name that cannot be part of a key, or that means somebody else.
-
-    Raises:
-        PayloadError: empty, too long, with characters that separate, or the learner's.
-    """
-    if not 0 < len(value) <= ID_CHARACTERS or not _SEPARATORS.isdisjoint(value) or value == LEARNER:
-        raise PayloadError(
-            field,
-            f"not a name: {value[:40]!r}",
-            hint=f"1 to {ID_CHARACTERS} characters without blanks and any of | : , {{ }}; `{LEARNER}` is taken",
-        )
-
-
 def check_group_id(field: str, value: str) -> None:
     """Refuses what no group is called.
 
@@ -142,16 +123,6 @@ def check_group_id(field: str, value: str) -> None:
     """
     if not _GROUP_ID.fullmatch(value):
         raise PayloadError(field, f"not a group id: {value[:40]!r}", hint="as a grant or a lease says it")
-
-
-def check_text(field: str, value: str, limit: int = ID_CHARACTERS) -> None:
-    """Refuses a text that is too long.
-
-    Raises:
-        PayloadError: it has more than `limit` characters.
-    """
-    if len(value) > limit:
-        raise PayloadError(field, f"{len(value)} characters, it may have {limit}")
 
 
 def check_status(request: membership.HeartbeatRequest) -> None:

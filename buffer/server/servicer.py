@@ -21,7 +21,6 @@ from rollmesh.buffer.server.ledger import describe, ledger
 from rollmesh.buffer.server.member_validation import check_message, check_write
 from rollmesh.buffer.server.request_validation import (
     check_group_id,
-    check_id,
     check_reassertion,
     check_tasks,
     checked_number,
@@ -32,6 +31,7 @@ from rollmesh.buffer.server.upload_handler import UploadHandler
 from rollmesh.buffer.store.errors import lost_state_error
 from rollmesh.buffer.store.records import Write
 from rollmesh.mesh.errors import DataError, FencedError, PayloadError, TakeoverRefusedError
+from rollmesh.mesh.request_fields import check_id
 from rollmesh.mesh.rpc.ordered_pipeline import in_turn
 from rollmesh.mesh.text import REASON_CHARACTERS, bounded
 from rollmesh.mesh.trajectory.versions import checked_version

@@ -31,6 +31,7 @@ from rollmesh.mesh.config.models import Config, EncodingName, SecuritySection, T
 from rollmesh.mesh.errors import VersionGoneError, WeightsError
 from rollmesh.mesh.runtime.hosts import host_id
 from rollmesh.mesh.runtime.task_group import run_together
+from rollmesh.mesh.text import REPORT_CHARACTERS, bounded
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import check_manifest
 from rollmesh.mesh.weights.shared_files import SHARED_MEMORY
@@ -320,7 +321,8 @@ class WeightReceiver:
         if self._on_serving is not None:
             self._on_serving(policy)
         report = success(self._settings.member_id, policy, received, timings, announcement.since_ns)
-        report.kept_bytes, report.choice = self._obtainer.kept_bytes, self.chosen.text
+        report.kept_bytes = self._obtainer.kept_bytes
+        report.choice = bounded(self.chosen.text, REPORT_CHARACTERS)
         self._reporter.send(announcement.connection, report)
 
     async def _swapped(self, policy: PolicyVersion) -> SwapTimings | None:

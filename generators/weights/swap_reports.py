@@ -13,6 +13,7 @@ from rollmesh.generators.engines.interface import SwapTimings
 from rollmesh.generators.weights.learner_connection import LearnerConnection
 from rollmesh.generators.weights.verified_transfer import VerifiedWeights
 from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.text import REPORT_CHARACTERS, bounded
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import weights_pb2
 
@@ -22,7 +23,9 @@ _TIMEOUT_S = 10.0
 
 def failure(member_id: str, policy: PolicyVersion, error: WeightsError, digest: str) -> weights_pb2.SwapReport:
     """The version is not in service; `digest` is that of the weights that are."""
-    return weights_pb2.SwapReport(member_id=member_id, policy=policy.to_proto(), error=str(error), digest=digest)
+    return weights_pb2.SwapReport(
+        member_id=member_id, policy=policy.to_proto(), error=bounded(str(error), REPORT_CHARACTERS), digest=digest
+    )
 
 
 def success(

@@ -23,6 +23,8 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 _PATIENCE = 2
 # Trees kept: of the newest things that were asked for.
 _KEPT = 64
+# Receivers of a tree, twice the members that a run may have: some start again. Further ones come to the learner.
+_NODES = 4096
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +79,9 @@ class RelayTree:
         for node in self._nodes.values():
             node.failed |= node.address in failed
         known = self._nodes.get(member_id)
+        if known is None and len(self._nodes) >= _NODES:
+            self._uploads += 1
+            return ""
         if known is None:
             node = self._nodes[member_id] = _Node(address, None)
             exhausted = len(failed) >= _PATIENCE

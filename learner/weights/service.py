@@ -15,6 +15,7 @@ from typing import Any
 from rollmesh.learner.weights.announcement_stream import AnnouncementStream
 from rollmesh.learner.weights.publisher import WeightPublisher
 from rollmesh.learner.weights.relay_tree import RelayTrees
+from rollmesh.learner.weights.request_validation import check_broadcast, check_report, check_route, check_watch
 from rollmesh.learner.weights.transports import Broadcast
 from rollmesh.mesh.errors import PayloadError, WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -22,8 +23,6 @@ from rollmesh.mesh.weights.chunk_framing import CHUNK_BYTES, frames
 from rollmesh.protos import weights_pb2, weights_pb2_grpc
 
 log = logging.getLogger(__name__)
-# What a report may say of bytes and microseconds (a petabyte, decades), so that sums of it can be told.
-_LARGEST_FIGURE = 1 << 50
 SERVICE_NAME = weights_pb2.DESCRIPTOR.services_by_name["Weights"].full_name
 
 
@@ -49,6 +48,7 @@ class WeightsService(weights_pb2_grpc.WeightsServicer):
 
     async def Watch(self, request: weights_pb2.WatchRequest, _context: Any) -> AsyncIterator[weights_pb2.Manifest]:
         """The newest manifest, and each one that is the newest when the stream is ready (see `AnnouncementStream`)."""
+        check_watch(request)
         loop = asyncio.get_running_loop()
         news = asyncio.Event()
 
@@ -83,8 +83,7 @@ class WeightsService(weights_pb2_grpc.WeightsServicer):
 
     async def Route(self, request: weights_pb2.RouteRequest, _context: Any) -> weights_pb2.RouteResponse:
         """The receiver's place in the tree of what it wants."""
-        if not request.member_id:
-            raise PayloadError("member_id", "is empty")
+        check_route(request)
         base = PolicyVersion.from_proto(request.base) if request.HasField("base") else None
         tree = self._trees.of(PolicyVersion.from_proto(request.policy), base)
         return weights_pb2.RouteResponse(address=tree.route(request.member_id, request.address, request.failed))
@@ -93,8 +92,7 @@ class WeightsService(weights_pb2_grpc.WeightsServicer):
         self, request: weights_pb2.JoinBroadcastRequest, _context: Any
     ) -> weights_pb2.JoinBroadcastResponse:
         """A place in the next broadcast; who hangs up gives it back."""
-        if not request.member_id:
-            raise PayloadError("member_id", "is empty")
+        check_broadcast(request)
         found = next((offer for offer in self._publisher.offers if offer.name == request.transport), None)
         if not isinstance(found, Broadcast):
             raise WeightsError(f"this learner broadcasts nothing over {request.transport!r}")
@@ -103,11 +101,7 @@ class WeightsService(weights_pb2_grpc.WeightsServicer):
 
     async def Report(self, request: weights_pb2.SwapReport, _context: Any) -> weights_pb2.ReportResponse:
         """Records the reports; errors are logged."""
-        if not request.member_id:
-            raise PayloadError("member_id", "is empty")
-        for field, value in request.ListFields():
-            if field.type == field.TYPE_UINT64 and value > _LARGEST_FIGURE:
-                raise PayloadError(field.name, f"{value} is over {_LARGEST_FIGURE}")
+        check_report(request)
         self._publisher.pushes.add(request)
         if request.error:
             log.warning(

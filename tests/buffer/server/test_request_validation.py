@@ -9,10 +9,11 @@ import grpc
 import pytest
 
 from rollmesh.buffer.protocol.limits import MAX_TASK_BYTES, MESSAGE_MEMBERS, MESSAGE_PAYLOAD_BYTES, META_BYTES
-from rollmesh.buffer.server.request_validation import check_group_id, check_id, check_tasks
+from rollmesh.buffer.server.request_validation import check_group_id, check_tasks
 from rollmesh.buffer.store.keys import Keys
 from rollmesh.mesh.errors import PayloadError, RollmeshError
 from rollmesh.mesh.membership import PROTOCOL
+from rollmesh.mesh.request_fields import check_id
 from rollmesh.mesh.rpc.rpc import to_rollmesh_error
 from rollmesh.mesh.text import REASON_CHARACTERS, WAITING_CHARACTERS, bounded
 from rollmesh.mesh.trajectory.versions import PolicyVersion

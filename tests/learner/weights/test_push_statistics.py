@@ -114,3 +114,41 @@ async def test_a_report_that_cannot_be_summed_up_is_refused(tmp_path: Path) -> N
             await service.Report(weights_pb2.SwapReport(member_id="gen-1", **{field: (1 << 50) + 1}), None)  # type: ignore[arg-type]
     assert (await service.Pushes(weights_pb2.PushesRequest(), None)).receivers[0].bytes == 3 << 50
     publisher.close()
+
+
+async def test_texts_that_would_be_kept_are_short(tmp_path: Path) -> None:
+    """A grant is good for as many receivers as its holder makes up names."""
+    publisher = WeightPublisher("run", {}, directory=tmp_path)
+    service = WeightsService(publisher)
+    texts = [f.name for f in weights_pb2.SwapReport.DESCRIPTOR.fields if f.type == f.TYPE_STRING]
+    assert {"member_id", "error", "digest", "transport", "source", "choice"} <= set(texts)
+    for field in texts:
+        with pytest.raises(PayloadError, match=field):
+            await service.Report(weights_pb2.SwapReport(**{"member_id": "gen-1", field: "x" * 1001}), None)  # type: ignore[arg-type]
+    for name in ("", "a b", "learner"):
+        with pytest.raises(PayloadError, match="member_id"):
+            await service.Report(weights_pb2.SwapReport(member_id=name), None)
+    # A field that this release does not know.
+    unknown = weights_pb2.ModelFile(content=b"x" * 5000).SerializeToString().replace(b"\x12", b"\xfa\x3f", 1)
+    sound = weights_pb2.SwapReport(member_id="gen-1", error="x" * 1000)
+    await service.Report(weights_pb2.SwapReport.FromString(sound.SerializeToString() + unknown), None)
+    [kept] = [receiver.failed for receiver in publisher.pushes._receivers.values()]
+    assert kept == sound
+    publisher.close()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("member_id", ""),
+        ("member_id", "x" * 257),
+        ("address", "x" * 257),
+        ("failed", ["x"] * 65),
+        ("failed", ["x" * 257]),
+    ],
+)
+async def test_what_a_tree_would_keep_is_short(tmp_path: Path, field: str, value: object) -> None:
+    publisher = WeightPublisher("run", {}, directory=tmp_path)
+    with pytest.raises(PayloadError, match=field):
+        await WeightsService(publisher).Route(weights_pb2.RouteRequest(**{"member_id": "gen-1", field: value}), None)  # type: ignore[arg-type]
+    publisher.close()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollmesh.learner.weights import relay_tree
 from rollmesh.learner.weights.relay_tree import RelayTree, RelayTrees
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
@@ -100,3 +102,14 @@ def test_no_one_comes_below_itself_by_another_name() -> None:
     assert tree.route("before", "a:1", []) == ""
     assert tree.route("b", "b:1", []) == "a:1"
     assert tree.route("after", "a:1", []) == ""
+
+
+def test_a_tree_has_room_for_a_run_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay_tree, "_NODES", 3)
+    tree = RelayTree(1)
+    given = [tree.route(f"g{i}", f"g{i}:1", []) for i in range(5)]
+    assert given == ["", "g0:1", "g1:1", "", ""]
+    assert len(tree.parents()) == 3
+    assert tree.uploads == 3
+    # Who has a place keeps it.
+    assert tree.route("g1", "g1:1", ["g0:1"]) == ""
