@@ -45,7 +45,7 @@ def start_mesh(demo_data: Path, tmp_path: Path) -> Iterator[Callable[..., MeshRu
     started: list[MeshRun] = []
 
     def start(*overrides: str, **kwargs: object) -> MeshRun:
-        started.append(MeshRun(demo_data, tmp_path, *overrides, **kwargs))  # type: ignore[arg-type]  # env only
+        started.append(MeshRun(demo_data, tmp_path, *overrides, **kwargs))  # type: ignore[arg-type]  # env and cwd
         return started[-1]
 
     yield start

@@ -18,6 +18,7 @@ from statistics import fmean
 from typing import Any
 
 from rollmesh.learner.recovery.consumption_log import read_log, surviving
+from tests.repository import REPOSITORY
 
 DEADLINE_S = 90.0
 
@@ -32,6 +33,7 @@ class MeshRun:
         folder: Path,
         *overrides: str,
         env: Mapping[str, str] | None = None,
+        cwd: Path = REPOSITORY,
         config: str = "examples/demo/demo.yaml",
     ) -> None:
         self.folder = folder / "run"
@@ -48,7 +50,8 @@ class MeshRun:
             *overrides,
         ]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "rollmesh.cli", "run", config, *arguments],
+            [sys.executable, "-m", "rollmesh.cli", "run", str(REPOSITORY / config), *arguments],
+            cwd=cwd,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -1,5 +1,6 @@
 """`rollmesh run` on other people's models, data and rewards: sharded bfloat16, BPE, chat messages in JSONL, and a
-reward function that does what none should.
+reward function that does what none should. Installed from a wheel, and started among modules of the user's that are
+called as its parts are.
 
 The architecture whose weights go through most hands: experts, whose tensors the library regroups. That every
 architecture computes alike in generator and learner: tests/generators/engines, tests/learner/engines.
@@ -13,6 +14,7 @@ import torch
 
 from tests.generators.engines import tiny
 from tests.integration.mesh import audit
+from tests.integration.wheel import build, unpack, write_namesakes
 
 _TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -90,6 +92,8 @@ def test_a_run_on_another_architecture_whatever_a_reward_function_does(start_mes
         "--learner.batch.groups=4",
         "--learner.optimizer.lr=1e-5",
         "--learner.steps=5",
+        env={"PYTHONPATH": str(unpack(build(tmp_path / "wheel"), tmp_path / "site"))},
+        cwd=write_namesakes(tmp_path / "home"),
     )
     assert run.finish(150) == 0, run.tail()
     audit(run)

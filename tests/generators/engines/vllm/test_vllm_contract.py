@@ -1,4 +1,4 @@
-"""Real vLLM under the contract of all engines, with each KV policy."""
+"""Real vLLM under the contract of all engines, with each KV policy where it matters."""
 
 from __future__ import annotations
 
@@ -9,24 +9,38 @@ import pytest
 
 from rollmesh.generators.engines.interface import KvPolicy
 from tests.generators.engines.contract import EngineContract
+from tests.generators.engines.contract_pauses import PauseContract
+from tests.generators.engines.contract_prefixes import PrefixContract
+from tests.generators.engines.contract_streams import StreamContract
+from tests.generators.engines.contract_swaps import SwapContract
 from tests.generators.engines.harness import EngineHarness
 from tests.generators.engines.tiny import ContractModel
 
 if TYPE_CHECKING:
     from tests.generators.engines.vllm.shared import SharedVllm
 
-_POLICIES: list[KvPolicy] = ["keep", "recompute", "interrupt"]
+pytestmark = [pytest.mark.engine("vllm"), pytest.mark.timeout(900)]
 
 
-@pytest.mark.engine("vllm")
-@pytest.mark.timeout(900)
 class TestVllmEngine(EngineContract):
-    @pytest.fixture(params=_POLICIES)
+    @pytest.fixture
+    def harness(self, contract_model: ContractModel, vllm: SharedVllm) -> Iterator[EngineHarness]:
+        yield from _harness(contract_model, vllm, "keep")
+
+
+class TestVllmEngineWithNewKeys(SwapContract, PrefixContract, StreamContract, PauseContract):
+    """What a swap does to running sequences."""
+
+    @pytest.fixture(params=["recompute", "interrupt"])
     def harness(
         self, request: pytest.FixtureRequest, contract_model: ContractModel, vllm: SharedVllm
     ) -> Iterator[EngineHarness]:
-        from tests.generators.engines.vllm.shared import VllmHarness
+        yield from _harness(contract_model, vllm, request.param)
 
-        harness = VllmHarness(contract_model, vllm, request.param)
-        yield harness
-        harness.close()
+
+def _harness(model: ContractModel, vllm: SharedVllm, kv: KvPolicy) -> Iterator[EngineHarness]:
+    from tests.generators.engines.vllm.shared import VllmHarness
+
+    harness = VllmHarness(model, vllm, kv)
+    yield harness
+    harness.close()
