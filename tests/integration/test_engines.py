@@ -20,7 +20,8 @@ from tests.strangers import audit_privacy
 
 # An engine comes up in half a minute on a quiet machine, in minutes on a busy one.
 DEADLINE_S = 400.0
-_STEPS = 80
+# Few and large: what a swap of weights costs an engine does not depend on a step's size.
+_STEPS, _GROUPS = 40, 32
 OPTIONS = {
     "vllm": lambda _: (f"--rollout.python={engines_here.python('vllm')}",),
     "sglang": lambda folder: (f"--rollout.sglang.python={interpreter(engines_here.python('sglang'), folder)}",),
@@ -42,10 +43,10 @@ def test_the_demonstration_learns(
         *OPTIONS[engine](tmp_path),
         "--rollout.replicas=1",
         "--rollout.endpoint.enabled=true",
-        "--learner.optimizer.lr=6e-4",
+        "--learner.optimizer.lr=1.2e-3",
         "--learner.optimizer.schedule=constant",
         "--learner.optimizer.warmup_steps=5",
-        "--learner.batch.groups=16",
+        f"--learner.batch.groups={_GROUPS}",
         f"--learner.steps={_STEPS}",
         f"--eval.every_steps={_STEPS}",
         "--eval.stop_at=null",
@@ -62,6 +63,6 @@ def test_the_demonstration_learns(
     audit(run)
     audit_poisoned(run, warm_data)
     assert run.summary()["steps"] == _STEPS
-    # Of 256 prompts each: 0.21 and 0.36 as a rule, with deviations of 0.02.
+    # Of 256 prompts each: 0.33 and 0.47 as a rule, with deviations of 0.02.
     first, last = run.trend("critic/score/mean")
     assert last > first, (first, last)
