@@ -14,15 +14,18 @@ READY := $(VENV)/.ready
 VLLM := .venv-vllm
 SGLANG := .venv-sglang
 LOCKER := .make/lock
+ENGINES_LOG := .make/test-engines.log
 VLLM_TESTS := tests/integration/test_engines.py tests/generators/engines/vllm
+# Real engines, and packages whose tests are about processes.
+NOT_FAST := $(addprefix tests/,integration faults generators/engines generators/program_agents reward_service rollmesh)
 # Without a GPU: the builds and versions that were tested, complete. With one: what PyPI has, with its own requirements.
 DEVICE ?= $(if $(shell command -v nvidia-smi),cuda,cpu)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup vllm sglang demo test check lint types docs protos lock format clean
+.PHONY: help setup vllm sglang demo test test-mesh test-engines test-fast check lint types docs protos lock format clean
 
 help: ## Show this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 setup: $(READY) ## Create the virtual environment (once)
 
@@ -66,16 +69,27 @@ demo: $(READY) ## Train the demonstration: real services, held-out reward goes u
 	$(BIN)/python -m examples.demo
 
 # An engine that cannot be installed here is skipped by its tests, with the reason; `.ci/run` lets that fail.
-# vLLM's tests run where vLLM is, and the runs with engines beside them. More processes than cores: tests wait for others
-# more often than they compute. Byte code is kept, also where the environment says otherwise: the suite starts hundreds of
-# processes of the same code.
-test: export PYTHONDONTWRITEBYTECODE :=
+# vLLM's tests run where vLLM is, and the runs with engines with them; two environments are two calls of pytest. Both at
+# once, and with more processes than cores: tests wait for others more often than they compute. Byte code is kept, also
+# where the environment says otherwise: the suite starts hundreds of processes of the same code.
+test test-mesh test-engines test-fast: export PYTHONDONTWRITEBYTECODE :=
 test: check ## Lint, types and the whole test suite, on two cores
 	-@$(MAKE) --no-print-directory vllm
 	-@$(MAKE) --no-print-directory sglang
-	$(BIN)/python -m pytest -n 5 --dist loadfile $(addprefix --ignore=,$(VLLM_TESTS))
-	@test -e $(VLLM)/.ready && python=$(VLLM)/bin/python || python=$(BIN)/python; \
-	set -x; $$python -m pytest -n 3 --dist loadfile $(VLLM_TESTS)
+	@$(MAKE) --no-print-directory --jobs=2 test-mesh test-engines
+
+test-mesh: $(READY)
+	$(BIN)/python -m pytest -n 4 --dist loadfile $(addprefix --ignore=,$(VLLM_TESTS))
+
+# Shown as a whole at its end, for the other call shows its progress meanwhile.
+test-engines: $(READY)
+	@mkdir -p $(dir $(ENGINES_LOG)); \
+	test -e $(VLLM)/.ready && python=$(VLLM)/bin/python || python=$(BIN)/python; \
+	set -x; $$python -m pytest -p no:cacheprovider -n 2 --dist loadfile $(VLLM_TESTS) > $(ENGINES_LOG) 2>&1; \
+	status=$$?; cat $(ENGINES_LOG); exit $$status
+
+test-fast: $(READY) ## Tests without engines and processes, for the edit loop
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-processes -m "not slow and not gpu" $(addprefix --ignore=,$(NOT_FAST))
 
 check: lint types ## Lint, format and types
 

@@ -21,13 +21,24 @@ from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 from rollmesh.mesh.runtime.memory_tuning import settle_heap
-from tests import engines_here
+from tests import engines_here, no_processes
 from tests.command import Command, in_this_process
 from tests.repository import REPOSITORY
 
 # An example takes as long as the machine is busy; the suite's own timeouts end what hangs.
 settings.register_profile("suite", deadline=None)
 settings.load_profile("suite")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Of the quick part of the suite."""
+    parser.addoption("--no-processes", action="store_true", help="skip tests that start a process")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Skips what starts a process, where that is asked for; xdist's own processes are started by another."""
+    if config.getoption("no_processes") and not config.getoption("numprocesses"):
+        no_processes.forbid()
 
 
 class ByFileAndServer(LoadScopeScheduling):
