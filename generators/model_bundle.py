@@ -12,7 +12,7 @@ import grpc
 from rollmesh.generators.weights.learner_connection import LearnerDirectory, is_channel_closed
 from rollmesh.mesh.errors import DataError, UnreachableError
 from rollmesh.mesh.model_bundle import MAX_BYTES, MAX_FILE_BYTES, MAX_FILES, is_bundled
-from rollmesh.mesh.rpc.rpc import is_transient, to_rollmesh_error
+from rollmesh.mesh.rpc.errors import is_transient, to_rollmesh_error
 from rollmesh.protos import weights_pb2
 
 log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.http.metrics import metrics_server
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.rpc.failover_channel import open_mesh
-from rollmesh.mesh.rpc.rpc import bind, new_server
+from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.hosts import host_id, is_loopback
 from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, keep_freed_memory
 from rollmesh.mesh.runtime.service import (

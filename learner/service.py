@@ -32,7 +32,7 @@ from rollmesh.mesh.access.secret_files import check_security
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.rpc.failover_channel import MeshChannel, open_mesh
-from rollmesh.mesh.rpc.rpc import bind, new_server
+from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.hosts import is_loopback
 from rollmesh.mesh.runtime.log_format import setup_logging
 from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, keep_freed_memory, settle_heap

@@ -2,7 +2,7 @@
 
 Invariant: whatever a user or a remote service can get wrong ends in one of these, with a stable `code`, a
 message that names the offending thing and a `hint` that says what to do next. Commands print them as one line
-and exit with `exit_code`; services map them to gRPC status codes (`mesh.rpc.rpc`).
+and exit with `exit_code`; services map them to gRPC status codes (`mesh.rpc.errors`).
 """
 
 from __future__ import annotations

@@ -18,14 +18,14 @@ from typing import Any
 
 import grpc
 
-from rollmesh.mesh.access.authenticated_channel import Claiming
+from rollmesh.mesh.access.authenticated_channel import AuthenticatedChannel
 from rollmesh.mesh.access.credentials import Credentials
 from rollmesh.mesh.access.proof import check_answer, new_challenge
 from rollmesh.mesh.access.token_file import Expiry
 from rollmesh.mesh.errors import ConfigError, RollmeshError, UnauthenticatedError, UnreachableError, ended_by
+from rollmesh.mesh.rpc.errors import to_rollmesh_error
 from rollmesh.mesh.rpc.failover_channel import MeshChannel
-from rollmesh.mesh.rpc.retries import Retries
-from rollmesh.mesh.rpc.rpc import call_with_retry, to_rollmesh_error
+from rollmesh.mesh.rpc.retries import Retries, call_with_retry
 from rollmesh.mesh.text import WAITING_CHARACTERS, bounded
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import membership_pb2, membership_pb2_grpc
@@ -276,7 +276,7 @@ def _identity(member: membership_pb2.Member | None) -> tuple[str, str] | None:
 
 def _credentials_of(channel: grpc.aio.Channel) -> Credentials | None:
     """Those that the calls of a channel are made with."""
-    found = channel.credentials if isinstance(channel, (MeshChannel, Claiming)) else None
+    found = channel.credentials if isinstance(channel, (MeshChannel, AuthenticatedChannel)) else None
     return found if isinstance(found, Credentials) else None
 
 

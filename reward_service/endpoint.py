@@ -18,12 +18,12 @@ from types import MappingProxyType
 
 import grpc
 
-from rollmesh.mesh.access.authenticated_channel import Claiming
+from rollmesh.mesh.access.authenticated_channel import AuthenticatedChannel
 from rollmesh.mesh.access.credentials import Identity, SharedKey
 from rollmesh.mesh.access.tls import channel_credentials
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.private_files import read_secret
-from rollmesh.mesh.rpc.rpc import open_channel
+from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.protos import reward_pb2, reward_pb2_grpc
 from rollmesh.reward_service.circuit_breaker import Circuit
 from rollmesh.reward_service.routing import target_of
@@ -185,7 +185,7 @@ def connector(
             channel = grpc.aio.secure_channel(target, tls, options=options)
         if path is None:
             return channel
-        return Claiming(channel, SharedKey(read_secret(path, f"reward.key_files.{address}")))
+        return AuthenticatedChannel(channel, SharedKey(read_secret(path, f"reward.key_files.{address}")))
 
     return connect
 

@@ -17,7 +17,7 @@ from grpc_health.v1 import health, health_pb2
 from rollmesh.mesh.access.credentials import Identity, SharedKey
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import PayloadError
-from rollmesh.mesh.rpc.rpc import bind, new_server
+from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.service import add_health_and_reflection, set_serving
 from rollmesh.protos import reward_pb2, reward_pb2_grpc
 from rollmesh.reward_service.engine import ScoringEngine

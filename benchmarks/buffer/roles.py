@@ -23,7 +23,7 @@ from rollmesh.buffer.client.client import BufferClient, Lease, PendingWrite, Rec
 from rollmesh.mesh.access.credentials import Identity, Role
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.membership import MembershipAgent
-from rollmesh.mesh.rpc.rpc import open_channel
+from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.runtime.memory_tuning import keep_freed_memory, settle_heap
 from rollmesh.mesh.trajectory.payload_codec import Trajectory, decode, encode
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns

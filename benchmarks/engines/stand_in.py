@@ -18,7 +18,8 @@ from rollmesh.buffer.client.client import BufferClient, SampleStream
 from rollmesh.learner.weights import WeightPublisher, WeightsService, read_model_bundle
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.membership import MembershipAgent
-from rollmesh.mesh.rpc.rpc import bind, new_server, open_channel
+from rollmesh.mesh.rpc.channel import open_channel
+from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.hosts import host_id
 from rollmesh.mesh.runtime.memory_tuning import keep_freed_memory, settle_heap
 from rollmesh.mesh.trajectory.payload_codec import decode

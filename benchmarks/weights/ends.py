@@ -28,7 +28,7 @@ from rollmesh.learner.weights import PublishRules, WeightPublisher, WeightsServi
 from rollmesh.learner.weights.published_version import PublishedVersion
 from rollmesh.mesh.config.models import EncodingName, SecuritySection
 from rollmesh.mesh.membership import MembershipAgent
-from rollmesh.mesh.rpc.rpc import bind, new_server
+from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, keep_freed_memory
 from rollmesh.mesh.runtime.service import AsyncBridge
 from rollmesh.mesh.trajectory.versions import PolicyVersion

@@ -30,7 +30,8 @@ from rollmesh.generators.weights.transports.grpc_transport import GrpcTransport
 from rollmesh.generators.weights.transports.shm import SharedMemory
 from rollmesh.generators.weights.verified_transfer import receive_verified
 from rollmesh.mesh.config.models import NetworkSection, SecuritySection
-from rollmesh.mesh.rpc.rpc import bind, new_server, open_channel
+from rollmesh.mesh.rpc.channel import open_channel
+from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.hosts import host_id
 from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, keep_freed_memory
 from rollmesh.mesh.trajectory.versions import PolicyVersion

@@ -50,7 +50,7 @@ from rollmesh.generators.weights.receiver import ReceiverSettings
 from rollmesh.learner.weights import PublishRules, WeightPublisher, WeightsService
 from rollmesh.learner.weights.model_bundle import read_model_bundle
 from rollmesh.mesh.config.models import SecuritySection
-from rollmesh.mesh.rpc.rpc import bind, new_server
+from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.hosts import host_id
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import membership_pb2, weights_pb2, weights_pb2_grpc

@@ -36,7 +36,7 @@ from rollmesh.generators.weights.transports.shm import SharedMemory
 from rollmesh.generators.weights.verified_transfer import receive_verified
 from rollmesh.learner.weights import PublishRules, WeightPublisher
 from rollmesh.mesh.config.models import SecuritySection
-from rollmesh.mesh.rpc.rpc import open_channel
+from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.runtime.hosts import host_id
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import Wanted

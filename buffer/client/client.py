@@ -22,7 +22,7 @@ from rollmesh.buffer.client.upload import Uploader
 from rollmesh.buffer.client.write_stream import WriteResult, WriteStream
 from rollmesh.buffer.protocol.leases import Lease
 from rollmesh.mesh.errors import LostStateError
-from rollmesh.mesh.rpc.rpc import call_with_retry
+from rollmesh.mesh.rpc.retries import call_with_retry
 from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import buffer_pb2_grpc
 from rollmesh.protos import trajectory_pb2 as trajectory
@@ -48,7 +48,7 @@ class BufferClient:
     """Client of one buffer.
 
     Args:
-        channel: to the mesh address (see `mesh.rpc.rpc.open_channel`).
+        channel: to the mesh address (see `mesh.rpc.channel.open_channel`).
         timeout_s: deadline of one try.
         retry_s: seconds for all tries of a call together.
     """

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from rollmesh.buffer.client.upload import SLOWEST_BYTES_PER_S
 from rollmesh.buffer.protocol.side_data import array_of
 from rollmesh.mesh.errors import DataError, RollmeshError
-from rollmesh.mesh.rpc.rpc import call_with_retry, is_transient, to_rollmesh_error
+from rollmesh.mesh.rpc.errors import is_transient, to_rollmesh_error
+from rollmesh.mesh.rpc.retries import call_with_retry
 from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import trajectory_pb2 as trajectory
 

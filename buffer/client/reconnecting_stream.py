@@ -17,8 +17,8 @@ from typing import Any
 import grpc
 
 from rollmesh.mesh.errors import LostStateError, OldGenerationError, RollmeshError, UnreachableError, ended_by
+from rollmesh.mesh.rpc.errors import is_transient, to_rollmesh_error
 from rollmesh.mesh.rpc.retries import Retries
-from rollmesh.mesh.rpc.rpc import is_transient, to_rollmesh_error
 
 log = logging.getLogger(__name__)
 _BACKOFF_S = 0.05

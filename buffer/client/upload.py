@@ -18,7 +18,7 @@ from rollmesh.buffer.client.pending_write import PendingWrite
 from rollmesh.buffer.protocol.limits import PIECE_BYTES
 from rollmesh.buffer.protocol.side_data import DTYPES, check_name
 from rollmesh.mesh.errors import PayloadError
-from rollmesh.mesh.rpc.rpc import call_with_retry
+from rollmesh.mesh.rpc.retries import call_with_retry
 from rollmesh.mesh.trajectory.payload_codec import head_of
 from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import trajectory_pb2 as trajectory

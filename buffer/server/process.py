@@ -33,7 +33,7 @@ from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.config.redis_url import without_login
 from rollmesh.mesh.errors import RollmeshError, StoreError, ended_by
 from rollmesh.mesh.http.metrics import metrics_server
-from rollmesh.mesh.rpc.rpc import bind, new_server
+from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.memory_tuning import keep_freed_memory, settle_heap
 from rollmesh.mesh.runtime.service import (
     Shutdown,

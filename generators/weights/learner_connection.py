@@ -18,7 +18,7 @@ from rollmesh.mesh.access.credentials import Identity, Role
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import UnauthenticatedError
 from rollmesh.mesh.membership import MembershipAgent
-from rollmesh.mesh.rpc.rpc import open_channel
+from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import weights_pb2_grpc
 

@@ -36,7 +36,7 @@ from rollmesh.mesh.config import Config
 from rollmesh.mesh.http.metrics import metrics_server
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.rpc.failover_channel import open_mesh
-from rollmesh.mesh.rpc.rpc import bind, new_server
+from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.hosts import host_id
 from rollmesh.mesh.runtime.service import add_health_and_reflection, advertised_address, set_serving, write_ready_file
 from rollmesh.mesh.trajectory.lineage import Lineage

@@ -17,7 +17,7 @@ from rollmesh.mesh.access.permissions import contract_of
 AUTHORIZATION = "authorization"
 
 
-class Claiming(grpc.aio.Channel):
+class AuthenticatedChannel(grpc.aio.Channel):
     """Sends a claim for its contract with every call.
 
     Args:
@@ -64,7 +64,7 @@ class Claiming(grpc.aio.Channel):
     async def close(self, grace: float | None = None) -> None:
         await self._channel.close(grace)
 
-    async def __aenter__(self) -> Claiming:
+    async def __aenter__(self) -> AuthenticatedChannel:
         return self
 
     async def __aexit__(self, *_exc: object) -> None:

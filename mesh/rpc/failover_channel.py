@@ -24,7 +24,9 @@ from rollmesh.mesh.access.credentials import Credentials, Identity
 from rollmesh.mesh.access.token_file import credentials_of
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import ConfigError
-from rollmesh.mesh.rpc.rpc import KEEPALIVE_S, is_transient_code, open_channel
+from rollmesh.mesh.rpc.channel import open_channel
+from rollmesh.mesh.rpc.connection_options import KEEPALIVE_S
+from rollmesh.mesh.rpc.errors import is_transient_code
 from rollmesh.mesh.runtime.hosts import is_loopback
 
 # Seconds for which a front that failed a call is passed over.

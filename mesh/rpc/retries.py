@@ -7,7 +7,16 @@ try; between two failures at most half of it counts, so that who was stopped its
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import grpc
+import tenacity
+
+from rollmesh.mesh.errors import UnreachableError
+from rollmesh.mesh.rpc.errors import is_transient, to_rollmesh_error
+
+T = TypeVar("T")
 
 # Seconds of failures after which the log tells of them a second time.
 _SAY_AGAIN_S = 1.0
@@ -48,3 +57,30 @@ class Retries:
             return False
         self._say_from_s = max(_SAY_AGAIN_S, 2 * self.failing_s)
         return True
+
+
+async def call_with_retry(call: Callable[[], Awaitable[T]], *, retry_s: float, what: str) -> T:
+    """Repeats an idempotent call while its failures are transient.
+
+    Args:
+        call: makes one try; sets its own deadline.
+        retry_s: seconds of failures in a row after which it gives up (`Retries`).
+        what: names the call for errors and logs.
+
+    Raises:
+        RollmeshError: the typed error, or `UnreachableError` when the time is up.
+    """
+    retries = Retries(retry_s)
+    retrying = tenacity.AsyncRetrying(
+        retry=tenacity.retry_if_exception(is_transient),
+        stop=lambda _state: retries.failed(),
+        wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
+        reraise=True,
+    )
+    try:
+        async for attempt in retrying:
+            with attempt:
+                return await call()
+    except grpc.aio.AioRpcError as error:
+        raise to_rollmesh_error(error, what) from error
+    raise UnreachableError(f"{what}: no try was made")

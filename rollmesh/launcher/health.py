@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import UnreachableError
 from rollmesh.mesh.liveness.watchdog import Answer
-from rollmesh.mesh.rpc.rpc import open_channel
+from rollmesh.mesh.rpc.channel import open_channel
 
 # A connection that died without a word is replaced within half a minute; one to a service that is merely slow stays.
 _KEEPALIVE_S = 15.0

@@ -13,8 +13,9 @@ from google.protobuf.message import Message
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import UnreachableError
 from rollmesh.mesh.lease_holders import NAMED, reasons
+from rollmesh.mesh.rpc.channel import open_channel
+from rollmesh.mesh.rpc.errors import is_transient, to_rollmesh_error
 from rollmesh.mesh.rpc.failover_channel import open_mesh
-from rollmesh.mesh.rpc.rpc import is_transient, open_channel, to_rollmesh_error
 from rollmesh.protos import (
     buffer_pb2,
     buffer_pb2_grpc,

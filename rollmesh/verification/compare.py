@@ -19,7 +19,8 @@ import grpc
 from rollmesh.launcher.mesh_monitor import MeshView
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import RollmeshError, UnreachableError, WeightsError
-from rollmesh.mesh.rpc.rpc import open_channel, to_rollmesh_error
+from rollmesh.mesh.rpc.channel import open_channel
+from rollmesh.mesh.rpc.errors import to_rollmesh_error
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import generator_pb2, generator_pb2_grpc, membership_pb2, weights_pb2
 from rollmesh.verification.published_weights import PublishedModel

@@ -18,7 +18,8 @@ from rollmesh.generators.engines.hf.model.loading import LoadedModel, load_model
 from rollmesh.generators.model_bundle import read_parts, write_model_files
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import DataError, WeightsError
-from rollmesh.mesh.rpc.rpc import open_channel, to_rollmesh_error
+from rollmesh.mesh.rpc.channel import open_channel
+from rollmesh.mesh.rpc.errors import to_rollmesh_error
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import Wanted, check_manifest
 from rollmesh.mesh.weights.tensors import named_tensors

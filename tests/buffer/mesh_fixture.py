@@ -27,8 +27,8 @@ from rollmesh.buffer.store.payloads import digest_of
 from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.errors import LostStateError
 from rollmesh.mesh.membership import MembershipAgent
+from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.rpc.failover_channel import open_mesh
-from rollmesh.mesh.rpc.rpc import open_channel
 from rollmesh.mesh.trajectory.payload_codec import Trajectory, encode
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from rollmesh.protos import buffer_pb2 as pb

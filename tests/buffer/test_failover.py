@@ -12,7 +12,7 @@ import pytest
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.config.redis_url import parse_redis_url
 from rollmesh.mesh.errors import UnreachableError
-from rollmesh.mesh.rpc.rpc import open_channel
+from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import buffer_pb2_grpc

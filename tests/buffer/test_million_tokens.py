@@ -15,7 +15,7 @@ from rollmesh.learner.distributed.train_plan import PlannedMember
 from rollmesh.learner.distributed.trajectories import FetchedTrajectories
 from rollmesh.learner.rollouts.group import decode_group, unsent_members
 from rollmesh.learner.rollouts.unsent_payloads import fetch_unsent
-from rollmesh.mesh.rpc.rpc import open_channel
+from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.trajectory.payload_codec import Codec, Trajectory, encode
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from rollmesh.protos import buffer_pb2 as pb

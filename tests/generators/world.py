@@ -31,7 +31,8 @@ from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import LostStateError
 from rollmesh.mesh.membership import MembershipAgent
-from rollmesh.mesh.rpc.rpc import bind, new_server, open_channel
+from rollmesh.mesh.rpc.channel import open_channel
+from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.hosts import host_id
 from rollmesh.mesh.runtime.service import Shutdown
 from rollmesh.mesh.trajectory.payload_codec import Trajectory, decode

@@ -15,7 +15,7 @@ from rollmesh.mesh.access.permissions import VERBS, contract_of
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.membership import PROTOCOL
 from rollmesh.mesh.private_files import read_secret
-from rollmesh.mesh.rpc import rpc
+from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.protos import membership_pb2, membership_pb2_grpc
 from tests.mesh.access.verbs import attempts
 
@@ -43,7 +43,7 @@ def answer_to_a_member(front: str, token_file: Path) -> str:
 
 async def _join(front: str, security: SecuritySection) -> str:
     who = new_identity(Role.GENERATOR)
-    async with rpc.open_channel(front, security, who) as channel:
+    async with open_channel(front, security, who) as channel:
         stub = membership_pb2_grpc.MembershipStub(channel)
         me, role = who.member_id, membership_pb2.ROLE_GENERATOR
         joining = membership_pb2.JoinRequest(member_id=me, role=role, protocol=PROTOCOL)
@@ -75,7 +75,7 @@ async def _audit(front: str, security: SecuritySection) -> None:
 
 async def _members(front: str, security: SecuritySection) -> dict[str, str]:
     """Addresses by member id."""
-    async with rpc.open_channel(front, security) as channel:
+    async with open_channel(front, security) as channel:
         stub = membership_pb2_grpc.MembershipStub(channel)
         answer = await stub.List(membership_pb2.ListRequest(), timeout=_DEADLINE_S)
     return {member.member_id: member.address for member in answer.members}
@@ -85,7 +85,7 @@ async def _serving(addresses: Iterable[str], security: SecuritySection) -> dict[
     """Who serves each contract, as the services themselves say."""
     found = defaultdict[str, set[str]](set)
     for address in addresses:
-        async with rpc.open_channel(address, security) as channel:
+        async with open_channel(address, security) as channel:
             reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
             asked = reflection_pb2.ServerReflectionRequest(list_services="")
             answer = await reflection.ServerReflectionInfo(iter([asked]), timeout=_DEADLINE_S).read()

@@ -18,7 +18,8 @@ from rollmesh.mesh.access.token_file import credentials_of
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import StoreError, UnauthenticatedError
 from rollmesh.mesh.membership import MembershipAgent
-from rollmesh.mesh.rpc import rpc
+from rollmesh.mesh.rpc.channel import open_channel
+from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.protos import membership_pb2 as pb
 from rollmesh.protos import membership_pb2_grpc
 from tests.secrets_here import TOKEN, write_secret
@@ -60,11 +61,11 @@ async def joined(
     front: Front, retry_s: float = 20.0, credentials: Credentials | None = None
 ) -> AsyncIterator[MembershipAgent]:
     """An agent that has joined and had its first heartbeat."""
-    server = rpc.new_server(OPEN)
+    server = new_server(OPEN)
     membership_pb2_grpc.add_MembershipServicer_to_server(front, server)
-    address = f"127.0.0.1:{rpc.bind(server, '127.0.0.1', 0, OPEN)}"
+    address = f"127.0.0.1:{bind(server, '127.0.0.1', 0, OPEN)}"
     await server.start()
-    channel: grpc.aio.Channel = rpc.open_channel(address, OPEN, credentials)
+    channel: grpc.aio.Channel = open_channel(address, OPEN, credentials)
     agent = MembershipAgent(
         channel, pb.ROLE_GENERATOR, member_id="generator-g", address="", host_id="h", timeout_s=5.0, retry_s=retry_s
     )

@@ -20,7 +20,9 @@ from pydantic import ValidationError
 
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import ConfigError, UnreachableError
-from rollmesh.mesh.rpc import rpc
+from rollmesh.mesh.rpc.channel import open_channel
+from rollmesh.mesh.rpc.errors import to_rollmesh_error
+from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.service import add_health_and_reflection
 from tests.certificates import Authority
 
@@ -36,9 +38,9 @@ def authorities(tmp_path_factory: pytest.TempPathFactory) -> tuple[Authority, Au
 
 @asynccontextmanager
 async def serving(security: SecuritySection) -> AsyncIterator[str]:
-    server = rpc.new_server(security)
+    server = new_server(security)
     add_health_and_reflection(server, [])
-    port = rpc.bind(server, "127.0.0.1", 0, security)
+    port = bind(server, "127.0.0.1", 0, security)
     await server.start()
     yield f"127.0.0.1:{port}"
     await server.stop(None)
@@ -54,7 +56,7 @@ async def address(authorities: tuple[Authority, Authority]) -> AsyncIterator[str
 
 
 async def _ask(address: str, security: SecuritySection) -> grpc.aio.AioRpcError | None:
-    async with rpc.open_channel(address, security) as channel:
+    async with open_channel(address, security) as channel:
         try:
             await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=_DEADLINE_S)
         except grpc.aio.AioRpcError as error:
@@ -76,7 +78,7 @@ async def test_strangers_are_refused_at_once(address: str, authorities: tuple[Au
         assert error is not None
         # Not the deadline: who is refused is told.
         assert error.code() is grpc.StatusCode.UNAVAILABLE
-        found = rpc.to_rollmesh_error(error, "health")
+        found = to_rollmesh_error(error, "health")
         assert isinstance(found, UnreachableError)
         assert re.search(hint, found.hint), found
     assert await _ask(address, SecuritySection(tls_ca=ours.pem, tls_cert=cert, tls_key=key)) is None
@@ -93,10 +95,10 @@ async def test_hints_tell_apart_why_a_service_is_not_reached(authorities: tuple[
         async with serving(security) as address:
             error = await _ask(address, client)
             assert error is not None
-            assert hint in rpc.to_rollmesh_error(error, "health").hint
+            assert hint in to_rollmesh_error(error, "health").hint
     error = await _ask(address, client)
     assert error is not None
-    assert "is the service running" in rpc.to_rollmesh_error(error, "health").hint
+    assert "is the service running" in to_rollmesh_error(error, "health").hint
 
 
 def test_half_of_what_tls_needs_is_refused(authorities: tuple[Authority, Authority]) -> None:
@@ -126,7 +128,7 @@ async def test_files_that_cannot_be_used_are_named(authorities: tuple[Authority,
     ):
         security = SecuritySection(**wrong)
         with pytest.raises(ConfigError, match=r"security\.tls_"):
-            rpc.bind(rpc.new_server(security), "127.0.0.1", 0, security)
+            bind(new_server(security), "127.0.0.1", 0, security)
     for wrong in ({"tls_ca": nonsense}, {"tls_cert": cert, "tls_key": foreign_key}):
         with pytest.raises(ConfigError, match=r"security\.tls_"):
-            rpc.open_channel("127.0.0.1:9", SecuritySection(**wrong))
+            open_channel("127.0.0.1:9", SecuritySection(**wrong))

@@ -19,7 +19,7 @@ from rollmesh.mesh.config.load import load_config
 from rollmesh.mesh.config.models import Config, SecuritySection
 from rollmesh.mesh.errors import ConfigError, PortInUseError, RewardError
 from rollmesh.mesh.membership import MembershipAgent
-from rollmesh.mesh.rpc.rpc import open_channel
+from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.runtime.service import Shutdown
 from rollmesh.protos import membership_pb2, membership_pb2_grpc
 from rollmesh.reward_service.client import LocalScorer, RewardClient, build_scorer, needs_discovery

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -16,7 +17,7 @@ from rollmesh.launcher.preflight.checks import check_files
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import ConfigError
-from rollmesh.mesh.rpc import rpc
+from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.service import AsyncBridge, add_health_and_reflection
 from tests.certificates import Authority
 from tests.secrets_here import write_secret
@@ -36,10 +37,10 @@ def address(authority: Authority) -> Iterator[str]:
     security = SecuritySection(tls_cert=cert, tls_key=key, tls_client_ca=authority.pem)
     bridge = AsyncBridge()
 
-    async def serve() -> tuple[rpc.grpc.aio.Server, int]:
-        server = rpc.new_server(security)
+    async def serve() -> tuple[grpc.aio.Server, int]:
+        server = new_server(security)
         add_health_and_reflection(server, [])
-        port = rpc.bind(server, "127.0.0.1", 0, security)
+        port = bind(server, "127.0.0.1", 0, security)
         await server.start()
         return server, port
 

@@ -11,7 +11,7 @@ import pytest
 from rollmesh.launcher.mesh_monitor import MeshView
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import UnreachableError
-from rollmesh.mesh.rpc import rpc
+from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.protos import membership_pb2, membership_pb2_grpc
 
 OPEN = SecuritySection()
@@ -28,9 +28,9 @@ class OneMember(membership_pb2_grpc.MembershipServicer):
 
 @pytest.fixture
 async def alive() -> AsyncIterator[str]:
-    server = rpc.new_server(OPEN)
+    server = new_server(OPEN)
     membership_pb2_grpc.add_MembershipServicer_to_server(OneMember(), server)
-    port = rpc.bind(server, "127.0.0.1", 0, OPEN)
+    port = bind(server, "127.0.0.1", 0, OPEN)
     await server.start()
     yield f"127.0.0.1:{port}"
     await server.stop(0)

@@ -8,7 +8,7 @@ import pytest
 
 from rollmesh.learner.weights import PublishRules, WeightPublisher, WeightsService
 from rollmesh.mesh.config.models import SecuritySection
-from rollmesh.mesh.rpc.rpc import bind, new_server
+from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import membership_pb2, weights_pb2_grpc
 from rollmesh.verification.compare import _announcements, _Following

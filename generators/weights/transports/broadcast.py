@@ -17,7 +17,7 @@ from rollmesh.generators.weights.host_memory import allocate
 from rollmesh.generators.weights.learner_connection import is_channel_closed
 from rollmesh.generators.weights.transports.base import Received, Transfer, Transport
 from rollmesh.mesh.errors import WeightsError
-from rollmesh.mesh.rpc.rpc import to_rollmesh_error
+from rollmesh.mesh.rpc.errors import to_rollmesh_error
 from rollmesh.mesh.runtime.devices import has_cuda
 from rollmesh.mesh.weights import Wanted
 from rollmesh.protos import weights_pb2

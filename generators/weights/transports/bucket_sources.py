@@ -19,7 +19,7 @@ from rollmesh.generators.weights.transports.base import Transfer
 from rollmesh.mesh.access.credentials import Identity, Role
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import WeightsError
-from rollmesh.mesh.rpc.rpc import open_channel
+from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.protos import weights_pb2
 
 log = logging.getLogger(__name__)

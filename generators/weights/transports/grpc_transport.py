@@ -19,7 +19,7 @@ from rollmesh.generators.weights.transports.base import Received, Transfer, Tran
 from rollmesh.generators.weights.transports.bucket_sources import BucketSource, BucketSources
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import PayloadError, WeightsError
-from rollmesh.mesh.rpc.rpc import is_transient, to_rollmesh_error
+from rollmesh.mesh.rpc.errors import is_transient, to_rollmesh_error
 from rollmesh.mesh.runtime.task_group import run_together
 from rollmesh.mesh.weights import Wanted
 from rollmesh.mesh.weights.chunk_framing import parse

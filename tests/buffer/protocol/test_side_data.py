@@ -16,7 +16,7 @@ import pytest
 from rollmesh.buffer.client.client import PendingWrite
 from rollmesh.buffer.store.side_files import SideFileStore
 from rollmesh.mesh.errors import DataError, PayloadError, RollmeshError, StoreError
-from rollmesh.mesh.rpc.rpc import to_rollmesh_error
+from rollmesh.mesh.rpc.errors import to_rollmesh_error
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import trajectory_pb2 as trajectory

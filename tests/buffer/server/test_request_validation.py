@@ -14,7 +14,7 @@ from rollmesh.buffer.store.keys import Keys
 from rollmesh.mesh.errors import PayloadError, RollmeshError
 from rollmesh.mesh.membership import PROTOCOL
 from rollmesh.mesh.request_fields import check_id
-from rollmesh.mesh.rpc.rpc import to_rollmesh_error
+from rollmesh.mesh.rpc.errors import to_rollmesh_error
 from rollmesh.mesh.text import REASON_CHARACTERS, WAITING_CHARACTERS, bounded
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb

@@ -17,7 +17,7 @@ from rollmesh.buffer.server.process import BufferService
 from rollmesh.buffer.store.keys import Keys
 from rollmesh.buffer.store.payloads import PayloadRef, Payloads, digest_of, name_of
 from rollmesh.mesh.errors import DataError, PayloadError, RollmeshError
-from rollmesh.mesh.rpc.rpc import to_rollmesh_error
+from rollmesh.mesh.rpc.errors import to_rollmesh_error
 from rollmesh.mesh.trajectory.payload_codec import Trajectory, encode, head_of
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from rollmesh.protos import buffer_pb2 as pb

@@ -12,8 +12,8 @@ import grpc
 from rollmesh.buffer.client.client import BufferClient
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.membership import MembershipAgent
+from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.rpc.failover_channel import MeshChannel, addresses_of
-from rollmesh.mesh.rpc.rpc import open_channel
 from rollmesh.protos import membership_pb2
 
 # Longest absence that is put on a run, many times over: no one gives up meanwhile.

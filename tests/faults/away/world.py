@@ -14,7 +14,7 @@ from pathlib import Path
 from rollmesh.buffer.client.client import BufferClient
 from rollmesh.buffer.redis_backend.embedded import EmbeddedRedis
 from rollmesh.mesh.config.models import SecuritySection
-from rollmesh.mesh.rpc.rpc import open_channel
+from rollmesh.mesh.rpc.channel import open_channel
 from tests.buffer.mesh_fixture import make_config
 from tests.faults.away.cases import GROUPS, STOPS, Case, Rules
 from tests.faults.away.run import BOUND_S, LEASE_S, MANY, Host, Run

@@ -22,7 +22,7 @@ from rollmesh.learner.weights import PublishRules, WeightPublisher, WeightsServi
 from rollmesh.learner.weights.transports import SenderTransport
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import WeightsError
-from rollmesh.mesh.rpc.rpc import bind, new_server
+from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.hosts import host_id
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import membership_pb2, weights_pb2, weights_pb2_grpc

@@ -22,7 +22,8 @@ from rollmesh.learner.weights import PublishRules, WeightPublisher, WeightsServi
 from rollmesh.mesh.access.credentials import Identity, Role
 from rollmesh.mesh.config.models import EncodingName, SecuritySection
 from rollmesh.mesh.errors import WeightsError
-from rollmesh.mesh.rpc.rpc import bind, new_server, open_channel
+from rollmesh.mesh.rpc.channel import open_channel
+from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import Wanted
 from rollmesh.mesh.weights.chunk_framing import CHUNK_BYTES, frame, parse

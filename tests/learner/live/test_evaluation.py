@@ -17,7 +17,7 @@ from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.membership import MembershipAgent
-from rollmesh.mesh.rpc.rpc import open_channel
+from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.trajectory.payload_codec import Trajectory, encode
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from rollmesh.protos import buffer_pb2, membership_pb2, trajectory_pb2

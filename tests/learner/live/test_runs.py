@@ -29,7 +29,7 @@ from rollmesh.learner.recovery.consumption_log import Use, read_log, surviving
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import DivergedError, FencedError, StarvedError, TakeoverRefusedError, UnreachableError
-from rollmesh.mesh.rpc.rpc import open_channel
+from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.trajectory.payload_codec import decode, encode
 from rollmesh.protos import buffer_pb2, learner_pb2, learner_pb2_grpc
 from tests.learner.live.tiny import make_config, meanwhile, mesh_of, open_mesh, run_learner, start_learner

@@ -17,7 +17,7 @@ from rollmesh.mesh.access.permissions import VERBS, check_role, contract_of
 from rollmesh.mesh.access.secret import parse_secret
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import PermissionDeniedError
-from rollmesh.mesh.rpc import rpc
+from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.service import add_health_and_reflection
 from tests.mesh.access.verbs import Verb, all_verbs, attempts
 from tests.secrets_here import TOKEN, write_secret
@@ -58,10 +58,10 @@ class Everything(grpc.GenericRpcHandler):
 @pytest.fixture
 async def served(tmp_path: Path) -> AsyncIterator[tuple[Everything, grpc.aio.Channel]]:
     security = SecuritySection(token_file=write_secret(tmp_path / "token"))
-    server, everything = rpc.new_server(security), Everything()
+    server, everything = new_server(security), Everything()
     server.add_generic_rpc_handlers((everything,))
     add_health_and_reflection(server, [])
-    port = rpc.bind(server, "127.0.0.1", 0, security)
+    port = bind(server, "127.0.0.1", 0, security)
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield everything, channel
@@ -108,11 +108,11 @@ async def test_who_may_call_gets_in(served: tuple[Everything, grpc.aio.Channel])
 
 async def test_of_who_is_refused_no_message_is_read(tmp_path: Path) -> None:
     security = SecuritySection(token_file=write_secret(tmp_path / "token"))
-    server, read = rpc.new_server(security), list[bytes]()
+    server, read = new_server(security), list[bytes]()
     kinds = [grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler]
     handlers = {str(number): make(None, read.append) for number, make in enumerate(kinds)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("rollmesh.v1.Reward", handlers),))
-    port = rpc.bind(server, "127.0.0.1", 0, security)
+    port = bind(server, "127.0.0.1", 0, security)
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         for call in (

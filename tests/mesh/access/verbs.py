@@ -12,7 +12,7 @@ from google.protobuf import message_factory
 
 from rollmesh.mesh.access.credentials import Credentials, MeshKey, Role
 from rollmesh.mesh.access.permissions import VERBS, contract_of, names_member
-from rollmesh.mesh.rpc.rpc import is_transient
+from rollmesh.mesh.rpc.errors import is_transient
 from rollmesh.protos import buffer_pb2, generator_pb2, learner_pb2, membership_pb2, reward_pb2, weights_pb2
 
 FILES = (buffer_pb2, generator_pb2, learner_pb2, membership_pb2, reward_pb2, weights_pb2)

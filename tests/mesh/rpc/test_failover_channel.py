@@ -13,8 +13,9 @@ import pytest
 
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import ConfigError
-from rollmesh.mesh.rpc import rpc
 from rollmesh.mesh.rpc.failover_channel import MeshChannel, addresses_of, open_mesh
+from rollmesh.mesh.rpc.retries import call_with_retry
+from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.protos import reward_pb2, reward_pb2_grpc, weights_pb2, weights_pb2_grpc
 from tests.faults.proxy import Conditions, ProxyLoop
 
@@ -46,10 +47,10 @@ class Servers:
         self.running: dict[str, grpc.aio.Server] = {}
 
     async def start(self) -> Named:
-        server, servicer = rpc.new_server(OPEN), Named()
+        server, servicer = new_server(OPEN), Named()
         reward_pb2_grpc.add_RewardServicer_to_server(servicer, server)
         weights_pb2_grpc.add_WeightsServicer_to_server(servicer, server)
-        servicer.address = f"127.0.0.1:{rpc.bind(server, '127.0.0.1', 0, OPEN)}"
+        servicer.address = f"127.0.0.1:{bind(server, '127.0.0.1', 0, OPEN)}"
         await server.start()
         self.running[servicer.address] = server
         return servicer
@@ -83,7 +84,7 @@ async def ask(channel: MeshChannel, times: int) -> Counter[str]:
     stub = reward_pb2_grpc.RewardStub(channel)
 
     async def one() -> str:
-        answer = await rpc.call_with_retry(
+        answer = await call_with_retry(
             lambda: stub.Info(reward_pb2.InfoRequest(), timeout=5), retry_s=10, what="asking"
         )
         return str(answer.name)

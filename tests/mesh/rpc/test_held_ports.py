@@ -15,7 +15,7 @@ import pytest
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import PortInUseError
 from rollmesh.mesh.rpc.held_ports import ENVIRONMENT, HeldPorts
-from rollmesh.mesh.rpc.rpc import bind, new_server
+from rollmesh.mesh.rpc.server import bind, new_server
 
 HOST = "127.0.0.1"
 _BIND = (

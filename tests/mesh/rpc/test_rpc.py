@@ -22,7 +22,10 @@ from rollmesh.mesh.errors import (
     UnreachableError,
     VersionGoneError,
 )
-from rollmesh.mesh.rpc import rpc
+from rollmesh.mesh.rpc.channel import open_channel
+from rollmesh.mesh.rpc.errors import is_transient, to_rollmesh_error
+from rollmesh.mesh.rpc.retries import call_with_retry
+from rollmesh.mesh.rpc.server import MOST_HEADERS, bind, new_server
 from rollmesh.mesh.runtime import open_files
 from rollmesh.mesh.runtime.service import add_health_and_reflection
 from rollmesh.protos import buffer_pb2, buffer_pb2_grpc, reward_pb2, reward_pb2_grpc, weights_pb2, weights_pb2_grpc
@@ -48,17 +51,17 @@ class Watching(weights_pb2_grpc.WeightsServicer):
 
 
 async def _serve(error: Exception | None, security: SecuritySection = OPEN) -> tuple[grpc.aio.Server, str]:
-    server = rpc.new_server(security)
+    server = new_server(security)
     reward_pb2_grpc.add_RewardServicer_to_server(Failing(error), server)
     weights_pb2_grpc.add_WeightsServicer_to_server(Watching(), server)
     add_health_and_reflection(server, [])
-    port = rpc.bind(server, "127.0.0.1", 0, security)
+    port = bind(server, "127.0.0.1", 0, security)
     await server.start()
     return server, f"127.0.0.1:{port}"
 
 
 async def _info(address: str, security: SecuritySection = OPEN) -> reward_pb2.InfoResponse:
-    async with rpc.open_channel(address, security) as channel:
+    async with open_channel(address, security) as channel:
         stub = reward_pb2_grpc.RewardStub(channel)
         return await stub.Info(reward_pb2.InfoRequest(), timeout=5)
 
@@ -78,7 +81,7 @@ async def test_a_typed_error_arrives_as_it_was_raised(error: RollmeshError) -> N
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await _info(address)
     assert caught.value.code() is not grpc.StatusCode.INTERNAL
-    back = rpc.to_rollmesh_error(caught.value, "Info")
+    back = to_rollmesh_error(caught.value, "Info")
     assert type(back) is type(error)
     assert back.message.endswith(error.message)
     assert back.hint == error.hint
@@ -90,12 +93,12 @@ async def test_a_typed_error_arrives_as_it_was_raised(error: RollmeshError) -> N
 
 async def test_a_typed_error_in_a_stream_arrives_after_its_items() -> None:
     server, address = await _serve(None)
-    async with rpc.open_channel(address, OPEN) as channel:
+    async with open_channel(address, OPEN) as channel:
         call = weights_pb2_grpc.WeightsStub(channel).Watch(weights_pb2.WatchRequest(), timeout=5)
         assert (await call.read()).run == "r"
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
-    assert isinstance(rpc.to_rollmesh_error(caught.value, "Watch"), FencedError)
+    assert isinstance(to_rollmesh_error(caught.value, "Watch"), FencedError)
     await server.stop(0)
 
 
@@ -103,7 +106,7 @@ async def test_a_stream_that_cannot_be_opened_leaves_no_task_with_a_token_either
     token = write_secret(tmp_path / "token")
     for security in (OPEN, SecuritySection(token_file=token)):
         # No one listens on the discard port.
-        async with rpc.open_channel("127.0.0.1:9", security) as channel:
+        async with open_channel("127.0.0.1:9", security) as channel:
             call = buffer_pb2_grpc.BufferStub(channel).Admit()
             with pytest.raises(grpc.aio.AioRpcError):
                 await call.read()
@@ -118,48 +121,46 @@ async def test_the_token_is_asked_for_and_sent(tmp_path: Path) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await _info(address, OPEN)
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    assert "token_file" in rpc.to_rollmesh_error(caught.value, "Info").hint
+    assert "token_file" in to_rollmesh_error(caught.value, "Info").hint
     await server.stop(0)
 
 
 async def test_a_reachable_bind_needs_protection() -> None:
-    server = rpc.new_server(OPEN)
+    server = new_server(OPEN)
     with pytest.raises(ConfigError, match="allow_insecure"):
-        rpc.bind(server, "0.0.0.0", 0, OPEN)
-    assert rpc.bind(server, "0.0.0.0", 0, SecuritySection(allow_insecure=True)) > 0
+        bind(server, "0.0.0.0", 0, OPEN)
+    assert bind(server, "0.0.0.0", 0, SecuritySection(allow_insecure=True)) > 0
 
 
 async def test_a_taken_port_is_said() -> None:
     server, address = await _serve(None)
     with pytest.raises(PortInUseError, match=address):
-        rpc.bind(rpc.new_server(OPEN), "127.0.0.1", int(address.split(":")[1]), OPEN)
+        bind(new_server(OPEN), "127.0.0.1", int(address.split(":")[1]), OPEN)
     await server.stop(0)
 
 
 async def test_an_absent_service_is_unreachable_within_the_deadline() -> None:
     started = time.monotonic()
-    async with rpc.open_channel("127.0.0.1:1", OPEN) as channel:
+    async with open_channel("127.0.0.1:1", OPEN) as channel:
         stub = reward_pb2_grpc.RewardStub(channel)
         with pytest.raises(UnreachableError, match="asking"):
-            await rpc.call_with_retry(
-                lambda: stub.Info(reward_pb2.InfoRequest(), timeout=0.5), retry_s=1.0, what="asking"
-            )
+            await call_with_retry(lambda: stub.Info(reward_pb2.InfoRequest(), timeout=0.5), retry_s=1.0, what="asking")
     assert time.monotonic() - started < 10
 
 
 async def test_a_call_is_repeated_until_the_service_is_back() -> None:
     server, address = await _serve(None)
     port = int(address.split(":")[1])
-    async with rpc.open_channel(address, OPEN) as channel:
+    async with open_channel(address, OPEN) as channel:
         stub = reward_pb2_grpc.RewardStub(channel)
         await stub.Info(reward_pb2.InfoRequest(), timeout=5)
         await server.stop(0)
         call = asyncio.create_task(
-            rpc.call_with_retry(lambda: stub.Info(reward_pb2.InfoRequest(), timeout=2), retry_s=30, what="Info")
+            call_with_retry(lambda: stub.Info(reward_pb2.InfoRequest(), timeout=2), retry_s=30, what="Info")
         )
-        again = rpc.new_server(OPEN)
+        again = new_server(OPEN)
         reward_pb2_grpc.add_RewardServicer_to_server(Failing(None), again)
-        rpc.bind(again, "127.0.0.1", port, OPEN)
+        bind(again, "127.0.0.1", port, OPEN)
         await again.start()
         assert (await asyncio.wait_for(call, 30)).name == "ok"
         await again.stop(0)
@@ -174,12 +175,12 @@ class Refusing(buffer_pb2_grpc.BufferServicer):
 
 async def test_a_stream_that_ends_while_it_is_written_is_fenced_or_may_be_opened_again() -> None:
     """gRPC's client sometimes reports its own failed write instead of the status: no reason to give up."""
-    server = rpc.new_server(OPEN)
+    server = new_server(OPEN)
     buffer_pb2_grpc.add_BufferServicer_to_server(Refusing(), server)
-    port = rpc.bind(server, "127.0.0.1", 0, OPEN)
+    port = bind(server, "127.0.0.1", 0, OPEN)
     await server.start()
     seen: set[type[RollmeshError]] = set()
-    async with rpc.open_channel(f"127.0.0.1:{port}", OPEN) as channel:
+    async with open_channel(f"127.0.0.1:{port}", OPEN) as channel:
         stub = buffer_pb2_grpc.BufferStub(channel)
         for _ in range(150):
             call = stub.Write()
@@ -191,8 +192,8 @@ async def test_a_stream_that_ends_while_it_is_written_is_fenced_or_may_be_opened
             try:
                 await call.read()
             except grpc.aio.AioRpcError as error:
-                seen.add(type(rpc.to_rollmesh_error(error, "writing")))
-                assert rpc.is_transient(error) or "taken over" in str(error.details())
+                seen.add(type(to_rollmesh_error(error, "writing")))
+                assert is_transient(error) or "taken over" in str(error.details())
     await server.stop(0)
     assert seen <= {FencedError, UnreachableError}
 
@@ -201,7 +202,7 @@ async def test_a_stream_that_ends_while_it_is_written_is_fenced_or_may_be_opened
     "said", [b"", b"PRI * HTTP/2.0\r\n\r\n", b"GET / HTTP/1.1\r\n"], ids=["nothing", "half", "http"]
 )
 async def test_connections_that_say_nothing_are_closed(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rpc, "HANDSHAKE_S", 0.5)
+    monkeypatch.setattr("rollmesh.mesh.rpc.server.HANDSHAKE_S", 0.5)
     server, address = await _serve(None)
     host, _, port = address.partition(":")
     opened = [await asyncio.open_connection(host, int(port)) for _ in range(130)]
@@ -226,7 +227,7 @@ async def test_connections_beyond_the_bound_are_closed_and_the_others_stay(monke
     monkeypatch.setattr(open_files, "MOST", open_files.MOST._replace(calls=3))
     server, address = await _serve(None)
     host, _, port = address.partition(":")
-    async with rpc.open_channel(address, OPEN) as channel, asyncio.timeout(60):
+    async with open_channel(address, OPEN) as channel, asyncio.timeout(60):
         stub = reward_pb2_grpc.RewardStub(channel)
         await stub.Info(reward_pb2.InfoRequest(), timeout=30)
         opened = [await asyncio.open_connection(host, int(port)) for _ in range(8)]
@@ -237,7 +238,7 @@ async def test_connections_beyond_the_bound_are_closed_and_the_others_stay(monke
         assert (await stub.Info(reward_pb2.InfoRequest(), timeout=30)).name == "ok"
         for _, writer in opened:
             writer.close()
-        async with rpc.open_channel(address, OPEN) as another:
+        async with open_channel(address, OPEN) as another:
             call = reward_pb2_grpc.RewardStub(another).Info(reward_pb2.InfoRequest(), wait_for_ready=True, timeout=30)
             assert (await call).name == "ok"
     await server.stop(0)
@@ -245,9 +246,9 @@ async def test_connections_beyond_the_bound_are_closed_and_the_others_stay(monke
 
 async def test_headers_over_the_bound_are_always_refused_and_others_never() -> None:
     server, address = await _serve(None)
-    async with rpc.open_channel(address, OPEN) as channel:
+    async with open_channel(address, OPEN) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        for size, expected in ((rpc.MOST_HEADERS - 1024, {"OK"}), (rpc.MOST_HEADERS, {"RESOURCE_EXHAUSTED"})):
+        for size, expected in ((MOST_HEADERS - 1024, {"OK"}), (MOST_HEADERS, {"RESOURCE_EXHAUSTED"})):
             found = set()
             for _ in range(5):
                 call = stub.Check(health_pb2.HealthCheckRequest(), timeout=30, metadata=(("x", "a" * size),))
@@ -257,9 +258,9 @@ async def test_headers_over_the_bound_are_always_refused_and_others_never() -> N
 
 
 async def test_a_connection_has_so_many_calls_at_once_and_the_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rpc, "MOST_CALLS", 4)
+    monkeypatch.setattr("rollmesh.mesh.rpc.server.MOST_CALLS", 4)
     server, address = await _serve(None)
-    async with rpc.open_channel(address, OPEN) as channel:
+    async with open_channel(address, OPEN) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         # The first call waits for the connection, and the server's limit comes with that.
         await health.Check(health_pb2.HealthCheckRequest(), timeout=30)

@@ -18,7 +18,8 @@ from rollmesh.generators.weights.transports.grpc_transport import GrpcTransport
 from rollmesh.learner.weights import PublishRules, WeightPublisher, WeightsService
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import PayloadError, WeightsError
-from rollmesh.mesh.rpc.rpc import bind, new_server, open_channel
+from rollmesh.mesh.rpc.channel import open_channel
+from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import Wanted
 from rollmesh.mesh.weights.chunk_framing import frame, parse

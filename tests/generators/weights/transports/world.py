@@ -20,7 +20,8 @@ from rollmesh.generators.weights.learner_connection import LearnerConnection
 from rollmesh.generators.weights.transports import Received, Transfer, Transport
 from rollmesh.learner.weights import PublishRules, WeightPublisher, WeightsService
 from rollmesh.mesh.config.models import SecuritySection
-from rollmesh.mesh.rpc.rpc import bind, new_server, open_channel
+from rollmesh.mesh.rpc.channel import open_channel
+from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import Wanted
 from rollmesh.protos import weights_pb2, weights_pb2_grpc

@@ -1,0 +1,108 @@
+"""gRPC servers of the mesh: who may connect, how much a connection may ask, and where a server may bind.
+
+Invariant: a bind that other machines can reach needs a token, unless insecurity was asked for by name.
+"""
+
+from __future__ import annotations
+
+import logging
+from types import MappingProxyType
+
+import grpc
+
+from rollmesh.mesh.access.credentials import Identity, SharedKey
+from rollmesh.mesh.access.tls import server_credentials
+from rollmesh.mesh.access.token_file import credentials_of
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import ConfigError, PortInUseError
+from rollmesh.mesh.rpc.connection_options import connection_options
+from rollmesh.mesh.rpc.held_ports import is_held
+from rollmesh.mesh.rpc.request_guard import Decoders, RequestGuard
+from rollmesh.mesh.runtime.hosts import is_loopback
+from rollmesh.mesh.runtime.open_files import connections_here
+
+log = logging.getLogger(__name__)
+
+# Seconds after which a service closes a connection that has not begun to speak HTTP/2, and TLS where that is asked for.
+HANDSHAKE_S = 10.0
+# Calls that a connection may have at once; others wait at their caller. A member has some tens of streams and calls.
+MOST_CALLS = 1024
+# Bytes of a call's headers, as HTTP/2 counts them; with a claim they are about one KiB.
+MOST_HEADERS = 8 << 10
+
+
+def new_server(
+    security: SecuritySection,
+    identity: Identity | None = None,
+    *,
+    key: SharedKey | None = None,
+    max_message_mb: int = 64,
+    decoders: Decoders = MappingProxyType({}),
+) -> grpc.aio.Server:
+    """A server whose handlers may raise `RollmeshError`; lets in who may call where a token is configured.
+
+    Streaming handlers must be async generators (`yield`), unary ones coroutines.
+
+    Args:
+        security: token and TLS.
+        identity: of the service.
+        key: of a service outside the mesh; goes before the token.
+        max_message_mb: largest message in and out.
+        decoders: by method, what parses its requests in place of the generated code: into something whose `message`
+            is the request. They raise `DecodeError`.
+    """
+    options = [
+        *connection_options(max_message_mb),
+        # Beside the socket that holds its port, where there is one.
+        ("grpc.so_reuseport", int(is_held())),
+        ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_S * 1000)),
+        ("grpc.max_concurrent_streams", MOST_CALLS),
+        # Of headers between the two a server refuses some by chance: so there is nothing between.
+        ("grpc.max_metadata_size", MOST_HEADERS),
+        ("grpc.absolute_max_metadata_size", MOST_HEADERS),
+        ("grpc.max_allowed_incoming_connections", connections_here().calls),
+    ]
+    return grpc.aio.server(
+        interceptors=[RequestGuard(key or credentials_of(security, identity), decoders)], options=options
+    )
+
+
+def check_exposure(host: str, security: SecuritySection) -> None:
+    """Refuses an address to bind that others could reach without a token; TLS alone says who no one is.
+
+    Raises:
+        ConfigError: a non-loopback address without a token.
+    """
+    if is_loopback(host):
+        return
+    if security.token_file is None and not security.allow_insecure:
+        raise ConfigError(
+            f"refusing to bind {host}: others could reach it without a token",
+            hint="set security.token_file (--token-file, see rollmesh token), or security.allow_insecure: true",
+        )
+    if security.tls_cert is None:
+        log.warning(
+            "%s is served without TLS: who is on the network reads along, and can call as those it hears",
+            host,
+        )
+
+
+def bind(server: grpc.aio.Server, host: str, port: int, security: SecuritySection) -> int:
+    """Binds `host:port` (0 picks a free port) and returns the port.
+
+    Raises:
+        ConfigError: a non-loopback address without a token, or files of TLS that cannot be used.
+        PortInUseError: the port is taken.
+    """
+    check_exposure(host, security)
+    tls = server_credentials(security)
+    target = f"{host}:{port}"
+    try:
+        bound = server.add_secure_port(target, tls) if tls is not None else server.add_insecure_port(target)
+    except RuntimeError as error:
+        raise PortInUseError(
+            f"cannot bind {target}: {error}", hint="choose another port, 0 for any free one"
+        ) from error
+    if bound == 0:
+        raise PortInUseError(f"cannot bind {target}", hint="choose another port, 0 for any free one")
+    return int(bound)
