@@ -13,7 +13,7 @@ from dataclasses import replace
 from rollmesh.generators.engines.interface import EngineError, InferenceEngine
 from rollmesh.mesh.errors import StuckError
 from rollmesh.mesh.liveness.freeze_detector import Bounds, Frozen
-from rollmesh.mesh.liveness.watchdog import Answer, until_frozen
+from rollmesh.mesh.liveness.watchdog import Answer, wait_until_frozen
 
 # How many times as long as a service an engine may run, or sleep, without an answer.
 _RUNNING_FACTOR = 30.0
@@ -56,4 +56,4 @@ async def watch(engine: InferenceEngine, frozen_after_s: float) -> None:
             return Answer.NONE
         return Answer.WELL
 
-    raise FrozenEngineError(await until_frozen(engine.sight, ask, bounds_of(frozen_after_s)))
+    raise FrozenEngineError(await wait_until_frozen(engine.sight, ask, bounds_of(frozen_after_s)))

@@ -27,7 +27,7 @@ from rollmesh.generators.rollout.silent_wait import Silence
 from rollmesh.generators.weights.learner_connection import LearnerDirectory
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import RollmeshError
-from rollmesh.mesh.runtime.memory_tuning import settle_heap
+from rollmesh.mesh.runtime.memory_tuning import freeze_heap
 from rollmesh.mesh.runtime.service import Shutdown
 from rollmesh.mesh.runtime.task_group import run_together
 from rollmesh.protos import membership_pb2
@@ -143,7 +143,7 @@ class Generator:
     async def _work(self) -> None:
         async with AsyncExitStack() as stack:
             components = await self._build(stack)
-            settle_heap()
+            freeze_heap()
             self._components = components
             self._stage = ""
             try:

@@ -31,11 +31,11 @@ from rollmesh.mesh.access.credentials import Identity, Role
 from rollmesh.mesh.access.secret_files import check_security
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import RollmeshError
-from rollmesh.mesh.rpc.failover_channel import MeshChannel, open_mesh
+from rollmesh.mesh.rpc.failover_channel import FailoverChannel, open_mesh
 from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.hosts import is_loopback
 from rollmesh.mesh.runtime.log_format import setup_logging
-from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, keep_freed_memory, settle_heap
+from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, freeze_heap, keep_freed_memory
 from rollmesh.mesh.runtime.ranks import check_ranks
 from rollmesh.mesh.runtime.service import (
     AsyncBridge,
@@ -135,7 +135,7 @@ def _run(
             payloads = FetchedTrajectories(bridge, client, timeout_s=config.network.retry_s)
         worker = build_worker(config, engines, algorithm, payloads, config.run.folder / CHECKPOINTS_NAME)
         worker.check_folder()
-        settle_heap()
+        freeze_heap()
         if record is not None:
             runtime = LearnerRuntime(bridge, RankGroup(worker, channel), inline, controls, LearnerStatus())
             Coordinator(config, mesh, runtime, algorithm, port=port).run(
@@ -169,7 +169,7 @@ def _answer_health(config: Config, bridge: AsyncBridge, closers: ExitStack, read
 def _fetch_client(config: Config, mesh: str, bridge: AsyncBridge, closers: ExitStack) -> BufferClient:
     network = config.network
 
-    async def connect() -> MeshChannel:
+    async def connect() -> FailoverChannel:
         return open_mesh(mesh, config.security, Identity(Role.LEARNER), max_message_mb=network.max_message_mb)
 
     channel = bridge.call(connect(), network.rpc_timeout_s)

@@ -10,7 +10,7 @@ from rollmesh.protos import buffer_pb2
 NAMED = 20
 
 
-def reasons(table: buffer_pb2.DescribeResponse, held: buffer_pb2.HoldersResponse) -> str:
+def describe_holders(table: buffer_pb2.DescribeResponse, held: buffer_pb2.HoldersResponse) -> str:
     """Why nothing moves: the holders, those that have held a group for longest first, and what no one holds."""
     return "; ".join(_reasons(table, held)) or "no one holds a group"
 

@@ -24,7 +24,7 @@ from rollmesh.mesh.access.proof import check_answer, new_challenge
 from rollmesh.mesh.access.token_file import Expiry
 from rollmesh.mesh.errors import ConfigError, RollmeshError, UnauthenticatedError, UnreachableError, ended_by
 from rollmesh.mesh.rpc.errors import to_rollmesh_error
-from rollmesh.mesh.rpc.failover_channel import MeshChannel
+from rollmesh.mesh.rpc.failover_channel import FailoverChannel
 from rollmesh.mesh.rpc.retries import Retries, call_with_retry
 from rollmesh.mesh.text import WAITING_CHARACTERS, bounded
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -70,8 +70,10 @@ class MembershipAgent:
         retry_s: float = 60.0,
     ) -> None:
         self._stub: Any = membership_pb2_grpc.MembershipStub(channel)
-        self._learn = channel.learn if isinstance(channel, MeshChannel) else _stay
-        self._mesh = f"the mesh at {','.join(channel.addresses)}" if isinstance(channel, MeshChannel) else "the mesh"
+        self._set_servers = channel.set_servers if isinstance(channel, FailoverChannel) else _stay
+        self._mesh = (
+            f"the mesh at {','.join(channel.addresses)}" if isinstance(channel, FailoverChannel) else "the mesh"
+        )
         self._credentials = _credentials_of(channel)
         self._expiry = Expiry(self._credentials)
         self._join_request = membership_pb2.JoinRequest(
@@ -158,7 +160,7 @@ class MembershipAgent:
             await self._join(self._retry_s)
             self._notify()
             return
-        self._learn(response.fronts)
+        self._set_servers(response.fronts)
         learner = response.learner if response.learner.member_id else None
         policy = PolicyVersion.from_proto(response.policy) if response.HasField("policy") else None
         changed = policy != self.policy or _identity(learner) != _identity(self.learner)
@@ -211,7 +213,7 @@ class MembershipAgent:
         # A front that hangs may cost a beat, but not the membership; one that is merely slow gets its time.
         patience_s = max(_LEAST_PATIENCE_S, response.member_ttl_ms / 1000 / _BEATS_LOST)
         self._beat_timeout_s = min(self._timeout_s, patience_s)
-        self._learn(response.fronts)
+        self._set_servers(response.fronts)
         log.info("joined run %s as %s (generation %d)", self.run_name, self.member_id, self.generation)
 
     async def _try_to_join(self) -> membership_pb2.JoinResponse:
@@ -276,7 +278,7 @@ def _identity(member: membership_pb2.Member | None) -> tuple[str, str] | None:
 
 def _credentials_of(channel: grpc.aio.Channel) -> Credentials | None:
     """Those that the calls of a channel are made with."""
-    found = channel.credentials if isinstance(channel, (MeshChannel, AuthenticatedChannel)) else None
+    found = channel.credentials if isinstance(channel, (FailoverChannel, AuthenticatedChannel)) else None
     return found if isinstance(found, Credentials) else None
 
 

@@ -32,7 +32,7 @@ def private_folder(path: Path) -> None:
     path.mkdir(mode=0o700, exist_ok=True)
 
 
-def close_to_others(path: Path) -> None:
+def restrict_to_owner(path: Path) -> None:
     """Takes every right on a folder or file from all but its owner.
 
     Raises:
@@ -43,7 +43,7 @@ def close_to_others(path: Path) -> None:
         path.chmod(mode & ~_OTHERS)
 
 
-def open_to_others(path: Path) -> bool:
+def is_open_to_others(path: Path) -> bool:
     """Whether another user may read a folder, or enter it."""
     return bool(path.stat().st_mode & _OTHERS)
 

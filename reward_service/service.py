@@ -18,7 +18,7 @@ from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.http.metrics import metrics_server
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.rpc.failover_channel import open_mesh
-from rollmesh.mesh.runtime.memory_tuning import settle_heap
+from rollmesh.mesh.runtime.memory_tuning import freeze_heap
 from rollmesh.mesh.runtime.service import Shutdown, advertised_address, run_service, write_ready_file
 from rollmesh.mesh.runtime.threads import reward_workers
 from rollmesh.protos import membership_pb2
@@ -78,7 +78,7 @@ async def serve(
         max_message_mb=config.network.max_message_mb,
     )
     bound = await server.start(host, port)
-    settle_heap()
+    freeze_heap()
     address = advertised_address(host, bound, config.network.advertise)
     network = config.network
     metrics = metrics_server(

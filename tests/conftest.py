@@ -20,7 +20,7 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
-from rollmesh.mesh.runtime.memory_tuning import settle_heap
+from rollmesh.mesh.runtime.memory_tuning import freeze_heap
 from tests import engines_here, no_processes
 from tests.command import Command, in_this_process
 from tests.repository import REPOSITORY
@@ -77,7 +77,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """What was collected stays: searches for cycles, as each engine makes one at its end, leave it out."""
-    settle_heap()
+    freeze_heap()
 
 
 def _turn(item: pytest.Item) -> int:

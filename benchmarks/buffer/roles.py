@@ -24,7 +24,7 @@ from rollmesh.mesh.access.credentials import Identity, Role
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.rpc.channel import open_channel
-from rollmesh.mesh.runtime.memory_tuning import keep_freed_memory, settle_heap
+from rollmesh.mesh.runtime.memory_tuning import freeze_heap, keep_freed_memory
 from rollmesh.mesh.trajectory.payload_codec import Trajectory, decode, encode
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from rollmesh.protos import buffer_pb2 as pb
@@ -154,7 +154,7 @@ def writer(conn: Connection, address: str, security: SecuritySection, plan: Plan
 
     async def main() -> None:
         client, agent = await _join(address, security, membership_pb2.ROLE_GENERATOR, f"generator-{number}")
-        settle_heap()
+        freeze_heap()
         conn.send("up")
         producer = _Producer(plan, client, agent, await _told(conn))
         work = asyncio.create_task(producer.run())
@@ -270,7 +270,7 @@ def learner(conn: Connection, address: str, security: SecuritySection, plan: Pla
 
     async def main() -> None:
         client, agent = await _join(address, security, membership_pb2.ROLE_LEARNER, "learner-1")
-        settle_heap()
+        freeze_heap()
         resumed = await client.resume(TABLE, agent.member_id, 0)
         agent.set_status(incarnation=resumed.incarnation)
         await agent.beat()

@@ -21,7 +21,7 @@ from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.hosts import host_id
-from rollmesh.mesh.runtime.memory_tuning import keep_freed_memory, settle_heap
+from rollmesh.mesh.runtime.memory_tuning import freeze_heap, keep_freed_memory
 from rollmesh.mesh.trajectory.payload_codec import decode
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2, membership_pb2, trajectory_pb2, weights_pb2_grpc
@@ -63,7 +63,7 @@ async def _learner(pipe: Connection, plan: Plan, address: str) -> None:
         await agent.beat()
         publisher.publish(PolicyVersion(incarnation, 0), load_file(plan.model / "model.safetensors").items(), "float32")
         await client.set_policy_version(incarnation, 0)
-        settle_heap()
+        freeze_heap()
         pipe.send("ready")
         taking = _Taking(client, incarnation)
         loop = asyncio.get_running_loop()

@@ -38,10 +38,10 @@ from rollmesh.buffer.redis_backend.folder_lock import acquire_lock, end_leftover
 from rollmesh.buffer.redis_backend.unix_socket import place_socket, remove_socket, socket_url
 from rollmesh.mesh.errors import StoreError
 from rollmesh.mesh.liveness.freeze_detector import Bounds, Frozen
-from rollmesh.mesh.liveness.process_state import look
-from rollmesh.mesh.liveness.watchdog import Answer, until_frozen
-from rollmesh.mesh.private_files import close_to_others, private_folder
-from rollmesh.mesh.runtime.die_with_parent import wrapped
+from rollmesh.mesh.liveness.process_state import read_processes
+from rollmesh.mesh.liveness.watchdog import Answer, wait_until_frozen
+from rollmesh.mesh.private_files import private_folder, restrict_to_owner
+from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 from rollmesh.mesh.runtime.memory_tuning import KEEP_FREED_MEMORY
 
 log = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ class EmbeddedRedis:
         """
         try:
             private_folder(self._folder)
-            close_to_others(self._folder)
+            restrict_to_owner(self._folder)
             with self._lock_path.open("wb") as lock:
                 await acquire_lock(lock)
                 self._socket = place_socket(self._folder)
@@ -158,7 +158,7 @@ class EmbeddedRedis:
             with self._log_path.open("ab") as sink:
                 return subprocess.Popen(
                     # No milder signal reaches one that is stopped, and its log has what it acknowledged.
-                    wrapped([binary, "-", *self._options()]),
+                    die_with_parent([binary, "-", *self._options()]),
                     stdin=settings,
                     stdout=sink,
                     stderr=sink,
@@ -302,7 +302,7 @@ class EmbeddedRedis:
                     return Answer.WELL if refused else Answer.NONE
                 return Answer.WELL
 
-            return await until_frozen(partial(look, pid), ask, Bounds.of(after_s))
+            return await wait_until_frozen(partial(read_processes, pid), ask, Bounds.of(after_s))
 
     async def stop(self) -> None:
         """Ends the process in order; kills it, and what it leaves, if it does not end in time."""

@@ -34,7 +34,7 @@ from rollmesh.mesh.config.redis_url import without_login
 from rollmesh.mesh.errors import RollmeshError, StoreError, ended_by
 from rollmesh.mesh.http.metrics import metrics_server
 from rollmesh.mesh.rpc.server import bind, new_server
-from rollmesh.mesh.runtime.memory_tuning import keep_freed_memory, settle_heap
+from rollmesh.mesh.runtime.memory_tuning import freeze_heap, keep_freed_memory
 from rollmesh.mesh.runtime.service import (
     Shutdown,
     add_health_and_reflection,
@@ -269,7 +269,7 @@ def run(config: Config, *, host: str, port: int, ready_file: Path | None) -> int
         keep_freed_memory()
         service = BufferService(config, host=host, port=port)
         await service.start()
-        settle_heap()
+        freeze_heap()
         write_ready_file(ready_file, service.address)
         try:
             return await _wait_for_end(service, shutdown)

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollmesh.mesh.errors import RollmeshError
-from rollmesh.mesh.liveness.freeze_detector import Sight
+from rollmesh.mesh.liveness.freeze_detector import ProcessState
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
@@ -472,7 +472,7 @@ class InferenceEngine(ABC):
         """
 
     @abstractmethod
-    def sight(self) -> Sight | None:
+    def sight(self) -> ProcessState | None:
         """What the processes, or the thread, that decode do now; None before they are ready, and where no one knows."""
 
     @abstractmethod

@@ -22,7 +22,7 @@ from rollmesh.generators.weights.verified_transfer import VerifiedWeights
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.weights import Wanted
 from rollmesh.mesh.weights.delta import Span, apply_bucket, spans_of
-from rollmesh.mesh.weights.delta_path import links_from
+from rollmesh.mesh.weights.delta_path import delta_path
 from rollmesh.protos import weights_pb2
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class DeltaBase:
         """
         if self._manifest is None:
             return None
-        links = links_from(self._manifest, manifest)
+        links = delta_path(self._manifest, manifest)
         if not links:
             return None
         try:

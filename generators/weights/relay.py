@@ -21,7 +21,7 @@ import grpc
 from rollmesh.mesh.errors import PayloadError, WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import Wanted
-from rollmesh.mesh.weights.active_readers import Readers
+from rollmesh.mesh.weights.active_readers import ActiveReaders
 from rollmesh.mesh.weights.chunk_framing import frame, frames
 from rollmesh.protos import weights_pb2
 
@@ -108,7 +108,7 @@ class Relay:
     def __init__(self, address: str) -> None:
         self.address = address
         self._holdings: list[RelayedBuckets] = []
-        self._readers = Readers()
+        self._readers = ActiveReaders()
 
     def begin(self, wanted: Wanted) -> RelayedBuckets:
         """What is about to be received."""

@@ -101,7 +101,7 @@ def build_evaluation(
     totals.evals = [
         known[name]
         for name in sorted(known)
-        if lineage.holds(PolicyVersion(*name)) and name[0] < incarnation and known[name]["measured_by"] == same
+        if lineage.is_ancestor(PolicyVersion(*name)) and name[0] < incarnation and known[name]["measured_by"] == same
     ]
     best = None
     if config.checkpoint.best:

@@ -20,7 +20,7 @@ from rollmesh.learner.rollouts.group_stream import fenced_error
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.errors import RollmeshError, StarvedError, ended_by
 from rollmesh.mesh.membership import MembershipAgent
-from rollmesh.mesh.runtime.prometheus import GaugeBoard
+from rollmesh.mesh.runtime.prometheus import GaugeSet
 from rollmesh.protos import buffer_pb2
 
 _log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class MeshMonitor:
         self._stalls = stalls
         self._batch = batch
         self._process = psutil.Process()
-        self.board = GaugeBoard("learner")
+        self.board = GaugeSet("learner")
         """The heartbeats' gauges, for Prometheus."""
         self._task: asyncio.Task[None] | None = None
         self._failed_at_step = (-1, 0)

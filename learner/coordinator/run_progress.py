@@ -35,7 +35,7 @@ class RunProgress:
     @classmethod
     def resume(cls, extra: Mapping[str, Any], incarnation: int, version: int) -> RunProgress:
         """The progress that a checkpoint stores (empty for a new run), continued by `incarnation` from `version`."""
-        lineage = Lineage.from_wire(extra.get("lineage", [])).then(incarnation, version)
+        lineage = Lineage.from_wire(extra.get("lineage", [])).with_takeover(incarnation, version)
         return cls(lineage, RunTotals.from_wire(extra["figures"]) if "figures" in extra else RunTotals())
 
     def to_wire(self) -> dict[str, object]:

@@ -18,7 +18,7 @@ from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.liveness.stall_detector import LimitExceeded, MeshObservation, StallDetector, Stalled, StallEnded
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.errors import RollmeshError, StalledError
-from rollmesh.mesh.lease_holders import NAMED, reasons
+from rollmesh.mesh.lease_holders import NAMED, describe_holders
 from rollmesh.protos import buffer_pb2
 
 _log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class StallReporter:
     async def _held(self, table: buffer_pb2.DescribeResponse) -> str:
         """The holders of groups in words; a stall is also reported where the buffer does not name them."""
         try:
-            return reasons(table, await self._client.holders("train", NAMED))
+            return describe_holders(table, await self._client.holders("train", NAMED))
         except RollmeshError as error:
             return f"who holds groups is not known: {error.message}"
 

@@ -28,7 +28,7 @@ from rollmesh.mesh.config.models import EncodingName, TransportName, WeightsSect
 from rollmesh.mesh.errors import VersionGoneError, WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import ALIGNMENT, BucketLayout, Digest, bucket_starts, digest_of, manifest_digest
-from rollmesh.mesh.weights.active_readers import Readers
+from rollmesh.mesh.weights.active_readers import ActiveReaders
 from rollmesh.mesh.weights.layout import DTYPE_BYTES
 from rollmesh.mesh.weights.shared_files import SHARED_MEMORY
 from rollmesh.mesh.weights.tensors import bytes_of, dtype_name, dtype_of, to_wire
@@ -96,7 +96,7 @@ class WeightPublisher:
         )
         self.model_bundle = dict(model_bundle)
         self.pushes = PushStatistics()
-        self.readers = Readers()
+        self.readers = ActiveReaders()
         self._keep_versions = rules.keep_versions
         self._bucket_bytes = rules.bucket_bytes
         self._required = rules.transport == "shm"

@@ -42,7 +42,7 @@ class CodeRule:
 
 
 @dataclass(frozen=True)
-class Asked:
+class CodeRequest:
     """One thing that a configuration asks for."""
 
     # Configuration key.
@@ -75,7 +75,7 @@ def check_code(config: Config, rule: CodeRule) -> None:
     Raises:
         ConfigError: names what it asks for, with its key.
     """
-    refused = [asked for asked in asked_of(config) if not rule.permits(asked.name)]
+    refused = [asked for asked in requested_code(config) if not rule.permits(asked.name)]
     if not refused:
         return
     options = " ".join(f"--code {shlex.quote(asked.name)}" for asked in refused)
@@ -86,7 +86,7 @@ def check_code(config: Config, rule: CodeRule) -> None:
     )
 
 
-def asked_of(config: Config) -> list[Asked]:
+def requested_code(config: Config) -> list[CodeRequest]:
     """All that a configuration asks a generator to execute, or to read of its host."""
     rollout, reward = config.rollout, config.reward
     agent = rollout.agent
@@ -114,8 +114,8 @@ def asked_of(config: Config) -> list[Asked]:
     return found
 
 
-def _named(key: str, *names: str | None) -> Iterable[Asked]:
-    return [Asked(key, name) for name in names if name]
+def _named(key: str, *names: str | None) -> Iterable[CodeRequest]:
+    return [CodeRequest(key, name) for name in names if name]
 
 
 def _is_path(function: str) -> bool:

@@ -77,7 +77,7 @@ class Grant:
 
     def covers(self, member_id: str) -> bool:
         """Whether a member of this id may use it."""
-        return told_by(member_id) == (self.role, self.name)
+        return parse_member_id(member_id) == (self.role, self.name)
 
     @property
     def members(self) -> str:
@@ -89,7 +89,7 @@ def _beginning(role: Role, name: str) -> str:
     return f"{role}-{name}." if name else f"{role}-"
 
 
-def told_by(member_id: str) -> tuple[str, str]:
+def parse_member_id(member_id: str) -> tuple[str, str]:
     """The role and the grant's name that a member id says."""
     role, _, rest = member_id.partition("-")
     name, dot, _ = rest.partition(".")

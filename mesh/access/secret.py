@@ -21,8 +21,8 @@ from rollmesh.mesh.access.credentials import (
     Role,
     is_grant,
     new_identity,
+    parse_member_id,
     read_grant_file,
-    told_by,
 )
 from rollmesh.mesh.errors import ConfigError, UnauthenticatedError
 
@@ -63,7 +63,7 @@ class Secret:
         """
         granted = self.granted
         if self.mesh_key is not None:
-            granted = self.mesh_key.grant(identity.role, told_by(identity.member_id)[1])
+            granted = self.mesh_key.grant(identity.role, parse_member_id(identity.member_id)[1])
         assert granted is not None
         grant, hint = granted[0], f"rollmesh token grant {identity.role} makes one"
         if grant.role is not identity.role:

@@ -33,7 +33,7 @@ class State(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class ProcessState:
     """A process at one moment.
 
     Attributes:
@@ -111,7 +111,7 @@ class Frozen:
         }[self.kind]
 
 
-class Judge:
+class FreezeDetector:
     """Judges one process.
 
     Args:
@@ -121,7 +121,7 @@ class Judge:
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
         self._began: float | None = None
-        self._last: tuple[float, Sight] | None = None
+        self._last: tuple[float, ProcessState] | None = None
         self._counts = dict.fromkeys(Kind, 0.0)
 
     def answered(self) -> None:
@@ -129,7 +129,7 @@ class Judge:
         self._began = self._last = None
         self._counts = dict.fromkeys(Kind, 0.0)
 
-    def silent(self, now: float, sight: Sight, *, port_closed: bool = False) -> Frozen | None:
+    def silent(self, now: float, sight: ProcessState, *, port_closed: bool = False) -> Frozen | None:
         """It has not answered since the last look.
 
         Args:
@@ -159,7 +159,7 @@ class Judge:
                 return Frozen(kind, self._counts[kind], now - began)
         return None
 
-    def _count(self, then: float, before: Sight, now: float, sight: Sight, *, port_closed: bool) -> None:
+    def _count(self, then: float, before: ProcessState, now: float, sight: ProcessState, *, port_closed: bool) -> None:
         counts = self._counts
         passed = min(max(0.0, now - then), self._bounds.look_s)
         both = {before.state, sight.state}
@@ -176,6 +176,6 @@ class Judge:
             counts[Kind.ASLEEP] += passed
 
 
-def _busiest(before: Sight, sight: Sight) -> float:
+def _busiest(before: ProcessState, sight: ProcessState) -> float:
     """The most processor time that one thread has received between two looks; threads that are new count in full."""
     return max((cpu - before.cpu_s.get(thread, 0.0) for thread, cpu in sight.cpu_s.items()), default=0.0)

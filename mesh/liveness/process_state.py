@@ -1,4 +1,4 @@
-"""What Linux says of processes: `Sight` from `/proc`. Other systems say nothing, so nothing is ever frozen there."""
+"""Reads the state of processes from Linux's `/proc`. Other systems have none, so nothing is ever frozen there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from rollmesh.mesh.liveness.freeze_detector import Sight, State
+from rollmesh.mesh.liveness.freeze_detector import ProcessState, State
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # Fields of /proc/PID/stat, counted from the one after the command's name.
@@ -16,31 +16,34 @@ _STATE, _UTIME, _STIME = 0, 11, 12
 _GONE = frozenset("ZXx")
 
 
-def look(*pids: int) -> Sight | None:
-    """Processes now, as one: stopped where any of them is; None where there is none any more, or nothing is said."""
+def read_processes(*pids: int) -> ProcessState | None:
+    """The present state of several processes as one: stopped if any of them is.
+
+    None if none of them lives, or the system says nothing.
+    """
     return _sight(task for pid in pids for task in _tasks(pid))
 
 
-def look_at_part(pid: int) -> Sight | None:
-    """As `look`, at a process whose end no one else reports: seen as gone where it has ended, a zombie too."""
-    seen = look(pid)
-    return Sight(State.GONE, {}) if seen is None and Path("/proc/self").exists() else seen
+def read_child_process(pid: int) -> ProcessState | None:
+    """The state of one process whose end nothing else reports: GONE once it has ended, also as a zombie."""
+    seen = read_processes(pid)
+    return ProcessState(State.GONE, {}) if seen is None and Path("/proc/self").exists() else seen
 
 
-def look_at_thread(thread: int) -> Sight | None:
-    """One thread of this process now; None where it has ended, or nothing is said of it."""
+def read_thread(thread: int) -> ProcessState | None:
+    """The state of one thread of this process; None if it has ended, or the system says nothing."""
     return _sight([Path(f"/proc/self/task/{thread}")])
 
 
-def look_at_families(roots: Iterable[int]) -> Sight | None:
-    """Processes, and all that they and theirs have started, as `look` does."""
+def read_process_trees(roots: Iterable[int]) -> ProcessState | None:
+    """The state of processes and all their descendants, as `read_processes` gives it."""
     members = set(roots)
     for root in tuple(members):
         try:
             members.update(child.pid for child in psutil.Process(root).children(recursive=True))
         except psutil.NoSuchProcess:
             members.discard(root)
-    return look(*members)
+    return read_processes(*members)
 
 
 def _tasks(pid: int) -> Iterator[Path]:
@@ -50,7 +53,7 @@ def _tasks(pid: int) -> Iterator[Path]:
         return
 
 
-def _sight(tasks: Iterable[Path]) -> Sight | None:
+def _sight(tasks: Iterable[Path]) -> ProcessState | None:
     states: set[str] = set()
     cpu_s: dict[int, float] = {}
     for task in tasks:
@@ -64,7 +67,7 @@ def _sight(tasks: Iterable[Path]) -> Sight | None:
         cpu_s[int(task.name)] = (int(fields[_UTIME]) + int(fields[_STIME])) / _TICKS_PER_S
     if not states - _GONE:
         return None
-    return Sight(_state(states), cpu_s)
+    return ProcessState(_state(states), cpu_s)
 
 
 def _state(states: set[str]) -> State:

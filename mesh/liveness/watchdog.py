@@ -10,7 +10,7 @@ import asyncio
 import enum
 from collections.abc import Awaitable, Callable
 
-from rollmesh.mesh.liveness.freeze_detector import Bounds, Frozen, Judge, Sight
+from rollmesh.mesh.liveness.freeze_detector import Bounds, FreezeDetector, Frozen, ProcessState
 
 # Pause between an answer and the next question, in seconds.
 ASK_EVERY_S = 2.0
@@ -27,8 +27,8 @@ class Answer(enum.Enum):
     """The question was lost: with a connection, or with a watcher that was away."""
 
 
-async def until_frozen(
-    look: Callable[[], Sight | None], ask: Callable[[], Awaitable[Answer]], bounds: Bounds
+async def wait_until_frozen(
+    look: Callable[[], ProcessState | None], ask: Callable[[], Awaitable[Answer]], bounds: Bounds
 ) -> Frozen:
     """Returns when a process is frozen; to be cancelled when it has ended.
 
@@ -37,11 +37,11 @@ async def until_frozen(
         ask: asks once; may take as long as it takes.
         bounds: of silence.
     """
-    judge, clock = Judge(bounds), asyncio.get_running_loop().time
+    detector, clock = FreezeDetector(bounds), asyncio.get_running_loop().time
 
     def silent(*, port_closed: bool = False) -> Frozen | None:
         sight = look()
-        return judge.silent(clock(), sight, port_closed=port_closed) if sight is not None else None
+        return detector.silent(clock(), sight, port_closed=port_closed) if sight is not None else None
 
     while True:
         asking = asyncio.ensure_future(ask())
@@ -53,7 +53,7 @@ async def until_frozen(
         finally:
             asking.cancel()
         if answer is Answer.WELL:
-            judge.answered()
+            detector.answered()
             await asyncio.sleep(ASK_EVERY_S)
             continue
         if verdict := silent(port_closed=answer is Answer.PORT_CLOSED):

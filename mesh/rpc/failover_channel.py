@@ -63,7 +63,7 @@ def open_mesh(
     *,
     max_message_mb: int = 64,
     keepalive_s: float = KEEPALIVE_S,
-) -> MeshChannel:
+) -> FailoverChannel:
     """A channel to the fronts of a mesh.
 
     Args:
@@ -72,7 +72,7 @@ def open_mesh(
         keepalive_s: seconds of silence after which a connection is asked for a sign of life.
     """
     credentials = credentials_of(security, identity)
-    return MeshChannel(
+    return FailoverChannel(
         addresses_of(mesh),
         lambda address: open_channel(
             address, security, credentials, max_message_mb=max_message_mb, keepalive_s=keepalive_s
@@ -91,7 +91,7 @@ class _Front:
         self.calls = 0
 
 
-class MeshChannel(grpc.aio.Channel):
+class FailoverChannel(grpc.aio.Channel):
     """Spreads calls over fronts; for stubs it is a channel like any other.
 
     Args:
@@ -122,7 +122,7 @@ class MeshChannel(grpc.aio.Channel):
         """Where the next calls may go."""
         return list(dict.fromkeys((*self._listed, *self._given)))
 
-    def learn(self, addresses: Iterable[str]) -> None:
+    def set_servers(self, addresses: Iterable[str]) -> None:
         """Takes the fronts that the mesh lists as alive; connections to others end with their last call."""
         listed = tuple(dict.fromkeys(addresses))
         if not listed:
@@ -136,7 +136,7 @@ class MeshChannel(grpc.aio.Channel):
                 del self._fronts[front.address]
                 self._spawn(front.channel.close())
 
-    def pick(self) -> _Front:
+    def choose_server(self) -> _Front:
         """The front of the next call."""
         turn, now = next(self._turn), time.monotonic()
         known = [self._fronts[address] for address in self.addresses]
@@ -150,9 +150,9 @@ class MeshChannel(grpc.aio.Channel):
         choice = listed or ready or hopeful or known
         return choice[turn % len(choice)]
 
-    def place(self, begin: Callable[[grpc.aio.Channel], Any]) -> Any:
+    def start_call(self, begin: Callable[[grpc.aio.Channel], Any]) -> Any:
         """Starts a call at the next front and watches how it ends."""
-        front = self.pick()
+        front = self.choose_server()
         call = begin(front.channel)
         front.calls += 1
         call.add_done_callback(lambda _call: self._spawn(self._judge(front, call)))
@@ -212,7 +212,7 @@ class MeshChannel(grpc.aio.Channel):
         await asyncio.gather(*(front.channel.close(grace) for front in self._fronts.values()))
         await asyncio.gather(*self._judging, return_exceptions=True)
 
-    async def __aenter__(self) -> MeshChannel:
+    async def __aenter__(self) -> FailoverChannel:
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
@@ -222,11 +222,11 @@ class MeshChannel(grpc.aio.Channel):
 class _Method:
     """One RPC of a stub: made at whichever front has its turn."""
 
-    def __init__(self, mesh: MeshChannel, kind: str, args: Any, kwargs: Any) -> None:
+    def __init__(self, mesh: FailoverChannel, kind: str, args: Any, kwargs: Any) -> None:
         self._mesh, self._kind, self._args, self._kwargs = mesh, kind, args, kwargs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._mesh.place(lambda channel: self._of(channel)(*args, **kwargs))
+        return self._mesh.start_call(lambda channel: self._of(channel)(*args, **kwargs))
 
     def _of(self, channel: grpc.aio.Channel) -> Any:
         return getattr(channel, self._kind)(*self._args, **self._kwargs)

@@ -11,7 +11,7 @@ Request = TypeVar("Request")
 Response = TypeVar("Response")
 
 
-async def in_turn(
+async def answer_in_order(
     requests: AsyncIterator[Request], answer: Callable[[Request], Coroutine[Any, Any, Response]], at_once: int
 ) -> AsyncIterator[Response]:
     """Responses in the order of the requests; a request is taken as soon as fewer than `at_once` are under way.

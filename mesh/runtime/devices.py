@@ -17,7 +17,7 @@ def has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
-def need_cuda(setting: str, value: str, *, instead: str) -> None:
+def require_cuda(setting: str, value: str, *, instead: str) -> None:
     """Asks for a device that a setting demands.
 
     Args:
@@ -45,5 +45,5 @@ def choose_device(wanted: DeviceName, setting: str) -> DeviceType:
         ConfigError: CUDA is asked for and absent.
     """
     if wanted == "cuda":
-        need_cuda(setting, wanted, instead="cpu")
+        require_cuda(setting, wanted, instead="cpu")
     return "cuda" if wanted != "cpu" and has_cuda() else "cpu"

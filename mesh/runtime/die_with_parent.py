@@ -1,10 +1,10 @@
 """Runs a command that cannot outlive the process that started it.
 
-Executed as a script (`python -S -E supervised.py SIGNAL PARENT_PID COMMAND...`, see `wrapped`): asks the kernel to
-signal this process when its parent dies, then becomes the command. The request survives `execve`, so even a parent
-ended by `kill -9` leaves nothing behind. A script of its own, not a `preexec_fn`: code run between fork and exec in a
-program with threads may deadlock, and a garbage collection there may run destructors of threads that the child lacks.
-Imports the standard library only, because it runs before every service.
+Executed as a script (`python -S -E die_with_parent.py SIGNAL PARENT_PID COMMAND...`, see `die_with_parent`):
+asks the kernel to signal this process when its parent dies, then becomes the command. The request survives `execve`,
+so even a parent ended by `kill -9` leaves no child. It is a script and not a `preexec_fn`: code run between fork and
+exec in a program with threads may deadlock. A garbage collection there may run destructors of threads that the child
+lacks. Imports the standard library only, because it runs before every service.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from collections.abc import Sequence
 _PR_SET_PDEATHSIG = 1
 
 
-def wrapped(command: Sequence[str], on_death: signal.Signals = signal.SIGKILL) -> list[str]:
-    """The command line of a child that gets `on_death` when this process dies (Linux; elsewhere it lives on)."""
+def die_with_parent(command: Sequence[str], on_death: signal.Signals = signal.SIGKILL) -> list[str]:
+    """The command line of a child that gets `on_death` when this process dies (Linux only)."""
     return [sys.executable, "-S", "-E", __file__, str(int(on_death)), str(os.getpid()), *command]
 
 

@@ -36,7 +36,7 @@ def keep_freed_memory(idle_bytes: int = _IDLE_BYTES) -> bool:
     return bool(mallopt(_MMAP_THRESHOLD, _BLOCK_BYTES)) and bool(mallopt(_TRIM_THRESHOLD, idle_bytes))
 
 
-def collect_seldom() -> None:
+def collect_garbage_seldom() -> None:
     """For a process that begins: what is new is searched for cycles in larger portions.
 
     Of the modules that it loads hardly anything is garbage, and nearly all of what messages leave behind dies without
@@ -45,11 +45,12 @@ def collect_seldom() -> None:
     gc.set_threshold(*_THRESHOLDS)
 
 
-def settle_heap() -> None:
+def freeze_heap() -> None:
     """For a process whose start-up is over: modules, models and tables that are there now stay for good.
 
-    The collector leaves them alone from here on. What comes later is still searched for cycles (`collect_seldom`).
+    The collector ignores them from here on. Later objects are still searched for cycles
+    (`collect_garbage_seldom`).
     """
     gc.collect()
     gc.freeze()
-    collect_seldom()
+    collect_garbage_seldom()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from prometheus_client import CollectorRegistry, Gauge
 
 
-class GaugeBoard:
+class GaugeSet:
     """Gauges that come into being with their first value.
 
     Args:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollmesh.mesh.errors import ConfigError
-from rollmesh.mesh.runtime.die_with_parent import wrapped
+from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 from rollmesh.mesh.runtime.log_format import setup_logging
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ async def _run(command: Sequence[str], ranks: int) -> int:
         meeting = Path(folder) / "meeting"
         processes = [
             await asyncio.create_subprocess_exec(
-                *wrapped(command),
+                *die_with_parent(command),
                 env={**os.environ, **environment_of(rank, ranks, meeting)},
                 # A Ctrl-C in the terminal reaches this process alone, which tells rank 0 once.
                 process_group=0,

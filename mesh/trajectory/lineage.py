@@ -33,11 +33,11 @@ class Lineage:
     def to_wire(self) -> list[list[int]]:
         return [list(item) for item in self.resumed]
 
-    def then(self, incarnation: int, version: int) -> Lineage:
+    def with_takeover(self, incarnation: int, version: int) -> Lineage:
         """With one more incarnation that went on from `version`."""
         return Lineage((*(item for item in self.resumed if item[0] < incarnation), (incarnation, version)))
 
-    def holds(self, policy: PolicyVersion) -> bool:
+    def is_ancestor(self, policy: PolicyVersion) -> bool:
         """Whether the present weights descend from these: no later learner has discarded them."""
         return all(policy.version <= at for incarnation, at in self.resumed if incarnation > policy.incarnation)
 

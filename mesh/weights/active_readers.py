@@ -16,7 +16,7 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 GRACE_S = 5.0
 
 
-class Readers:
+class ActiveReaders:
     """Counts transfers by version; may be used from any thread.
 
     Args:

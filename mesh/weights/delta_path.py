@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from rollmesh.protos import weights_pb2
 
 
-def links_from(base: weights_pb2.Manifest, target: weights_pb2.Manifest) -> Sequence[weights_pb2.Delta]:
+def delta_path(base: weights_pb2.Manifest, target: weights_pb2.Manifest) -> Sequence[weights_pb2.Delta]:
     """The links by which to get from `base` to `target`, in the order in which they are applied.
 
     Args:

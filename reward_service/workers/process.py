@@ -28,7 +28,7 @@ import psutil
 
 from rollmesh.mesh.errors import RewardError
 from rollmesh.mesh.liveness.process_ends import descendants, survivors
-from rollmesh.mesh.runtime.die_with_parent import wrapped
+from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 from rollmesh.mesh.runtime.threads import thread_environment
 from rollmesh.reward_service.outcomes import Outcome
 from rollmesh.reward_service.workers.messages import DONE, MESSAGE_BYTES, READY, pack, stream, unpack_answer
@@ -98,7 +98,7 @@ def _started(fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
     """Starts the program, from the event loop's own thread: the kernel counts an owner as dead when the thread is that
     has started a process."""
     return subprocess.Popen(
-        wrapped([sys.executable, "-c", _PROGRAM, json.dumps(sys.path), *map(str, fds)]),
+        die_with_parent([sys.executable, "-c", _PROGRAM, json.dumps(sys.path), *map(str, fds)]),
         stdin=subprocess.DEVNULL,
         pass_fds=fds,
         start_new_session=True,

@@ -19,7 +19,7 @@ from rollmesh.launcher.console.output import Output
 from rollmesh.launcher.errors import ServiceExitError
 from rollmesh.mesh.errors import PERMANENT, RollmeshError
 from rollmesh.mesh.private_files import keep_private
-from rollmesh.mesh.runtime.memory_tuning import collect_seldom
+from rollmesh.mesh.runtime.memory_tuning import collect_garbage_seldom
 from rollmesh.mesh.runtime.ranks import started_here
 
 app = typer.Typer(
@@ -70,7 +70,7 @@ _FOR_OTHERS = ("export",)
 
 def main() -> None:
     """Entry point of the `rollmesh` command; ends the process."""
-    collect_seldom()
+    collect_garbage_seldom()
     arguments = sys.argv[1:]
     debug = "--debug" in arguments
     if _command(arguments) not in _FOR_OTHERS:

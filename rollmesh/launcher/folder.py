@@ -20,7 +20,7 @@ from rollmesh.learner.recovery.run_identity import CONFIG
 from rollmesh.mesh.config import save_config
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, DataError
-from rollmesh.mesh.private_files import open_to_others, private_folder
+from rollmesh.mesh.private_files import is_open_to_others, private_folder
 from rollmesh.run_files import LAUNCH, is_run
 
 MESH = "mesh.json"
@@ -59,7 +59,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 def told_of_others(folder: Path) -> list[str]:
     """What is to be said of a run folder that was there, and is not its user's alone."""
-    if not open_to_others(folder):
+    if not is_open_to_others(folder):
         return []
     return [f"other users of this machine may look into {folder}; `chmod 700 {folder}` closes it to them"]
 

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import UnreachableError
-from rollmesh.mesh.lease_holders import NAMED, reasons
+from rollmesh.mesh.lease_holders import NAMED, describe_holders
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.rpc.errors import is_transient, to_rollmesh_error
 from rollmesh.mesh.rpc.failover_channel import open_mesh
@@ -110,7 +110,9 @@ class Snapshot:
         """Since when nothing moves, and who holds what; empty while the run moves."""
         if not self.stalled_s or self.table is None:
             return ""
-        return f"for {self.stalled_s:.0f} s: {reasons(self.table, self.holders or buffer_pb2.HoldersResponse())}"
+        return (
+            f"for {self.stalled_s:.0f} s: {describe_holders(self.table, self.holders or buffer_pb2.HoldersResponse())}"
+        )
 
     def who_waits(self) -> str:
         """Who waits for whom at present, in words."""

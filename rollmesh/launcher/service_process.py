@@ -27,9 +27,9 @@ from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import UnreachableError
 from rollmesh.mesh.liveness.freeze_detector import Bounds, Frozen
 from rollmesh.mesh.liveness.process_ends import descendants
-from rollmesh.mesh.liveness.process_state import look_at_part
-from rollmesh.mesh.liveness.watchdog import until_frozen
-from rollmesh.mesh.runtime.die_with_parent import wrapped
+from rollmesh.mesh.liveness.process_state import read_child_process
+from rollmesh.mesh.liveness.watchdog import wait_until_frozen
+from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 
 # The ready file has no event a parent could wait for; this is how often it is looked for.
 _READY_POLL_S = 0.05
@@ -97,7 +97,7 @@ class ServiceProcess:
         with log_path.open("ab") as log:
             log_from = log.seek(0, os.SEEK_END)
             process = await asyncio.create_subprocess_exec(
-                *wrapped(spec.command(restart)),
+                *die_with_parent(spec.command(restart)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -157,7 +157,7 @@ class ServiceProcess:
                 ending.cancel()
                 await asyncio.gather(answering, ending, return_exceptions=True)
 
-    async def until_frozen(self, security: SecuritySection, frozen_after_s: float) -> FrozenServiceError:
+    async def wait_until_frozen(self, security: SecuritySection, frozen_after_s: float) -> FrozenServiceError:
         """Watches the service, once it is ready, and its parts; returns when one of them is frozen.
 
         Args:
@@ -181,7 +181,7 @@ class ServiceProcess:
     async def _watch(self, name: str, security: SecuritySection, bounds: Bounds) -> tuple[str, Frozen]:
         ready = self._ready(name)
         async with HealthProbe(ready.address, security) as probe:
-            return name, await until_frozen(partial(look_at_part, ready.pid), probe.ask, bounds)
+            return name, await wait_until_frozen(partial(read_child_process, ready.pid), probe.ask, bounds)
 
     def _ready(self, name: str) -> _Ready:
         return _Ready(**json.loads(ready_file(self._folder, name).read_text(encoding="utf-8")))

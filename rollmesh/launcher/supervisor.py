@@ -224,7 +224,7 @@ class Supervisor:
     async def _until_end(self, process: ServiceProcess) -> FrozenServiceError | None:
         """Waits for the process's end; says what it was killed for where it was frozen."""
         ending = asyncio.create_task(process.wait())
-        watching = asyncio.create_task(process.until_frozen(self._security, self._frozen_after_s))
+        watching = asyncio.create_task(process.wait_until_frozen(self._security, self._frozen_after_s))
         try:
             await asyncio.wait({ending, watching}, return_when=asyncio.FIRST_COMPLETED)
             if ending.done():

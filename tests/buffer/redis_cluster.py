@@ -20,7 +20,7 @@ import redis.asyncio
 
 from rollmesh.buffer.redis_backend.cluster import SLOTS, slot_of
 from rollmesh.buffer.redis_backend.embedded import find_redis_server
-from rollmesh.mesh.runtime.die_with_parent import wrapped
+from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 
 # A test of the mesh that must pass on one Redis and on a cluster.
 single_and_cluster = pytest.mark.parametrize("mesh", ["single", "cluster"], indirect=True)
@@ -51,7 +51,7 @@ class Node:
         ]
         with (self._folder / "log").open("ab") as sink:
             self._process = subprocess.Popen(
-                wrapped(command, signal.SIGTERM), stdin=subprocess.DEVNULL, stdout=sink, stderr=sink
+                die_with_parent(command, signal.SIGTERM), stdin=subprocess.DEVNULL, stdout=sink, stderr=sink
             )
 
     def kill(self) -> None:

@@ -19,7 +19,7 @@ from rollmesh.mesh.access.credentials import Identity, Role
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.membership import MembershipAgent
-from rollmesh.mesh.rpc.failover_channel import MeshChannel, open_mesh
+from rollmesh.mesh.rpc.failover_channel import FailoverChannel, open_mesh
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import membership_pb2, membership_pb2_grpc
@@ -288,7 +288,7 @@ async def test_fronts_protected_by_tls_and_token_are_checked_by_their_own_names(
     await right.stop()
 
 
-async def _all_ready(channel: MeshChannel) -> None:
+async def _all_ready(channel: FailoverChannel) -> None:
     """Waits until every front of a channel is connected."""
     for front in channel._fronts.values():
         while (state := front.channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:

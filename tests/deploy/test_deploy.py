@@ -26,7 +26,7 @@ from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.config.redis_url import RedisOptions
 from rollmesh.mesh.config.rollout import EngineName
 from rollmesh.mesh.errors import StoreError
-from rollmesh.mesh.runtime.die_with_parent import wrapped
+from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 from rollmesh.mesh.runtime.hosts import is_loopback
 from tests.repository import REPOSITORY
 from tests.secrets_here import write_secret
@@ -199,7 +199,7 @@ async def test_redis_knows_the_buffer_alone_and_lets_it_do_no_more_than_it_needs
     script = script.replace("--dir /data", f"--dir {tmp_path} --bind 127.0.0.1 --port {port}")
     binaries = str(Path(find_redis_server()).parent)
     path = os.environ | {"PATH": f"{binaries}:{os.environ['PATH']}"}
-    server = subprocess.Popen(wrapped([shell, option, script]), env=path, stdout=subprocess.DEVNULL)
+    server = subprocess.Popen(die_with_parent([shell, option, script]), env=path, stdout=subprocess.DEVNULL)
     options = RedisOptions(password_file=password)
     access = RedisAccess(f"redis://rollmesh@127.0.0.1:{port}/0", "{rollmesh:demo}", options=options)
     stranger = RedisAccess(f"redis://127.0.0.1:{port}/0", "{rollmesh:demo}")

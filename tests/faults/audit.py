@@ -29,7 +29,7 @@ from rollmesh.launcher.mesh_monitor import MeshView
 from rollmesh.learner.recovery.consumption_log import Use, read_log, surviving
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import StoreError, UnreachableError
-from rollmesh.mesh.lease_holders import reasons
+from rollmesh.mesh.lease_holders import describe_holders
 from rollmesh.protos import buffer_pb2
 from tests.faults.moments import STATES
 from tests.faults.observe import Step, Stored
@@ -90,7 +90,7 @@ def who_waits(address: str) -> str:
 
     async def ask(view: MeshView) -> str:
         table = await view.describe("train")
-        return f"{table.learner_waits}; {reasons(table, await view.holders('train', _NAMED))}"
+        return f"{table.learner_waits}; {describe_holders(table, await view.holders('train', _NAMED))}"
 
     return _ask(address, ask)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from rollmesh.mesh.runtime.die_with_parent import wrapped
+from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 from tests.faults.connections import owner_of
 
 # Pauses before a restart: the first, and the longest of a service that keeps on ending at once.
@@ -241,7 +241,7 @@ class Supervisor:
             with log.open("wb") as output:
                 popen = self._starter.submit(
                     subprocess.Popen,
-                    wrapped(launch.command),
+                    die_with_parent(launch.command),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,

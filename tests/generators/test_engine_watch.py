@@ -17,7 +17,7 @@ from rollmesh.generators.engines.hf import engine as hf
 from rollmesh.generators.engines.hf.decoder import Decoder
 from rollmesh.generators.engines.interface import EngineError
 from rollmesh.mesh.errors import StuckError
-from rollmesh.mesh.liveness.freeze_detector import Judge, Kind, Sight, State
+from rollmesh.mesh.liveness.freeze_detector import FreezeDetector, Kind, ProcessState, State
 from tests.generators.engines.external.driven_harness import ScriptedHarness
 from tests.generators.engines.harness import V1, request
 from tests.generators.world import DEADLINE_S, mesh
@@ -36,11 +36,13 @@ def harness() -> Iterator[ScriptedHarness]:
 )
 def test_only_a_stopped_engine_is_judged_as_soon_as_a_service(state: State, kind: Kind, seconds: int) -> None:
     """One that compiles for minutes, on any number of threads, answers afterwards."""
-    judge = Judge(bounds_of(20.0))
+    judge = FreezeDetector(bounds_of(20.0))
     for second in range(seconds):
-        sight = Sight(state, dict.fromkeys(range(8), second * (state is State.RUNNABLE)))
+        sight = ProcessState(state, dict.fromkeys(range(8), second * (state is State.RUNNABLE)))
         assert judge.silent(float(second), sight) is None
-    verdict = judge.silent(float(seconds), Sight(state, dict.fromkeys(range(8), seconds * (state is State.RUNNABLE))))
+    verdict = judge.silent(
+        float(seconds), ProcessState(state, dict.fromkeys(range(8), seconds * (state is State.RUNNABLE)))
+    )
     assert verdict is not None
     assert verdict.kind is kind
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from rollmesh.mesh.runtime.die_with_parent import wrapped
+from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 
 
 def hold_and_compute(*_: object) -> None:
@@ -93,7 +93,7 @@ def main() -> int:
     if options.child:
         command = [sys.executable, "-c", "import signal; signal.pause()"]
         if options.own_session:
-            command = wrapped(command, signal.SIGTERM)
+            command = die_with_parent(command, signal.SIGTERM)
         child = subprocess.Popen(command, start_new_session=options.own_session)
         options.child.write_text(str(child.pid))
     server = grpc.server(futures.ThreadPoolExecutor(2))

@@ -186,7 +186,7 @@ async def test_a_service_that_cannot_be_watched_ends_the_run(
     async def breaks(*_: object) -> None:
         raise ValueError("no such thing")
 
-    monkeypatch.setattr("rollmesh.launcher.service_process.ServiceProcess.until_frozen", breaks)
+    monkeypatch.setattr("rollmesh.launcher.service_process.ServiceProcess.wait_until_frozen", breaks)
     running = await started(make_supervisor(), recorder, fake_spec(tmp_path, NAME))
     with pytest.raises(RollmeshError, match="reward cannot be supervised: ValueError"):
         await asyncio.wait_for(running, DEADLINE_S)

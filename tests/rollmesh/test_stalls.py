@@ -10,7 +10,7 @@ import pytest
 from rollmesh.launcher.console.view import PlainView
 from rollmesh.launcher.mesh_monitor import Snapshot
 from rollmesh.mesh.config import load_config
-from rollmesh.mesh.lease_holders import reasons
+from rollmesh.mesh.lease_holders import describe_holders
 from rollmesh.protos import buffer_pb2, membership_pb2
 from rollmesh.report.html import write_report
 from rollmesh.report.stalls import Stall, read_stalls
@@ -41,7 +41,7 @@ def _snapshot(stalled_s: float, learner: bool = True) -> Snapshot:
 def test_who_holds_what_is_said_with_what_no_one_holds() -> None:
     table = buffer_pb2.DescribeResponse(generators=2, generators_loading=1, unheld=1, generators_wait="gate: closed")
     lost = buffer_pb2.Holder(member_id="g2", role="generator", groups=1, oldest_group_id="train-3", held_ms=2_000)
-    said = reasons(table, buffer_pb2.HoldersResponse(holders=[HOLDER, lost], total=5))
+    said = describe_holders(table, buffer_pb2.HoldersResponse(holders=[HOLDER, lost], total=5))
     assert said.split("; ") == [
         "generator generator-1 at 10.0.0.3:7001 holds 3 groups (train-17 for 75 s), last heartbeat 0.4 s ago",
         "generator g2 holds 1 group (train-3 for 2.0 s) and is not in the mesh any more",
@@ -61,7 +61,7 @@ def test_who_holds_what_is_said_with_what_no_one_holds() -> None:
 )
 def test_where_no_one_holds_anything_it_says_what_is_missing(pending: int, said: str) -> None:
     table = buffer_pb2.DescribeResponse(counts=buffer_pb2.LedgerCounts(pending=pending))
-    assert reasons(table, buffer_pb2.HoldersResponse()).startswith(said)
+    assert describe_holders(table, buffer_pb2.HoldersResponse()).startswith(said)
 
 
 def test_the_learner_is_named_once_where_it_waits() -> None:

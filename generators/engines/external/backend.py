@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from rollmesh.generators.engines.interface import SamplingParams, SleepReport
 from rollmesh.generators.engines.request_validation import Limits
-from rollmesh.mesh.liveness.freeze_detector import Sight
+from rollmesh.mesh.liveness.freeze_detector import ProcessState
 
 if TYPE_CHECKING:
     import torch
@@ -180,7 +180,7 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def sight(self) -> Sight | None:
+    def sight(self) -> ProcessState | None:
         """What its processes do now; any thread, once `start` is done. None: they are not on this machine."""
 
     @abstractmethod

@@ -28,7 +28,7 @@ from rollmesh.generators.engines.interface import (
     SwapTimings,
 )
 from rollmesh.generators.engines.request_validation import check_request
-from rollmesh.mesh.liveness.freeze_detector import Sight
+from rollmesh.mesh.liveness.freeze_detector import ProcessState
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class ExternalEngine(CommandedEngine):
             self._life.post(self._life.ping, done)
         return done
 
-    def sight(self) -> Sight | None:
+    def sight(self) -> ProcessState | None:
         return self._backend.sight() if self._gate.up and self._gate.failure is None else None
 
     def drain(self, timeout_s: float) -> bool:

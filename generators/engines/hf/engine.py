@@ -27,8 +27,8 @@ from rollmesh.generators.engines.interface import (
     PartialResponse,
 )
 from rollmesh.generators.engines.request_validation import check_request
-from rollmesh.mesh.liveness.freeze_detector import Sight
-from rollmesh.mesh.liveness.process_state import look_at_thread
+from rollmesh.mesh.liveness.freeze_detector import ProcessState
+from rollmesh.mesh.liveness.process_state import read_thread
 
 log = logging.getLogger(__name__)
 # Seconds that the thread gets to end; it ends between two steps.
@@ -108,9 +108,9 @@ class HfEngine(CommandedEngine):
     def ping(self) -> Future[list[PartialResponse]]:
         return self.progress({})
 
-    def sight(self) -> Sight | None:
+    def sight(self) -> ProcessState | None:
         thread = self._thread.native_id
-        return look_at_thread(thread) if thread is not None else None
+        return read_thread(thread) if thread is not None else None
 
     def drain(self, timeout_s: float) -> bool:
         return self._inbox.wait_idle(timeout_s)

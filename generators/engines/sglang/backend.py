@@ -44,7 +44,7 @@ from rollmesh.generators.engines.sglang.transfers.distributed import Distributed
 from rollmesh.generators.engines.sglang.transfers.tensor import TensorTransfer
 from rollmesh.mesh.config.rollout import SglangSection
 from rollmesh.mesh.errors import WeightsError
-from rollmesh.mesh.liveness.freeze_detector import Sight
+from rollmesh.mesh.liveness.freeze_detector import ProcessState
 
 log = logging.getLogger(__name__)
 
@@ -214,7 +214,7 @@ class SglangBackend(Backend):
             # Its front asks every scheduler; for other statuses it does not.
             await self._client.get("/server_info")
 
-    def sight(self) -> Sight | None:
+    def sight(self) -> ProcessState | None:
         """See Backend."""
         process = self._server.process if self._server is not None else None
         return process.sight() if process is not None else None

@@ -23,8 +23,8 @@ import psutil
 
 from rollmesh.generators.engines.external.process_log import tail
 from rollmesh.generators.engines.interface import EngineError
-from rollmesh.mesh.liveness.freeze_detector import Sight
-from rollmesh.mesh.liveness.process_state import look_at_families
+from rollmesh.mesh.liveness.freeze_detector import ProcessState
+from rollmesh.mesh.liveness.process_state import read_process_trees
 from rollmesh.mesh.runtime.child_processes import Child, start_process
 
 log = logging.getLogger(__name__)
@@ -86,9 +86,9 @@ class ServerProcess:
         assert self._watch is not None, "start() comes first"
         return await asyncio.shield(self._watch)
 
-    def sight(self) -> Sight | None:
+    def sight(self) -> ProcessState | None:
         """What its processes do now; None before there are any."""
-        return look_at_families([self._watchdog.pid]) if self._watchdog is not None else None
+        return read_process_trees([self._watchdog.pid]) if self._watchdog is not None else None
 
     def listens_at(self, port: int) -> bool:
         """Whether one of its processes listens at a TCP port; reads what each of them has open."""

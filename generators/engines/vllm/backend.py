@@ -43,7 +43,7 @@ from rollmesh.generators.engines.vllm.replica_routing import Copies
 from rollmesh.generators.engines.vllm.weight_senders import Sender, SharedSender
 from rollmesh.generators.engines.vllm.worker import HELD_BYTES
 from rollmesh.mesh.errors import PayloadError, WeightsError
-from rollmesh.mesh.liveness.freeze_detector import Sight
+from rollmesh.mesh.liveness.freeze_detector import ProcessState
 from rollmesh.mesh.trajectory.images import open_image
 
 log = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ class VllmBackend(Backend):
         with suppress(EngineDeadError):
             await self._alive(self._engine.engine_core.call_utility_async("is_scheduler_paused"), _SWAP_S)
 
-    def sight(self) -> Sight | None:
+    def sight(self) -> ProcessState | None:
         return self._launch.sight() if self._launch is not None else None
 
     def last_error(self) -> str:

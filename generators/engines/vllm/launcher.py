@@ -23,7 +23,7 @@ from rollmesh.generators.engines.vllm import logs
 from rollmesh.generators.engines.vllm.load_metrics import LoadMetricsCollector
 from rollmesh.generators.engines.vllm.process_tree import ProcessTree
 from rollmesh.mesh.errors import ConfigError
-from rollmesh.mesh.liveness.freeze_detector import Sight
+from rollmesh.mesh.liveness.freeze_detector import ProcessState
 
 log = logging.getLogger(__name__)
 _PROGRESS_S = 10.0
@@ -92,7 +92,7 @@ class EngineProcess:
         """What one of its processes has raised last; empty where none has."""
         return last_error(self._log.file)
 
-    def sight(self) -> Sight | None:
+    def sight(self) -> ProcessState | None:
         """What its processes do now."""
         return self._family.sight()
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import psutil
 
-from rollmesh.mesh.liveness.freeze_detector import Sight
+from rollmesh.mesh.liveness.freeze_detector import ProcessState
 from rollmesh.mesh.liveness.process_ends import survivors
-from rollmesh.mesh.liveness.process_state import look_at_families
+from rollmesh.mesh.liveness.process_state import read_process_trees
 
 _PYTHONS = "/dev/shm/psm_"  # noqa: S108 # what Python's shared memory is called
 # Between the workers of a CPU; stays where they are killed.
@@ -44,9 +44,9 @@ class ProcessTree:
         """Those that are alive."""
         return [member.pid for member in _alive(self._members)]
 
-    def sight(self) -> Sight | None:
+    def sight(self) -> ProcessState | None:
         """What they do now, and those that they have started since."""
-        return look_at_families(self._roots)
+        return read_process_trees(self._roots)
 
     def end_workers(self, grace_s: float) -> None:
         """Ends all but the engine cores, which are ending and wait for them."""

@@ -29,7 +29,7 @@ from rollmesh.learner.weights.published_version import PublishedVersion
 from rollmesh.learner.weights.transports.base import SenderTransport
 from rollmesh.learner.weights.transports.rendezvous import Rendezvous
 from rollmesh.mesh.errors import WeightsError
-from rollmesh.mesh.runtime.devices import need_cuda
+from rollmesh.mesh.runtime.devices import require_cuda
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights.broadcast import DEPTH, LONGEST_STALL_S, BroadcastBackend, BroadcastGroup, Staging
 from rollmesh.protos import weights_pb2
@@ -88,7 +88,7 @@ class Broadcast(SenderTransport):
         self.name = backend
         self._backend = backend
         if backend == "nccl":
-            need_cuda("weights.transport", backend, instead="auto")
+            require_cuda("weights.transport", backend, instead="auto")
         # Of the thread that makes this, which is the one that trains.
         self._device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
         self._rendezvous = rendezvous

@@ -24,8 +24,8 @@ from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME
 from rollmesh.learner.recovery.run_identity import nothing_trained
 from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.errors import ConfigError, DataError, RewardError, RollmeshError
-from rollmesh.mesh.runtime.die_with_parent import wrapped
-from rollmesh.mesh.runtime.memory_tuning import collect_seldom
+from rollmesh.mesh.runtime.die_with_parent import die_with_parent
+from rollmesh.mesh.runtime.memory_tuning import collect_garbage_seldom
 
 _ERRORS = {kind.exit_code: kind for kind in (ConfigError, DataError, RewardError)}
 _ANSWER = "rollmesh trial: "
@@ -51,7 +51,7 @@ class Trial:
             given.write(config.model_dump_json())
             given.seek(0)
             self._process = subprocess.Popen(
-                wrapped(
+                die_with_parent(
                     [
                         str(python or sys.executable),
                         "-m",
@@ -104,7 +104,7 @@ def _answer(said: str) -> Any:
 
 def main(arguments: Sequence[str] = sys.argv[1:]) -> None:
     """Tries, and says what came of it."""
-    collect_seldom()
+    collect_garbage_seldom()
     learner = partial(try_learner, fresh=_FRESH in arguments)
     trials: dict[str, Callable[[Config], list[str]]] = {"learner": learner, "reward": _reward}
     answer: dict[str, Any]

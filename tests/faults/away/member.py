@@ -13,7 +13,7 @@ from rollmesh.buffer.client.client import BufferClient
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.rpc.channel import open_channel
-from rollmesh.mesh.rpc.failover_channel import MeshChannel, addresses_of
+from rollmesh.mesh.rpc.failover_channel import FailoverChannel, addresses_of
 from rollmesh.protos import membership_pb2
 
 # Longest absence that is put on a run, many times over: no one gives up meanwhile.
@@ -28,10 +28,10 @@ def say(run: str, event: str, **facts: Any) -> None:
     sys.stdout.flush()
 
 
-class _GivenFronts(MeshChannel):
+class _GivenFronts(FailoverChannel):
     """Stays with the links that it was given; what fronts list is where they are without a link between."""
 
-    def learn(self, addresses: Iterable[str]) -> None:
+    def set_servers(self, addresses: Iterable[str]) -> None:
         pass
 
 

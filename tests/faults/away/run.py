@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rollmesh.buffer.client.client import BufferClient
-from rollmesh.mesh.runtime.die_with_parent import wrapped
+from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 from rollmesh.protos import buffer_pb2 as pb
 from tests.faults.away.cases import GROUPS, Case, Rules
 from tests.faults.proxy import Conditions, Link
@@ -43,7 +43,7 @@ class Host:
     async def start(self) -> None:
         with self._log.open("wb") as sink:
             self._process = await asyncio.create_subprocess_exec(
-                *wrapped([sys.executable, "-m", "tests.faults.away.host"]),
+                *die_with_parent([sys.executable, "-m", "tests.faults.away.host"]),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=sink,

@@ -102,7 +102,7 @@ def test_staleness_counts_tokens(payloads: bool, expected: dict[int, int]) -> No
 
 
 def test_staleness_across_learners_counts_the_way_through_the_common_ancestor() -> None:
-    lineage = Lineage(((1, 0),)).then(2, 4).then(3, 6)
+    lineage = Lineage(((1, 0),)).with_takeover(2, 4).with_takeover(3, 6)
     assert lineage.staleness(PolicyVersion(1, 3), 7) == 4
     assert lineage.staleness(PolicyVersion(1, 6), 7) == (6 - 4) + (7 - 4)
     assert lineage.staleness(PolicyVersion(2, 8), 7) == (8 - 6) + (7 - 6)
@@ -111,7 +111,7 @@ def test_staleness_across_learners_counts_the_way_through_the_common_ancestor() 
     assert np.asarray(lineage.per_token(runs, 7)).tolist() == [4, 4, 1]
     assert lineage.per_token(VersionRuns(((2, PolicyVersion(3, 7)),)), 7) == 0
     assert Lineage.from_wire(lineage.to_wire()) == lineage
-    assert lineage.then(3, 5).resumed == ((1, 0), (2, 4), (3, 5))
+    assert lineage.with_takeover(3, 5).resumed == ((1, 0), (2, 4), (3, 5))
 
 
 def test_a_group_that_contradicts_itself_is_refused() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from rollmesh.mesh.access.code_permissions import AllowCode, CodeRule, asked_of, check_code, rule_of
+from rollmesh.mesh.access.code_permissions import AllowCode, CodeRule, check_code, requested_code, rule_of
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.rpc.failover_channel import is_local
@@ -25,7 +25,7 @@ def configured(**sections: Any) -> Config:
 
 def asked(**sections: Any) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for each in asked_of(configured(**sections)):
+    for each in requested_code(configured(**sections)):
         found.setdefault(each.key, []).append(each.name)
     return found
 
@@ -35,7 +35,7 @@ def engine(name: str, options: dict[str, Any]) -> dict[str, list[str]]:
 
 
 def test_a_plain_configuration_asks_for_nothing() -> None:
-    assert not asked_of(configured())
+    assert not requested_code(configured())
     check_code(configured(reward={"in_process": True, "functions": ["gsm8k", "math"]}), NOTHING)
 
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from rollmesh.mesh.liveness.freeze_detector import State
-from rollmesh.mesh.liveness.process_state import look, look_at_families, look_at_thread
+from rollmesh.mesh.liveness.process_state import read_process_trees, read_processes, read_thread
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems say nothing")
 
@@ -36,10 +36,13 @@ def test_a_family_is_stopped_where_any_of_it_is() -> None:
         end = time.monotonic() + _DEADLINE_S
         while child.status() != psutil.STATUS_STOPPED:
             assert time.monotonic() < end
-        for sight, expected in ((look_at_families([parent.pid]), State.STOPPED), (look(child.pid), State.STOPPED)):
+        for sight, expected in (
+            (read_process_trees([parent.pid]), State.STOPPED),
+            (read_processes(child.pid), State.STOPPED),
+        ):
             assert sight is not None
             assert sight.state is expected
-        alone, both = look(parent.pid), look(parent.pid, child.pid)
+        alone, both = read_processes(parent.pid), read_processes(parent.pid, child.pid)
         assert alone is not None
         assert both is not None
         assert alone.state is not State.STOPPED
@@ -47,8 +50,8 @@ def test_a_family_is_stopped_where_any_of_it_is() -> None:
         assert both.cpu_s.keys() == {parent.pid, child.pid}
     finally:
         parent.communicate()
-    assert look_at_families([parent.pid]) is None
-    assert look(parent.pid) is None
+    assert read_process_trees([parent.pid]) is None
+    assert read_processes(parent.pid) is None
 
 
 def test_a_thread_by_itself() -> None:
@@ -58,10 +61,10 @@ def test_a_thread_by_itself() -> None:
     thread.start()
     assert thread.native_id is not None
     end = time.monotonic() + _DEADLINE_S
-    while (sight := look_at_thread(thread.native_id)) is None or sight.state is not State.ASLEEP:
+    while (sight := read_thread(thread.native_id)) is None or sight.state is not State.ASLEEP:
         assert time.monotonic() < end
     assert list(sight.cpu_s) == [thread.native_id]
     proceed.set()
     thread.join()
-    while look_at_thread(thread.native_id) is not None:
+    while read_thread(thread.native_id) is not None:
         assert time.monotonic() < end

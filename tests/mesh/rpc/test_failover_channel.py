@@ -13,7 +13,7 @@ import pytest
 
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import ConfigError
-from rollmesh.mesh.rpc.failover_channel import MeshChannel, addresses_of, open_mesh
+from rollmesh.mesh.rpc.failover_channel import FailoverChannel, addresses_of, open_mesh
 from rollmesh.mesh.rpc.retries import call_with_retry
 from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.protos import reward_pb2, reward_pb2_grpc, weights_pb2, weights_pb2_grpc
@@ -68,10 +68,10 @@ async def servers() -> AsyncIterator[Servers]:
 
 
 @pytest.fixture
-async def opened() -> AsyncIterator[Callable[..., MeshChannel]]:
+async def opened() -> AsyncIterator[Callable[..., FailoverChannel]]:
     async with AsyncExitStack() as stack:
 
-        def make(*addresses: str) -> MeshChannel:
+        def make(*addresses: str) -> FailoverChannel:
             channel = open_mesh(",".join(addresses), OPEN)
             stack.push_async_callback(channel.close)
             return channel
@@ -79,7 +79,7 @@ async def opened() -> AsyncIterator[Callable[..., MeshChannel]]:
         yield make
 
 
-async def ask(channel: MeshChannel, times: int) -> Counter[str]:
+async def ask(channel: FailoverChannel, times: int) -> Counter[str]:
     """Who answered how often; a failed call is repeated, as clients do."""
     stub = reward_pb2_grpc.RewardStub(channel)
 
@@ -92,7 +92,7 @@ async def ask(channel: MeshChannel, times: int) -> Counter[str]:
     return Counter([await one() for _ in range(times)])
 
 
-async def connected(channel: MeshChannel, *addresses: str) -> None:
+async def connected(channel: FailoverChannel, *addresses: str) -> None:
     """Waits until these fronts are connected."""
     async with asyncio.timeout(10):
         for address in addresses:
@@ -100,7 +100,9 @@ async def connected(channel: MeshChannel, *addresses: str) -> None:
                 pass
 
 
-async def test_calls_and_streams_go_to_the_fronts_in_turn(servers: Servers, opened: Callable[..., MeshChannel]) -> None:
+async def test_calls_and_streams_go_to_the_fronts_in_turn(
+    servers: Servers, opened: Callable[..., FailoverChannel]
+) -> None:
     left, right = await servers.start(), await servers.start()
     channel = opened(left.address, right.address)
     await connected(channel, left.address, right.address)
@@ -113,7 +115,7 @@ async def test_calls_and_streams_go_to_the_fronts_in_turn(servers: Servers, open
 
 
 async def test_a_front_that_refuses_or_is_gone_is_passed_over(
-    servers: Servers, opened: Callable[..., MeshChannel]
+    servers: Servers, opened: Callable[..., FailoverChannel]
 ) -> None:
     left, right = await servers.start(), await servers.start()
     channel = opened(left.address, right.address)
@@ -125,7 +127,9 @@ async def test_a_front_that_refuses_or_is_gone_is_passed_over(
     assert await ask(channel, 6) == {left.address: 6}
 
 
-async def test_all_are_tried_where_none_seems_to_answer(servers: Servers, opened: Callable[..., MeshChannel]) -> None:
+async def test_all_are_tried_where_none_seems_to_answer(
+    servers: Servers, opened: Callable[..., FailoverChannel]
+) -> None:
     left, right = await servers.start(), await servers.start()
     channel = opened(left.address, right.address)
     left.refuses = right.refuses = True
@@ -138,22 +142,22 @@ async def test_all_are_tried_where_none_seems_to_answer(servers: Servers, opened
 
 
 async def test_fronts_are_learned_and_forgotten_with_their_last_call(
-    servers: Servers, opened: Callable[..., MeshChannel]
+    servers: Servers, opened: Callable[..., FailoverChannel]
 ) -> None:
     given, later, last = await servers.start(), await servers.start(), await servers.start()
     channel = opened(given.address)
-    channel.learn([given.address, later.address])
+    channel.set_servers([given.address, later.address])
     await connected(channel, later.address)
     # Both have an open stream when one of them is not listed any more.
     stub = weights_pb2_grpc.WeightsStub(channel)
     calls = [stub.Watch(weights_pb2.WatchRequest(), timeout=10) for _ in range(2)]
     names = {(await call.read()).run: call for call in calls}
-    channel.learn([given.address, last.address])
+    channel.set_servers([given.address, last.address])
     await connected(channel, last.address)
     assert later.address not in await ask(channel, 6)
     later.release.set()
     assert await names[later.address].read() is grpc.aio.EOF, "what runs there is not cut off"
-    channel.learn([last.address])
+    channel.set_servers([last.address])
     assert channel.addresses == [last.address, given.address], "the address given stays for bad days"
     assert await ask(channel, 4) == {last.address: 4}
     await servers.stop(last)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from rollmesh.mesh.rpc.ordered_pipeline import in_turn
+from rollmesh.mesh.rpc.ordered_pipeline import answer_in_order
 
 
 async def _numbers(count: int, taken: list[int]) -> AsyncIterator[int]:
@@ -27,7 +27,7 @@ async def test_answers_keep_the_order_of_the_requests() -> None:
         return number
 
     async with asyncio.timeout(5):
-        assert [found async for found in in_turn(_numbers(3, []), answer, 3)] == [0, 1, 2]
+        assert [found async for found in answer_in_order(_numbers(3, []), answer, 3)] == [0, 1, 2]
 
 
 async def test_no_more_than_so_many_are_under_way() -> None:
@@ -47,7 +47,7 @@ async def test_no_more_than_so_many_are_under_way() -> None:
         return number
 
     async with asyncio.timeout(5):
-        assert [found async for found in in_turn(_numbers(20, taken), answer, 2)] == list(range(20))
+        assert [found async for found in answer_in_order(_numbers(20, taken), answer, 2)] == list(range(20))
     assert most == 2
 
 
@@ -61,7 +61,7 @@ async def test_a_lone_request_is_answered_while_the_stream_stays_open() -> None:
     async def answer(number: int) -> int:
         return number
 
-    stream = in_turn(one(), answer, 3)
+    stream = answer_in_order(one(), answer, 3)
     async with asyncio.timeout(5):
         assert await anext(stream) == 7
     open_stream.set()
@@ -79,7 +79,7 @@ async def test_a_failing_request_comes_after_the_answers_before_it() -> None:
 
     found = []
     with pytest.raises(ValueError, match="no message"):
-        async for response in in_turn(broken(), answer, 3):
+        async for response in answer_in_order(broken(), answer, 3):
             found.append(response)  # noqa: PERF401  what came before the failure counts
     assert found == [1]
 
@@ -96,7 +96,7 @@ async def test_what_is_under_way_is_cancelled_with_the_stream() -> None:
         return 0
 
     async def read() -> list[int]:
-        return [found async for found in in_turn(_numbers(1, []), answer, 3)]
+        return [found async for found in answer_in_order(_numbers(1, []), answer, 3)]
 
     reading = asyncio.create_task(read())
     async with asyncio.timeout(5):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rollmesh.mesh.errors import ConfigError
-from rollmesh.mesh.runtime.devices import choose_device, need_cuda
+from rollmesh.mesh.runtime.devices import choose_device, require_cuda
 
 
 def test_the_device_is_what_the_setting_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -13,10 +13,10 @@ def test_the_device_is_what_the_setting_says(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr("torch.cuda.is_available", lambda there=available: there)
         assert (choose_device("auto", "rollout.device"), choose_device("cpu", "rollout.device")) == (auto, "cpu")
     assert choose_device("cuda", "rollout.device") == "cuda"
-    need_cuda("weights.transport", "nccl", instead="auto")
+    require_cuda("weights.transport", "nccl", instead="auto")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ConfigError, match=r"rollout\.device is cuda, but torch finds no CUDA device here") as caught:
         choose_device("cuda", "rollout.device")
     assert caught.value.hint == "set rollout.device: cpu"
     with pytest.raises(ConfigError, match=r"weights\.transport is nccl"):
-        need_cuda("weights.transport", "nccl", instead="auto")
+        require_cuda("weights.transport", "nccl", instead="auto")

@@ -20,11 +20,11 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 _CYCLES = """
 import weakref
-from rollmesh.mesh.runtime.memory_tuning import settle_heap
+from rollmesh.mesh.runtime.memory_tuning import freeze_heap
 class Node:
     def __init__(self):
         self.me = self
-settle_heap()
+freeze_heap()
 first = weakref.ref(Node())
 assert first() is not None
 nodes = 1

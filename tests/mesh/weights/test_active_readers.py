@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from rollmesh.mesh.trajectory.versions import PolicyVersion
-from rollmesh.mesh.weights.active_readers import GRACE_S, Readers
+from rollmesh.mesh.weights.active_readers import GRACE_S, ActiveReaders
 
 OLD, NEW = PolicyVersion(1, 0), PolicyVersion(1, 1)
 
 
 def test_a_version_is_active_while_it_is_read_and_a_moment_longer() -> None:
     now = 1e6
-    readers = Readers(lambda: now)
+    readers = ActiveReaders(lambda: now)
     assert not readers.active(OLD)
     with readers.reading(OLD):
         with readers.reading(OLD):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollmesh.mesh.weights.delta_path import links_from, same_layout
+from rollmesh.mesh.weights.delta_path import delta_path, same_layout
 from rollmesh.protos import trajectory_pb2, weights_pb2
 
 
@@ -55,7 +55,7 @@ CHAIN = [(1, 2, 50), (2, 4, 50), (4, 5, 50)]
     ],
 )
 def test_the_way(base: int, links: list[tuple[int, int, int]], taken: list[int]) -> None:
-    found = links_from(manifest(base), announced(5, links))
+    found = delta_path(manifest(base), announced(5, links))
     assert [link.policy.version for link in found] == taken
 
 
@@ -63,27 +63,27 @@ def test_a_version_of_other_bytes_is_no_base() -> None:
     target = announced(5, CHAIN)
     other = manifest(4)
     other.digest = "another"
-    assert not links_from(other, target)
+    assert not delta_path(other, target)
     of_another_learner = manifest(4)
     of_another_learner.policy.incarnation = 2
-    assert not links_from(of_another_learner, target)
+    assert not delta_path(of_another_learner, target)
 
 
 def test_links_lead_to_the_announced_bytes_only() -> None:
     target = announced(5, CHAIN)
     target.digest = "another"
-    assert not links_from(manifest(4), target)
+    assert not delta_path(manifest(4), target)
     split = announced(5, CHAIN)
     split.deltas[-1].buckets.add(nbytes=1)
-    assert not links_from(manifest(4), split)
+    assert not delta_path(manifest(4), split)
 
 
 def test_another_layout_is_fetched_in_full() -> None:
     assert same_layout(manifest(1), manifest(2))
-    assert not links_from(manifest(4, rows=99), announced(5, CHAIN))
+    assert not delta_path(manifest(4, rows=99), announced(5, CHAIN))
     renamed = manifest(4)
     renamed.tensors[0].name = "v"
-    assert not links_from(renamed, announced(5, CHAIN))
+    assert not delta_path(renamed, announced(5, CHAIN))
     recast = manifest(4)
     recast.tensors[0].dtype = "float16"
     assert not same_layout(recast, manifest(4))

@@ -21,7 +21,7 @@ from rollmesh.generators.engines.interface import SleepReport
 from rollmesh.generators.engines.request_validation import Limits
 from rollmesh.generators.engines.stop_strings import StopMatcher
 from rollmesh.mesh.errors import WeightsError
-from rollmesh.mesh.liveness.freeze_detector import Sight, State
+from rollmesh.mesh.liveness.freeze_detector import ProcessState, State
 from tests.generators.engines import tiny
 
 Weights = dict[str, torch.Tensor]
@@ -231,8 +231,8 @@ class ScriptedBackend(Backend):
     async def ping(self) -> None:
         await self._called("ping")
 
-    def sight(self) -> Sight:
-        return Sight(self.does, {})
+    def sight(self) -> ProcessState:
+        return ProcessState(self.does, {})
 
     def last_error(self) -> str:
         return self.raised

@@ -19,7 +19,7 @@ from rollmesh.generators.engines.interface import EngineSettings
 from rollmesh.mesh.config.rollout import SglangSection
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.liveness.process_ends import survivors
-from rollmesh.mesh.liveness.process_state import look
+from rollmesh.mesh.liveness.process_state import read_processes
 from tests.generators.engines.collector import Collector
 from tests.generators.engines.harness import V1, V2, request
 from tests.generators.engines.sglang.server import START_S, SglangHarness, SharedServer
@@ -83,7 +83,7 @@ def test_a_scheduler_that_is_stopped_is_found_and_continued_goes_on(
         [scheduler] = [process for process in processes if "scheduler" in " ".join(process.cmdline())]
         with monkeypatch.context() as patched:
             # As the one who has started it sees it.
-            owned = SimpleNamespace(sight=lambda: look(*[process.pid for process in processes]))
+            owned = SimpleNamespace(sight=lambda: read_processes(*[process.pid for process in processes]))
             patched.setattr(harness.engine._backend._server, "process", owned)  # type: ignore[attr-defined]
             harness.engine.ping().result(harness.deadline_s)
             harness.engine.submit([replace(asked, request_id="b", stream=True)])

@@ -18,7 +18,7 @@ from rollmesh.generators.engines.interface import EngineListener, EngineSettings
 from rollmesh.generators.engines.request_validation import Limits
 from rollmesh.generators.engines.vllm.engine import VllmEngine
 from rollmesh.mesh.config.rollout import VllmSection
-from rollmesh.mesh.liveness.freeze_detector import Sight
+from rollmesh.mesh.liveness.freeze_detector import ProcessState
 from tests.generators.engines.harness import ModelHarness
 from tests.generators.engines.tiny import ContractModel
 
@@ -126,7 +126,7 @@ class LentVllm(Backend):
     async def ping(self) -> None:
         await self._shared.reach(self._inner.ping())
 
-    def sight(self) -> Sight | None:
+    def sight(self) -> ProcessState | None:
         return self._inner.sight()
 
     def last_error(self) -> str:
