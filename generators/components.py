@@ -185,7 +185,7 @@ class GeneratorComponents:
         if longest_s >= _SLOW_S:
             return f"waits for rewards: {members} responses, the first of them for {longest_s:.0f} s"
         if load.undelivered and not load.generating:
-            return f"waits until {load.undelivered} members are scored and stored"
+            return f"waits until {load.undelivered} responses are scored and stored"
         if load.generating == 0 and self.rollout.active_groups == 0:
             return self.admission.waiting_reason()
         return ""

@@ -12,7 +12,7 @@ NAMED = 20
 
 def describe_holders(table: buffer_pb2.DescribeResponse, held: buffer_pb2.HoldersResponse) -> str:
     """Why nothing moves: the holders, those that have held a group for longest first, and what no one holds."""
-    return "; ".join(_reasons(table, held)) or "no one holds a group"
+    return "; ".join(_reasons(table, held)) or "no group is in progress"
 
 
 def _reasons(table: buffer_pb2.DescribeResponse, held: buffer_pb2.HoldersResponse) -> Iterator[str]:
@@ -20,10 +20,10 @@ def _reasons(table: buffer_pb2.DescribeResponse, held: buffer_pb2.HoldersRespons
     if held.total > len(held.holders):
         yield f"{held.total - len(held.holders)} more hold groups"
     if table.unheld:
-        yield f"{_groups(table.unheld)} of lost generators wait for another one"
+        yield f"{_groups(table.unheld)} of lost generators wait for another generator"
     if not held.total and not table.unheld:
         pending = table.counts.pending
-        yield f"no one holds a group, {pending} tasks are pending" if pending else "no prompt task is pending"
+        yield f"no group is in progress, {pending} prompts are waiting" if pending else "no prompt is waiting"
     if not table.generators:
         yield "no generator is in the mesh"
     elif not table.generators_serving:

@@ -168,7 +168,7 @@ class MembershipAgent:
         if response.fenced:
             self.fenced.set()
         if self._seen_running is None and response.run_finished:
-            log.info("run %s has ended; waiting for a learner that goes on with it", self.run_name)
+            log.info("run %s has ended; waiting for a learner that continues it", self.run_name)
         self._seen_running = self._seen_running or not response.run_finished
         if response.run_finished and self._seen_running:
             self.run_finished.set()

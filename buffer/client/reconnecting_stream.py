@@ -63,7 +63,7 @@ class ReconnectingStream(ABC):
 
     async def _on_lost_state(self) -> None:
         """Redis may have lost state. The learner's stream restores it; others wait until it has."""
-        log.info("%s: Redis was restarted; waits for the learner to say what it has used", self._what)
+        log.info("%s: Redis was restarted; waits until the learner has reported which groups it has used", self._what)
 
     def _send(self, request: Any) -> None:
         if self._error is not None:

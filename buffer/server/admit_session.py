@@ -179,7 +179,7 @@ class AdmitSession:
         if snapshot.incarnation == 0:
             return [], "no learner has started the run yet"
         if snapshot.suspect:
-            return [], "Redis was restarted: waits for the learner to say what it has used"
+            return [], "Redis was restarted: waits until the learner has reported which groups it has used"
         if demand.refused_at == snapshot.rev:
             return [], self._refusal
         before, demand.is_responsive = demand.is_responsive, self._roll.is_responsive
@@ -187,7 +187,7 @@ class AdmitSession:
             if before:
                 # Its share is now for others.
                 self._front.changes.notify(self._table)
-            return [], "the generator does not answer: neither for its grants nor what it holds"
+            return [], "this generator does not answer which groups it has received and works on"
         if demand.serving.incarnation != snapshot.incarnation:
             in_force = f"{snapshot.incarnation}:{snapshot.version}"
             return [], f"policy {in_force} is in force, this generator serves {demand.serving}"
@@ -200,7 +200,7 @@ class AdmitSession:
         rivals = [rival for rival in self._front.demands[self._table] if self._available(snapshot, rival)]
         wanted = min(fair_share(demand, rivals, available, rev=snapshot.rev), _GRANTS_PER_CALL)
         if not wanted:
-            return [], "less loaded generators come first"
+            return [], "generators with less work come first"
         limit = gate.live_limit(snapshot.u, demand.serving.version, rules.groups_per_step, rules.max_staleness)
         status, grants, why = await self._front.store.admit(
             self._table,
@@ -214,11 +214,12 @@ class AdmitSession:
         )
         if status == "moved":
             # The answer brought a newer snapshot, which wakes this stream: the next round proposes again.
-            return [], "the policy moves on"
+            return [], "a new version has just come into force"
         snapshot = self._front.store.snapshots[self._table]
         reason = self._gate_reason(snapshot)
         if why == "bytes":
-            reason = f"byte budget: {snapshot.bytes} stored and {snapshot.reserved} reserved of {rules.max_bytes}"
+            kept = f"{snapshot.bytes} stored and {snapshot.reserved} reserved"
+            reason = f"byte budget: {kept} of {rules.max_bytes} (buffer.max_bytes)"
         if len(grants) < wanted:
             # What it does not get may be for others, as tasks pinned to another version are.
             demand.refused_at, self._refusal = snapshot.rev, reason
@@ -240,11 +241,14 @@ class AdmitSession:
         if not snapshot.pending:
             return "the data has ended" if snapshot.end_of_data else "no prompt tasks are pending"
         if not self._rules.bounded:
-            return f"pending tasks are pinned to another version than {self._demand.serving}"
+            return f"the waiting prompts are for another version than {self._demand.serving}, which this generator has"
         rules = self._rules
         ahead = snapshot.demand + rules.samples_per_insert - 1
         floor = gate.version_floor(snapshot.u, ahead, rules.groups_per_step, rules.max_staleness)
-        return f"gate: {snapshot.live} unclaimed groups, needs version {floor}, serves {self._demand.serving.version}"
+        return (
+            f"staleness bound: {snapshot.live} groups are trained before a new one, which needs weights of version {floor} "
+            f"or later; this generator has {self._demand.serving.version}"
+        )
 
     async def _responses(self, grants: list[Grant]) -> AsyncIterator[bytes]:
         """Grants with their prompts and drafts, serialized, in messages of bounded size."""

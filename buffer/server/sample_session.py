@@ -204,7 +204,7 @@ class SampleSession:
         if not choice.group_ids:
             return [], reason
         leased = await store.sample(self._table, self._incarnation, wanted.version, choice.group_ids, self._token)
-        return self._count(wanted, leased), "another front was faster"
+        return self._count(wanted, leased), "another server of the buffer handed them out first"
 
     def _count(self, wanted: _Wanted, leased: list[Leased]) -> list[Leased]:
         """Takes leased groups off the credits of their request; returns them."""
@@ -255,7 +255,7 @@ class SampleSession:
     def _waiting(self, snapshot: TableSnapshot) -> str:
         fleet = self._front.fleet
         text = (
-            f"waits for groups: {snapshot.generating} being generated, {snapshot.pending} tasks pending, "
+            f"waits for groups: {snapshot.generating} being generated, {snapshot.pending} prompts waiting, "
             f"{fleet.alive} generators alive"
         )
         return f"{text}; a generator says: {fleet.reason}" if fleet.reason else text

@@ -39,7 +39,7 @@ def unknown_incarnation_error() -> LostStateError:
     """The error of a learner whose takeover Redis does not know."""
     return LostStateError(
         "Redis does not know this learner's incarnation: it has lost it, or it never was",
-        hint="a learner that has resumed says again what it has used, by itself; any other calls Resume first",
+        hint="a resumed learner reports by itself which groups it has used; other clients call Resume first",
     )
 
 

@@ -94,7 +94,7 @@ class Snapshot:
             return ""
         members = failed + unscorable + self.sum_of("members_scored")
         return (
-            f"{failed + unscorable:.0f} of {members:.0f} members have no reward (error {failed:.0f}, unscorable "
+            f"{failed + unscorable:.0f} of {members:.0f} responses have no reward (error {failed:.0f}, unscorable "
             f"{unscorable:.0f}): the generators' logs say why"
         )
 
@@ -126,7 +126,7 @@ class Snapshot:
             parts.append(f"generators wait: {self.table.generators_wait}")
         if not self.learners() and not self.run_finished:
             parts.append("there is no learner")
-        return "; ".join(parts) or "no one waits"
+        return "; ".join(parts) or "nothing waits"
 
 
 class MeshView:

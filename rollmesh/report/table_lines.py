@@ -40,7 +40,7 @@ def table_lines(table: buffer_pb2.DescribeResponse) -> Iterator[tuple[str, str]]
     yield (
         "queue",
         f"{counts.ready} ready, oldest {duration(table.oldest_ready_ms)}; {counts.generating} being generated, oldest "
-        f"{duration(table.oldest_generating_ms)}; {counts.pending} tasks pending; {table.leases} leases; "
+        f"{duration(table.oldest_generating_ms)}; {counts.pending} prompts waiting; {table.leases} leases; "
         f"order {table.order or '-'}",
     )
     limit = f"of {size(table.redis_max_bytes)}" if table.redis_max_bytes else "without limit"

@@ -52,4 +52,6 @@ class Unscored:
             return ""
         counts = ", ".join(f"{code} {count}" for code, count in self.codes.most_common())
         cause = self.cause if len(self.cause) <= _CHARACTERS else f"{self.cause[:_CHARACTERS]} ..."
-        return f"{self.codes.total()} of {self.members} members have no reward ({counts}); newest cause: {cause or '-'}"
+        return (
+            f"{self.codes.total()} of {self.members} responses have no reward ({counts}); newest cause: {cause or '-'}"
+        )

@@ -151,7 +151,7 @@ def test_summary_and_report_say_which_members_have_no_reward(run_folder: Path) -
     summary = write_summary(run_folder, read_config(run_folder), final_state())
     codes = {"reward_timeout": 3, "unscorable": 1}
     assert summary.unscored == {"members": 28, "codes": codes, "cause": "no such <test>"}
-    text = "4 of 28 members have no reward (reward_timeout 3, unscorable 1); newest cause: no such <test>"
+    text = "4 of 28 responses have no reward (reward_timeout 3, unscorable 1); newest cause: no such <test>"
     assert text in list(read_summary(run_folder).lines())
     assert text.replace("<test>", "&lt;test&gt;") in write_report(run_folder).read_text(encoding="utf-8")
 
@@ -357,7 +357,7 @@ def test_plain_lines_say_the_speed_and_what_is_without_a_reward_since_the_line_b
     view.close()
     first, second = capsys.readouterr().out.splitlines()
     assert "tokens/s 100 generated 100 trained" in first, "since the first token"
-    assert first.endswith("| 1 of 4 members have no reward (reward_timeout 1); newest cause: reward timeout: 8 s")
+    assert first.endswith("| 1 of 4 responses have no reward (reward_timeout 1); newest cause: reward timeout: 8 s")
     assert "tokens/s 20 generated" in second
     assert "reward_timeout" not in second
 
@@ -394,7 +394,7 @@ def test_a_single_look_counts_members_without_a_reward_as_generators_do() -> Non
         return membership_pb2.Member(role=membership_pb2.ROLE_GENERATOR, gauges=gauges)
 
     snapshot = Snapshot(members=[generator(40, 7), generator(50, 0)])
-    assert snapshot.without_reward().startswith("9 of 99 members have no reward (error 7, unscorable 2)")
+    assert snapshot.without_reward().startswith("9 of 99 responses have no reward (error 7, unscorable 2)")
     snapshot.unscored.note([training(1, 0.5) | {"samples": 8, "unscored/timeout": 2, "unscored_cause": "late"}])
-    assert snapshot.without_reward() == "2 of 10 members have no reward (timeout 2); newest cause: late"
+    assert snapshot.without_reward() == "2 of 10 responses have no reward (timeout 2); newest cause: late"
     assert Snapshot(members=[membership_pb2.Member(role=membership_pb2.ROLE_GENERATOR)]).without_reward() == ""

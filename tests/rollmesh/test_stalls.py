@@ -46,7 +46,7 @@ def test_who_holds_what_is_said_with_what_no_one_holds() -> None:
         "generator generator-1 at 10.0.0.3:7001 holds 3 groups (train-17 for 75 s), last heartbeat 0.4 s ago",
         "generator g2 holds 1 group (train-3 for 2.0 s) and is not in the mesh any more",
         "3 more hold groups",
-        "1 group of lost generators wait for another one",
+        "1 group of lost generators wait for another generator",
         "none of 2 generators has weights in service, 1 still load the model",
         "generators wait: gate: closed",
     ]
@@ -55,8 +55,8 @@ def test_who_holds_what_is_said_with_what_no_one_holds() -> None:
 @pytest.mark.parametrize(
     ("pending", "said"),
     [
-        (0, "no prompt task is pending; no generator is in the mesh"),
-        (5, "no one holds a group, 5 tasks are pending; no"),
+        (0, "no prompt is waiting; no generator is in the mesh"),
+        (5, "no group is in progress, 5 prompts are waiting; no"),
     ],
 )
 def test_where_no_one_holds_anything_it_says_what_is_missing(pending: int, said: str) -> None:
@@ -93,7 +93,7 @@ def test_a_mesh_without_a_learner_says_so() -> None:
     assert _snapshot(0, learner=False).who_waits() == "there is no learner"
     finished = _snapshot(0, learner=False)
     finished.run_finished = True
-    assert finished.who_waits() == _snapshot(0).who_waits() == "no one waits"
+    assert finished.who_waits() == _snapshot(0).who_waits() == "nothing waits"
 
 
 def test_the_report_has_every_stall_with_its_end(run_folder: Path) -> None:  # noqa: F811

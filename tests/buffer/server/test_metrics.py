@@ -102,7 +102,7 @@ async def test_status_says_it_to_a_reader_and_to_a_program(mesh: Mesh) -> None:
         for options in ((), ("--json",))
     ]
     text, told = [out.decode() for out, _ in await asyncio.gather(*(run.communicate() for run in runs))]
-    for words in ("1 ready, oldest ", "failed/too_few_scored 1", "dead letters 1", "Redis ", "no one waits"):
+    for words in ("1 ready, oldest ", "failed/too_few_scored 1", "dead letters 1", "Redis ", "nothing waits"):
         assert words in text, text
     assert "\x1b" not in text, "no colours outside a terminal"
     everything = json.loads(told)
