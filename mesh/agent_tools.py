@@ -112,7 +112,7 @@ def agent_schemas(agent: AgentSection) -> list[Schema]:
     """Schemas of all tools of a configuration, in the order in which they are shown.
 
     Raises:
-        ConfigError: see `load_tools` and `load_environment`; or tools beside an environment that takes actions.
+        ConfigError: see `load_tools` and `load_environment`; or tools together with an environment that takes actions.
     """
     schemas = [tool.schema for tool in load_tools(agent.tools)]
     if agent.environment is not None:

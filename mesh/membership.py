@@ -54,7 +54,7 @@ class MembershipAgent:
         policy: the version in force; None before the first.
         fenced: set when this learner's incarnation was taken over.
         run_finished: set when the run ends in order. Who joins a run that has ended already waits for a learner that
-            goes on with it.
+            continues it.
         lost: set when the mesh could not be reached, or believed, for `retry_s`; `lost_error` says why.
     """
 

@@ -63,7 +63,7 @@ def rule_of(allow: AllowCode | None, listed: Collection[str], *, is_local: bool)
         ConfigError: code is listed under a rule that does not look at the list.
     """
     if listed and allow in (AllowCode.NONE, AllowCode.ANY):
-        raise ConfigError(f"--code {next(iter(listed))!r} says nothing beside --allow-code {allow}", hint="leave one")
+        raise ConfigError(f"--code {next(iter(listed))!r} has no effect with --allow-code {allow}", hint="leave one")
     if allow is None:
         allow = AllowCode.LISTED if listed else AllowCode.ANY if is_local else AllowCode.NONE
     return CodeRule(allow, frozenset(listed))

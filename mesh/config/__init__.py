@@ -1,4 +1,4 @@
-"""The configuration: pydantic models, loading with overrides, derived figures."""
+"""The configuration: pydantic models, loading with overrides, derived values."""
 
 from rollmesh.mesh.config.load import load_config, parse_overrides, save_config
 from rollmesh.mesh.config.models import Config

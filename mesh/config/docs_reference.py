@@ -16,7 +16,7 @@ _HEAD = """# Configuration
 
 Generated from the models in `mesh/config/models.py` (`make docs`). One YAML file; every key can
 be given on the command line as `--section.key=value`. Unknown keys are refused with the nearest name.
-`rollmesh config show FILE` prints the whole configuration, `rollmesh config explain FILE` the figures derived from it
+`rollmesh config show FILE` prints the whole configuration, `rollmesh config explain FILE` the values derived from it
 and all settings of the algorithm.
 """
 _TABLE_HEAD = ["| key | type | default | meaning |", "|---|---|---|---|"]

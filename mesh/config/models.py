@@ -74,19 +74,19 @@ class AlgorithmSection(Section):
     name: str = Field(
         "grpo",
         description="Registered name (`rollmesh config algorithms`), or `package.module:Class` / `file.py:Class` of "
-        "your own. Keys beside it are the algorithm's settings, as `loss.clip_high` or `kl.where`: docs/algorithms.md.",
+        "your own. Other keys are the algorithm's settings, as `loss.clip_high` or `kl.where`: docs/algorithms.md.",
     )
 
     @property
     def params(self) -> dict[str, Any]:
-        """The settings given beside the name, in the form of the configuration."""
+        """The settings given next to the name, in the form of the configuration."""
         return dict(self.__pydantic_extra__ or {})
 
     @model_validator(mode="before")
     @classmethod
     def _flat(cls, values: Any) -> Any:
         if isinstance(values, Mapping) and "params" in values:
-            raise ValueError("the settings stand beside `name`: move what is below `params` one level up")
+            raise ValueError("the settings stand next to `name`: move what is below `params` one level up")
         return values
 
 
@@ -182,8 +182,8 @@ class LearnerSection(Section):
     batch: BatchSection = Field(default_factory=BatchSection, description="Batch sizes.")
     roles: dict[str, RoleSection] = Field(
         default_factory=dict,
-        description="Models that the algorithm needs beside the actor, by role: `critic`, `reference`, `teacher`, ... "
-        "(`rollmesh config explain` says which).",
+        description="Models that the algorithm needs in addition to the actor, by role: `critic`, `reference`, "
+        "`teacher`, ... (`rollmesh config explain` says which).",
     )
 
     def compute_on(self, device: Literal["cpu", "cuda"]) -> tuple[Literal["float32", "bfloat16"], bool]:
@@ -268,14 +268,14 @@ class BufferSection(Section):
     compression_level: int = Field(1, ge=1, le=19, description="Level of zstd; above 1 little is won.")
     side_dir: Path | None = Field(
         None,
-        description="Folder for large data beside the payloads (routed experts, images), the same for all fronts; "
+        description="Folder for large data outside the payloads (routed experts, images), the same for all fronts; "
         "none: `side` in the run folder.",
     )
     side_max_bytes: PositiveInt = Field(1 << 30, description="Bytes of one object of side data at most.")
 
     @property
     def redis_options(self) -> RedisOptions:
-        """What is told of Redis beside its URL."""
+        """Settings of Redis in addition to its URL."""
         return RedisOptions(
             tls_ca=self.redis_tls_ca,
             tls_cert=self.redis_tls_cert,

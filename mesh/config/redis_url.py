@@ -1,7 +1,7 @@
 """What `buffer.redis` and its sister settings say: where Redis is, how to log in, and under which TLS.
 
 Forms: `redis://[user[:password]@]host[:port][/db]`, `rediss://` (the same with TLS), `unix://[user[:password]@]/path`,
-and `redis-cluster://` or `rediss-cluster://` with one or several `host[:port]`, separated by commas. Options behind the
+and `redis-cluster://` or `rediss-cluster://` with one or several `host[:port]`, separated by commas. Options after the
 `?`: `db`, `client_name`, `ssl_ca_certs`, `ssl_certfile`, `ssl_keyfile`, `ssl_check_hostname`.
 
 Invariants: reading a URL touches no file and no network, so that it can be checked when the configuration is read; no
@@ -31,7 +31,7 @@ _FORMS = "redis://host:6379/0, rediss://host:6379/0, unix:///path/to/socket, red
 
 @dataclass(frozen=True, slots=True)
 class RedisOptions:
-    """What is told beside the URL.
+    """Settings in addition to the URL.
 
     Attributes:
         tls_ca: PEM authorities that may have signed the server's certificate; none: the system's.
@@ -111,7 +111,7 @@ class RedisAddress:
 
 
 def parse_redis_url(url: str, options: RedisOptions | None = None) -> RedisAddress:
-    """Reads the setting `buffer.redis` together with those beside it.
+    """Reads the setting `buffer.redis` together with those next to it.
 
     Raises:
         ConfigError: it names no Redis that could be reached, or contradicts itself.
@@ -159,7 +159,7 @@ def _words(query: list[tuple[str, str]]) -> dict[str, str]:
     for name, value in query:
         if name in ("username", "password"):
             raise _wrong(
-                f"{name} stands behind the '?'",
+                f"{name} stands after the '?'",
                 hint="the user goes before the host, the password into buffer.redis_password_file",
             )
         if name not in _OPTIONS:

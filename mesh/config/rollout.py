@@ -198,15 +198,16 @@ class RolloutSection(Section):
     )
     max_attempts: PositiveInt = Field(4, description="Times a group is handed out before it ends as failed.")
     draft_every_s: PositiveFloat = Field(
-        5.0, description="Seconds after which an unfinished response is drafted to the buffer, from where others go on."
+        5.0,
+        description="Seconds after which an unfinished response is drafted to the buffer, from where others continue.",
     )
     draft_every_tokens: PositiveInt = Field(
         256, description="New tokens after which it is drafted even before; looked at 8 times per `draft_every_s`."
     )
     load: Literal["fixed", "adaptive"] = Field(
         "adaptive",
-        description="How many sequences a generator has in hand: fixed, always enough for `slots`; adaptive, fewer "
-        "where the engine's figures (preemptions, use of its KV cache, waiting requests) say that it has too much.",
+        description="How many sequences a generator works on: fixed, always enough for `slots`; adaptive, fewer "
+        "where the engine's metrics (preemptions, use of its KV cache, waiting requests) say that it has too much.",
     )
     hf: HfSection = Field(default_factory=lambda: HfSection(), description="Settings of engine hf.")
     vllm: VllmSection = Field(default_factory=lambda: VllmSection(), description="Settings of engine vllm.")
@@ -231,5 +232,5 @@ class RolloutSection(Section):
 
     @property
     def longest_response(self) -> int:
-        """Tokens of a member at most behind its group's prompt; that of a program is the first token of its row's."""
+        """Tokens of a member at most after its group's prompt; that of a program is the first token of its row's."""
         return self.context_tokens - 1 if self.agent.kind == "program" else self.max_response_tokens

@@ -2,7 +2,7 @@
 
 Invariants: it is on loopback unless `network.metrics_host` says otherwise, and then it has a key; there is one path,
 which is only read. No client holds anything for long (`mesh.http.connections`), and a connection is for one request.
-The page is written in a thread of its own, beside the service's work.
+The page is written in a thread of its own, concurrently with the service's work.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ _STATUS = {
     "lost_state": grpc.StatusCode.FAILED_PRECONDITION,
     "weights": grpc.StatusCode.NOT_FOUND,
 }
-# Failures of the connection or of a service behind it: the same call may succeed later.
+# Failures of the connection or of the service: the same call may succeed later.
 _TRANSIENT = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
 # Details of the status INTERNAL that gRPC's client makes up where it could not write.
 _LOCAL_FAILURE = "Internal error from Core"

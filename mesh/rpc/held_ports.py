@@ -1,10 +1,10 @@
 """The ports of a run's services, held by who starts them until the run ends.
 
-A service that ends leaves its port free, and others still call it there: nobody else may answer them. They would
+A service that ends leaves its port free, and others still call it there: no other program may answer them. They would
 send their credentials, and believe rewards or weights.
 
 Invariants: the sockets that hold a port never listen, so that callers are refused while its service is away; only
-processes of the same user can bind beside them (`SO_REUSEPORT`), and of those only the services of such a run.
+processes of the same user can bind the same ports (`SO_REUSEPORT`), and of those only the services of such a run.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class HeldPorts:
     def _hold(self, port: int) -> int:
         host = self._host.strip("[]")
         for family, *_, address in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE):
-            # Alone first: another run of this user's would let a further socket in beside its own.
+            # First without SO_REUSEPORT: another run of this user would let a further socket bind its port.
             with socket.socket(family, socket.SOCK_STREAM) as alone:
                 alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 alone.bind((address[0], port, *address[2:]))

@@ -1,9 +1,9 @@
 """How long-lived processes treat their memory: freed blocks are kept, and cycles are looked for less often.
 
-By default glibc returns every large block as soon as it is free, and its pages are cleared and mapped anew for the next
-message or tensor: at payloads of 100 KB that was a third of a front's CPU. By default Python looks for cycles after
-every 700 new containers, and now and then through all modules: that was 3 to 5 % of every busy process, and a fifth of
-the start of a generator.
+By default glibc returns every large block as soon as it is free, and its pages are cleared and mapped again for the
+next message or tensor: at payloads of 100 KB that was a third of a front's CPU. By default Python looks for cycles
+after every 700 new containers, and now and then through all modules: that was 3 to 5 % of every busy process, and a
+fifth of the start of a generator.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def keep_freed_memory(idle_bytes: int = _IDLE_BYTES) -> bool:
 def collect_garbage_seldom() -> None:
     """For a process that begins: what is new is searched for cycles in larger portions.
 
-    Of the modules that it loads hardly anything is garbage, and nearly all of what messages leave behind dies without
+    Of the modules that it loads hardly anything is garbage, and nearly all of the garbage of messages dies without
     the collector.
     """
     gc.set_threshold(*_THRESHOLDS)

@@ -9,10 +9,10 @@ from prometheus_client import CollectorRegistry, Gauge
 
 
 class GaugeSet:
-    """Gauges that come into being with their first value.
+    """Gauges that are created with their first value.
 
     Args:
-        service: prefix of the names: `rollmesh_<service>_<figure>`.
+        service: prefix of the names: `rollmesh_<service>_<name>`.
     """
 
     def __init__(self, service: str) -> None:
@@ -20,9 +20,9 @@ class GaugeSet:
         self._service = service
         self._gauges: dict[str, Gauge] = {}
 
-    def set(self, figures: Mapping[str, float]) -> None:
-        """Takes figures by name; characters that Prometheus does not know become underscores."""
-        for name, value in figures.items():
+    def set(self, values: Mapping[str, float]) -> None:
+        """Sets gauges by name; characters that Prometheus does not allow become underscores."""
+        for name, value in values.items():
             gauge = self._gauges.get(name)
             if gauge is None:
                 clean = re.sub(r"[^a-zA-Z0-9_]", "_", f"rollmesh_{self._service}_{name}")

@@ -1,7 +1,7 @@
 """Coroutines that live and die together.
 
 Invariant: none ends without a word. A call whose channel is closed under it raises CancelledError, which asyncio takes
-for the end of a task that somebody has cancelled; nobody has, so it is a failure here.
+for the end of a task that was cancelled; here none was, so it is a failure.
 """
 
 from __future__ import annotations

@@ -40,10 +40,10 @@ def plan_threads(
     """Divides the cores: half for the learner ranks, the rest for the generators, at least one thread each.
 
     Args:
-        cores: cores at hand.
+        cores: cores available.
         ranks: learner processes on this machine.
         replicas: generator processes on this machine.
-        learner, generator: figures set by the user, taken as they are.
+        learner, generator: threads set by the user, used unchanged.
     """
     for_learner = max(1, cores // 2) if replicas else cores
     for_generators = max(1, cores - for_learner)

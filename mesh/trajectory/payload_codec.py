@@ -2,7 +2,7 @@
 
 Layout (all little-endian)::
 
-    b"RMT1" | uint32 header length | msgpack header | raw arrays, one behind the other
+    b"RMT1" | uint32 header length | msgpack header | raw arrays, concatenated
 
 The header is a map: `tokens` = number of response tokens, `arrays` = [[name, dtype], ...] in the order of the raw
 bytes, `versions` = runs over the tokens as uint32 triples (length, incarnation, version), `mask` = lengths of runs over

@@ -54,7 +54,7 @@ class Wanted:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all buckets one behind the other, each padded."""
+        """Bytes of all buckets, concatenated and padded."""
         return self.starts[-1]
 
     def offer(self, transport: str) -> weights_pb2.Offer | None:

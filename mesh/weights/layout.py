@@ -1,6 +1,6 @@
 """Where each tensor lies: buckets filled in the order in which tensors come.
 
-Invariants: a tensor lies whole in one bucket, at an offset that is a multiple of `ALIGNMENT`; buckets lie one behind
+Invariants: a tensor lies whole in one bucket, at an offset that is a multiple of `ALIGNMENT`; buckets lie one after
 the other, each padded to `ALIGNMENT`, so that every tensor of a mapped file is aligned for any dtype; a bucket
 exceeds `bucket_bytes` only where a single tensor does. Layout needs no look ahead: tensors may be produced one by one.
 """
@@ -50,7 +50,7 @@ class Placement:
     Attributes:
         bucket: index of its bucket.
         offset: bytes from the start of the bucket.
-        start: bytes from the start of the file in which the buckets lie one behind the other.
+        start: bytes from the start of the file in which the buckets are concatenated.
         opens_bucket: the tensor is the first of its bucket.
         padding: zero bytes between the end of what came before in the bucket and this tensor.
     """

@@ -17,7 +17,7 @@ from rollmesh.protos import weights_pb2
 
 
 def bucket_starts(buckets: Iterable[weights_pb2.BucketEntry]) -> tuple[int, ...]:
-    """Start of each bucket in bytes, where all lie one behind the other, and the end of the last."""
+    """Start of each bucket in bytes, when all are concatenated, and the end of the last."""
     return tuple(accumulate((aligned(bucket.nbytes) for bucket in buckets), initial=0))
 
 

@@ -46,7 +46,7 @@ def named_tensors(manifest: weights_pb2.Manifest, data: Buffer) -> Iterator[tupl
 
     Args:
         manifest: checked (`check_manifest`).
-        data: all buckets one behind the other; the tensors are views of it and must not be written to.
+        data: all buckets, concatenated; the tensors are views of it and must not be written to.
     """
     starts = bucket_starts(manifest.buckets)
     views: dict[str, torch.Tensor] = {}

@@ -1,4 +1,4 @@
-"""What follows from a configuration, in words and figures."""
+"""What follows from a configuration, in words and numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rollmesh.mesh.runtime.threads import available_cores, plan_threads, reward_
 
 
 def explain(config: Config) -> Iterator[str]:
-    """One derived figure per line, with how it comes about."""
+    """One derived value per line, with how it comes about."""
     batch, rollout, buffer = config.learner.batch, config.rollout, config.buffer
     samples = batch.groups * rollout.n
     tokens = rollout.max_prompt_tokens + rollout.max_response_tokens

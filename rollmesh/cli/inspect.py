@@ -42,7 +42,7 @@ def _status(
         return
     from rich.console import Console
 
-    from rollmesh.launcher.console.view import figures, members, pushes
+    from rollmesh.launcher.console.view import members, pushes, status_table
     from rollmesh.launcher.mesh_monitor import MeshView, Snapshot
     from rollmesh.report.metrics import run_records
     from rollmesh.report.pushes import choices, live_rows
@@ -61,7 +61,7 @@ def _status(
         snapshot.unscored.note(run_records(where.folder))
     # Piped output is for programs and for grep: no line is cut to the 80 columns that rich would assume.
     console = Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)
-    console.print(figures(snapshot), members(snapshot.members))
+    console.print(status_table(snapshot), members(snapshot.members))
     if rows:
         console.print(pushes(rows))
     for line in said:

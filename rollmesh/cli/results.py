@@ -1,4 +1,4 @@
-"""`rollmesh samples|report|evals|export`: what a run left behind."""
+"""`rollmesh samples|report|evals|export`: what a run has left."""
 
 from __future__ import annotations
 

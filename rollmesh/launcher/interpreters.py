@@ -56,7 +56,7 @@ def command_of(python: Path | None) -> tuple[str, ...]:
 
 
 def environment_of(python: Path | None) -> Mapping[str, str]:
-    """What an interpreter of another environment needs: the programs that are installed beside it come first."""
+    """What an interpreter of another environment needs: the programs installed next to it come first."""
     if python is None:
         return {}
     return {"PATH": os.pathsep.join((str(python.absolute().parent), os.environ.get("PATH", os.defpath)))}

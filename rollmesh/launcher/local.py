@@ -288,7 +288,7 @@ class LocalRun:
         return address
 
     async def _collect(self) -> None:
-        """Reads the final figures: everybody has left, and the buffer still answers."""
+        """Reads the final counts: all members have left, and the buffer still answers."""
         self._memory.look()
         address = self._mesh_address()
         if not address:

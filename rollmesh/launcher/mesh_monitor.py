@@ -1,4 +1,4 @@
-"""One look at a mesh: its table, its members, and the learner's latest figures."""
+"""A snapshot of a mesh: its table, its members, and the learner's latest metrics."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Snapshot:
     """The mesh at one moment.
 
     Attributes:
-        table: the train table's figures; None while the buffer does not answer.
+        table: the train table's counts; None while the buffer does not answer.
         members: who is in the mesh.
         run_finished: the learner has said so.
         training, evaluation: latest record of a training step and of an evaluation round; of a single look, what the
@@ -162,7 +162,7 @@ class MeshView:
         return snapshot
 
     async def describe(self, table: str) -> buffer_pb2.DescribeResponse:
-        """A table in figures.
+        """The counts of a table.
 
         Raises:
             RollmeshError: the mesh does not answer.

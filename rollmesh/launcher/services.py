@@ -136,7 +136,7 @@ class ServiceCatalogue:
         return [ServiceSpec(BUFFER, command, _environment(1, self._config.buffer.python), start_deadline_s=60.0)]
 
     def further_fronts(self) -> list[ServiceSpec]:
-        """The fronts beside the first, which has started Redis where nobody else has."""
+        """The fronts in addition to the first, which starts Redis unless a URL is configured."""
         return [self._front(name) for name in self._fronts if name != BUFFER]
 
     def _front(self, name: str) -> ServiceSpec:

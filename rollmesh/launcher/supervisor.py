@@ -59,7 +59,7 @@ class Supervisor:
         max_restarts: see `Restarts`.
         frozen_after_s: see `resources.frozen_after_s`; 0: silence is never a failure.
         observer: told of starts, deaths and restarts.
-        before_last: awaited once, when all but the services that end last have ended (to read final figures).
+        before_last: awaited once, when all but the services that end last have ended (to read final counts).
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class Supervisor:
             service.healthy.set()
             frozen = await self._until_end(process)
         except RollmeshError as error:
-            # A service that runs but never became healthy must not stay beside its successor.
+            # A service that runs but never became healthy must not stay next to its successor.
             process.kill()
             await process.wait()
             may_end = spec.completes_run or self._over.is_set()

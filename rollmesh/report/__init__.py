@@ -1,1 +1,1 @@
-"""What a run leaves behind for its reader: metrics, summary, report."""
+"""What a run leaves for its reader: metrics, summary, report."""

@@ -23,7 +23,7 @@ _SAMPLES = 8
 
 
 def write_report(folder: Path) -> Path:
-    """Writes the report of a run folder; a run that still goes on is reported as far as it went.
+    """Writes the report of a run folder; a run in progress is reported as far as it went.
 
     Raises:
         DataError: the folder is none of a run, or it has neither metrics nor a summary yet.

@@ -1,6 +1,6 @@
 """Reading `metrics.jsonl`: as a whole, and as it grows.
 
-A line is one flat record with `step`, `time` (Unix seconds) and named figures: a training step has `critic/score/mean`,
+A line is one flat record with `step`, `time` (Unix seconds) and named values: a training step has `critic/score/mean`,
 an evaluation has `eval/reward`. A last line that is still being written is left for the next reading.
 """
 

@@ -60,7 +60,7 @@ def push_rows(summary: Summary, receivers: Mapping[str, Any]) -> list[list[str]]
 
 
 def live_rows(pushes: weights_pb2.PushesResponse) -> list[list[str]]:
-    """The same of a run that goes on, from the learner's own mouth; without the row of all together."""
+    """The same for a run in progress, as the learner reports it; without the row of totals."""
     rows = [_HEAD]
     for entry in pushes.receivers:
         reported = entry.HasField("last")

@@ -1,4 +1,4 @@
-"""`summary.json`: a run in one page of figures.
+"""`summary.json`: a run in one page of numbers.
 
 Invariant: it is made from what the services recorded (`metrics.jsonl`) and what the buffer said last; nothing is
 estimated, and what is not known is null.

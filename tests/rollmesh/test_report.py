@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rollmesh.launcher.console.view import PlainView, Speed, figures
+from rollmesh.launcher.console.view import PlainView, Speed, status_table
 from rollmesh.launcher.mesh_log import MeshLog
 from rollmesh.launcher.mesh_monitor import Snapshot
 from rollmesh.learner.recovery.run_identity import CONFIG
@@ -372,7 +372,9 @@ def test_one_look_shows_what_the_learner_says_now() -> None:
     ]
     console = Console(width=200)
     with console.capture() as shown:
-        console.print(figures(Snapshot.of(buffer_pb2.DescribeResponse(), membership_pb2.ListResponse(members=members))))
+        console.print(
+            status_table(Snapshot.of(buffer_pb2.DescribeResponse(), membership_pb2.ListResponse(members=members)))
+        )
     rows = [" ".join(line.split()) for line in shown.get().splitlines()]
     assert "reward 0.500 in training" in rows
     assert "held-out 0.250" in rows

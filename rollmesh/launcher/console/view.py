@@ -182,7 +182,7 @@ class LiveView:
 
     def _render(self) -> RenderableType:
         events = Text("\n".join(self._events), style="dim")
-        return Group(figures(self._snapshot), members(self._snapshot.members), events)
+        return Group(status_table(self._snapshot), members(self._snapshot.members), events)
 
 
 class Speed:
@@ -248,8 +248,8 @@ def ledger_line(snapshot: Snapshot) -> str:
     )
 
 
-def figures(snapshot: Snapshot) -> Table:
-    """The run's figures, one per row."""
+def status_table(snapshot: Snapshot) -> Table:
+    """The run's metrics, one per row."""
     table = Table(box=None, show_header=False, padding=(0, 2))
     record, described = snapshot.training, snapshot.table
     table.add_row("reward", f"{_number(record, REWARD, '.3f')} in training")

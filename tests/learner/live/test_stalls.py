@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from rollmesh.buffer.server.process import BufferService
-from rollmesh.launcher.console.view import figures
+from rollmesh.launcher.console.view import status_table
 from rollmesh.launcher.mesh_monitor import MeshView, Snapshot
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.liveness.stall_reporter import StallReporter
@@ -94,7 +94,7 @@ def scripted(config: Any) -> Iterator[Scripted]:
 def shown(snapshot: Snapshot) -> str:
     """As `rollmesh status` prints it."""
     console = Console(file=io.StringIO(), width=400)
-    console.print(figures(snapshot))
+    console.print(status_table(snapshot))
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
     return text
 

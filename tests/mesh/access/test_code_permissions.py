@@ -169,7 +169,7 @@ def test_the_rule_of_a_command_line() -> None:
     assert rule_of(AllowCode.ANY, [], is_local=False).allow is AllowCode.ANY
     for here in (True, False):
         assert rule_of(None, ["a:f"], is_local=here) == CodeRule(AllowCode.LISTED, frozenset({"a:f"}))
-    with pytest.raises(ConfigError, match=re.escape("--code 'a:f' says nothing beside --allow-code any")):
+    with pytest.raises(ConfigError, match=re.escape("--code 'a:f' has no effect with --allow-code any")):
         rule_of(AllowCode.ANY, ["a:f"], is_local=True)
 
 
