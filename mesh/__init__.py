@@ -1,4 +1,4 @@
-"""Foundation of all services: configuration, trajectories, versions, RPC, membership, telemetry, weights."""
+"""The foundation of all services: configuration, trajectories, versions, RPC, membership, telemetry, weights."""
 
 import os
 

@@ -1,7 +1,7 @@
-"""What agents may call: user functions, and environments, as tools with schemas.
+"""Tools that agents may call: user functions and environments, with their schemas.
 
 The learner shows the schemas to the model in every prompt; the generator runs the functions. Both load them here, so
-that what is shown is what can be called.
+that the model sees exactly the tools that can be called.
 
 An environment comes in one of two forms. `step`: a class with `reset` and `step(action)`, to which everything the model
 says is an action. `tools`: TRL's form, a class (or another callable that makes instances) whose public methods are

@@ -1,4 +1,4 @@
-"""Who holds what since when, in words: for logs, `rollmesh status` and errors of a run that stands still."""
+"""Describes which member holds which groups since when: for logs, `rollmesh status` and errors of a run that stalls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A service's membership: joining, heartbeats, and what the answers tell about the mesh.
+"""A service's membership of the mesh: joining, heartbeats, and the state of the mesh that their answers carry.
 
 Invariants: the agent keeps trying while the mesh is away, for at most `retry_s` in a row, and then says so through
 `lost`; a channel to the mesh learns from every answer which fronts are alive; a member that the mesh has forgotten

@@ -1,6 +1,6 @@
-"""Which files a model bundle may hold: configuration, tokenizer and chat templates. No weights, and no code.
+"""The files that a model bundle may hold: configuration, tokenizer and chat templates. No weights, and no code.
 
-Invariant: who sends a bundle and who receives it go by the same rules; a receiver takes no name on trust.
+Invariant: sender and receiver of a bundle apply the same rules; a receiver checks every name.
 """
 
 from __future__ import annotations

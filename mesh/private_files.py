@@ -1,8 +1,9 @@
-"""Folders and files that are their user's alone: runs, with all that was sampled, and secrets.
+"""Folders and files that only their user may read: runs, with all samples, and secrets.
 
-Invariants: who cannot enter a folder can neither read what is below it nor connect to its sockets. A folder that was
-there is left as it is, since its owner may want to share it; who needs it private says so. A file that holds a secret
-is used only if no other user may read or change it: it is the user's own or root's, and closed to the others.
+Invariants: a user who cannot enter a folder can neither read its contents nor connect to its sockets. An existing
+folder keeps its mode, since its owner may want to share it; a caller that needs it private asks for that. A file that
+holds a secret is used only if no other user may read or change it: it is the user's own or root's, and closed to the
+others.
 """
 
 from __future__ import annotations

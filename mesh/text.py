@@ -1,4 +1,4 @@
-"""Texts of others, bounded where they enter (reasons, errors, names), and pages with parts that are generated."""
+"""Bounds for texts that other programs send (reasons, errors, names), and pages with generated parts."""
 
 from __future__ import annotations
 

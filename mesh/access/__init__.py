@@ -1,7 +1,7 @@
-"""Who may call what: credentials that name role and member, and the table of the verbs each role may call.
+"""Access control: credentials that name role and member, and the table of the verbs that each role may call.
 
-What others on the network could reach unprotected is refused, unless `security.allow_insecure` is set, where it would
-be opened:
+Services that other hosts could reach unprotected are refused where they would open, unless `security.allow_insecure`
+is set:
 
 - services without a token: `mesh.rpc.server.check_exposure`
 - metrics and endpoints without a key: `mesh.http.server.http_key`

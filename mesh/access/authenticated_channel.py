@@ -1,7 +1,7 @@
 """A channel whose calls prove who makes them.
 
-Without grpc.aio's interceptors: those hand what is written to a stream from task to task, and leave the last one
-waiting for ever where the stream cannot be opened.
+It uses none of grpc.aio's interceptors. Those pass the messages of a stream from task to task, and the last task waits
+for ever if the stream cannot be opened.
 """
 
 from __future__ import annotations

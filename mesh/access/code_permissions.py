@@ -1,10 +1,10 @@
-"""What a mesh may have a generator execute, or read of its host: decided where the generator runs, not by the mesh.
+"""Code that a mesh may have a generator execute, and files it may have it read: allowed by the generator's own host.
 
-Who answers at the mesh's address says what a generator does. Most of that is data. What is code, or leads to some,
-is listed here by configuration key, and a generator joins only where all of it has been allowed on its command line.
+The mesh's configuration says what a generator does. Most of it is data. Settings that are code, or lead to code, are
+listed here by configuration key. A generator joins only if its command line allows all of them.
 
-Invariants: nothing of a refused configuration is loaded, started or read; engine arguments are data only where that is
-known: a text or a structure may name a class or a file, so that new arguments of an engine count as code.
+Invariants: nothing of a refused configuration is loaded, started or read. Engine arguments are data only where that is
+known: a text or a structure may name a class or a file, so new arguments of an engine count as code.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Credentials: what a service proves who it is with, and what it checks its callers by.
+"""Credentials, with which a service proves its identity and checks its callers.
 
 A mesh has one secret, its token. An Ed25519 key (RFC 8032) is derived from it. Who holds the token may act in any role
 and may grant one: a *grant* names a role, by choice a name that begins its members' ids and an end, and the public half

@@ -1,4 +1,4 @@
-"""Which role may call which verb: the whole table.
+"""The table of all verbs, with the roles that may call each.
 
 Invariants: every verb of the contracts stands here (a test reads the protos), and what does not stand here is refused;
 a request that names a member (`member_id`) may come from that member alone, whatever its role; no claim of another role

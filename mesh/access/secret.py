@@ -1,4 +1,4 @@
-"""What a token file holds: the mesh's token, or one grant of it.
+"""The content of a token file: the mesh's token, or one grant of it.
 
 Invariants: a process gets a grant of its own role and for its own member id, or an error that names the file; who holds
 the token gets one for any role, under ids of that role alone.

@@ -1,4 +1,4 @@
-"""Files with secrets, looked at before anything is started that needs them later.
+"""Checks files with secrets before any service starts that needs them later.
 
 Invariants: a service that begins can read all that its options name; of a configuration for several hosts it looks at
 no file that it does not use, since that may lie elsewhere.

@@ -1,4 +1,4 @@
-"""What a process takes from its token file: who it is, and the grant that it proves this with.
+"""The identity of a process and the grant that proves it, both read from its token file.
 
 Invariants: a grant's file is looked at again every few seconds, and at once when the grant is over; what has replaced
 it is used if it is of the same mesh, and for this role and member. Otherwise the former grant stays in use to its end,

@@ -1,4 +1,4 @@
-"""No secret stands in a configuration: it names files and variables of the environment that hold one.
+"""Refuses secrets in a configuration, which may only name files and environment variables that hold them.
 
 A configuration is copied to where others read it: the run folder, each member of the mesh, trackers, reports. Its
 overrides and engine options stand in the list of processes. So what looks like a secret is refused, whatever asks for

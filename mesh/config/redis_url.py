@@ -1,4 +1,4 @@
-"""What `buffer.redis` and its sister settings say: where Redis is, how to log in, and under which TLS.
+"""The address, login and TLS of Redis, as `buffer.redis` and related settings give them.
 
 Forms: `redis://[user[:password]@]host[:port][/db]`, `rediss://` (the same with TLS), `unix://[user[:password]@]/path`,
 and `redis-cluster://` or `rediss-cluster://` with one or several `host[:port]`, separated by commas. Options after the

@@ -1,4 +1,4 @@
-"""How responses are generated: engines, agents, endpoint."""
+"""The configuration of generation: engines, agents, endpoint."""
 
 from __future__ import annotations
 

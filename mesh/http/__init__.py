@@ -1,1 +1,1 @@
-"""What services answer over HTTP: bounds and keys of servers, and the page of metrics."""
+"""HTTP servers of services: bounds on their connections, their keys, and the page of metrics."""

@@ -1,4 +1,4 @@
-"""Connections of an HTTP server: never too many, and none for long that asks for nothing.
+"""Bounds on the connections of an HTTP server: on their number, and on idle ones.
 
 Invariants: a connection counts from when it is accepted, before its TLS handshake; a handshake, and the head of a
 request, end within a time or are ended; of too many connections the oldest one that is not being answered is closed;

@@ -1,4 +1,4 @@
-"""The page on which a service tells its metrics to Prometheus.
+"""The page from which Prometheus reads a service's metrics.
 
 Invariants: it is on loopback unless `network.metrics_host` says otherwise, and then it has a key; there is one path,
 which is only read. No client holds anything for long (`mesh.http.connections`), and a connection is for one request.

@@ -1,4 +1,4 @@
-"""What all that services answer over HTTP has in common: keys, and a log that strangers do not fill.
+"""Parts that all HTTP servers of the mesh share: keys, and a log that strangers cannot fill.
 
 Invariant: a key is a bearer token, which opens nothing else of the mesh.
 """

@@ -1,0 +1,1 @@
+"""Frozen processes: reading their state, judging it, watching them until they freeze."""

@@ -1,4 +1,4 @@
-"""Whether a process that does not answer is frozen or only busy: a pure machine, fed with what was seen and when.
+"""Decides whether a process that does not answer is frozen or only busy, from timed observations. Pure.
 
 Invariants:
 - silence alone is no verdict. A process is frozen when it is stopped, when it runs and does not answer, or when it
@@ -6,7 +6,7 @@ Invariants:
 - a process that waits for a processor is counted nothing: on a machine that is overloaded it gets its time later;
 - the clock of the watcher is not trusted: between two looks at most `Bounds.look_s` counts, since a watcher that was
   late itself (overload, a stopped terminal, a suspended machine) has not heard the answers of that time either;
-- who is held by a debugger is never frozen.
+- a process under a debugger is never frozen.
 """
 
 from __future__ import annotations

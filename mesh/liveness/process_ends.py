@@ -1,4 +1,4 @@
-"""Waits for the ends of processes, of whatever parents, and finds what they may leave.
+"""Waits for the ends of processes, whatever their parents, and finds processes that they leave.
 
 Invariant: a zombie has ended. Its parent may reap it late, and the first process of many containers never does; so
 neither `psutil.Process.is_running` nor its `wait` tells of an end.

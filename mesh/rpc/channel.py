@@ -23,12 +23,12 @@ def open_channel(
     """A channel to `host:port` (or `grpc://host:port`) that reconnects by itself within a second or two.
 
     Args:
-        caller: in whose name calls are made; none: as the token file makes the caller.
+        caller: the caller of all calls; none: the identity that the token file gives.
     """
     options = [
         *connection_options(max_message_mb, keepalive_s),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        # For all its name, what one attempt to connect may take.
+        # Despite its name: the longest time that one attempt to connect may take.
         ("grpc.min_reconnect_backoff_ms", 2_000),
         ("grpc.max_reconnect_backoff_ms", 1_000),
         ("grpc.use_local_subchannel_pool", 1),

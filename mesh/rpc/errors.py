@@ -84,13 +84,13 @@ async def abort(context: Any, error: RollmeshError) -> None:
 
 
 def _status_of(error: RollmeshError) -> grpc.StatusCode:
-    """That of its class, or of the nearest class above that has one."""
+    """The status of the error's class, or of its nearest base class that has one."""
     codes = (getattr(cls, "code", "") for cls in type(error).__mro__)
     return next((_STATUS[code] for code in codes if code in _STATUS), grpc.StatusCode.INTERNAL)
 
 
 def _ascii(text: str) -> str:
-    """What metadata may hold: without control characters, which gRPC refuses."""
+    """The text as metadata may hold it: without control characters, which gRPC refuses."""
     return "".join(c if " " <= c <= "~" else " " if c == "\n" else "?" for c in text)
 
 

@@ -1,12 +1,12 @@
-"""The mesh as clients see it: several fronts that all serve every call, behind one channel.
+"""One channel over all fronts of the mesh, each of which serves every call.
 
-Invariants: each call and each stream goes to one front, and the next one to the next front; a front that has failed a
-call, or whose connection is down, is passed over while another one answers; where none seems to answer, all are
-tried. Nothing is repeated here: whoever calls repeats (every verb of the mesh may be), and then meets another front.
-The addresses given at the start are kept for good; others come and go with what the mesh says of its fronts.
+Invariants: calls and streams go to the fronts in turn. A front that has failed a call, or whose connection is down, is
+skipped while another one answers; if none seems to answer, all are tried. The channel repeats no call: callers repeat
+(every verb of the mesh may be repeated), and the next try goes to another front. The addresses given at the start are
+kept for good; others follow the list of fronts that the mesh reports.
 
-gRPC's own balancing over a target of several addresses does not do: it takes no host names, checks all certificates
-against one name, and its set of addresses cannot change.
+gRPC's own balancing over several addresses does not suffice: it takes no host names, checks all certificates against
+one name, and cannot change its set of addresses.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def open_mesh(
 
     Args:
         mesh: `host:port` of one front or more, with commas between them.
-        identity: in whose name calls are made; none: as the token file makes the caller.
+        identity: the caller of all calls; none: the identity that the token file gives.
         keepalive_s: seconds of silence after which a connection is asked for a sign of life.
     """
     credentials = credentials_of(security, identity)
@@ -123,7 +123,7 @@ class FailoverChannel(grpc.aio.Channel):
         return list(dict.fromkeys((*self._listed, *self._given)))
 
     def set_servers(self, addresses: Iterable[str]) -> None:
-        """Takes the fronts that the mesh lists as alive; connections to others end with their last call."""
+        """Uses the fronts that the mesh lists as alive; connections to others end with their last call."""
         listed = tuple(dict.fromkeys(addresses))
         if not listed:
             return
@@ -220,7 +220,7 @@ class FailoverChannel(grpc.aio.Channel):
 
 
 class _Method:
-    """One RPC of a stub: made at whichever front has its turn."""
+    """One RPC of a stub; each call goes to the next front."""
 
     def __init__(self, mesh: FailoverChannel, kind: str, args: Any, kwargs: Any) -> None:
         self._mesh, self._kind, self._args, self._kwargs = mesh, kind, args, kwargs

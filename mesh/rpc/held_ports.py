@@ -1,7 +1,7 @@
-"""The ports of a run's services, held by who starts them until the run ends.
+"""The ports of a run's services, held by their launcher until the run ends.
 
-A service that ends leaves its port free, and others still call it there: no other program may answer them. They would
-send their credentials, and believe rewards or weights.
+A service that ends leaves its port free, and others still call it there. A stranger that took the port would receive
+their credentials, and could send rewards or weights.
 
 Invariants: the sockets that hold a port never listen, so that callers are refused while its service is away; only
 processes of the same user can bind the same ports (`SO_REUSEPORT`), and of those only the services of such a run.

@@ -1,4 +1,4 @@
-"""Answers the requests of a stream in their order while several of them are under way."""
+"""Answers the requests of a stream in their order, while several of them are in progress."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Response = TypeVar("Response")
 async def answer_in_order(
     requests: AsyncIterator[Request], answer: Callable[[Request], Coroutine[Any, Any, Response]], at_once: int
 ) -> AsyncIterator[Response]:
-    """Responses in the order of the requests; a request is taken as soon as fewer than `at_once` are under way.
+    """Responses in the order of the requests; a request starts as soon as fewer than `at_once` are in progress.
 
-    What came before a request that fails is answered before the failure is raised.
+    If a request fails, earlier requests are still answered first; then the error is raised.
     """
     source = aiter(requests)
     reading: asyncio.Task[Any] | None = asyncio.create_task(_next(source))

@@ -23,9 +23,9 @@ Decoders = Mapping[str, Callable[[bytes], Any]]
 
 
 class RequestGuard(grpc.aio.ServerInterceptor):
-    """Lets in who may call, and turns typed errors into statuses, for all kinds of handlers.
+    """Admits permitted callers and turns typed errors into statuses, for all kinds of handlers.
 
-    Of who may not, nothing is read: its messages would take memory.
+    Messages of a caller that is refused are not read: they would take memory.
     """
 
     def __init__(self, credentials: Credentials | SharedKey | None, decoders: Decoders) -> None:
@@ -57,7 +57,7 @@ class RequestGuard(grpc.aio.ServerInterceptor):
 
 
 def _unchecked(_request: Any) -> None:
-    """Anyone may say this."""
+    """Accepts every request."""
 
 
 def _refusing(error: RollmeshError) -> Any:
@@ -69,7 +69,7 @@ def _refusing(error: RollmeshError) -> Any:
 
 
 def _answering_unread(check: Any) -> Any:
-    """A health check that tells of the service as a whole, whatever was asked."""
+    """A health check that reports the service as a whole, whatever was asked."""
 
     async def answer(_requests: Any, context: Any) -> None:
         await context.write(await check.unary_unary(check.request_deserializer(b""), context))
@@ -108,12 +108,12 @@ def _rebuilt(handler: Any, single: Any, stream: Any, decode: Callable[[bytes], A
 
 
 def _or_bytes(serialize: Any) -> Any:
-    """What a handler has serialized itself goes out as it is."""
+    """A serializer that passes bytes on unchanged, for handlers that serialize their messages themselves."""
     return lambda message: message if type(message) is bytes else serialize(message)
 
 
 class _Undecodable:
-    """Stands for a request that is no message: gRPC would answer it without a type."""
+    """A request that cannot be parsed, kept until its handler runs: gRPC would refuse it without a typed error."""
 
     def __init__(self, error: DecodeError) -> None:
         self.error = PayloadError("message", str(error), hint="caller and service speak different contracts")

@@ -1,7 +1,7 @@
-"""For how long a peer that does not answer is tried again.
+"""Bounds how long a peer that does not answer is tried again.
 
-Invariants: what counts is the time since the first failure after an answer, so that no one gives up before a second
-try; between two failures at most half of it counts, so that who was stopped itself tries again when it continues.
+Invariants: the time since the first failure after an answer counts, so no caller gives up before a second try. Between
+two failures at most half of the limit counts, so a process that was stopped itself tries again when it continues.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rollmesh.mesh.rpc.errors import is_transient, to_rollmesh_error
 
 T = TypeVar("T")
 
-# Seconds of failures after which the log tells of them a second time.
+# Seconds of failures after which they are logged a second time.
 _SAY_AGAIN_S = 1.0
 
 
@@ -26,7 +26,7 @@ class Retries:
     """Tries of one peer.
 
     Args:
-        retry_s: seconds of failures in a row after which it is given up.
+        retry_s: seconds of failures in a row after which the peer is given up.
         clock: monotonic seconds.
     """
 
@@ -52,7 +52,7 @@ class Retries:
         return self.failing_s >= self._retry_s
 
     def worth_saying(self) -> bool:
-        """Whether the log shall tell of this failure: of the first, and then at intervals that double."""
+        """Whether to log this failure: the first one is logged, then others at intervals that double."""
         if self.failing_s < self._say_from_s:
             return False
         self._say_from_s = max(_SAY_AGAIN_S, 2 * self.failing_s)

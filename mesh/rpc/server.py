@@ -39,7 +39,7 @@ def new_server(
     max_message_mb: int = 64,
     decoders: Decoders = MappingProxyType({}),
 ) -> grpc.aio.Server:
-    """A server whose handlers may raise `RollmeshError`; lets in who may call where a token is configured.
+    """A server whose handlers may raise `RollmeshError`; with a token configured, only permitted callers are served.
 
     Streaming handlers must be async generators (`yield`), unary ones coroutines.
 
@@ -48,16 +48,16 @@ def new_server(
         identity: of the service.
         key: of a service outside the mesh; goes before the token.
         max_message_mb: largest message in and out.
-        decoders: by method, what parses its requests in place of the generated code: into something whose `message`
-            is the request. They raise `DecodeError`.
+        decoders: by method, a parser of its requests in place of the generated code. Its result has the request as
+            `message`; it raises `DecodeError`.
     """
     options = [
         *connection_options(max_message_mb),
-        # Beside the socket that holds its port, where there is one.
+        # Binds in addition to the socket that holds its port, where there is one.
         ("grpc.so_reuseport", int(is_held())),
         ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_S * 1000)),
         ("grpc.max_concurrent_streams", MOST_CALLS),
-        # Of headers between the two a server refuses some by chance: so there is nothing between.
+        # Between the two limits a server refuses headers by chance, so both are equal.
         ("grpc.max_metadata_size", MOST_HEADERS),
         ("grpc.absolute_max_metadata_size", MOST_HEADERS),
         ("grpc.max_allowed_incoming_connections", connections_here().calls),
@@ -68,7 +68,7 @@ def new_server(
 
 
 def check_exposure(host: str, security: SecuritySection) -> None:
-    """Refuses an address to bind that others could reach without a token; TLS alone says who no one is.
+    """Refuses to bind an address that other hosts could reach without a token; TLS alone identifies no caller.
 
     Raises:
         ConfigError: a non-loopback address without a token.

@@ -1,1 +1,1 @@
-"""What every process of the mesh has in common: event loop, threads, memory, files, logs, child processes."""
+"""Parts of every process of the mesh: event loop, threads, memory, files, logs, child processes."""

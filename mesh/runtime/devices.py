@@ -1,4 +1,4 @@
-"""Which kind of device a process computes on. torch is imported with the first question."""
+"""The kind of device that a process computes on. torch is imported on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which addresses and which memory are of one machine alone."""
+"""Addresses and memory that belong to one machine alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long-lived processes treat their memory: freed blocks are kept, and cycles are looked for less often.
+"""Memory settings of long-lived processes: freed blocks are kept, and garbage is collected less often.
 
 By default glibc returns every large block as soon as it is free, and its pages are cleared and mapped again for the
 next message or tensor: at payloads of 100 KB that was a third of a front's CPU. By default Python looks for cycles
@@ -46,7 +46,7 @@ def collect_garbage_seldom() -> None:
 
 
 def freeze_heap() -> None:
-    """For a process whose start-up is over: modules, models and tables that are there now stay for good.
+    """Exempts present objects from garbage collection, once start-up is over: modules, models and tables stay for good.
 
     The collector ignores them from here on. Later objects are still searched for cycles
     (`collect_garbage_seldom`).

@@ -1,4 +1,4 @@
-"""Files that a process may have open, and what of them each kind of connection may take.
+"""The files that a process may have open, and the share of each kind of connection.
 
 Invariant: however many connections come, of all kinds together, an eighth of the files is left for anything else.
 Without that, connections take the last ones, and then whatever else the process opens fails.

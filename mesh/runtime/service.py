@@ -1,4 +1,4 @@
-"""What every service process has in common: event loop, signals, health, reflection, ready file, exit code.
+"""The frame of every service process: event loop, signals, health, reflection, ready file, exit code.
 
 Invariants: SIGTERM and SIGINT ask for a graceful end (`Shutdown.requested`), a second one ends at once; an expected
 failure ends the process with one log line and the error's exit code, never with a traceback as the message.

@@ -1,6 +1,6 @@
-"""Coroutines that live and die together.
+"""Coroutines that run and end together.
 
-Invariant: none ends without a word. A call whose channel is closed under it raises CancelledError, which asyncio takes
+Invariant: none ends silently. A call whose channel is closed under it raises CancelledError, which asyncio takes
 for the end of a task that was cancelled; here none was, so it is a failure.
 """
 

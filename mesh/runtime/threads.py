@@ -1,4 +1,4 @@
-"""Who gets which cores: the one place where compute threads are decided.
+"""Divides the cores between services; all compute threads are decided here.
 
 Invariant: the threads that spin together never exceed the cores where that is possible; otherwise every service
 has one thread and waits passively (two spinning OpenMP teams on the same cores slow each other many times over).

@@ -1,4 +1,4 @@
-"""Images of prompts: encoded files on the way, pixels and tokens where a model's processor takes them up.
+"""Images of prompts: encoded files in transit, pixels and tokens once a model's processor has read them.
 
 A prompt holds one placeholder token per image; what its processor makes of the image ("widening") takes its place
 where the model runs. Pillow and transformers are imported when the first image is met.

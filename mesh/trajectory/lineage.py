@@ -1,4 +1,4 @@
-"""How old a token is when it is trained, across learners that took a run over.
+"""The age of a token when it is trained, across learners that took a run over.
 
 A learner that resumes at version k discards the versions above k. A token of such a version counts the way through
 the common ancestor: up from it to the token, and up from it to now.
@@ -17,7 +17,7 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """The incarnations that are known and the versions from which they went on.
+    """The known incarnations and the versions from which they continued.
 
     Attributes:
         resumed: (incarnation, resume version), in increasing order of incarnations; the last is the present one.
@@ -34,7 +34,7 @@ class Lineage:
         return [list(item) for item in self.resumed]
 
     def with_takeover(self, incarnation: int, version: int) -> Lineage:
-        """With one more incarnation that went on from `version`."""
+        """The lineage with one more incarnation, which continued from `version`."""
         return Lineage((*(item for item in self.resumed if item[0] < incarnation), (incarnation, version)))
 
     def is_ancestor(self, policy: PolicyVersion) -> bool:

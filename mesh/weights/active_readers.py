@@ -1,6 +1,6 @@
-"""Which versions are being fetched: one that a slow receiver is in the middle of is worth keeping for it.
+"""The versions that are being fetched, so that a version is kept while a slow receiver still needs it.
 
-Invariant: whoever fetches bucket after bucket with less than `GRACE_S` between two is seen as fetching all the while.
+Invariant: a receiver with pauses below `GRACE_S` between buckets counts as fetching all the time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a receiver wants of a version: its full bytes, or one link of differences that leads to it."""
+"""The buckets that a receiver fetches of a version: its full bytes, or one link of differences that leads to it."""
 
 from __future__ import annotations
 

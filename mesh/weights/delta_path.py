@@ -1,4 +1,4 @@
-"""Which way leads from the weights that a receiver has to those that are announced: links of differences, or all bytes.
+"""The path from a receiver's weights to the announced ones: links of differences, or all bytes.
 
 Invariants: links are taken only where they lead without a gap from exactly what the receiver has (version and digest)
 to exactly what is announced, and have fewer bytes together than the version in full; so what an announcement can make

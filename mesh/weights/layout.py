@@ -1,4 +1,4 @@
-"""Where each tensor lies: buckets filled in the order in which tensors come.
+"""The place of each tensor: buckets are filled in the order in which tensors come.
 
 Invariants: a tensor lies whole in one bucket, at an offset that is a multiple of `ALIGNMENT`; buckets lie one after
 the other, each padded to `ALIGNMENT`, so that every tensor of a mapped file is aligned for any dtype; a bucket

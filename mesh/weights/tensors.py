@@ -1,4 +1,4 @@
-"""Between torch tensors and bytes, without copies where memory allows."""
+"""Conversion between torch tensors and bytes, without copies where memory allows."""
 
 from __future__ import annotations
 
