@@ -146,15 +146,15 @@ def choose_batch(
         first_deadline: the least deadline among generating and ready groups.
     """
     if not rules.bounded:
-        return choose_first(ready.candidates, version=version, slots=wanted), "nothing is ready"
+        return choose_first(ready.candidates, version=version, slots=wanted), "no group is finished"
     if ready.earlier < rules.groups_per_step * (version - u):
-        return Choice((), 0), f"version {version} comes after the batch of version {u}"
+        return Choice((), 0), f"the batch of version {u} is filled before that of version {version}"
     free = rules.groups_per_step - ready.taken
     if free <= 0:
-        return Choice((), 0), f"the batch of version {version} is leased in full"
+        return Choice((), 0), f"the learner already has the whole batch of version {version}"
     if rules.order is not Order.IN_ORDER:
         choice = choose_first(ready.candidates, version=version, slots=min(free, wanted))
-        return choice, "what is ready is over the staleness bound"
+        return choice, "every finished group is too old (buffer.max_staleness)"
     choice = choose_in_order(
         ready.candidates,
         ready.live_by_deadline,
@@ -165,7 +165,7 @@ def choose_batch(
     )
     if choice.reserved:
         return choice, (
-            f"waits for stragglers: {choice.reserved} ready groups may not overtake groups still being generated, "
-            f"which must train by version {first_deadline} at the latest"
+            f"waits for stragglers: {choice.reserved} finished groups are held back, because others still being "
+            f"generated must be trained by version {first_deadline} at the latest"
         )
-    return choice, "what is ready is over the staleness bound"
+    return choice, "every finished group is too old (buffer.max_staleness)"

@@ -190,7 +190,7 @@ class AdmitSession:
             return [], "this generator does not answer which groups it has received and works on"
         if demand.serving.incarnation != snapshot.incarnation:
             in_force = f"{snapshot.incarnation}:{snapshot.version}"
-            return [], f"policy {in_force} is in force, this generator serves {demand.serving}"
+            return [], f"the weights of the run are {in_force}, this generator still has {demand.serving}"
         if len(self._front.fronts) > 1 and demand.load:
             await asyncio.sleep(_COURTESY_S * demand.load)
             snapshot = self._front.store.snapshots[self._table]
@@ -246,8 +246,8 @@ class AdmitSession:
         ahead = snapshot.demand + rules.samples_per_insert - 1
         floor = gate.version_floor(snapshot.u, ahead, rules.groups_per_step, rules.max_staleness)
         return (
-            f"staleness bound: {snapshot.live} groups are trained before a new one, which needs weights of version {floor} "
-            f"or later; this generator has {self._demand.serving.version}"
+            f"staleness bound: {snapshot.live} groups are trained before a new one, which needs weights of version "
+            f"{floor} or later; this generator has {self._demand.serving.version}"
         )
 
     async def _responses(self, grants: list[Grant]) -> AsyncIterator[bytes]:
