@@ -32,7 +32,7 @@ from rollmesh.buffer.store.errors import lost_state_error
 from rollmesh.buffer.store.records import Write
 from rollmesh.mesh.errors import DataError, FencedError, PayloadError, TakeoverRefusedError
 from rollmesh.mesh.request_fields import check_id
-from rollmesh.mesh.rpc.ordered_pipeline import in_turn
+from rollmesh.mesh.rpc.ordered_pipeline import answer_in_order
 from rollmesh.mesh.text import REASON_CHARACTERS, bounded
 from rollmesh.mesh.trajectory.versions import checked_version
 from rollmesh.protos import buffer_pb2 as pb
@@ -108,7 +108,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
         self, request_iterator: AsyncIterator[ParsedMessage[pb.WriteRequest]], _context: Any
     ) -> AsyncIterator[pb.WriteResponse]:
         """See buffer.proto."""
-        async for response in in_turn(request_iterator, self._write, _STORED_AT_ONCE):
+        async for response in answer_in_order(request_iterator, self._write, _STORED_AT_ONCE):
             yield response
 
     async def _write(self, parts: ParsedMessage[pb.WriteRequest]) -> pb.WriteResponse:

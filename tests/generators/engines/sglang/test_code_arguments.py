@@ -9,7 +9,7 @@ import pytest
 
 from rollmesh.generators.engines.interface import EngineSettings
 from rollmesh.generators.engines.sglang import server_args
-from rollmesh.mesh.access.code_permissions import asked_of
+from rollmesh.mesh.access.code_permissions import requested_code
 from rollmesh.mesh.config import Config
 
 
@@ -36,7 +36,7 @@ def _arguments(options: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize("value", [None, False, 0, 0.0, "", [], {}, [[]], [None], [False], True], ids=repr)
 def test_a_switch_that_lets_code_in_counts_whatever_its_value_is(name: str, value: Any) -> None:
     is_off = value is None or value is False
-    assert bool(asked_of(_configured({name: value}))) is not is_off
+    assert bool(requested_code(_configured({name: value}))) is not is_off
     if is_off:
         assert _arguments({name: value}) == _arguments({})
 
