@@ -48,6 +48,8 @@ def main(scratch: str, command: list[str]) -> None:
         for watch in {*news} & set(ready):
             os.read(watch, _NEWS_BYTES)
         left_behind |= _shared_memory(child)
+    # One that has just been forked leads no group yet; once it is dead it starts no more processes.
+    os.kill(child, signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
