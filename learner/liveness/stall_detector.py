@@ -3,7 +3,7 @@
 Invariants:
 - the clock runs only while the learner waits for groups, and begins again with every progress: a member or a longer
   draft stored, a batch claimed, a fate. What can be undone and done again for ever (leases, releases, re-admissions,
-  refused claims) never stops it (`progressed` in `buffer/lua/common.lua`);
+  refused claims) never stops it (`note_progress` in `buffer/lua/lib/common.lua`);
 - tokens sampled for groups are progress as well, so that long answers are no stall. They count above the most seen
   since the last other progress, because generators come and go. After a group has changed hands they may be the same
   tokens, sampled again, and do not count. They count for `MAX_SAMPLING_S` at most: gauges may grow without a result;
