@@ -19,6 +19,7 @@ from typing import Any
 
 import grpc
 
+from rollmesh.mesh.errors import UnauthenticatedError
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.endpoint import Connect, Endpoint, close_all
 from rollmesh.reward_service.outcomes import error_result, waits_for_its_turn
@@ -225,8 +226,10 @@ class Dispatcher:
             _refuse_closed(batch)
             raise
         except grpc.aio.AioRpcError as error:
-            self.stats.failed_calls += 1
-            self._on_failed_call(endpoint, batch, error)
+            self._on_failed_call(endpoint, batch, error.code(), error.details() or "")
+        except UnauthenticatedError as error:
+            # This service's own grant is over. A new one may take its place; meanwhile no endpoint can be reached.
+            self._on_failed_call(endpoint, batch, grpc.StatusCode.UNAVAILABLE, str(error))
         else:
             endpoint.circuit.succeed()
             self._heard_at = loop.time()
@@ -237,8 +240,9 @@ class Dispatcher:
     async def _describe(self, endpoint: Endpoint) -> None:
         try:
             await endpoint.describe()
-        except grpc.aio.AioRpcError as error:
-            endpoint.circuit.fail(asyncio.get_running_loop().time(), f"UNAVAILABLE: {error.details()}", fatal=True)
+        except (grpc.aio.AioRpcError, UnauthenticatedError) as error:
+            details = error.details() if isinstance(error, grpc.aio.AioRpcError) else error
+            endpoint.circuit.fail(asyncio.get_running_loop().time(), f"UNAVAILABLE: {details}", fatal=True)
         finally:
             self._ended(endpoint, 0)
 
@@ -284,13 +288,13 @@ class Dispatcher:
         else:
             endpoint.grow(len(batch))
 
-    def _on_failed_call(self, endpoint: Endpoint, batch: list[Entry], error: grpc.aio.AioRpcError) -> None:
-        status = error.code()
-        what = f"{endpoint.address}: {status.name}: {error.details()}"
+    def _on_failed_call(self, endpoint: Endpoint, batch: list[Entry], status: grpc.StatusCode, details: str) -> None:
+        self.stats.failed_calls += 1
+        what = f"{endpoint.address}: {status.name}: {details}"
         lost = status in _LOST
         endpoint.described &= not lost
         endpoint.circuit.fail(
-            asyncio.get_running_loop().time(), f"{status.name}: {error.details()}", fatal=lost or status in _HOPELESS
+            asyncio.get_running_loop().time(), f"{status.name}: {details}", fatal=lost or status in _HOPELESS
         )
         if status is grpc.StatusCode.RESOURCE_EXHAUSTED and len(batch) > 1:
             endpoint.circuit.succeed()

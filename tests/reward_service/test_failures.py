@@ -8,6 +8,8 @@ from typing import Any
 import grpc
 import pytest
 
+from rollmesh.mesh.access.authenticated_channel import AuthenticatedChannel
+from rollmesh.mesh.errors import UnauthenticatedError
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.client import LocalScorer, RewardClient
 from rollmesh.reward_service.service import ScoringEngine
@@ -65,6 +67,37 @@ async def test_no_one_there_is_a_typed_error_within_the_deadline(make_item: Any)
     assert result.error.code == "unreachable"
     assert address in result.error.message
     assert result.error.retryable
+    await client.close()
+
+
+class _GrantToRenew:
+    """Has nothing to prove itself with, until its grant has been replaced."""
+
+    def __init__(self) -> None:
+        self.renewed = False
+
+    def claim(self, _contract: str) -> str:
+        if not self.renewed:
+            raise UnauthenticatedError("the grant has ended")
+        return "a claim"
+
+
+async def test_a_grant_that_is_over_loses_no_item(scripted: Any, make_item: Any) -> None:
+    server = await scripted()
+    grant: Any = _GrantToRenew()
+    client = RewardClient(
+        [server.address],
+        connect=lambda address: AuthenticatedChannel(grpc.aio.insecure_channel(address.removeprefix("grpc://")), grant),
+    )
+    (result,) = await client.score([make_item()], timeout_s=0.5)
+    assert result.error.code == "unreachable"
+    assert result.error.retryable
+    assert "the grant has ended" in result.error.message
+    scoring = asyncio.create_task(client.score([make_item()], timeout_s=20))
+    await asyncio.wait((scoring,), timeout=0.3)
+    assert not scoring.done()
+    grant.renewed = True
+    assert (await scoring)[0].HasField("scored")
     await client.close()
 
 
