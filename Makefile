@@ -73,10 +73,10 @@ demo: $(READY) ## Train the demonstration: real services, held-out reward goes u
 # once, and with more processes than cores: tests wait for others more often than they compute. Byte code is kept, also
 # where the environment says otherwise: the suite starts hundreds of processes of the same code.
 test test-mesh test-engines test-fast: export PYTHONDONTWRITEBYTECODE :=
-test: check ## Lint, types and the whole test suite, on two cores
+test: lint ## Lint, types and the whole test suite, on two cores
 	-@$(MAKE) --no-print-directory vllm
 	-@$(MAKE) --no-print-directory sglang
-	@$(MAKE) --no-print-directory --jobs=2 test-mesh test-engines
+	@$(MAKE) --no-print-directory --jobs=3 types test-mesh test-engines
 
 test-mesh: $(READY)
 	$(BIN)/python -m pytest -n 4 --dist loadfile $(addprefix --ignore=,$(VLLM_TESTS))

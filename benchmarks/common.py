@@ -1,7 +1,7 @@
-"""What every benchmark shares: the machine it ran on, a yardstick of that machine's mood, medians with spread, JSON.
+"""Parts that every benchmark shares: the machine, a yardstick of that machine's mood, medians with spread, JSON.
 
-A figure without its machine is hearsay, and a shared machine is never quite the same twice: each script stores
-`machine()` once and `yardstick()` around every measured run, so that a reader can see what moved, the code or the host.
+A number without its machine is hearsay, and a shared machine is never quite the same twice. So each script stores
+`machine()` once and `yardstick()` around every measured run. A reader can see what moved, the code or the host.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ step packages sh -c 'for v in .venv .venv-vllm .venv-sglang; do $v/bin/python -m
 step data .venv/bin/python -m benchmarks.first_gpu_data --out "$out/data" $([ "$device" = cpu ] && echo --tiny)
 step "tests: learner, weights, engine hf" .venv/bin/python -m pytest -m gpu -n 0 -rs tests
 step "tests: engine vllm" .venv-vllm/bin/python -m pytest -m gpu -n 0 -rs tests/generators/engines/vllm
-[ "$device" = cpu ] || step "log-probs from logits" .venv/bin/python -m benchmarks.loss_cost --device cuda
+[ "$device" = cpu ] || step "log-probs from logits" .venv/bin/python -m benchmarks.learner.loss_cost --device cuda
 
 gpus=$(nvidia-smi -L 2> /dev/null | wc -l)
 share=()

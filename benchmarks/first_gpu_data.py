@@ -18,7 +18,7 @@ from examples.demo.model import build_tokenizer
 
 _ROWS = 256
 _CONTEXT = 2048
-# The first of the characters besides the letters of the prompts.
+# The first of the characters other than the letters of the prompts.
 _FIRST = 0x10000
 _SIZES = {
     "vocab_size": 151936,

@@ -1,7 +1,7 @@
-"""One real run of the mesh, started as a user starts it, and the figures that its metrics file holds.
+"""One real run of the mesh, started as a user starts it, and the values that its metrics file holds.
 
-Invariant: nothing is measured from inside: `rollmesh run` starts every service as its own process, and what is read
-afterwards is `metrics.jsonl` and `summary.json` of the run folder, as any user could.
+Invariant: nothing is measured from inside. `rollmesh run` starts every service as its own process. Read afterwards are
+`metrics.jsonl` and `summary.json` of the run folder, as any user could.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def read_run(folder: Path) -> MeshRun:
 
 
 def window(run: MeshRun, warmup: int) -> Window:
-    """What happened after the first `warmup` batches.
+    """The part of a run after the first `warmup` batches.
 
     Raises:
         ValueError: fewer than two batches are left.

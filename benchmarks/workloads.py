@@ -1,13 +1,12 @@
 """The workloads that benchmarks run: a model whose response lengths are known, prompts, and a configuration.
 
-Both systems of a comparison load the same folder. The model has the Qwen3 architecture and is never trained
-beforehand; its embedding and output rows are set so that lengths follow a chosen law while every layer computes as
-usual:
+Both systems of a comparison load the same folder. The model has the Qwen3 architecture and is never trained beforehand.
+Its embedding and output rows are set so that lengths follow a chosen law while every layer computes as usual:
 
-- Each character belongs to a *mode*; the last character of a prompt picks it, and a token is followed by tokens of
-  its own mode only, all equally likely.
-- In a mode the end token has a constant probability 1/mean, so lengths are geometric; a mode without a mean never
-  ends, and its lengths are the token limit. Two modes with different means give a long tail.
+- Each character belongs to a *mode*; the last character of a prompt picks it. A token is followed by tokens of its own
+  mode only, all equally likely.
+- In a mode the end token has a constant probability 1/mean, so lengths are geometric. A mode without a mean never ends,
+  and its lengths are the token limit. Two modes with different means give a long tail.
 
 Invariant: the learning rate of the benchmarks is so small that lengths keep this law during a run.
 """

@@ -1,4 +1,4 @@
-"""Tiny models that chat: what the examples with several turns have in common."""
+"""Tiny models that chat: the shared part of the examples with several turns."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Messages = Sequence[Mapping[str, Any]]
 _WARM_LR = 2e-3
 _WARM_BATCH = 64
 _ROLES = ["<tools>", "<user>", "<assistant>", "<tool>", "<tool_call>", "</tool_call>"]
-# Names of tools, then each message behind its role; a call is what `rollout.agent.parser: hermes` reads.
+# Names of tools, then each message after its role; calls are in the format of `rollout.agent.parser: hermes`.
 _TEMPLATE = (
     "{% if tools %}<tools>{% for tool in tools %}{{ tool.function.name }}{% endfor %}<end>{% endif %}"
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}"
@@ -45,8 +45,8 @@ def calling_tokenizer(tool: str, argument: str) -> PreTrainedTokenizerFast:
 
 
 def pair_of(tokenizer: PreTrainedTokenizerFast, messages: Messages, tools: Sequence[Mapping[str, Any]] = ()) -> Pair:
-    """A conversation to learn from: the prompt up to the model's first turn, all behind it, and what of it is the
-    model's to say."""
+    """A conversation to learn from: the prompt up to the model's first turn, the tokens after it, and a mask of the
+    model's own."""
     text = tokenizer.apply_chat_template(
         [dict(message) for message in messages], tools=[dict(tool) for tool in tools] or None, tokenize=False
     )
@@ -62,13 +62,13 @@ def pair_of(tokenizer: PreTrainedTokenizerFast, messages: Messages, tools: Seque
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """What an example trains.
+    """Data and model of an example.
 
     Attributes:
         tokenizer: of the model.
         train, held_out: rows with verl's fields.
         conversation: makes one of those that the model sees before reinforcement learning.
-        conversations: so many are made at most.
+        conversations: most of them that are made.
         tools: schemas, as the conversations show them.
     """
 
@@ -93,7 +93,7 @@ def command_line(
     Args:
         description: for `--help`.
         make: the example, by the draws of a seed.
-        out, warm_steps: what is meant without `--out` and `--warm-steps`.
+        out, warm_steps: defaults of `--out` and `--warm-steps`.
         arguments: None: those of the process.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -113,7 +113,7 @@ def prepare(out: Path, example: Example, *, warm_steps: int, seed: int) -> dict[
 
     Args:
         out: folder to write.
-        example: what is trained.
+        example: to be trained.
         warm_steps: of the warm start.
         seed: of the model and of the order.
     """

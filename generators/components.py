@@ -7,7 +7,7 @@ From the buffer to the engine and back:
 - `TrajectorySubmitter` scores and stores finished members; `DraftUploader` stores the beginnings of unfinished ones.
 - `LeaseReleaser` gives groups back.
 - `WeightReceiver` keeps the engine on the newest weights; `PinnedGroups` are what a swap waits for.
-- `Endpoint`, `ManualRequests` and `Probes` answer those who ask the generator itself.
+- `Endpoint`, `ManualRequests` and `Probes` answer requests to the generator itself.
 
 Where two components need each other, the one that is built first is connected last (`connect`).
 """
@@ -29,7 +29,7 @@ from rollmesh.generators.metrics import GeneratorMetrics
 from rollmesh.generators.openai_server.endpoint import Endpoint
 from rollmesh.generators.program_agents.runner import ProgramRunner, open_runner
 from rollmesh.generators.rollout.buffer_streams import AdmissionLoop, LeaseReleaser, WriteStreams
-from rollmesh.generators.rollout.credits import fair_share
+from rollmesh.generators.rollout.credits import group_share
 from rollmesh.generators.rollout.drafts import DraftUploader
 from rollmesh.generators.rollout.rollout_manager import RolloutHandlers, RolloutManager, RolloutSettings
 from rollmesh.generators.rollout.submission import TrajectorySubmitter
@@ -37,19 +37,20 @@ from rollmesh.generators.weights import Relay, WeightReceiver
 from rollmesh.generators.weights.learner_connection import LearnerDirectory
 from rollmesh.generators.weights.pinned_groups import PinnedGroups
 from rollmesh.generators.weights.receiver import ReceiverSettings
-from rollmesh.mesh.config.models import Config, SecuritySection
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.trajectory.payload_codec import encode
 from rollmesh.reward_service.client import build_scorer
 
-# Seconds of a wait for rewards that are worth telling.
+# Seconds of a wait for rewards that are worth reporting.
 _SLOW_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class MeshAccess:
-    """How a generator reaches the rest of the mesh, and is reached.
+    """Access to the rest of the mesh, and from there.
 
     Attributes:
         agent: joined.
@@ -70,10 +71,10 @@ class GeneratorComponents:
     Args:
         config: of the run.
         mesh: joined.
-        link: to the learner.
+        directory: leads to the learner.
         loaded: the engine, started.
         metrics: of the generator.
-        on_failure: told what makes it pointless to go on.
+        on_failure: called with a permanent failure.
 
     Attributes:
         endpoint: None where neither an agent nor a client needs it; it is started after the components are built.
@@ -83,7 +84,7 @@ class GeneratorComponents:
         self,
         config: Config,
         mesh: MeshAccess,
-        link: LearnerDirectory,
+        directory: LearnerDirectory,
         loaded: LoadedEngine,
         *,
         metrics: GeneratorMetrics,
@@ -104,20 +105,20 @@ class GeneratorComponents:
         elif self.endpoint is not None and rollout.agent.kind == "program":
             self._programs = open_runner(rollout.agent, self.endpoint)
         episodes = self.agents or self._programs
-        responder = episodes or engine
+        source = episodes or engine
         pinned = PinnedGroups()
         settings = RolloutSettings(
             slots=rollout.slots,
             n_by_table={"train": rollout.n, "eval": config.eval.n},
-            share=fair_share(config.learner.batch.groups, config.buffer.max_staleness, rollout.replicas),
+            share=group_share(config.learner.batch.groups, config.buffer.max_staleness, rollout.replicas),
             adaptive=rollout.load == "adaptive",
             episodes=episodes is not None,
         )
-        self.rollout = RolloutManager(responder, settings, pinned)
+        self.rollout = RolloutManager(source, settings, pinned)
         if episodes is not None:
             episodes.connect(self.rollout.on_results)
         self.writers = WriteStreams(self.client, agent)
-        self.delivery = TrajectorySubmitter(
+        self.submitter = TrajectorySubmitter(
             member_id=agent.member_id,
             text=text,
             scorer=self.scorer,
@@ -127,9 +128,9 @@ class GeneratorComponents:
             encode=partial(encode, codec=config.buffer.compression, level=config.buffer.compression_level),
         )
         self.drafts = DraftUploader(
-            responder,
+            source,
             self.rollout,
-            partial(self.writers.of, "train"),
+            partial(self.writers.writer, "train"),
             every_s=rollout.draft_every_s,
             every_tokens=rollout.draft_every_tokens,
         )
@@ -137,32 +138,32 @@ class GeneratorComponents:
         self.releases = LeaseReleaser(self.client, agent, self.rollout)
         self.rollout.connect(
             RolloutHandlers(
-                on_batch=self.delivery.submit,
-                on_failed=self.delivery.fail,
+                on_batch=self.submitter.submit,
+                on_failed=self.submitter.fail,
                 on_release=self.releases.release,
                 on_load=self.admission.refresh,
             )
         )
         self.receiver = WeightReceiver(
-            link,
+            directory,
             engine,
-            ReceiverSettings.of(config, agent.member_id, mesh.security),
+            ReceiverSettings.for_member(config, agent.member_id, mesh.security),
             relay=mesh.relay,
             pinned=pinned,
-            on_serving=self.admission.serve,
-            on_report=metrics.pushed,
+            on_serving=self.admission.set_serving,
+            on_report=metrics.record_swap,
         )
         self.probes = Probes(engine, self.receiver.manifest)
         self.manual = ManualRequests(engine, text)
-        loaded.events.connect(self._take, self.endpoint.accept_tokens if self.endpoint is not None else None)
+        loaded.events.connect(self._route_results, self.endpoint.accept_tokens if self.endpoint is not None else None)
 
     @property
     def episodes(self) -> Mapping[str, float] | None:
         """Counts of episodes, by name; None without agents."""
         runner = self.agents or self._programs
-        return runner.figures if runner is not None else None
+        return runner.stats if runner is not None else None
 
-    def _take(self, results: list[GenerationResult]) -> None:
+    def _route_results(self, results: list[GenerationResult]) -> None:
         """Passes each result of the engine to the component that requested it."""
         others = self.manual.accept_results(results)
         if self.agents is not None:
@@ -173,7 +174,7 @@ class GeneratorComponents:
             self.rollout.on_results(others)
 
     def waiting_reason(self) -> str:
-        """Why no tokens are being sampled, or no results stored, at present; empty while all goes well."""
+        """The reason why no tokens are sampled, or no results stored, at present; empty while all is well."""
         if self.receiver.serving is None:
             return self.receiver.waiting_reason
         if reason := self.rollout.waiting_reason:
@@ -181,7 +182,7 @@ class GeneratorComponents:
         load = self.rollout.load
         if load.undelivered and (reason := self.scorer.waiting_reason()):
             return f"waits for rewards: {reason}"
-        members, longest_s = self.delivery.waiting_for_rewards()
+        members, longest_s = self.submitter.waiting_for_rewards()
         if longest_s >= _SLOW_S:
             return f"waits for rewards: {members} responses, the first of them for {longest_s:.0f} s"
         if load.undelivered and not load.generating:
@@ -191,9 +192,9 @@ class GeneratorComponents:
         return ""
 
     async def close(self) -> None:
-        """Ends everything but the engine; what is under way is given up."""
+        """Ends everything but the engine; unfinished work is abandoned."""
         self.releases.close()
-        await self.delivery.close()
+        await self.submitter.close()
         await self.writers.close()
         await self.scorer.close()
         await self.receiver.close()

@@ -23,7 +23,7 @@ _DIFFERING = 8
 
 
 class ManualRequests:
-    """Prompts outside any group, each answered to its caller."""
+    """Answers prompts outside any group, each to its caller."""
 
     def __init__(self, engine: InferenceEngine, text: TokenizerCodec) -> None:
         self._engine = engine
@@ -48,7 +48,7 @@ class ManualRequests:
                 self._engine.abort([request_id])
 
     def accept_results(self, results: Sequence[GenerationResult]) -> list[GenerationResult]:
-        """Answers those who wait and returns the results that are not theirs."""
+        """Answers waiting callers and returns the results that are not theirs."""
         if not self._waiting:
             return list(results)
         others = []
@@ -65,8 +65,8 @@ class Probes:
     """Compares what the engine serves with what was announced.
 
     Args:
-        engine: is asked.
-        manifest: what was announced of a version in service.
+        engine: to be probed.
+        manifest: gives the announced manifest of a version in service.
     """
 
     def __init__(
@@ -84,22 +84,22 @@ class Probes:
         # Imported late: torch takes a second.
         from rollmesh.generators.weights.served_digest import inspect
 
-        found = await asyncio.wrap_future(self._engine.probe(token_ids))
+        probe = await asyncio.wrap_future(self._engine.probe(token_ids))
         response = generator_pb2.ProbeResponse(
-            serving=found.version.to_proto(), announced_digest=found.digest, log_probs=found.log_probs.tolist()
+            serving=probe.version.to_proto(), announced_digest=probe.digest, log_probs=probe.log_probs.tolist()
         )
-        manifest = self._manifest(found.version)
+        manifest = self._manifest(probe.version)
         if manifest is None:
             response.not_comparable = "the version changed during the probe"
             return response
-        seen = await asyncio.to_thread(inspect, manifest, found.tensors)
-        response.found_digest, response.not_comparable = seen.digest, seen.not_comparable
-        response.differing.extend(seen.differing[:_DIFFERING])
+        inspection = await asyncio.to_thread(inspect, manifest, probe.tensors)
+        response.found_digest, response.not_comparable = inspection.digest, inspection.not_comparable
+        response.differing.extend(inspection.differing[:_DIFFERING])
         return response
 
 
-class Subject(Protocol):
-    """What the control service needs to know of the generator."""
+class ControlledGenerator(Protocol):
+    """The generator as the control service sees it."""
 
     @property
     def engine_name(self) -> str:
@@ -113,7 +113,7 @@ class Subject(Protocol):
 
     @property
     def weights_transport(self) -> str:
-        """Which transport brings the weights, and why no cheaper one."""
+        """The transport that brings the weights, and the reasons against cheaper ones."""
         ...
 
     @property
@@ -123,7 +123,7 @@ class Subject(Protocol):
 
     @property
     def probes(self) -> Probes | None:
-        """Looks at what is served; None before there are weights."""
+        """Probes the weights in service; None before there are weights."""
         ...
 
     def snapshot(self) -> tuple[EngineStatus | None, int, str]:
@@ -138,21 +138,21 @@ class Subject(Protocol):
 class GeneratorControl(generator_pb2_grpc.GeneratorControlServicer):
     """Serves the GeneratorControl contract."""
 
-    def __init__(self, subject: Subject, shutdown: Shutdown) -> None:
-        self._subject = subject
+    def __init__(self, generator: ControlledGenerator, shutdown: Shutdown) -> None:
+        self._generator = generator
         self._shutdown = shutdown
 
     async def Status(
         self, _request: generator_pb2.GeneratorStatusRequest, _context: Any
     ) -> generator_pb2.GeneratorStatusResponse:
         """A snapshot."""
-        status, held, reason = self._subject.snapshot()
+        status, groups_held, reason = self._generator.snapshot()
         response = generator_pb2.GeneratorStatusResponse(
-            groups_held=held,
+            groups_held=groups_held,
             waiting_reason=reason,
-            engine=self._subject.engine_name,
-            weights_transport=self._subject.weights_transport,
-            context=self._subject.context,
+            engine=self._generator.engine_name,
+            weights_transport=self._generator.weights_transport,
+            context=self._generator.context,
         )
         if status is not None:
             response.active_sequences = status.active
@@ -166,13 +166,13 @@ class GeneratorControl(generator_pb2_grpc.GeneratorControlServicer):
 
     async def Drain(self, request: generator_pb2.DrainRequest, _context: Any) -> generator_pb2.DrainResponse:
         """Asks for a graceful end and answers at once."""
-        self._subject.drain_within(request.timeout_ms / 1000)
+        self._generator.drain_within(request.timeout_ms / 1000)
         self._shutdown.request("Drain")
         return generator_pb2.DrainResponse()
 
     async def Generate(self, request: generator_pb2.GenerateRequest, _context: Any) -> generator_pb2.GenerateResponse:
         """One response to one prompt, with its log-probs and versions."""
-        manual = self._subject.manual
+        manual = self._generator.manual
         if manual is None:
             raise UnreachableError("this generator has no weights yet", hint="is a learner running?")
         prompt_ids = list(request.prompt_ids) or manual.text.encode(request.prompt)
@@ -189,7 +189,7 @@ class GeneratorControl(generator_pb2_grpc.GeneratorControlServicer):
 
     async def Probe(self, request: generator_pb2.ProbeRequest, _context: Any) -> generator_pb2.ProbeResponse:
         """Log-probs of given tokens, and what the weights that gave them are."""
-        probes = self._subject.probes
+        probes = self._generator.probes
         if probes is None:
             raise UnreachableError("this generator has no weights yet", hint="is a learner running?")
         return await probes.probe(list(request.token_ids))

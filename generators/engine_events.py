@@ -1,4 +1,4 @@
-"""From the engine's thread to the event loop."""
+"""The bridge from the engine's thread to the event loop."""
 
 from __future__ import annotations
 
@@ -13,53 +13,53 @@ log = logging.getLogger(__name__)
 
 
 class EngineEventBridge(EngineListener):
-    """Carries what the engine's thread says to the event loop: one wake-up per decode step that has something to say.
+    """Carries results and events of the engine's thread to the event loop: one wake-up per decode step that has any.
 
     Args:
-        on_failure: told, in the event loop's thread, what ended the engine.
+        on_failure: called, in the event loop's thread, with the error that ended the engine.
     """
 
     def __init__(self, on_failure: Callable[[RollmeshError], None]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._take: Callable[[list[GenerationResult]], None] = _nobody
-        self._take_tokens: Callable[[list[TokenEvent]], None] = _nobody
-        self._take_failure = on_failure
+        self._handle_results: Callable[[list[GenerationResult]], None] = _unexpected
+        self._handle_tokens: Callable[[list[TokenEvent]], None] = _unexpected
+        self._handle_failure = on_failure
 
     def connect(
         self,
-        take: Callable[[list[GenerationResult]], None],
-        take_tokens: Callable[[list[TokenEvent]], None] | None = None,
+        on_results: Callable[[list[GenerationResult]], None],
+        on_tokens: Callable[[list[TokenEvent]], None] | None = None,
     ) -> None:
-        """Names who takes results, and tokens of streamed requests, in the event loop's thread."""
-        self._take = take
-        self._take_tokens = take_tokens or self._take_tokens
+        """Names what is called with results, and with tokens of streamed requests, in the event loop's thread."""
+        self._handle_results = on_results
+        self._handle_tokens = on_tokens or self._handle_tokens
 
     def disconnect(self) -> None:
-        """What comes from here on is no one's."""
-        self._take = self._take_tokens = _drop
+        """Drops everything that comes from here on."""
+        self._handle_results = self._handle_tokens = _drop
 
     def on_results(self, results: list[GenerationResult]) -> None:
-        """For the engine."""
+        """Passes results on; called by the engine."""
         self._loop.call_soon_threadsafe(self._deliver, results)
 
     def on_tokens(self, events: list[TokenEvent]) -> None:
-        """For the engine."""
+        """Passes tokens on; called by the engine."""
         self._loop.call_soon_threadsafe(self._deliver_tokens, events)
 
     def on_failure(self, error: EngineError) -> None:
-        """For the engine."""
-        self._loop.call_soon_threadsafe(self._take_failure, error)
+        """Passes the failure on; called by the engine."""
+        self._loop.call_soon_threadsafe(self._handle_failure, error)
 
     def _deliver(self, results: list[GenerationResult]) -> None:
-        self._take(results)
+        self._handle_results(results)
 
     def _deliver_tokens(self, events: list[TokenEvent]) -> None:
-        self._take_tokens(events)
+        self._handle_tokens(events)
 
 
-def _nobody(what: Sequence[object]) -> None:
-    raise AssertionError(f"{len(what)} results or events that nobody has asked for")
+def _unexpected(items: Sequence[object]) -> None:
+    raise AssertionError(f"{len(items)} results or events without a receiver")
 
 
-def _drop(what: Sequence[object]) -> None:
-    log.debug("%d results or events came after the end", len(what))
+def _drop(items: Sequence[object]) -> None:
+    log.debug("%d results or events came after the end", len(items))

@@ -1,4 +1,4 @@
-"""From the model files of a run to an engine that can start."""
+"""Builds an engine that can start from the model files of a run."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ def load_engine(config: Config, folder: Path, events: EngineEventBridge, *, thre
         vllm=rollout.vllm,
         sglang=rollout.sglang,
     )
-    # Users' modules are imported here, where it may take its time; who needs them finds them loaded.
+    # Users' modules are imported here, where it may take its time; later uses find them loaded.
     agent_schemas(rollout.agent)
     return LoadedEngine(create_engine(rollout.engine, folder, settings, events), TokenizerCodec(folder), events)
 
 
 def kv_policy(config: Config) -> KvPolicy:
-    """What becomes of running sequences at a swap."""
+    """The treatment of running sequences at a swap."""
     if config.weights.kv != "auto":
         return config.weights.kv
     return "recompute" if config.rollout.engine == "sglang" else "keep"

@@ -1,8 +1,8 @@
-"""Watches what decodes, as the launcher watches services: an engine that is frozen is a dead one.
+"""Watches the engine, as the launcher watches services: an engine that is frozen is a dead one.
 
-The generator answers for itself while its engine does not: the engine's processes are not its own, and its thread is
-one of several. An engine may rightly be silent for longer than a service: it answers between two steps alone, and a
-step may compile kernels, record graphs, prefill what is long or wait for a disk. A stopped one does none of these.
+The generator answers while its engine does not: the engine's processes are not its own, and its thread is one of
+several. An engine may rightly be silent for longer than a service: it answers between two steps alone. A step may
+compile kernels, record graphs, prefill long sequences or wait for a disk. A stopped engine does none of these.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import replace
 from rollmesh.generators.engines.interface import EngineError, InferenceEngine
 from rollmesh.mesh.errors import StuckError
 from rollmesh.mesh.liveness.freeze_detector import Bounds, Frozen
-from rollmesh.mesh.liveness.watchdog import Answer, wait_until_frozen
+from rollmesh.mesh.liveness.watchdog import ProbeAnswer, wait_until_frozen
 
-# How many times as long as a service an engine may run, or sleep, without an answer.
+# Multiple of a service's time that an engine may run, or sleep, without an answer.
 _RUNNING_FACTOR = 30.0
 _ASLEEP_FACTOR = 3.0
 
@@ -32,7 +32,7 @@ class FrozenEngineError(EngineError):
 
 
 def bounds_of(frozen_after_s: float) -> Bounds:
-    """Of an engine's silence; `frozen_after_s` as in `resources`."""
+    """Bounds of an engine's silence; `frozen_after_s` as in `resources`."""
     bounds = Bounds.of(frozen_after_s)
     return replace(bounds, running_s=_RUNNING_FACTOR * bounds.running_s, asleep_s=_ASLEEP_FACTOR * bounds.asleep_s)
 
@@ -48,12 +48,12 @@ async def watch(engine: InferenceEngine, frozen_after_s: float) -> None:
         FrozenEngineError: it is frozen.
     """
 
-    async def ask() -> Answer:
+    async def ping() -> ProbeAnswer:
         try:
             await asyncio.wrap_future(engine.ping())
         except EngineError:
-            # It has failed or is being stopped, which is told elsewhere; or the question was lost on its way.
-            return Answer.NONE
-        return Answer.WELL
+            # It has failed or is being stopped, which is reported elsewhere; or the ping was lost.
+            return ProbeAnswer.NONE
+        return ProbeAnswer.WELL
 
-    raise FrozenEngineError(await wait_until_frozen(engine.sight, ask, bounds_of(frozen_after_s)))
+    raise FrozenEngineError(await wait_until_frozen(engine.process_state, ping, bounds_of(frozen_after_s)))

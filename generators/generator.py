@@ -1,8 +1,8 @@
 """The life of one generator in a mesh it has joined.
 
-Invariants: nothing is admitted before verified weights are in service; an end in order (SIGTERM, Drain, end of the run)
-finishes what is nearly done, drafts the rest, gives it back and leaves; whatever fails for good ends the service with
-that error.
+Invariants: nothing is admitted before verified weights are in service. An end in order (SIGTERM, Drain, end of the run)
+finishes what is nearly done, drafts the rest, releases it and leaves. A permanent failure ends the service with its
+error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rollmesh.generators.engine_watch import watch
 from rollmesh.generators.engines.interface import EngineError, EngineStatus
 from rollmesh.generators.metrics import GeneratorMetrics
 from rollmesh.generators.model_bundle import fetch_model_bundle
-from rollmesh.generators.rollout.silent_wait import Silence
+from rollmesh.generators.rollout.silent_wait import SilenceClock
 from rollmesh.generators.weights.learner_connection import LearnerDirectory
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import RollmeshError
@@ -39,7 +39,7 @@ _REPORT_INTERVAL_S = 1.0
 _DISCOVERY_S = (0.5, 5.0)
 # Seconds that sequences get to finish at the end, and finished ones to be stored.
 _DRAIN_S = 5.0
-_SETTLE_S = 5.0
+_STORE_S = 5.0
 
 
 class Generator:
@@ -54,7 +54,7 @@ class Generator:
     Attributes:
         engine_name: `rollout.engine`.
         context: tokens that prompt and response may have together.
-        metrics: figures for Prometheus.
+        metrics: for Prometheus.
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class Generator:
         self._mesh = mesh
         self._agent = mesh.agent
         self._threads = threads
-        self._place = host, advertise
+        self._listen_at = host, advertise
         self._loop = asyncio.get_running_loop()
         self._stage = "waits for a learner"
         self._drain_s = _DRAIN_S
         self._failure: asyncio.Future[None] = self._loop.create_future()
-        # Who is cancelled while it waits for the future cancels that.
+        # A waiter that is cancelled cancels the future too.
         self._failed_with: RollmeshError | None = None
         self._components: GeneratorComponents | None = None
         self._files: tempfile.TemporaryDirectory[str]
@@ -85,7 +85,7 @@ class Generator:
 
     @property
     def weights_transport(self) -> str:
-        """Which transport brings the weights, and why no cheaper one; empty before there are weights."""
+        """The transport that brings the weights, and the reasons against cheaper ones; empty before there are any."""
         return self._components.receiver.chosen.text if self._components is not None else ""
 
     @property
@@ -96,7 +96,7 @@ class Generator:
 
     @property
     def probes(self) -> Probes | None:
-        """Looks at what is served; None before there are weights."""
+        """Probes the weights in service; None before there are weights."""
         components = self._components
         return components.probes if components is not None and components.receiver.serving is not None else None
 
@@ -157,46 +157,48 @@ class Generator:
                     watch(components.engine, self._config.resources.frozen_after_s),
                 )
             except RollmeshError:
-                await self._blame(components)
+                await self._fail_culprit(components)
                 raise
 
     async def _build(self, stack: AsyncExitStack) -> GeneratorComponents:
         config, network, agent = self._config, self._config.network, self._agent
-        link = LearnerDirectory(agent, self._mesh.security, max_message_mb=network.max_message_mb)
-        stack.push_async_callback(link.close)
-        await self._enter("waits for a learner", link)
+        directory = LearnerDirectory(agent, self._mesh.security, max_message_mb=network.max_message_mb)
+        stack.push_async_callback(directory.close)
+        await self._enter_stage("waits for a learner", directory)
         results = EngineEventBridge(self._fail)
         # Loading the libraries takes as long as a learner needs to come up: both at the same time.
         libraries = asyncio.create_task(asyncio.to_thread(load_libraries, self._threads))
         stack.push_async_callback(asyncio.wait, {libraries})
         files = tempfile.TemporaryDirectory(prefix="rollmesh-model-")
         folder = Path(stack.enter_context(files))
-        await fetch_model_bundle(link, folder, timeout_s=network.rpc_timeout_s, retry_s=network.retry_s)
-        await self._enter("loads the model", link)
+        await fetch_model_bundle(directory, folder, timeout_s=network.rpc_timeout_s, retry_s=network.retry_s)
+        await self._enter_stage("loads the model", directory)
         await libraries
         loaded = await asyncio.to_thread(load_engine, config, folder, results, threads=self._threads)
         # The engine ends last, whatever becomes of the components. A thread of it that hung may still come to itself.
         stack.callback(results.disconnect)
         stack.push_async_callback(asyncio.to_thread, loaded.engine.stop)
         loaded.engine.start()
-        components = GeneratorComponents(config, self._mesh, link, loaded, metrics=self.metrics, on_failure=self._fail)
+        components = GeneratorComponents(
+            config, self._mesh, directory, loaded, metrics=self.metrics, on_failure=self._fail
+        )
         stack.push_async_callback(components.close)
         await components.scorer.start()
         if components.endpoint is not None:
-            await components.endpoint.start(*self._place)
+            await components.endpoint.start(*self._listen_at)
             agent.set_status(endpoint=components.endpoint.server.url)
         self._files = files
         return components
 
-    async def _enter(self, stage: str, link: LearnerDirectory) -> None:
-        """Says what it does now, ahead of the next heartbeat: stages are as long as a model is large."""
+    async def _enter_stage(self, stage: str, directory: LearnerDirectory) -> None:
+        """Reports the stage of its start ahead of the next heartbeat: stages are as long as a model is large."""
         self._stage = stage
         self._agent.set_status(waiting_reason=stage)
-        await link.refresh()
+        await directory.refresh()
 
     async def _admit(self, components: GeneratorComponents) -> None:
-        await components.receiver.gate_open.wait()
-        # Engines with processes of their own read them when these come up; who has weights has read them.
+        await components.receiver.has_weights.wait()
+        # Engines with processes of their own read them when these come up; an engine with weights has read them.
         self._files.cleanup()
         await components.admission.run()
 
@@ -210,9 +212,11 @@ class Generator:
     async def _end_on_failure(self) -> None:
         await self._failure
 
-    async def _blame(self, components: GeneratorComponents) -> None:
-        """Where the engine has ended at one request, its group ends as failed; all others are given back, which costs
-        them no attempt: they would end it, or end with it, again and again."""
+    async def _fail_culprit(self, components: GeneratorComponents) -> None:
+        """Fails the group of the request at which the engine has ended, and releases all others.
+
+        A release costs them no attempt. The culprit would end every engine that gets it.
+        """
         error = self._failed_with
         if not isinstance(error, EngineError) or not error.culprit:
             return
@@ -220,45 +224,44 @@ class Generator:
         if error.raised:
             why += f"; the last error in its log: {error.raised}"
         rollout.stop_admitting()
-        rollout.fail_at(error.culprit, f"the engine ended at it, tried alone: {why}")
+        rollout.fail_request(error.culprit, f"the engine ended at it, tried alone: {why}")
         rollout.flush_finished()
-        await _within(_SETTLE_S, components.delivery.drained())
+        await _done_within(_STORE_S, components.submitter.drained())
         rollout.release_all()
-        await _within(_SETTLE_S, components.releases.sent())
+        await _done_within(_STORE_S, components.releases.drained())
 
     # ------------------------------------------------------------------------------------------------ the end
 
     async def _drain(self, components: GeneratorComponents, running_s: float) -> None:
-        """Stops admitting, lets sequences finish for `running_s`, stores what is finished, drafts and gives back the
-        rest."""
-        rollout, delivery = components.rollout, components.delivery
+        """Stops admitting, lets sequences finish for `running_s`, stores them, drafts and releases the rest."""
+        rollout, submitter = components.rollout, components.submitter
         rollout.stop_admitting()
-        if await _within(running_s, rollout.idle.wait()):
+        if await _done_within(running_s, rollout.idle.wait()):
             return
         # A group is given back after its finished members and drafts are stored: they would be superseded otherwise.
         rollout.flush_finished()
-        stored = await _within(_SETTLE_S, delivery.drained()) and await _within(
-            _SETTLE_S, components.drafts.write_all()
+        stored = await _done_within(_STORE_S, submitter.drained()) and await _done_within(
+            _STORE_S, components.drafts.write_all()
         )
         rollout.release_all()
-        if not (stored and await _within(_SETTLE_S, components.releases.sent())):
+        if not (stored and await _done_within(_STORE_S, components.releases.drained())):
             log.warning("%d groups were not stored or given back in time; their leases run out", rollout.active_groups)
 
-    # ------------------------------------------------------------------------------------------- round about
+    # ------------------------------------------------------------------------------------ background tasks
 
     async def _report(self, components: GeneratorComponents) -> None:
-        """Keeps the heartbeat's figures and the metrics fresh."""
-        silence = Silence()
+        """Keeps the heartbeat's gauges and the metrics up to date."""
+        silence = SilenceClock()
         while True:
             status = components.engine.status()
             reason = components.waiting_reason() or silence.reason(
                 tokens=status.tokens_for_groups, generating=components.rollout.load.generating, now_s=self._loop.time()
             )
             components.rollout.observe(status, self._loop.time())
-            figures = self.metrics.update(
-                status, components.rollout, components.delivery, components.drafts, components.episodes
+            values = self.metrics.update(
+                status, components.rollout, components.submitter, components.drafts, components.episodes
             )
-            self._agent.set_status(serving=components.receiver.serving, gauges=figures, waiting_reason=reason)
+            self._agent.set_status(serving=components.receiver.serving, gauges=values, waiting_reason=reason)
             await asyncio.sleep(_REPORT_INTERVAL_S)
 
     async def _discover_rewards(self, scorer: RewardScorer) -> None:
@@ -268,19 +271,19 @@ class Generator:
         known: set[str] = set()
         while True:
             members = await self._agent.members(membership_pb2.ROLE_REWARD)
-            found = {member.address for member in members if member.address}
-            if found != known:
-                log.info("reward services: %s", ", ".join(sorted(found)) or "none")
-                scorer.set_endpoints(sorted(found))
-                known = found
+            addresses = {member.address for member in members if member.address}
+            if addresses != known:
+                log.info("reward services: %s", ", ".join(sorted(addresses)) or "none")
+                scorer.set_endpoints(sorted(addresses))
+                known = addresses
             at_work = bool(known) and not scorer.waiting_reason()
             await asyncio.sleep(_DISCOVERY_S[at_work])
 
 
-async def _within(timeout_s: float, what: Coroutine[Any, Any, Any]) -> bool:
-    """Whether it was done in time; else it is cancelled."""
+async def _done_within(timeout_s: float, coroutine: Coroutine[Any, Any, Any]) -> bool:
+    """Awaits it; False where the time ran out first, and it was cancelled."""
     try:
-        await asyncio.wait_for(what, timeout_s)
+        await asyncio.wait_for(coroutine, timeout_s)
     except TimeoutError:
         return False
     return True

@@ -1,4 +1,4 @@
-"""Figures of a generator: for heartbeats and for Prometheus (a registry of its own)."""
+"""Metrics of a generator: for heartbeats and for Prometheus (a registry of its own)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HELP = {
     "active_sequences": "Sequences being decoded.",
     "queued_sequences": "Sequences waiting for a slot.",
     "concurrency_limit": "Sequences that the engine is given at once.",
-    "groups_held": "Groups in hand.",
+    "groups_held": "Groups in progress.",
     "undelivered_members": "Finished members being scored or written.",
     "members_unscored": "Finished members that wait for their reward.",
     "reward_wait_seconds": "For how long the first of them has waited.",
@@ -30,10 +30,10 @@ _HELP = {
     "members_scored": "Members scored since the start.",
     "members_unscorable": "Members without a right score since the start.",
     "members_failed": "Members that ended in an error since the start.",
-    "members_superseded": "Members that nobody needed any more since the start.",
+    "members_superseded": "Members that were not needed any more since the start.",
     "drafts_written": "Drafts of unfinished members stored since the start.",
-    "tokens_taken_over": "Tokens gone on from instead of sampled anew since the start.",
-    "groups_cancelled": "Groups cancelled here because nobody needed them any more since the start.",
+    "tokens_taken_over": "Tokens of drafts that were continued instead of sampled again since the start.",
+    "groups_cancelled": "Groups cancelled here because they were not needed any more since the start.",
     "rss_bytes": "Resident memory of the process.",
     "peak_rss_bytes": "Largest resident memory seen at a report.",
     "weights_version": "Version of the weights in service.",
@@ -42,7 +42,7 @@ _HELP = {
 _AGENT_HELP = {
     "agent_episodes": "Episodes of several turns that have ended since the start.",
     "agent_episodes_failed": "Episodes whose environment broke, or that could not be sampled, since the start.",
-    "agent_drafts_not_gone_on": "Episodes that began anew because their draft could not be gone on from.",
+    "agent_drafts_not_gone_on": "Episodes that began again because their draft could not be continued.",
     "agent_turns": "Turns of the model since the start.",
     "agent_tool_calls": "Calls of tools since the start.",
     "agent_tool_errors": "Calls that ended in an error, those that could not be read included.",
@@ -53,8 +53,8 @@ _AGENT_HELP = {
     "agent_calls_sampling_ignored": "Calls that asked for another sampling than training has.",
     "agent_branches_dropped": "Ends of conversations of programs that are in no trajectory.",
     "agent_tokens_dropped": "Tokens sampled for programs that are in no trajectory.",
-    "agent_timeouts": "Episodes of programs that were ended for want of time.",
-    "agent_calls_hanging": "Calls of tools and environments that do not come back.",
+    "agent_timeouts": "Episodes of programs that were ended because their time was up.",
+    "agent_calls_hanging": "Calls of tools and environments that do not return.",
 }
 
 
@@ -64,7 +64,7 @@ _STAGES = ("first_byte", "last_byte", "pause", "total")
 
 
 class GeneratorMetrics:
-    """Turns snapshots into figures; rates are over the time between two calls of `update`."""
+    """Turns snapshots into metrics; rates are over the time between two calls of `update`."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -90,7 +90,7 @@ class GeneratorMetrics:
             "rollmesh_generator_weights_failures", "Versions refused or not received.", registry=self.registry
         )
         self._weights_kept = Gauge(
-            "rollmesh_generator_weights_kept_bytes", "Host copy that differences lead from.", registry=self.registry
+            "rollmesh_generator_weights_kept_bytes", "Host copy that deltas are applied to.", registry=self.registry
         )
         self._process = psutil.Process()
         self._last_time = time.monotonic()
@@ -98,8 +98,8 @@ class GeneratorMetrics:
         self._gate_wait_s = 0.0
         self._peak_rss = 0
 
-    def pushed(self, report: weights_pb2.SwapReport) -> None:
-        """Takes in what became of a version of the weights."""
+    def record_swap(self, report: weights_pb2.SwapReport) -> None:
+        """Records the outcome of a version of the weights."""
         if report.error:
             self._weights_failures.inc()
             return
@@ -112,20 +112,20 @@ class GeneratorMetrics:
         self,
         status: EngineStatus,
         rollout: RolloutManager,
-        delivery: TrajectorySubmitter,
+        submitter: TrajectorySubmitter,
         drafts: DraftUploader,
         agents: Mapping[str, float] | None = None,
     ) -> Mapping[str, float]:
-        """Takes a snapshot in and returns the figures by name.
+        """Sets the metrics of a snapshot, and returns them by name.
 
         Args:
             status: of the engine.
-            rollout: for what is in hand, and its counters.
-            delivery, drafts: for their counters.
+            rollout: for the groups in progress, and its counters.
+            submitter, drafts: for their counters.
             agents: counts of episodes; None without agents.
         """
         load = rollout.load
-        unscored, reward_wait_s = delivery.waiting_for_rewards()
+        unscored, reward_wait_s = submitter.waiting_for_rewards()
         now = time.monotonic()
         elapsed = max(1e-6, now - self._last_time)
         tokens = status.tokens_generated - self._last_tokens
@@ -135,7 +135,7 @@ class GeneratorMetrics:
         self._last_time, self._last_tokens = now, status.tokens_generated
         rss = self._process.memory_info().rss
         self._peak_rss = max(self._peak_rss, rss)
-        figures = {
+        values = {
             "tokens_per_second": tokens / elapsed,
             "active_sequences": status.active,
             "queued_sequences": status.queued,
@@ -148,10 +148,10 @@ class GeneratorMetrics:
             "tokens_for_groups": status.tokens_for_groups,
             "swaps": status.swaps,
             "gate_wait_seconds": self._gate_wait_s,
-            "members_scored": delivery.scored,
-            "members_unscorable": delivery.unscorable,
-            "members_failed": delivery.failed,
-            "members_superseded": delivery.superseded,
+            "members_scored": submitter.scored,
+            "members_unscorable": submitter.unscorable,
+            "members_failed": submitter.failed,
+            "members_superseded": submitter.superseded,
             "drafts_written": drafts.written,
             "tokens_taken_over": rollout.taken_over,
             "groups_cancelled": rollout.cancelled,
@@ -160,7 +160,7 @@ class GeneratorMetrics:
             "weights_version": status.serving.version if status.serving else 0,
             "weights_incarnation": status.serving.incarnation if status.serving else 0,
         }
-        figures.update({f"agent_{name}": value for name, value in (agents or {}).items()})
-        for name, value in figures.items():
+        values.update({f"agent_{name}": value for name, value in (agents or {}).items()})
+        for name, value in values.items():
             self._gauges[name].set(value)
-        return figures
+        return values

@@ -1,4 +1,4 @@
-"""The model bundle: what a generator needs to build model and tokenizer, fetched from the learner."""
+"""The model bundle, fetched from the learner: the files of which a generator builds model and tokenizer."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ log = logging.getLogger(__name__)
 _PAUSE_S = 0.5
 
 
-async def fetch_model_bundle(link: LearnerDirectory, folder: Path, *, timeout_s: float, retry_s: float) -> None:
+async def fetch_model_bundle(directory: LearnerDirectory, folder: Path, *, timeout_s: float, retry_s: float) -> None:
     """Writes the learner's model files into `folder`; waits for a learner if there is none.
 
     Args:
-        link: the way to the learner.
+        directory: leads to the learner.
         folder: exists and is empty.
         timeout_s: deadline of one try.
         retry_s: seconds for which a learner that the mesh names may fail to answer.
@@ -33,10 +33,10 @@ async def fetch_model_bundle(link: LearnerDirectory, folder: Path, *, timeout_s:
         DataError: the bundle is not usable.
     """
     loop = asyncio.get_running_loop()
-    await link.connection()
+    await directory.connection()
     give_up_at = loop.time() + retry_s
     while True:
-        connection = await link.connection()
+        connection = await directory.connection()
         call = connection.weights.GetModelBundle(weights_pb2.GetModelBundleRequest(), timeout=timeout_s)
         try:
             files = await read_parts(call)

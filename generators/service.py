@@ -1,7 +1,7 @@
 """The generator as a process: knows the mesh's address, learns everything else from it.
 
 Invariants: the ready file says that the service answers, not that there is work: a generator may come long before the
-learner; on a graceful end its leases are given back before it leaves.
+learner. On a graceful end its leases are released before it leaves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from rollmesh.mesh.access.code_permissions import CodeRule, check_code
 from rollmesh.mesh.access.credentials import Identity, Role
 from rollmesh.mesh.access.secret_files import check_keys, check_security
 from rollmesh.mesh.access.token_file import identity_of
-from rollmesh.mesh.config.models import Config, SecuritySection
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.http.metrics import metrics_server
 from rollmesh.mesh.membership import MembershipAgent
@@ -110,7 +111,7 @@ async def serve(
     code: CodeRule,
     ready_file: Path | None,
 ) -> int:
-    """The coroutine behind `run`.
+    """Generates until asked to end or the run is over: the coroutine of `run`.
 
     Raises:
         RollmeshError: the port is taken, the mesh stays away or wants code executed that is not allowed, the model
@@ -125,7 +126,7 @@ async def serve(
         channel, membership_pb2.ROLE_GENERATOR, member_id=identity.member_id, address=address, host_id=host_id()
     )
     try:
-        if not await shutdown.before(agent.start()):
+        if not await shutdown.run_until_requested(agent.start()):
             return 0
         config = _configuration(agent, security)
         check_code(config, code)
@@ -149,7 +150,7 @@ async def serve(
             try:
                 await generator.run(shutdown)
             finally:
-                # Who fetches from here finds another source at once.
+                # Generators that fetch from here find another source at once.
                 relay.close()
             await agent.leave()
     finally:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +28,8 @@ class TokenizerCodec:
     def __init__(self, folder: Path) -> None:
         from transformers import AutoTokenizer
 
+        from rollmesh.generators.engines.model_folder import eos_ids, read_config
+
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         except (OSError, ValueError) as error:
@@ -36,11 +37,11 @@ class TokenizerCodec:
                 f"the model bundle has no tokenizer that can be read: {error}",
                 hint="the learner's model.path must hold the tokenizer's files",
             ) from error
-        self.end_ids = _end_ids(folder, self._tokenizer)
+        self.end_ids = frozenset(eos_ids(folder, read_config(folder).get_text_config(), self._tokenizer))
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """As transformers gave it."""
+        """The tokenizer of transformers."""
         return self._tokenizer
 
     def decode(self, responses: Sequence[NDArray[np.int32]]) -> list[str]:
@@ -52,16 +53,3 @@ class TokenizerCodec:
         """Token ids of a text, without special tokens."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
-
-
-def _end_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The generation configuration names them; else the model's configuration; else the tokenizer."""
-    declared: Any = None
-    for name in ("generation_config.json", "config.json"):
-        if declared is None and (folder / name).is_file():
-            declared = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token_id")
-    if declared is None:
-        declared = tokenizer.eos_token_id
-    if declared is None:
-        return frozenset()
-    return frozenset(declared if isinstance(declared, list) else [int(declared)])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from rollmesh.learner.algorithms.types import Needs
-from rollmesh.mesh.config.models import Config, RewardSection
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.mesh.errors import ConfigError
 
 
@@ -25,7 +26,7 @@ def check_needs(config: Config, needs: Needs) -> None:
         if section not in roles:
             raise ConfigError(
                 f"learner.roles.{section}: algorithm {name} has no such role",
-                hint=f"its roles: {', '.join(roles) or 'none beside the actor, which is `model`'}",
+                hint=f"its roles: {', '.join(roles) or 'none besides the actor, which is `model`'}",
             )
         if config.learner.roles[section].optimizer is not None and not roles[section].trained:
             raise ConfigError(

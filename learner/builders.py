@@ -9,18 +9,20 @@ from pathlib import Path
 import torch
 
 from rollmesh.learner.algorithm_requirements import check_needs
-from rollmesh.learner.algorithms.base import Algorithm
+from rollmesh.learner.algorithms.interface import Algorithm
 from rollmesh.learner.algorithms.load import load_algorithm
 from rollmesh.learner.algorithms.settings import SettingsError
 from rollmesh.learner.algorithms.types import Role, UpdatePlan
 from rollmesh.learner.checkpoint.store import CheckpointStore
 from rollmesh.learner.distributed.trajectories import TrajectorySource
 from rollmesh.learner.distributed.worker import Worker
-from rollmesh.learner.engines.base import ACTOR, Engine, EngineSpec
+from rollmesh.learner.engines.interface import ACTOR, Engine, EngineSpec
 from rollmesh.learner.engines.registry import ModelType, create_engine
 from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.mesh.config.base import DeviceName
-from rollmesh.mesh.config.models import Config, ModelSection, OptimizerSection, RoleSection
+from rollmesh.mesh.config.inputs import ModelSection
+from rollmesh.mesh.config.learner import OptimizerSection, RoleSection
+from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.runtime.devices import DeviceType, choose_device
 from rollmesh.mesh.runtime.threads import available_cores, plan_threads
@@ -33,8 +35,8 @@ def build_algorithm(config: Config) -> Algorithm:
     """The algorithm of a run.
 
     Raises:
-        ConfigError: unknown name or setting, a run that corrects for nothing although its data can be stale, or a
-            need of the algorithm that the configuration does not provide.
+        ConfigError: unknown name or setting; no correction although data can be stale; or a need of the algorithm
+            that the configuration does not provide.
     """
     plan = UpdatePlan(
         minibatches=config.learner.batch.minibatches,
@@ -57,7 +59,7 @@ def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
     """The engines of this rank by role, the actor first, each proven right; collective over the ranks.
 
     A role without a model of its own starts from the actor's initial weights, also where the actor continues from a
-    checkpoint: that is what a reference policy is.
+    checkpoint. That is the definition of a reference policy.
 
     Args:
         config: of the run; the model's path is a local folder.
@@ -147,13 +149,13 @@ def _model_type(role: Role) -> ModelType:
     )
 
 
-def device_of(wanted: DeviceName) -> DeviceType:
+def device_of(setting: DeviceName) -> DeviceType:
     """The device of this rank.
 
     Raises:
         ConfigError: CUDA is asked for and absent; there is no device for this rank.
     """
-    if choose_device(wanted, "learner.device") == "cpu":
+    if choose_device(setting, "learner.device") == "cpu":
         return "cpu"
     place, visible = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if place >= visible:

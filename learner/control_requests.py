@@ -32,12 +32,12 @@ class ControlRequests:
 
     @property
     def stop_reason(self) -> str | None:
-        """The reason to end the run after the present step; None while there is none."""
+        """The reason to end the run after the present step; None without one."""
         return self._stop_reason
 
     @property
     def error(self) -> RollmeshError | None:
-        """The error that ends the run; None while there is none."""
+        """The error that ends the run; None without one."""
         return self._error
 
     def stop(self, reason: str) -> None:
@@ -51,7 +51,7 @@ class ControlRequests:
         self.wake()
 
     def raise_failure(self) -> None:
-        """Raises what `fail` was given."""
+        """Raises the error given to `fail`."""
         if self._error is not None:
             raise self._error
 

@@ -1,4 +1,4 @@
-"""`python -m learner.docs_reference PAGE --exceptions FILE`: writes the generated sections of `docs/algorithms.md`."""
+"""Writes the generated sections of a page: `python -m rollmesh.learner.docs_reference PAGE --exceptions FILE`."""
 
 from __future__ import annotations
 

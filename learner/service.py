@@ -1,8 +1,8 @@
-"""The learner process: `run` is what the command line calls, in every rank.
+"""The learner process: the command line calls `run`, in every rank.
 
-Invariants: expected failures end with one log line and the error's exit code; a learner that was superseded ends with
-`FencedError.exit_code`, so that it is not restarted; SIGTERM ends the run after the present step, with a checkpoint
-and its commit; rank 0 alone listens to signals and to the mesh, the other ranks follow it.
+Invariants: expected failures end with one log line and the error's exit code. A learner that was superseded ends with
+`FencedError.exit_code`, so that it is not restarted. SIGTERM ends the run after the present step, with a checkpoint and
+its commit. Rank 0 alone listens to signals and to the mesh, the other ranks follow it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rollmesh.learner.coordinator.coordinator import Coordinator
 from rollmesh.learner.coordinator.runtime import LearnerRuntime
 from rollmesh.learner.distributed.rank_group import RankChannel, RankGroup, run_follower
 from rollmesh.learner.distributed.trajectories import FetchedTrajectories, InlineTrajectories, TrajectorySource
-from rollmesh.learner.engines.base import ACTOR
+from rollmesh.learner.engines.interface import ACTOR
 from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.learner.recovery.run_identity import RunRecord
 from rollmesh.learner.status import LearnerStatus
@@ -33,17 +33,12 @@ from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.rpc.failover_channel import FailoverChannel, open_mesh
 from rollmesh.mesh.rpc.server import bind, new_server
+from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.mesh.runtime.hosts import is_loopback
 from rollmesh.mesh.runtime.log_format import setup_logging
 from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, freeze_heap, keep_freed_memory
 from rollmesh.mesh.runtime.ranks import check_ranks
-from rollmesh.mesh.runtime.service import (
-    AsyncBridge,
-    add_health_and_reflection,
-    advertised_address,
-    set_serving,
-    write_ready_file,
-)
+from rollmesh.mesh.runtime.service import add_health_and_reflection, advertised_address, set_serving, write_ready_file
 
 _log = logging.getLogger(__name__)
 
@@ -142,7 +137,7 @@ def _run(
                 takeover=takeover,
                 start_from=start_from,
                 ready_file=ready_file,
-                taken_over=record.keep,
+                taken_over=record.write,
             )
         elif channel is not None:
             run_follower(worker, channel)
@@ -150,7 +145,7 @@ def _run(
 
 
 def _answer_health(config: Config, bridge: AsyncBridge, closers: ExitStack, ready_file: Path) -> None:
-    """Lets the starter of this rank see whether it is well; before any rank can wait for another."""
+    """Serves this rank's health to its starter, before any rank can wait for another."""
     network, security = config.network, config.security
 
     async def serve() -> tuple[grpc.aio.Server, str]:
@@ -178,7 +173,7 @@ def _fetch_client(config: Config, mesh: str, bridge: AsyncBridge, closers: ExitS
 
 
 class _Signals:
-    """SIGTERM and SIGINT ask rank 0 for an orderly end, a second one ends at once; other ranks leave it to rank 0."""
+    """Handles SIGTERM and SIGINT: rank 0 ends in order, at once after a second one; other ranks ignore them."""
 
     def __init__(self, controls: ControlRequests, *, listen: bool) -> None:
         self._controls = controls

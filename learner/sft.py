@@ -10,17 +10,18 @@ import numpy as np
 from rollmesh.learner.algorithms.metrics import Metrics
 from rollmesh.learner.algorithms.types import GlobalCounts, LossOutput, ModelOutput, TokenBatch
 from rollmesh.learner.batching.pack import pack
-from rollmesh.learner.batching.plan import Item, plan_batch
+from rollmesh.learner.batching.plan import PlanItem, plan_batch
 from rollmesh.learner.batching.types import TrainSequence
-from rollmesh.learner.engines.base import EngineSpec
+from rollmesh.learner.engines.interface import EngineSpec
 from rollmesh.learner.engines.registry import create_engine
-from rollmesh.mesh.config.models import ModelSection, OptimizerSection
+from rollmesh.mesh.config.inputs import ModelSection
+from rollmesh.mesh.config.learner import OptimizerSection
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.runtime.devices import choose_device
 
 Pair = tuple[Sequence[int], Sequence[int]] | tuple[Sequence[int], Sequence[int], Sequence[int]]
-"""Token ids of a prompt and of its response (end token included); where not all of the response is the model's to say
-(results of tools), a mask as the third: 1 is trained."""
+"""Token ids of a prompt and of its response (end token included). Where not all of the response is the model's own
+(results of tools), a mask is the third: 1 is trained."""
 
 
 def cross_entropy(output: ModelOutput, tokens: TokenBatch, counts: GlobalCounts) -> LossOutput:
@@ -75,11 +76,11 @@ def warm_start(
     engine = create_engine(spec)
     try:
         engine.probe()
-        order = _Order(len(sequences), seed)
+        order = _ShuffledIndices(len(sequences), seed)
         losses = []
         for _ in range(steps):
-            chosen = [sequences[index] for index in order.take(min(batch, len(sequences)))]
-            items = [Item(i, len(s.prompt_ids), len(s.response_ids)) for i, s in enumerate(chosen)]
+            chosen = [sequences[index] for index in order.next(min(batch, len(sequences)))]
+            items = [PlanItem(i, len(s.prompt_ids), len(s.response_ids)) for i, s in enumerate(chosen)]
             plan = plan_batch(items, token_budget=token_budget, packing=engine.packing)
             packed = [pack(chosen, indices, engine.device) for indices in plan.minibatches[0][0]]
             result = engine.train_batch(packed, cross_entropy, engine.global_counts(packed))
@@ -90,18 +91,18 @@ def warm_start(
     return losses
 
 
-class _Order:
+class _ShuffledIndices:
     """Indices in a shuffled order, reshuffled for every pass."""
 
     def __init__(self, count: int, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
         self._count = count
-        self._left: list[int] = []
+        self._remaining: list[int] = []
 
-    def take(self, number: int) -> list[int]:
-        while len(self._left) < number:
-            self._left.extend(self._rng.permutation(self._count).tolist())
-        taken, self._left = self._left[:number], self._left[number:]
+    def next(self, number: int) -> list[int]:
+        while len(self._remaining) < number:
+            self._remaining.extend(self._rng.permutation(self._count).tolist())
+        taken, self._remaining = self._remaining[:number], self._remaining[number:]
         return taken
 
 

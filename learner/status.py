@@ -16,7 +16,7 @@ class LearnerStatus:
     """Plain fields; each is replaced as a whole, so that readers of another thread see a consistent one.
 
     Attributes:
-        phase: what the training thread does now.
+        phase: the present phase of the training thread.
         published: newest version that can be fetched.
         steps: batches trained over the whole run.
         committed: uses below this version are committed.

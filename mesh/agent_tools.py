@@ -4,7 +4,7 @@ The learner shows the schemas to the model in every prompt; the generator runs t
 that the model sees exactly the tools that can be called.
 
 An environment comes in one of two forms. `step`: a class with `reset` and `step(action)`, to which everything the model
-says is an action. `tools`: TRL's form, a class (or another callable that makes instances) whose public methods are
+says is an action. `tools`: TRL's form, a class (or another callable that makes instances). Its public methods are
 tools, apart from `reset`, `get_reward`, and a `close` without a docstring. A class is of the second form where it has
 no method `step`, or one that is declared to return `str`, as tools do.
 """
@@ -22,7 +22,7 @@ from rollmesh.mesh.user_code import load_callable
 if TYPE_CHECKING:
     from rollmesh.mesh.config.rollout import AgentSection
 
-# Of hints that only a type checker can resolve.
+# Errors of hints that only a type checker can resolve.
 _UNRESOLVED = (NameError, AttributeError, TypeError, SyntaxError)
 _RESERVED = frozenset({"reset", "get_reward"})
 EnvironmentForm = Literal["step", "tools"]
@@ -46,7 +46,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSource:
-    """Where the environments of episodes come from.
+    """The source of the environments of episodes.
 
     Attributes:
         path: as configured.
@@ -92,7 +92,7 @@ def load_environment(path: str) -> EnvironmentSource:
         ConfigError: no such class, or it has neither form.
     """
     make = load_callable(path, "environment", ConfigError)
-    # Of a class the methods are known without an instance, which may be dear.
+    # The methods of a class are known without an instance, which may be dear.
     kind = make if inspect.isclass(make) else _kind_of(make, path)
     if not callable(getattr(kind, "reset", None)):
         raise ConfigError(f"environment {path} has no method `reset`", hint="see docs/agents.md for the two forms")
@@ -151,7 +151,7 @@ def _has_step(kind: type) -> bool:
 
 
 def _public_methods(kind: type) -> list[str]:
-    """In the order of their names, as TRL shows them; `close` is one where it has a docstring, as a tool needs it."""
+    """Public methods by name, as TRL shows them; `close` only if it has a docstring, as a tool needs it."""
     return [
         name
         for name in sorted(dir(kind))

@@ -1,8 +1,8 @@
 """Typed errors of the mesh.
 
-Invariant: whatever a user or a remote service can get wrong ends in one of these, with a stable `code`, a
-message that names the offending thing and a `hint` that says what to do next. Commands print them as one line
-and exit with `exit_code`; services map them to gRPC status codes (`mesh.rpc.errors`).
+Invariant: every error that a user or a remote service can cause is one of these. It has a stable `code`, a message that
+names the offending thing, and a `hint` that says what to do next. Commands print it as one line and exit with
+`exit_code`; services map it to a gRPC status code (`mesh.rpc.errors`).
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ class RollmeshError(Exception):
 
 
 class ConfigError(RollmeshError):
-    """The configuration is wrong: unknown key, bad value, contradiction."""
+    """A wrong configuration: unknown key, bad value, contradiction."""
 
     code = "config"
     exit_code = 2
 
 
 class UnauthenticatedError(ConfigError):
-    """A caller has no credential, or one that is forged, over, of another mesh or for another contract."""
+    """A caller without a credential, or with one that is forged, over, of another mesh or for another contract."""
 
     code = "unauthenticated"
 
 
 class PermissionDeniedError(ConfigError):
-    """A caller's role may not call the verb, or it speaks in another member's name."""
+    """A caller whose role may not call the verb, or that speaks in another member's name."""
 
     code = "permission_denied"
 
 
 class DataError(RollmeshError):
-    """A dataset or model folder is missing or lacks what is needed."""
+    """A dataset or model folder that is missing or lacks what is needed."""
 
     code = "data"
     exit_code = 3
 
 
 class PayloadError(RollmeshError):
-    """A trajectory or message is malformed; `field` names the offending part."""
+    """A malformed trajectory or message; `field` names the offending part."""
 
     code = "payload"
     exit_code = 4
@@ -75,7 +75,7 @@ class UnreachableError(RollmeshError):
 
 
 class PortInUseError(RollmeshError):
-    """The address to bind is taken."""
+    """An address to bind that is taken."""
 
     code = "port_in_use"
     exit_code = 6
@@ -103,7 +103,7 @@ class WeightsError(RollmeshError):
 
 
 class VersionGoneError(WeightsError):
-    """A version of the weights is not kept any more: there are newer ones."""
+    """A version of the weights that is not kept any more: there are newer ones."""
 
     code = "version_gone"
 
@@ -116,14 +116,18 @@ class StarvedError(RollmeshError):
 
 
 class StalledError(RollmeshError):
-    """Nothing has moved for longer than a run may stand still; the message names who holds what since when."""
+    """A run that has stood still for too long; the message names the holders of groups, and since when they hold
+    them.
+    """
 
     code = "stalled"
     exit_code = 12
 
 
 class StuckError(RollmeshError):
-    """What a service works with hangs while the service answers: it ends itself, so that it is started again."""
+    """A part of a service that hangs while the service answers. The service ends itself, so that it is started
+    again.
+    """
 
     code = "stuck"
     exit_code = 13
@@ -137,28 +141,36 @@ class DivergedError(RollmeshError):
 
 
 class FencedError(RollmeshError):
-    """A newer incarnation has taken the run over; this learner must stop and is not restarted."""
+    """A learner whose run a newer incarnation has taken over; it must stop and is not restarted."""
 
     code = "fenced"
     exit_code = 40
 
+    def __init__(
+        self,
+        message: str = "another learner has taken this run over",
+        *,
+        hint: str = "this learner must end; the newer incarnation continues the run",
+    ) -> None:
+        super().__init__(message, hint=hint)
+
 
 class TakeoverRefusedError(RollmeshError):
-    """Another learner still holds the run."""
+    """A run that another learner still holds."""
 
     code = "takeover_refused"
     exit_code = 41
 
 
 class OldGenerationError(RollmeshError):
-    """The caller's connection generation is over: the member must join again (its agent does)."""
+    """A caller whose connection generation is over: the member must join again (its agent does)."""
 
     code = "old_generation"
     exit_code = 42
 
 
 class LostStateError(StoreError):
-    """Redis may have lost what it had acknowledged: the learner must say again what it has used (it does by itself)."""
+    """Redis may have lost what it had acknowledged: the learner must report its uses again (it does by itself)."""
 
     code = "lost_state"
     exit_code = 43
@@ -171,7 +183,7 @@ PERMANENT = frozenset(
 
 
 def ended_by(error: BaseException, what: str) -> RollmeshError:
-    """What ended something that runs in the background, as those who depend on it are told."""
+    """The error by which background work has ended, for those that depend on it."""
     if isinstance(error, RollmeshError):
         return error
     return RollmeshError(

@@ -11,7 +11,9 @@ NAMED = 20
 
 
 def describe_holders(table: buffer_pb2.DescribeResponse, held: buffer_pb2.HoldersResponse) -> str:
-    """Why nothing moves: the holders, those that have held a group for longest first, and what no one holds."""
+    """The reason why nothing moves: the holders, those that have held a group for longest first, and groups without
+    one.
+    """
     return "; ".join(_reasons(table, held)) or "no group is in progress"
 
 

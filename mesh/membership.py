@@ -1,9 +1,11 @@
 """A service's membership of the mesh: joining, heartbeats, and the state of the mesh that their answers carry.
 
-Invariants: the agent keeps trying while the mesh is away, for at most `retry_s` in a row, and then says so through
-`lost`; a channel to the mesh learns from every answer which fronts are alive; a member that the mesh has forgotten
-joins again under a new connection generation; a learner whose incarnation was taken over sees `fenced`; where there is
-a token, only fronts that prove that they belong to its mesh are believed (`mesh.access.proof`).
+Invariants
+  * The agent keeps trying while the mesh is away, for at most `retry_s` in a row, and then says so through `lost`.
+  * A channel to the mesh learns from every answer which fronts are alive.
+  * A member that the mesh has forgotten joins again under a new connection generation.
+  * A learner whose incarnation was taken over sees `fenced`.
+  * Where there is a token, only fronts that prove that they belong to its mesh are believed (`mesh.access.proof`).
 """
 
 from __future__ import annotations
@@ -31,12 +33,12 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import membership_pb2, membership_pb2_grpc
 
 log = logging.getLogger(__name__)
-# Of the contracts. A mesh takes members that speak its own alone.
+# The version of the contracts. A mesh accepts only members with its own.
 PROTOCOL = 2
 # Seconds without an answer to a Join between two words on it.
 _JOIN_LOG_S = 10.0
 # Heartbeats that may time out one after the other within a member's time to live.
-_BEATS_LOST = 4
+_LOST_HEARTBEATS = 4
 _LEAST_PATIENCE_S = 1.0
 
 
@@ -53,8 +55,8 @@ class MembershipAgent:
         learner: the learner's membership entry; None while there is none.
         policy: the version in force; None before the first.
         fenced: set when this learner's incarnation was taken over.
-        run_finished: set when the run ends in order. Who joins a run that has ended already waits for a learner that
-            continues it.
+        run_finished: set when the run ends in order. A member that joins a run that has ended already waits for a
+            learner that continues it.
         lost: set when the mesh could not be reached, or believed, for `retry_s`; `lost_error` says why.
     """
 
@@ -70,7 +72,7 @@ class MembershipAgent:
         retry_s: float = 60.0,
     ) -> None:
         self._stub: Any = membership_pb2_grpc.MembershipStub(channel)
-        self._set_servers = channel.set_servers if isinstance(channel, FailoverChannel) else _stay
+        self._set_fronts = channel.set_fronts if isinstance(channel, FailoverChannel) else _keep_fronts
         self._mesh = (
             f"the mesh at {','.join(channel.addresses)}" if isinstance(channel, FailoverChannel) else "the mesh"
         )
@@ -82,7 +84,7 @@ class MembershipAgent:
         self._timeout_s = timeout_s
         self._retry_s = retry_s
         self._interval_s = 1.0
-        self._beat_timeout_s = timeout_s
+        self._heartbeat_timeout_s = timeout_s
         self._serving: PolicyVersion | None = None
         self._gauges: dict[str, float] = {}
         self._waiting_reason = ""
@@ -90,8 +92,8 @@ class MembershipAgent:
         self._incarnation = 0
         self._listeners: list[Callable[[], None]] = []
         self._task: asyncio.Task[None] | None = None
-        self._seen_running: bool | None = None
-        self._say_at = 0.0
+        self._has_run: bool | None = None
+        self._next_log_at = 0.0
         self.member_id = member_id
         self.generation = 0
         self.run_name = ""
@@ -108,12 +110,12 @@ class MembershipAgent:
 
         Raises:
             UnreachableError: the mesh did not answer within `retry_s`.
-            UnauthenticatedError: who answers is not the mesh, or does not know this member's token.
+            UnauthenticatedError: the answer is not from the mesh, or the mesh does not know this member's token.
         """
         await self._join(self._retry_s)
-        await call_with_retry(self.beat, retry_s=self._retry_s, what="the first heartbeat")
+        await call_with_retry(self.heartbeat, retry_s=self._retry_s, what="the first heartbeat")
         self._task = asyncio.create_task(self._run(), name="heartbeat")
-        self._task.add_done_callback(self._ended)
+        self._task.add_done_callback(self._on_task_done)
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Calls `listener` whenever learner, policy or generation changed."""
@@ -128,7 +130,7 @@ class MembershipAgent:
         incarnation: int | None = None,
         endpoint: str | None = None,
     ) -> None:
-        """What the next heartbeats report; arguments left out stay as they were."""
+        """Sets the status that the next heartbeats report; arguments left out stay as they were."""
         self._serving = serving or self._serving
         if waiting_reason is not None:
             self._waiting_reason = bounded(waiting_reason, WAITING_CHARACTERS)
@@ -138,11 +140,11 @@ class MembershipAgent:
         # A loss may be NaN. The mesh takes numbers alone, and an earlier one would be out of date.
         self._gauges = {name: value for name, value in self._gauges.items() if math.isfinite(value)}
 
-    async def beat(self) -> None:
-        """One heartbeat now; joins again where the mesh does not know this member any more.
+    async def heartbeat(self) -> None:
+        """Sends one heartbeat now; joins again if the mesh does not know this member any more.
 
         Raises:
-            UnauthenticatedError: this member's grant is over, or who answers is not the mesh.
+            UnauthenticatedError: this member's grant is over, or the answer is not from the mesh.
         """
         request = membership_pb2.HeartbeatRequest(
             member_id=self.member_id,
@@ -154,23 +156,23 @@ class MembershipAgent:
             endpoint=self._endpoint,
             challenge=new_challenge(),
         )
-        response = await self._stub.Heartbeat(request, timeout=self._beat_timeout_s)
+        response = await self._stub.Heartbeat(request, timeout=self._heartbeat_timeout_s)
         check_answer(self._credentials, request, response, self._mesh)
         if not response.known:
             await self._join(self._retry_s)
             self._notify()
             return
-        self._set_servers(response.fronts)
+        self._set_fronts(response.fronts)
         learner = response.learner if response.learner.member_id else None
         policy = PolicyVersion.from_proto(response.policy) if response.HasField("policy") else None
         changed = policy != self.policy or _identity(learner) != _identity(self.learner)
         self.learner, self.policy = learner, policy
         if response.fenced:
             self.fenced.set()
-        if self._seen_running is None and response.run_finished:
+        if self._has_run is None and response.run_finished:
             log.info("run %s has ended; waiting for a learner that continues it", self.run_name)
-        self._seen_running = self._seen_running or not response.run_finished
-        if response.run_finished and self._seen_running:
+        self._has_run = self._has_run or not response.run_finished
+        if response.run_finished and self._has_run:
             self.run_finished.set()
         if changed or response.fenced or self.run_finished.is_set():
             self._notify()
@@ -195,7 +197,7 @@ class MembershipAgent:
             log.warning("could not leave the mesh: %s", error)
 
     async def stop(self) -> None:
-        """Stops the heartbeats without a word to the mesh."""
+        """Stops the heartbeats without leaving the mesh."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -210,10 +212,10 @@ class MembershipAgent:
         self.run_name = response.run_name
         self.config_json = response.run_config_json
         self._interval_s = response.heartbeat_interval_ms / 1000
-        # A front that hangs may cost a beat, but not the membership; one that is merely slow gets its time.
-        patience_s = max(_LEAST_PATIENCE_S, response.member_ttl_ms / 1000 / _BEATS_LOST)
-        self._beat_timeout_s = min(self._timeout_s, patience_s)
-        self._set_servers(response.fronts)
+        # A front that hangs may cost a heartbeat, but not the membership; one that is merely slow gets its time.
+        patience_s = max(_LEAST_PATIENCE_S, response.member_ttl_ms / 1000 / _LOST_HEARTBEATS)
+        self._heartbeat_timeout_s = min(self._timeout_s, patience_s)
+        self._set_fronts(response.fronts)
         log.info("joined run %s as %s (generation %d)", self.run_name, self.member_id, self.generation)
 
     async def _try_to_join(self) -> membership_pb2.JoinResponse:
@@ -223,8 +225,8 @@ class MembershipAgent:
         try:
             response: membership_pb2.JoinResponse = await self._stub.Join(request, timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
-            if time.monotonic() >= self._say_at:
-                self._say_at = time.monotonic() + _JOIN_LOG_S
+            if time.monotonic() >= self._next_log_at:
+                self._next_log_at = time.monotonic() + _JOIN_LOG_S
                 failure = to_rollmesh_error(error, "Join")
                 log.warning("waits for %s, %.0f s at most: %s", self._mesh, self._retry_s, failure)
             raise
@@ -236,14 +238,14 @@ class MembershipAgent:
         while True:
             await asyncio.sleep(pause_s)
             try:
-                await self.beat()
-                retries.answered()
+                await self.heartbeat()
+                retries.record_answer()
                 pause_s = self._interval_s
             except (grpc.aio.AioRpcError, UnauthenticatedError) as error:
                 # Another front may be believed, and a grant that is over may be replaced.
-                is_last, pause_s = retries.failed(), self._interval_s / _BEATS_LOST
+                is_last, pause_s = retries.record_failure(), self._interval_s / _LOST_HEARTBEATS
                 failure = error if isinstance(error, RollmeshError) else to_rollmesh_error(error, "heartbeat")
-                if retries.worth_saying():
+                if retries.should_log():
                     log.warning("heartbeats fail, %.0f s more at most: %s", self._retry_s - retries.failing_s, failure)
                 if is_last:
                     self._give_up(failure)
@@ -252,8 +254,8 @@ class MembershipAgent:
                 self._give_up(error)
                 return
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        """A member without heartbeats is lost to the mesh: it must know."""
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        """Marks the member as lost if its heartbeats have failed."""
         if task.cancelled() or (error := task.exception()) is None:
             return
         log.error("heartbeats failed", exc_info=error)
@@ -262,7 +264,7 @@ class MembershipAgent:
 
     def _give_up(self, error: RollmeshError) -> None:
         away = UnreachableError(f"the mesh has not answered for {self._retry_s:.0f} s: {error.message}")
-        # What the operator has to mend, starting again does not.
+        # A restart does not mend what the operator must mend.
         self.lost_error = error if isinstance(error, ConfigError) else away
         self.lost.set()
         self._notify()
@@ -277,10 +279,10 @@ def _identity(member: membership_pb2.Member | None) -> tuple[str, str] | None:
 
 
 def _credentials_of(channel: grpc.aio.Channel) -> Credentials | None:
-    """Those that the calls of a channel are made with."""
+    """The credentials with which the calls of a channel are made."""
     found = channel.credentials if isinstance(channel, (FailoverChannel, AuthenticatedChannel)) else None
     return found if isinstance(found, Credentials) else None
 
 
-def _stay(_fronts: Iterable[str]) -> None:
+def _keep_fronts(_fronts: Iterable[str]) -> None:
     """A channel to one front stays with it."""

@@ -13,13 +13,13 @@ TEMPLATES = "additional_chat_templates"
 # Indices of weight shards name files that do not travel.
 _WEIGHT_INDEX = ".index.json"
 MAX_FILE_BYTES = 256 << 20
-# Of all together, and how many: a few large tokenizers, and a template for each use.
+# Bytes of all files together, and their number: a few large tokenizers, and a template for each use.
 MAX_BYTES = 512 << 20
 MAX_FILES = 256
 
 
 def is_bundled(name: str) -> bool:
-    """Whether a file of this name, relative to the model's folder, belongs to its bundle."""
+    """True if a file of this name, relative to the model's folder, belongs to its bundle."""
     path = PurePosixPath(name)
     if path.as_posix() != name or path.suffix not in SUFFIXES or name.endswith(_WEIGHT_INDEX) or "\0" in name:
         return False

@@ -2,7 +2,7 @@
 
 Invariants: a user who cannot enter a folder can neither read its contents nor connect to its sockets. An existing
 folder keeps its mode, since its owner may want to share it; a caller that needs it private asks for that. A file that
-holds a secret is used only if no other user may read or change it: it is the user's own or root's, and closed to the
+holds a secret is used only if no other user may read or change it. It is the user's own or root's, and closed to the
 others.
 """
 
@@ -16,7 +16,7 @@ from rollmesh.mesh.errors import ConfigError
 
 _ROOT = 0
 _OTHERS = 0o077
-# What root owns may be read by a group that root chose, as certificates of services often are.
+# A file of root's may be read by a group that root chose, as certificates of services often are.
 _OTHERS_OF_ROOT = 0o037
 # Files that a container is given: no one but its own processes can reach them, whatever their mode says.
 _CONTAINER_SECRETS = ("/run/secrets", "/var/run/secrets")
@@ -45,14 +45,14 @@ def restrict_to_owner(path: Path) -> None:
 
 
 def is_open_to_others(path: Path) -> bool:
-    """Whether another user may read a folder, or enter it."""
+    """True if another user may read a folder, or enter it."""
     return bool(path.stat().st_mode & _OTHERS)
 
 
 def keep_private() -> None:
-    """What this process and its children make from now on is their user's alone, and so is the code that they load.
+    """Makes all files of this process and its children private to their user, and so the code that they load.
 
-    Torch keeps what it compiles, and loads it again, in a folder of /tmp whose name anyone can foresee and may make.
+    Torch keeps what it compiles, and loads it again, in a folder of /tmp whose name any user can foresee and may make.
     """
     os.umask(_OTHERS)
     home = os.path.expanduser("~")
@@ -69,7 +69,7 @@ def check_closed(path: Path, key: str, *, how: str = _IS_IT_THERE) -> None:
 
     Args:
         key: the configuration key that names the file, for errors.
-        how: hint for whoever has no such file.
+        how: hint for a user without such a file.
 
     Raises:
         ConfigError: it is another user's, or they have; or there is no such file.

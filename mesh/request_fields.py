@@ -1,4 +1,4 @@
-"""What names and other short texts of a request may be.
+"""Checks of names and other short texts in requests.
 
 Names become parts of keys, so that no name leads to what belongs to another one. They and all other texts of members
 are short, since services keep those of all members, and fronts and tools read them.
@@ -11,12 +11,12 @@ from rollmesh.mesh.errors import PayloadError
 
 # Names, addresses and the like.
 ID_CHARACTERS = 256
-# What may not stand in a name: it separates, in keys and in lists.
+# Characters that a name may not contain: they separate, in keys and in lists.
 _SEPARATORS = frozenset("|:,{} \t\r\n\x00")
 
 
 def check_id(field: str, value: str) -> None:
-    """Refuses a member's name that cannot be part of a key, or that means somebody else.
+    """Refuses a member's name that cannot be part of a key, or that names another member.
 
     Raises:
         PayloadError: empty, too long, with characters that separate, or the learner's.

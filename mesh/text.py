@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-# Why a member of a group is not scored, or a group was dropped: kept with it, and counted under it.
+# Reason why a member of a group is not scored, or a group was dropped: kept with it, and counted under it.
 REASON_CHARACTERS = 300
-# Why a version is not in service, and which transport brings it: the learner keeps those of all receivers.
+# Reason why a version is not in service, and the transport that brings it: the learner keeps those of all receivers.
 REPORT_CHARACTERS = 1000
-# Why a service waits: each heartbeat carries it.
+# Reason why a service waits: each heartbeat carries it.
 WAITING_CHARACTERS = 1000
 
 
 def bounded(text: str, limit: int) -> str:
-    """The beginning of a text, in at most `limit` characters, as it can be sent: what cannot be encoded is replaced;
-    where some is left out, the end says how many characters there were."""
+    """The beginning of a text, in at most `limit` characters, as it can be sent: what cannot be encoded is replaced.
+
+    Where some is left out, the end says how many characters there were.
+    """
     if len(text) > limit:
         mark = f" ... ({len(text)} characters)"
         text = text[: max(0, limit - len(mark))] + mark

@@ -188,7 +188,7 @@ class BufferServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Resume(self, request, context):
-        """Learner: takes the run over under the next incarnation, going on from version `resume_version`.
+        """Learner: takes the run over under the next incarnation, continuing from version `resume_version`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -244,7 +244,7 @@ class BufferServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Holders(self, request, context):
-        """Anyone: who holds groups, and since when.
+        """Anyone: the holders of groups, and since when they hold them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

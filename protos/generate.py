@@ -1,8 +1,8 @@
 """Generates the protobuf modules and the descriptor set from protos/*.proto (`make protos`).
 
-`descriptors.binpb` is the contract as last released; `compare` holds it against the .proto files under the rule of
-compatible change: fields, values and methods are only added; a number, name, type or label never changes; what is
-removed is reserved.
+`descriptors.binpb` is the contract as last released. `compare` holds it against the .proto files under the rule of
+compatible change. Fields, values and methods are only added; a number, name, type or label never changes; a removed one
+is reserved.
 """
 
 from __future__ import annotations

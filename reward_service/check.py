@@ -1,7 +1,7 @@
-"""Says what is wrong with a reward server's answers: the checks of `rollmesh reward check grpc://host:port`.
+"""Checks a reward server's answers against the contract: the checks of `rollmesh reward check grpc://host:port`.
 
-Every probe is a real Score call; a finding says what was seen, what the contract wants, and how bad it is: an
-`error` breaks runs, a `warning` deserves a look, a `note` is for information.
+Every probe is a real Score call. A finding states the observation, the contract and the severity: an `error` breaks
+runs, a `warning` deserves a look, a `note` is for information.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Literal
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.protos import reward_pb2, reward_pb2_grpc
 from rollmesh.reward_service.endpoint import connector, mesh_connector
 from rollmesh.reward_service.samples import builtin_items, item, items_from_file
@@ -77,7 +77,7 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
-        """Whether runs can use the server."""
+        """True if runs can use the server."""
         return not any(finding.severity == "error" for finding in self.findings)
 
     def lines(self) -> list[str]:
@@ -89,40 +89,27 @@ class CheckReport:
         return [*body, "usable: the answers keep the contract" if self.ok else "not usable: see the errors above"]
 
 
-def run_check(
-    address: str, timeout_s: float = 10.0, sample_file: Path | None = None, security: SecuritySection | None = None
+async def check_endpoint(
+    address: str,
+    *,
+    timeout_s: float = 10.0,
+    sample_file: Path | None = None,
+    security: SecuritySection | None = None,
 ) -> CheckReport:
-    """Checks a server, from synchronous code.
+    """Checks a server.
 
     Args:
         address: `grpc://host:port`.
         timeout_s: deadline of each call in seconds.
         sample_file: JSONL or Parquet with verl's fields to take items from; none: built-in arithmetic.
+        security: token and TLS of this very server; none are sent or shown without it.
 
     Raises:
         ConfigError: a malformed address.
         DataError: a sample file that cannot be used.
     """
     samples = builtin_items() if sample_file is None else items_from_file(sample_file)
-    return asyncio.run(_report(address, timeout_s, samples, security or SecuritySection()))
-
-
-async def check_endpoint(
-    address: str,
-    *,
-    timeout_s: float = 10.0,
-    samples: Sequence[reward_pb2.ScoreItem] = (),
-    security: SecuritySection | None = None,
-) -> list[Finding]:
-    """The findings alone, from asynchronous code."""
-    report = await _report(address, timeout_s, samples or builtin_items(), security or SecuritySection())
-    return list(report.findings)
-
-
-async def _report(
-    address: str, timeout_s: float, samples: Sequence[reward_pb2.ScoreItem], security: SecuritySection
-) -> CheckReport:
-    # A token is sent, and a certificate shown, only where the user of the check names one for this very server.
+    security = security or SecuritySection()
     connect = mesh_connector if security.token_file or security.tls_cert else connector
     channel = connect(security)(address)
     try:
@@ -133,7 +120,7 @@ async def _report(
 
 @dataclass(slots=True)
 class _Probed:
-    """What a Score call brought; empty results where it failed."""
+    """The answer to a Score call; empty results where the call failed."""
 
     results: list[reward_pb2.ScoreResult] = field(default_factory=list)
     seconds: float = 0.0
@@ -273,7 +260,7 @@ class _Check:
             self._find(
                 "warning",
                 "deadline",
-                "deadline not honoured: the server went on working on a call whose deadline had passed",
+                "deadline not honoured: the server continued to work on a call whose deadline had passed",
             )
 
     # ---------------------------------------------------------------------------------------- helpers
@@ -314,7 +301,7 @@ class _Check:
         return _Probed(list(response.results), time.monotonic() - began)
 
     def _judge_outcomes(self, results: Sequence[reward_pb2.ScoreResult]) -> None:
-        """What the sample items' outcomes suggest, beyond the contract."""
+        """Reports what the outcomes of the sample items suggest, beyond the contract."""
         probe = "sample items"
         errors = [result.error for result in results if result.HasField("error")]
         if errors:
@@ -330,7 +317,12 @@ class _Check:
             self._find("warning", probe, "an error without a code; codes are what runs count failures by")
         totals = [result.scored.total for result in results if result.HasField("scored")]
         if len(totals) > 1 and not any(totals):
-            self._find("warning", probe, "all scores are 0.0, right responses included: failures in disguise?")
+            self._find(
+                "warning",
+                probe,
+                "all scores are 0.0, right responses included: failures in disguise? "
+                "(normal for a reward that does not use ground_truth)",
+            )
         elif len(totals) > 1 and len(set(totals)) == 1:
             self._find("note", probe, f"all scores are {totals[0]:g}; a group without differences teaches nothing")
 

@@ -1,6 +1,6 @@
 """The scorers that other services use: `RewardClient` (remote) and `LocalScorer` (in this process), one interface.
 
-Invariant: `score` returns one result per item, in order; a failure of an item or of a server is an error result, never
+Invariant: `score` returns one result per item, in order. A failure of an item or of a server is an error result, never
 an exception and never a score. A scorer that is merely slow makes callers wait, and fails nothing.
 """
 
@@ -9,29 +9,69 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Protocol
 
 from rollmesh.mesh.access.credentials import Identity, Role
-from rollmesh.mesh.config.models import Config, SecuritySection
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.mesh.runtime.threads import reward_workers
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.call_times import GRACE_S
-from rollmesh.reward_service.dispatcher import ClientStats, Dispatcher
+from rollmesh.reward_service.dispatcher import CallLimits, Dispatcher
 from rollmesh.reward_service.endpoint import Connect, connector, mesh_connector
 from rollmesh.reward_service.engine import ScoringEngine
-from rollmesh.reward_service.interface import RewardScorer
 from rollmesh.reward_service.loading import FunctionSpec
-from rollmesh.reward_service.outcomes import waits_for_its_turn
+from rollmesh.reward_service.outcomes import is_not_begun
 from rollmesh.reward_service.routing import split_routes
 
 __all__ = [
-    "ClientStats",
+    "CallLimits",
     "LocalScorer",
     "RewardClient",
     "RewardScorer",
     "build_scorer",
     "needs_discovery",
 ]
+
+
+class RewardScorer(Protocol):
+    """Scores items, here or elsewhere."""
+
+    async def start(self) -> None:
+        """Loads the functions that score here, so that the first items need not wait for them.
+
+        Raises:
+            RewardError: a function that cannot be loaded.
+        """
+        ...
+
+    async def score(
+        self, items: Sequence[reward_pb2.ScoreItem], *, timeout_s: float | None = None
+    ) -> list[reward_pb2.ScoreResult]:
+        """One result per item, in order.
+
+        Args:
+            items: unique item_ids; a group's items are kept together where they are given together.
+            timeout_s: seconds for an item, with retries and failover, without the wait for its turn; none:
+                the scorer's default.
+
+        Raises:
+            PayloadError: two items with the same item_id.
+        """
+        ...
+
+    def set_endpoints(self, endpoints: Iterable[str]) -> None:
+        """Changes the default endpoints, `grpc://host:port` or `host:port`."""
+        ...
+
+    def waiting_reason(self) -> str:
+        """The reason why items wait at present; empty while scoring works."""
+        ...
+
+    async def close(self) -> None:
+        """Ends what is in flight."""
+        ...
 
 
 class LocalScorer:
@@ -74,10 +114,10 @@ class LocalScorer:
     ) -> list[reward_pb2.ScoreResult]:
         """See `RewardScorer.score`."""
         _refuse_repeated(items)
-        # What is begun is to get its whole time.
+        # An item that has begun gets its whole time.
         limit = max(self._wait_s if timeout_s is None else timeout_s, 2 * (self._call_timeout_s + GRACE_S))
         results = await self._engine.score(items, limit)
-        while waiting := [place for place, result in enumerate(results) if waits_for_its_turn(result)]:
+        while waiting := [place for place, result in enumerate(results) if is_not_begun(result)]:
             again = await self._engine.score([items[place] for place in waiting], limit)
             for place, result in zip(waiting, again, strict=True):
                 results[place] = result
@@ -102,9 +142,7 @@ class RewardClient:
         endpoints: `grpc://host:port`, several share the load and stand in for one another.
         by_data_source: data_source -> its own endpoints.
         default: scores the sources without endpoints of their own instead of `endpoints` (in-process runs).
-        timeout_s: deadline of one call.
-        attempts: tries of an item whose error is retryable.
-        wait_s: default deadline of `score`, retries and failover included.
+        limits: of the calls.
         connect: opens a channel to a default endpoint.
         connect_source: opens a channel to an endpoint of `by_data_source`; by default as `connect`.
     """
@@ -115,22 +153,20 @@ class RewardClient:
         by_data_source: Mapping[str, Sequence[str]] = MappingProxyType({}),
         *,
         default: RewardScorer | None = None,
-        timeout_s: float = 10.0,
-        attempts: int = 3,
-        wait_s: float = 30.0,
+        limits: CallLimits | None = None,
         connect: Connect | None = None,
         connect_source: Connect | None = None,
     ) -> None:
         connect = connect or connector(SecuritySection())
-        self._wait_s = wait_s
+        self._limits = limits = limits or CallLimits()
         self._local = default
-        self._remote = Dispatcher(map(_with_scheme, endpoints), connect, timeout_s=timeout_s, attempts=attempts)
+        self._remote = Dispatcher(map(_with_scheme, endpoints), connect, limits)
         sets: dict[tuple[str, ...], Dispatcher] = {}
         self._by_source: dict[str, Dispatcher] = {}
         for source, addresses in by_data_source.items():
             key = tuple(addresses)
             if key not in sets:
-                sets[key] = Dispatcher(key, connect_source or connect, timeout_s=timeout_s, attempts=attempts)
+                sets[key] = Dispatcher(key, connect_source or connect, limits)
             self._by_source[source] = sets[key]
         self._dispatchers = (self._remote, *sets.values())
 
@@ -144,21 +180,12 @@ class RewardClient:
         """The default endpoints in use."""
         return self._remote.endpoints
 
-    @property
-    def stats(self) -> ClientStats:
-        """Counters over all endpoints."""
-        total = ClientStats()
-        for dispatcher in self._dispatchers:
-            for name in ClientStats.__slots__:
-                setattr(total, name, getattr(total, name) + getattr(dispatcher.stats, name))
-        return total
-
     async def score(
         self, items: Sequence[reward_pb2.ScoreItem], *, timeout_s: float | None = None
     ) -> list[reward_pb2.ScoreResult]:
         """See `RewardScorer.score`."""
         _refuse_repeated(items)
-        limit = self._wait_s if timeout_s is None else timeout_s
+        limit = self._limits.wait_s if timeout_s is None else timeout_s
         routed: dict[str, list[int]] = {}
         for index, item in enumerate(items):
             source = item.data_source if item.data_source in self._by_source else ""
@@ -176,11 +203,11 @@ class RewardClient:
         return results
 
     def set_endpoints(self, endpoints: Iterable[str]) -> None:
-        """Changes the default endpoints, as membership tells them."""
+        """Changes the default endpoints, as the mesh lists them."""
         self._remote.set_endpoints(map(_with_scheme, endpoints))
 
     def waiting_reason(self) -> str:
-        """Why items wait at present; empty while every set of endpoints works."""
+        """The reason why items wait at present; empty while every set of endpoints works."""
         reasons = [dispatcher.waiting_reason() for dispatcher in self._by_source.values()]
         reasons.append(self._remote.waiting_reason() if self._local is None else self._local.waiting_reason())
         return next(filter(None, reasons), "")
@@ -203,8 +230,9 @@ class RewardClient:
 def build_scorer(config: Config, *, discovered: Iterable[str] = ()) -> RewardScorer:
     """The scorer that a configuration asks for; call it on the event loop that will use it.
 
-    In process, at the configured endpoints, or at the mesh's own reward services: the caller passes those as
-    `discovered`, and keeps them up to date with `set_endpoints` (needed only where `needs_discovery(config)`).
+    It scores in process, at the configured endpoints, or at the mesh's own reward services. The caller passes those of
+    the mesh as `discovered`, and keeps them up to date with `set_endpoints` (needed only where
+    `needs_discovery(config)`).
 
     Raises:
         ConfigError: a malformed endpoint or route.
@@ -232,16 +260,14 @@ def build_scorer(config: Config, *, discovered: Iterable[str] = ()) -> RewardSco
         () if reward.in_process else reward.endpoints or discovered,
         endpoints,
         default=local,
-        timeout_s=reward.timeout_s,
-        attempts=reward.attempts,
-        wait_s=config.rollout.reward_wait_s,
+        limits=CallLimits(reward.timeout_s, reward.attempts, config.rollout.reward_wait_s),
         connect=foreign if reward.endpoints else mesh_connector(security, asking, max_message_mb=size),
         connect_source=foreign,
     )
 
 
 def needs_discovery(config: Config) -> bool:
-    """Whether reward services are to be found through the mesh's membership."""
+    """True if reward services are to be found through the mesh's membership."""
     return not config.reward.in_process and not config.reward.endpoints
 
 

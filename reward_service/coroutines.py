@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from rollmesh.mesh.runtime.service import AsyncBridge
-from rollmesh.reward_service.call_times import Times
+from rollmesh.mesh.runtime.async_bridge import AsyncBridge
+from rollmesh.reward_service.call_times import CallTimes
 from rollmesh.reward_service.outcomes import Failed, Outcome, not_begun
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ Start = Callable[[], Coroutine[Any, Any, list[Outcome]]]
 
 # Coroutines of one request that run together.
 _MAX_CONCURRENT = 256
-# What a live loop gets to report its own time-outs before it counts as blocked, in seconds.
+# Seconds that a live loop gets to report its own time-outs before it counts as blocked.
 _GRACE_S = 0.1
 
 
@@ -34,7 +34,7 @@ class CoroutinePool:
         self._bridge: AsyncBridge | None = None
 
     async def run(
-        self, starts: Sequence[Start], *, call_timeout_s: float, times: Times
+        self, starts: Sequence[Start], *, call_timeout_s: float, times: CallTimes
     ) -> list[list[Outcome] | Failed]:
         """Runs calls together.
 
@@ -49,7 +49,7 @@ class CoroutinePool:
         answers: list[list[Outcome] | Failed] = [blocked] * len(starts)
         gate = asyncio.Semaphore(_MAX_CONCURRENT)
 
-        async def one(index: int) -> None:
+        async def run_one(index: int) -> None:
             try:
                 async with asyncio.timeout(times.begin_by - time.monotonic()):
                     await gate.acquire()
@@ -66,13 +66,13 @@ class CoroutinePool:
             finally:
                 gate.release()
 
-        async def everything() -> None:
-            await asyncio.gather(*(one(index) for index in range(len(starts))))
+        async def run_all() -> None:
+            await asyncio.gather(*(run_one(index) for index in range(len(starts))))
 
         if self._bridge is None:
             self._bridge = AsyncBridge("scorer-loop")
         bridge = self._bridge
-        future = asyncio.wrap_future(bridge.submit(everything()))
+        future = asyncio.wrap_future(bridge.submit(run_all()))
         longest = min(times.deadline - time.monotonic(), call_timeout_s * -(-len(starts) // _MAX_CONCURRENT))
         done, _ = await asyncio.wait((future,), timeout=max(0.0, longest) + _GRACE_S)
         if not done:

@@ -1,10 +1,12 @@
 """Sends items to a set of equal endpoints: coalesced, balanced, failed over, retried, within each caller's deadline.
 
-Invariants: `score` returns one result per item and raises for no remote failure; a request holds whole groups unless
-they exceed the endpoint's limit, and no item_id twice; an item is tried again only for retryable errors, at most
-`attempts` times (a lost connection is no try: the item goes elsewhere while its time lasts). An item waits for its turn
-for as long as endpoints work on others; its time is that without an answer from any since less was asked of one, or
-since it first failed.
+Invariants
+  * `score` returns one result per item and raises for no remote failure.
+  * A request holds whole groups unless they exceed the endpoint's limit, and no item_id twice.
+  * An item is tried again only for retryable errors, at most `attempts` times. A lost connection is no try: the item
+    goes elsewhere while its time lasts.
+  * An item waits for its turn for as long as endpoints work on others. Its time is that without an answer from any
+    endpoint, since less was asked of one or since the item first failed.
 """
 
 from __future__ import annotations
@@ -21,10 +23,11 @@ import grpc
 
 from rollmesh.mesh.errors import UnauthenticatedError
 from rollmesh.protos import reward_pb2
-from rollmesh.reward_service.endpoint import Connect, Endpoint, close_all
-from rollmesh.reward_service.outcomes import error_result, waits_for_its_turn
+from rollmesh.reward_service.endpoint import Connect, RewardEndpoint, close_all
+from rollmesh.reward_service.outcomes import error_result, is_not_begun
 from rollmesh.reward_service.tickets import Entry, Ticket
 from rollmesh.reward_service.validation import match_answer
+from rollmesh.reward_service.waiting_reasons import NO_SERVICE_ANSWERS
 
 log = logging.getLogger(__name__)
 
@@ -39,16 +42,19 @@ _HOPELESS = frozenset(
 )
 
 
-@dataclass(slots=True)
-class ClientStats:
-    """Counters since the start."""
+@dataclass(frozen=True, slots=True)
+class CallLimits:
+    """Bounds of the calls of a client.
 
-    items: int = 0
-    calls: int = 0
-    failed_calls: int = 0
-    retried_items: int = 0
-    unknown_results: int = 0
-    errors: int = 0
+    Attributes:
+        timeout_s: deadline of one call.
+        attempts: tries of an item whose error is retryable.
+        wait_s: default deadline of `score`, retries and failover included.
+    """
+
+    timeout_s: float = 10.0
+    attempts: int = 3
+    wait_s: float = 30.0
 
 
 class Dispatcher:
@@ -57,16 +63,13 @@ class Dispatcher:
     Args:
         endpoints: addresses, `grpc://host:port`; may be empty at first.
         connect: opens a channel to one.
-        timeout_s: deadline of one call.
-        attempts: tries of an item whose error is retryable.
+        limits: of its calls.
     """
 
-    def __init__(self, endpoints: Iterable[str], connect: Connect, *, timeout_s: float, attempts: int) -> None:
-        self.stats = ClientStats()
+    def __init__(self, endpoints: Iterable[str], connect: Connect, limits: CallLimits) -> None:
         self._connect = connect
-        self._timeout_s = timeout_s
-        self._attempts = attempts
-        self._endpoints: dict[str, Endpoint] = {}
+        self._limits = limits
+        self._endpoints: dict[str, RewardEndpoint] = {}
         self._queue: deque[list[Entry]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake: asyncio.TimerHandle | None = None
@@ -86,7 +89,7 @@ class Dispatcher:
         wanted = dict.fromkeys(addresses)
         for address in wanted:
             if address not in self._endpoints:
-                self._endpoints[address] = Endpoint(address, self._connect)
+                self._endpoints[address] = RewardEndpoint(address, self._connect)
         leaving = [address for address in self._endpoints if address not in wanted]
         for address in leaving:
             endpoint = self._endpoints.pop(address)
@@ -103,7 +106,6 @@ class Dispatcher:
         """
         loop = asyncio.get_running_loop()
         ticket = Ticket(items, loop.time())
-        self.stats.items += len(items)
         groups: dict[str, list[Entry]] = {}
         for entry in ticket.entries:
             groups.setdefault(entry.item.group_id, []).append(entry)
@@ -117,23 +119,16 @@ class Dispatcher:
                 await asyncio.wait((ticket.finished,), timeout=due - loop.time())
         finally:
             ticket.abandon()
-        results = ticket.results()
-        self.stats.errors += sum(result.WhichOneof("outcome") == "error" for result in results)
-        return results
+        return ticket.results()
 
     def waiting_reason(self) -> str:
-        """Why items wait at present; empty while an endpoint works."""
+        """The reason why items wait at present; empty while an endpoint works."""
         if not self._endpoints:
             return "no reward service is known"
         failing = [e for e in self._endpoints.values() if not e.circuit.closed]
         if len(failing) < len(self._endpoints):
             return ""
-        return "no reward service answers: " + "; ".join(f"{e.address}: {e.circuit.last_error}" for e in failing)
-
-    def backlog(self) -> str:
-        """Items that wait for room at working endpoints."""
-        waiting = sum(len(unit) for unit in self._queue)
-        return f"{waiting} responses wait for their turn" if waiting and not self.waiting_reason() else ""
+        return f"{NO_SERVICE_ANSWERS}: " + "; ".join(f"{e.address}: {e.circuit.last_error}" for e in failing)
 
     def _why_overdue(self) -> tuple[str, str]:
         """(code, words) of an item whose time is over."""
@@ -168,7 +163,7 @@ class Dispatcher:
         loop = asyncio.get_running_loop()
         while self._queue and not self._closed:
             now = loop.time()
-            endpoint, at = self._choose(self._queue[0], now)
+            endpoint, at = self._choose_endpoint(self._queue[0], now)
             if endpoint is None or at > now:
                 if endpoint is not None and at != float("inf"):
                     self._pump_at(at)
@@ -177,7 +172,7 @@ class Dispatcher:
                 endpoint.begin(0, now)
                 self._spawn(self._describe(endpoint))
                 continue
-            batch = self._take(endpoint.limit, endpoint.room)
+            batch = self._next_batch(endpoint.max_items, endpoint.free_items)
             if batch:
                 endpoint.begin(len(batch), now)
                 self._spawn(self._send(endpoint, batch))
@@ -187,7 +182,7 @@ class Dispatcher:
             self._wake.cancel()
         self._wake = asyncio.get_running_loop().call_at(at, self._pump_soon)
 
-    def _choose(self, unit: list[Entry], now: float) -> tuple[Endpoint | None, float]:
+    def _choose_endpoint(self, unit: list[Entry], now: float) -> tuple[RewardEndpoint | None, float]:
         """The endpoint that is ready first, and when; see `_rank` for those ready at once."""
         if not self._endpoints:
             return None, float("inf")
@@ -196,8 +191,8 @@ class Dispatcher:
         at, endpoint = min(ready, key=lambda pair: (pair[0], _rank(pair[1], avoid)))
         return endpoint, at
 
-    def _take(self, limit: int, room: float) -> list[Entry]:
-        """Open entries for one request, by whole groups where they fit; beyond `room` by no more than one group."""
+    def _next_batch(self, limit: int, free_items: float) -> list[Entry]:
+        """Open entries for one request, by whole groups where they fit; at most one group beyond `free_items`."""
         batch: list[Entry] = []
         ids: set[str] = set()
         size = 0
@@ -213,15 +208,14 @@ class Dispatcher:
             batch.extend(unit)
             ids.update(entry.item.item_id for entry in unit)
             size += sum(entry.item.ByteSize() for entry in unit)
-            if size >= _MAX_BYTES or len(batch) >= min(limit, room):
+            if size >= _MAX_BYTES or len(batch) >= min(limit, free_items):
                 break
         return batch
 
-    async def _send(self, endpoint: Endpoint, batch: list[Entry]) -> None:
+    async def _send(self, endpoint: RewardEndpoint, batch: list[Entry]) -> None:
         loop = asyncio.get_running_loop()
         try:
-            self.stats.calls += 1
-            response = await endpoint.score([entry.item for entry in batch], self._timeout_s)
+            response = await endpoint.score([entry.item for entry in batch], self._limits.timeout_s)
         except asyncio.CancelledError:
             _refuse_closed(batch)
             raise
@@ -231,22 +225,25 @@ class Dispatcher:
             # This service's own grant is over. A new one may take its place; meanwhile no endpoint can be reached.
             self._on_failed_call(endpoint, batch, grpc.StatusCode.UNAVAILABLE, str(error))
         else:
-            endpoint.circuit.succeed()
+            endpoint.circuit.record_success()
             self._heard_at = loop.time()
             self._on_answer(endpoint, batch, response)
         finally:
-            self._ended(endpoint, len(batch))
+            self._on_call_ended(endpoint, len(batch))
 
-    async def _describe(self, endpoint: Endpoint) -> None:
+    async def _describe(self, endpoint: RewardEndpoint) -> None:
         try:
             await endpoint.describe()
-        except (grpc.aio.AioRpcError, UnauthenticatedError) as error:
-            details = error.details() if isinstance(error, grpc.aio.AioRpcError) else error
-            endpoint.circuit.fail(asyncio.get_running_loop().time(), f"UNAVAILABLE: {details}", fatal=True)
+        except grpc.aio.AioRpcError as error:
+            trouble = _in_words(error.code(), error.details() or "")
+            endpoint.circuit.record_failure(asyncio.get_running_loop().time(), trouble, fatal=True)
+        except UnauthenticatedError as error:
+            trouble = _in_words(grpc.StatusCode.UNAVAILABLE, str(error))
+            endpoint.circuit.record_failure(asyncio.get_running_loop().time(), trouble, fatal=True)
         finally:
-            self._ended(endpoint, 0)
+            self._on_call_ended(endpoint, 0)
 
-    def _ended(self, endpoint: Endpoint, items: int) -> None:
+    def _on_call_ended(self, endpoint: RewardEndpoint, items: int) -> None:
         endpoint.end(items)
         if endpoint.address not in self._endpoints and not endpoint.busy:
             self._spawn(endpoint.close())
@@ -254,10 +251,9 @@ class Dispatcher:
 
     # ------------------------------------------------------------------------------------------ answers
 
-    def _on_answer(self, endpoint: Endpoint, batch: list[Entry], response: reward_pb2.ScoreResponse) -> None:
+    def _on_answer(self, endpoint: RewardEndpoint, batch: list[Entry], response: reward_pb2.ScoreResponse) -> None:
         matched = match_answer([entry.item for entry in batch], response)
         if matched.unknown_ids:
-            self.stats.unknown_results += len(matched.unknown_ids)
             log.warning(
                 "%s answered for %d items that were not asked, such as %r",
                 endpoint.address,
@@ -266,7 +262,7 @@ class Dispatcher:
             )
         again, waiting = [], []
         for entry, result in zip(batch, matched.results, strict=True):
-            if waits_for_its_turn(result):
+            if is_not_begun(result):
                 entry.first_failed_at = None
                 waiting.append(entry)
                 continue
@@ -276,47 +272,49 @@ class Dispatcher:
                 continue
             error = result.error
             message = f"{endpoint.address}: {error.message}"
-            entry.note(error.code, message, retryable=error.retryable, address=endpoint.address, now=self._heard_at)
-            if error.retryable and entry.attempts < self._attempts:
+            entry.record_failure(
+                error.code, message, retryable=error.retryable, address=endpoint.address, now=self._heard_at
+            )
+            if error.retryable and entry.attempts < self._limits.attempts:
                 again.append(entry)
             else:
                 entry.fail()
         self._retry(again)
         if waiting:
-            endpoint.pressed(len(waiting))
-            self._wait_on(waiting)
+            endpoint.narrow_window(len(waiting))
+            self._requeue_first(waiting)
         else:
-            endpoint.grow(len(batch))
+            endpoint.on_success(len(batch))
 
-    def _on_failed_call(self, endpoint: Endpoint, batch: list[Entry], status: grpc.StatusCode, details: str) -> None:
-        self.stats.failed_calls += 1
-        what = f"{endpoint.address}: {status.name}: {details}"
+    def _on_failed_call(
+        self, endpoint: RewardEndpoint, batch: list[Entry], status: grpc.StatusCode, details: str
+    ) -> None:
+        trouble = _in_words(status, details)
+        what = f"{endpoint.address}: {trouble}"
         lost = status in _LOST
         endpoint.described &= not lost
-        endpoint.circuit.fail(
-            asyncio.get_running_loop().time(), f"{status.name}: {details}", fatal=lost or status in _HOPELESS
-        )
+        endpoint.circuit.record_failure(asyncio.get_running_loop().time(), trouble, fatal=lost or status in _HOPELESS)
         if status is grpc.StatusCode.RESOURCE_EXHAUSTED and len(batch) > 1:
-            endpoint.circuit.succeed()
-            endpoint.shrink(len(batch))
+            endpoint.circuit.record_success()
+            endpoint.reduce_limit(len(batch))
             self._retry(batch, at_once=True)
             return
         now = asyncio.get_running_loop().time()
         if status is grpc.StatusCode.DEADLINE_EXCEEDED and endpoint.outstanding > 1:
             # It may have more than it can do: that is no failure of these, and they get their time again with less.
             self._heard_at = now
-            endpoint.overloaded(len(batch))
-            self._wait_on(batch)
+            endpoint.on_timeout(len(batch))
+            self._requeue_first(batch)
             return
-        code, message = _explain(status, what, self._timeout_s)
+        code, message = _describe_failure(status, what, self._limits.timeout_s)
         for entry in batch:
             entry.attempts += not lost
-            entry.note(code, message, retryable=status not in _HOPELESS, address=endpoint.address, now=now)
-            if entry.attempts >= self._attempts:
+            entry.record_failure(code, message, retryable=status not in _HOPELESS, address=endpoint.address, now=now)
+            if entry.attempts >= self._limits.attempts:
                 entry.fail()
         self._retry([entry for entry in batch if entry.result is None], at_once=lost)
 
-    def _wait_on(self, entries: list[Entry]) -> None:
+    def _requeue_first(self, entries: list[Entry]) -> None:
         """Queues entries in front of those that came later."""
         groups: dict[tuple[int, str], list[Entry]] = {}
         for entry in entries:
@@ -328,7 +326,6 @@ class Dispatcher:
         """Queues entries again: at once where another endpoint (or the circuit) decides, else after a pause."""
         if not entries:
             return
-        self.stats.retried_items += len(entries)
         groups: dict[tuple[int, str], list[Entry]] = {}
         for entry in entries:
             groups.setdefault((id(entry.ticket), entry.item.group_id), []).append(entry)
@@ -348,8 +345,8 @@ class Dispatcher:
         task.add_done_callback(self._tasks.discard)
 
 
-def _rank(endpoint: Endpoint, avoid: str) -> tuple[bool, int, float]:
-    """Not where the item failed, then least outstanding, then idle longest."""
+def _rank(endpoint: RewardEndpoint, avoid: str) -> tuple[bool, int, float]:
+    """Sort key of endpoints: not where the item failed, then least outstanding, then idle longest."""
     return endpoint.address == avoid, endpoint.outstanding, endpoint.last_start
 
 
@@ -359,7 +356,12 @@ def _refuse_closed(entries: Iterable[Entry]) -> None:
         entry.resolve(error_result(entry.item.item_id, "closed", message, retryable=False))
 
 
-def _explain(status: grpc.StatusCode, what: str, timeout_s: float) -> tuple[str, str]:
+def _in_words(status: grpc.StatusCode, details: str) -> str:
+    """A failed call, after its endpoint's name."""
+    return "does not answer in time" if status is grpc.StatusCode.DEADLINE_EXCEEDED else f"{status.name}: {details}"
+
+
+def _describe_failure(status: grpc.StatusCode, what: str, timeout_s: float) -> tuple[str, str]:
     """(code, message) of an item whose call failed."""
     if status in _LOST:
         return "unreachable", what

@@ -5,7 +5,7 @@ while an endpoint is busy, and a slow endpoint still gets a fresh request every 
 cost is bounded either way.
 
 Items in flight: all, until the endpoint cannot begin some in time, or does not answer in time. Then it gets as many as
-it could take, and twice as many after every answer. The others wait here, in their order.
+it could begin, and twice as many after every answer. The others wait here, in their order.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import grpc
 from rollmesh.mesh.access.authenticated_channel import AuthenticatedChannel
 from rollmesh.mesh.access.credentials import Identity, SharedKey
 from rollmesh.mesh.access.tls import channel_credentials
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.private_files import read_secret
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.protos import reward_pb2, reward_pb2_grpc
-from rollmesh.reward_service.circuit_breaker import Circuit
+from rollmesh.reward_service.endpoint_circuit import EndpointCircuit
 from rollmesh.reward_service.routing import target_of
 
 Connect = Callable[[str], grpc.aio.Channel]
@@ -40,20 +40,20 @@ _MAX_ITEMS = 512
 _FEWER = 8
 
 
-class Endpoint:
+class RewardEndpoint:
     """A reward service at one address.
 
     Attributes:
         address: as configured, `grpc://host:port`.
         circuit: its recent failures.
         outstanding: items in flight.
-        described: whether it has said (Info) what it takes; to be asked before the first request and again after
+        described: true once it has stated its limits (Info). It is asked before the first request, and again after
             the connection was lost, which makes Info the probe of a server that was away.
     """
 
     def __init__(self, address: str, connect: Connect) -> None:
         self.address = address
-        self.circuit = Circuit()
+        self.circuit = EndpointCircuit()
         self.outstanding = 0
         self.described = False
         self.last_start = 0.0
@@ -65,32 +65,32 @@ class Endpoint:
         self._limit = _MAX_ITEMS
 
     @property
-    def limit(self) -> int:
-        """Most items for one request at present: what the server declared, less while it refuses such requests."""
+    def max_items(self) -> int:
+        """Most items for one request at present: as the server declared, fewer while it refuses such requests."""
         return self._limit
 
     @property
-    def room(self) -> float:
-        """Items that it takes beyond those in flight."""
+    def free_items(self) -> float:
+        """Number of items that may be sent in addition to those in flight."""
         return self._window - self.outstanding
 
-    def pressed(self, refused: int) -> None:
-        """It could not begin so many of those in flight."""
+    def narrow_window(self, refused: int) -> None:
+        """Lowers the number of items in flight by those that the server could not begin in time."""
         self._window = max(1, self.outstanding - refused)
 
-    def overloaded(self, items: int) -> None:
-        """It has not answered a call of so many items in time; by itself that says nothing of any of them."""
+    def on_timeout(self, items: int) -> None:
+        """Lowers the number of items in flight after a call without an answer, which blames none of its items."""
         alone = self.outstanding == items
         self._window = max(1, self.outstanding // _FEWER)
         if alone and items > 1:
-            self.shrink(items)
+            self.reduce_limit(items)
 
-    def shrink(self, refused: int) -> None:
-        """The server found a request of `refused` items too large."""
+    def reduce_limit(self, refused: int) -> None:
+        """Halves the largest request, after the server found one of `refused` items too large."""
         self._limit = max(1, refused // 2)
 
-    def grow(self, items: int) -> None:
-        """A request of so many items went well."""
+    def on_success(self, items: int) -> None:
+        """Raises both limits after a request of `items` items was answered."""
         self._limit = min(self._declared, self._limit + 1)
         self._window += items
 
@@ -98,7 +98,7 @@ class Endpoint:
         """Monotonic time from which it may be called; infinite where only a finished call can free it."""
         at = self.circuit.ready_at()
         probing = not self.circuit.closed or not self.described
-        if self._calls >= (1 if probing else _MAX_CALLS) or self.room <= 0:
+        if self._calls >= (1 if probing else _MAX_CALLS) or self.free_items <= 0:
             return float("inf")
         if self._calls >= _FREE_CALLS:
             at = max(at, self.last_start + _SPACING_S)
@@ -106,7 +106,7 @@ class Endpoint:
 
     @property
     def busy(self) -> bool:
-        """Whether a call is in flight."""
+        """True while a call is in flight."""
         return self._calls > 0
 
     def begin(self, items: int, now: float) -> None:
@@ -132,7 +132,7 @@ class Endpoint:
         return response
 
     async def describe(self) -> None:
-        """Asks what the server takes; a server without Info takes everything.
+        """Asks for the server's limits; a server without Info has none.
 
         Raises:
             grpc.aio.AioRpcError: where the server cannot be reached.
@@ -158,9 +158,9 @@ def connector(
     """Opens channels to configured endpoints, which may be other people's servers.
 
     `grpc://` is plain text; `grpcs://` is TLS, checked by `security.tls_ca` or else by the usual public authorities.
-    Neither carries the mesh's credentials (reward services of the mesh itself are found through its membership), nor
-    the mesh's keepalive pings: a server with gRPC's defaults hangs up on clients that ping so often, and the deadline
-    of every call finds a dead connection anyway.
+    Neither carries the mesh's credentials: reward services of the mesh itself are found through its membership. Neither
+    carries the mesh's keepalive pings: a server with gRPC's defaults hangs up on clients that ping so often. The
+    deadline of every call finds a dead connection anyway.
 
     Args:
         keys: by endpoint, the file with the key that is sent there.
@@ -199,6 +199,6 @@ def mesh_connector(security: SecuritySection, identity: Identity | None = None, 
     return lambda address: open_channel(target_of(address), security, identity, max_message_mb=max_message_mb)
 
 
-async def close_all(endpoints: list[Endpoint]) -> None:
+async def close_all(endpoints: list[RewardEndpoint]) -> None:
     """Closes several endpoints."""
     await asyncio.gather(*(endpoint.close() for endpoint in endpoints))

@@ -8,7 +8,7 @@ Invariants
   * Several functions are summed only if none of them failed. Functions without an opinion (unscorable) are left out of
     the sum, unless all are.
 
-Which function runs where: `reward_service.workers`.
+The place where each function runs: `reward_service.workers`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import cast
 
 from rollmesh.mesh.errors import PayloadError, RewardError
 from rollmesh.protos import reward_pb2
-from rollmesh.reward_service.call_times import Times
+from rollmesh.reward_service.call_times import CallTimes
 from rollmesh.reward_service.coroutines import CoroutinePool
 from rollmesh.reward_service.functions import RewardFunction
-from rollmesh.reward_service.loading import FunctionSpec, is_path, load_function, named
+from rollmesh.reward_service.loading import FunctionSpec, is_path, load_function, with_names
 from rollmesh.reward_service.outcomes import (
     NOT_BEGUN,
     Failed,
@@ -50,15 +50,15 @@ class _Function:
     """A reward function, and where its calls run.
 
     Attributes:
-        here: the function, where this process may call it.
-        there: its index among the functions of the worker processes, where they may.
-        is_here: whether this process calls it for items of a data_source.
+        local: the function, where this process may call it.
+        worker_index: its index among the functions of the worker processes, where they may.
+        is_local: tells if this process calls it for items of a data_source.
     """
 
     name: str
-    here: RewardFunction | None
-    there: int | None
-    is_here: Callable[[str], bool]
+    local: RewardFunction | None
+    worker_index: int | None
+    is_local: Callable[[str], bool]
 
 
 class _Request:
@@ -68,13 +68,13 @@ class _Request:
         times: when its items may be begun, and when they must be done.
     """
 
-    def __init__(self, items: Sequence[reward_pb2.ScoreItem], times: Times) -> None:
+    def __init__(self, items: Sequence[reward_pb2.ScoreItem], times: CallTimes) -> None:
         self.items = items
         self.times = times
         self._parsed: dict[int, RewardItem | Failed] = {}
 
     def parsed(self, index: int) -> RewardItem | Failed:
-        """One item as functions see it, or why it cannot be read."""
+        """One item as functions see it, or the error if it cannot be read."""
         if index not in self._parsed:
             try:
                 self._parsed[index] = RewardItem.from_proto(self.items[index])
@@ -110,11 +110,11 @@ class ScoringEngine:
         most = max(workers, waiting_workers or 0)
         self._call_timeout_s = call_timeout_s
         self._remote: list[tuple[str, str]] = []
-        self._default = self._prepared(functions)
-        self._by_data_source = {source: self._prepared(specs) for source, specs in by_data_source.items()}
+        self._default = self._placed_functions(functions)
+        self._by_data_source = {source: self._placed_functions(specs) for source, specs in by_data_source.items()}
         self._processes = ProcessPool(self._remote, workers=workers, most=most, call_timeout_s=call_timeout_s)
         # One thread is all that linear scorers can use.
-        objects = any(function.there is None for function in self._functions())
+        objects = any(function.worker_index is None for function in self._functions())
         self._threads = ThreadPool(most if objects else 1)
         self._coroutines = CoroutinePool()
 
@@ -129,12 +129,12 @@ class ScoringEngine:
         return self._processes.stats
 
     def waiting_reason(self) -> str:
-        """Why items wait; empty while they are scored as they come."""
+        """The reason why items wait; empty while they are scored as they come."""
         hanging = self.hanging_threads
         return f"{hanging} reward calls hang in this process" if hanging else self._processes.waiting_reason()
 
     async def start(self) -> None:
-        """Loads the functions that worker processes are to run; what `score` needs of it, it does itself.
+        """Loads the functions that worker processes are to run, ahead of the first `score` that needs them.
 
         Raises:
             RewardError: a function that cannot be loaded, or one that would grade with packages that were not tested.
@@ -147,7 +147,7 @@ class ScoringEngine:
 
     async def score(self, items: Sequence[reward_pb2.ScoreItem], timeout_s: float) -> list[reward_pb2.ScoreResult]:
         """One result per item, in order, within `timeout_s` seconds."""
-        request = _Request(items, Times.within(timeout_s, self._call_timeout_s))
+        request = _Request(items, CallTimes.within(timeout_s, self._call_timeout_s))
         outcomes: list[Outcome | None] = [None] * len(items)
         routed: dict[tuple[_Function, ...], list[int]] = {}
         for index, item in enumerate(items):
@@ -171,17 +171,17 @@ class ScoringEngine:
 
     # ------------------------------------------------------------------------------------------ routing
 
-    def _prepared(self, specs: Sequence[FunctionSpec]) -> tuple[_Function, ...]:
-        return tuple(self._placed(spec, name) for spec, name in named(specs))
+    def _placed_functions(self, specs: Sequence[FunctionSpec]) -> tuple[_Function, ...]:
+        return tuple(self._placed(spec, name) for spec, name in with_names(specs))
 
     def _placed(self, spec: FunctionSpec, name: str) -> _Function:
         """Decides where a function runs."""
-        here = None if is_path(spec) else load_function(spec, name=name)
+        local = None if is_path(spec) else load_function(spec, name=name)
         if not isinstance(spec, str):
-            return _Function(name, here, None, lambda _source: True)
+            return _Function(name, local, None, lambda _source: True)
         if (spec, name) not in self._remote:
             self._remote.append((spec, name))
-        return _Function(name, here, self._remote.index((spec, name)), lambda source: is_linear(spec, source))
+        return _Function(name, local, self._remote.index((spec, name)), lambda source: is_linear(spec, source))
 
     def _functions(self) -> list[_Function]:
         return [function for functions in (self._default, *self._by_data_source.values()) for function in functions]
@@ -189,20 +189,20 @@ class ScoringEngine:
     async def _apply(self, function: _Function, request: _Request, indices: Sequence[int]) -> list[Outcome]:
         """One outcome per index."""
         sources = {request.items[index].data_source for index in indices}
-        here = {source for source in sources if function.is_here(source)}
-        if len(here) == len(sources):
-            return await self._here(cast("RewardFunction", function.here), request, indices)
-        if not here:
-            return await self._there(function, request, indices)
-        near = [index for index in indices if request.items[index].data_source in here]
-        far = [index for index in indices if request.items[index].data_source not in here]
+        local_sources = {source for source in sources if function.is_local(source)}
+        if len(local_sources) == len(sources):
+            return await self._score_here(cast("RewardFunction", function.local), request, indices)
+        if not local_sources:
+            return await self._score_in_workers(function, request, indices)
+        near = [index for index in indices if request.items[index].data_source in local_sources]
+        far = [index for index in indices if request.items[index].data_source not in local_sources]
         parts = await asyncio.gather(self._apply(function, request, near), self._apply(function, request, far))
         found = dict(zip([*near, *far], [outcome for part in parts for outcome in part], strict=True))
         return [found[index] for index in indices]
 
-    # ------------------------------------------------------------------------------------------ here
+    # ------------------------------------------------------------------------------------------ this process
 
-    async def _here(self, function: RewardFunction, request: _Request, indices: Sequence[int]) -> list[Outcome]:
+    async def _score_here(self, function: RewardFunction, request: _Request, indices: Sequence[int]) -> list[Outcome]:
         parsed = [request.parsed(index) for index in indices]
         items = [item for item in parsed if isinstance(item, RewardItem)]
         units = _units([item.group_id for item in items], whole_group=function.whole_group)
@@ -211,11 +211,11 @@ class ScoringEngine:
             answers = await self._run_coroutines(function, batches, request.times)
         else:
             answers = await self._run_threads(function, batches, request.times)
-        scored = iter(_spread(function.name, units, answers))
+        scored = iter(_by_place(function.name, units, answers))
         return [item if isinstance(item, Failed) else next(scored) for item in parsed]
 
     async def _run_threads(
-        self, function: RewardFunction, batches: Sequence[Sequence[RewardItem]], times: Times
+        self, function: RewardFunction, batches: Sequence[Sequence[RewardItem]], times: CallTimes
     ) -> Answers:
         works = [lambda batch=batch: function.score(batch) for batch in batches]
         share = max(1, -(-len(works) // self._threads.size))
@@ -226,7 +226,7 @@ class ScoringEngine:
         return [answer for part in answers for answer in part]
 
     async def _run_coroutines(
-        self, function: RewardFunction, batches: Sequence[Sequence[RewardItem]], times: Times
+        self, function: RewardFunction, batches: Sequence[Sequence[RewardItem]], times: CallTimes
     ) -> Answers:
         return await self._coroutines.run(
             [lambda batch=batch: function.score_async(batch) for batch in batches],  # type: ignore[misc]  # the default argument binds it
@@ -234,10 +234,10 @@ class ScoringEngine:
             times=times,
         )
 
-    # ------------------------------------------------------------------------------------------ there
+    # ------------------------------------------------------------------------------------------ worker processes
 
-    async def _there(self, function: _Function, request: _Request, indices: Sequence[int]) -> list[Outcome]:
-        there = cast("int", function.there)
+    async def _score_in_workers(self, function: _Function, request: _Request, indices: Sequence[int]) -> list[Outcome]:
+        worker_index = cast("int", function.worker_index)
         try:
             async with asyncio.timeout(request.times.deadline - time.monotonic()):
                 await self._processes.start()
@@ -246,9 +246,9 @@ class ScoringEngine:
         except RewardError as error:
             return [Failed("no_worker", str(error), retryable=True)] * len(indices)
         items = [request.items[index] for index in indices]
-        units = _units([item.group_id for item in items], whole_group=self._processes.kinds[there].whole_group)
+        units = _units([item.group_id for item in items], whole_group=self._processes.kinds[worker_index].whole_group)
         batches = [[items[place].SerializeToString() for place in unit] for unit in units]
-        return _spread(function.name, units, await self._processes.run(there, batches, times=request.times))
+        return _by_place(function.name, units, await self._processes.run(worker_index, batches, times=request.times))
 
 
 def _units(groups: Sequence[str], *, whole_group: bool) -> list[list[int]]:
@@ -261,16 +261,16 @@ def _units(groups: Sequence[str], *, whole_group: bool) -> list[list[int]]:
     return list(units.values())
 
 
-def _spread(function: str, units: Sequence[Sequence[int]], answers: Answers) -> list[Outcome]:
+def _by_place(function: str, units: Sequence[Sequence[int]], answers: Answers) -> list[Outcome]:
     """The outcomes of the units, by the items' places."""
     outcomes: dict[int, Outcome] = {}
     for unit, answer in zip(units, answers, strict=True):
         for position, place in enumerate(unit):
-            outcomes[place] = _named(answer, function) if isinstance(answer, Failed) else answer[position]
+            outcomes[place] = _with_name(answer, function) if isinstance(answer, Failed) else answer[position]
     return [outcomes[place] for place in range(len(outcomes))]
 
 
-def _named(failed: Failed, function: str) -> Failed:
+def _with_name(failed: Failed, function: str) -> Failed:
     return Failed(failed.code, f"{function}: {failed.message}", failed.retryable)
 
 

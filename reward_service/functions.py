@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollmesh.mesh.errors import PayloadError, RewardError
-from rollmesh.reward_service.outcomes import Failed, Outcome, RewardItem, Scored, Unscorable, checked
+from rollmesh.reward_service.outcomes import Failed, Outcome, RewardItem, Scored, Unscorable, checked_outcome
 from rollmesh.reward_service.scorers import ItemScorer
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class RewardFunction:
         return Failed("exception", f"{self.name} raised {type(error).__name__}: {error}", retryable=transient)
 
     def _checked(self, items: Sequence[RewardItem], outcomes: list[Outcome]) -> list[Outcome]:
-        return [checked(outcome, item, self.name) for item, outcome in zip(items, outcomes, strict=True)]
+        return [checked_outcome(outcome, item, self.name) for item, outcome in zip(items, outcomes, strict=True)]
 
 
 def from_scorer(name: str, scorer: ItemScorer) -> RewardFunction:

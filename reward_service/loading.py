@@ -17,7 +17,7 @@ from rollmesh.reward_service.scorers import SCORERS
 FunctionSpec = str | Callable[..., Any]
 
 
-def named(specs: Iterable[FunctionSpec]) -> list[tuple[FunctionSpec, str]]:
+def with_names(specs: Iterable[FunctionSpec]) -> list[tuple[FunctionSpec, str]]:
     """Functions with their names in components and errors; equal ones are told apart by their full spelling."""
     listed = list(specs)
     labels = [_label(spec) for spec in listed]
@@ -28,7 +28,7 @@ def named(specs: Iterable[FunctionSpec]) -> list[tuple[FunctionSpec, str]]:
 
 
 def is_path(spec: FunctionSpec) -> bool:
-    """Whether a function is named by where it stands, so that any process can load it."""
+    """True if a function is named by its import path, so that any process can load it."""
     return isinstance(spec, str) and ":" in spec
 
 

@@ -1,6 +1,6 @@
 """Prometheus metrics of the reward service, in a registry of their own (several servers may share a process).
 
-What is answered is counted here; who answers is asked at each scrape, since nothing is answered while all hang.
+Answers are counted here. The state of workers is read at each scrape, since nothing is answered while all of them hang.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SECONDS = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0)
 
 
 class WorkerCollector(Collector):
-    """How those stand who answer, at each scrape."""
+    """State of the workers and threads that score, read at each scrape."""
 
     def __init__(self, engine: ScoringEngine) -> None:
         self._engine = engine

@@ -1,8 +1,8 @@
 """Input of a reward function, and its three kinds of outcome.
 
-Invariants: a `Scored` that leaves this package is finite in total, components and per-token values; whatever went
-wrong is a `Failed` with a stable code, so that no failure is ever mistaken for a reward of zero; a reason is text that
-can be sent, of bounded length, whatever a function, a model or a dataset has put into it.
+Invariants: a `Scored` that leaves this package is finite in total, components and per-token values. Whatever went wrong
+is a `Failed` with a stable code, so that no failure is ever mistaken for a reward of zero. A reason is text that can be
+sent, of bounded length, whatever a function, a model or a dataset has put into it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rollmesh.mesh.text import bounded
 from rollmesh.protos import reward_pb2
 
 NOT_BEGUN = "not_begun"
-"""Code of an item for which there was no room yet: no failure, it is asked again for as long as it takes."""
+"""Code of an item that could not be begun in time: no failure, it is sent again for as long as it takes."""
 # Characters of a reason, and of an error's code.
 REASON_LENGTH = 2000
 _CODE_LENGTH = 64
@@ -96,7 +96,7 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Unscorable:
-    """There is no right score; the item is left out of its group's baseline."""
+    """The outcome of an item without a right score; it is left out of its group's baseline."""
 
     reason: str
 
@@ -106,7 +106,7 @@ class Unscorable:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Scoring failed. `code` is short and stable: timeout, crashed, exception, nan, bad_input, not_begun, ..."""
+    """A failure of scoring. `code` is short and stable: timeout, crashed, exception, nan, bad_input, not_begun, ..."""
 
     code: str
     message: str
@@ -118,19 +118,19 @@ class Failed:
 
 
 def not_begun(why: str) -> Failed:
-    """There was no room for the item yet."""
+    """The outcome of an item that could not be begun in time."""
     return Failed(NOT_BEGUN, f"not begun yet: {why}", retryable=True)
 
 
-def waits_for_its_turn(result: reward_pb2.ScoreResult) -> bool:
-    """Whether a result says no more than that there was no room yet."""
+def is_not_begun(result: reward_pb2.ScoreResult) -> bool:
+    """True if the item of a result has only not been begun in time: its code is `NOT_BEGUN`."""
     return result.WhichOneof("outcome") == "error" and result.error.code == NOT_BEGUN
 
 
 Outcome = Scored | Unscorable | Failed
 
 
-def checked(outcome: Outcome, item: RewardItem, function: str) -> Outcome:
+def checked_outcome(outcome: Outcome, item: RewardItem, function: str) -> Outcome:
     """Turns a `Scored` that breaks the contract (not finite, wrong per-token length) into a `Failed`.
 
     Args:

@@ -10,7 +10,7 @@ SCHEMES = ("grpc://", "grpcs://")
 
 
 def is_endpoint(text: str) -> bool:
-    """Whether an entry of `reward.by_data_source` is the address of a reward service."""
+    """True if an entry of `reward.by_data_source` is the address of a reward service."""
     return text.startswith(SCHEMES)
 
 

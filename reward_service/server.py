@@ -1,7 +1,7 @@
 """The gRPC server of the reward service: `Score` and `Info` over a `ScoringEngine`.
 
-Invariant: an answer leaves before the caller's deadline, with one result per item; what was not done in time is an
-error result, not a failed call.
+Invariant: an answer leaves before the caller's deadline, with one result per item. An item that was not done in time
+has an error result; its call does not fail.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2
 
 from rollmesh.mesh.access.credentials import Identity, SharedKey
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.service import add_health_and_reflection, set_serving
@@ -31,7 +31,7 @@ class RewardServicer(reward_pb2_grpc.RewardServicer):
     """Answers Score and Info.
 
     Args:
-        engine: what scores.
+        engine: scores the items.
         timeout_s: deadline of a call that comes without one, and the most that any call gets.
     """
 
@@ -59,7 +59,7 @@ class RewardServicer(reward_pb2_grpc.RewardServicer):
         return reward_pb2.InfoResponse(name="rollmesh", version=_version(), max_items=0)
 
     def _budget(self, remaining: float | None) -> float:
-        """Seconds for scoring: what the caller has left, less what the way back takes."""
+        """Seconds for scoring: the rest of the caller's deadline, less the time for sending the answer."""
         if remaining is None:
             return self._timeout_s
         return max(0.0, min(self._timeout_s, remaining - max(0.02, min(0.5, 0.05 * remaining))))
@@ -76,7 +76,7 @@ class RewardServer:
     """A running reward service; the same class serves the process, notebooks and tests.
 
     Args:
-        engine: what scores; closed with the server.
+        engine: scores the items; closed with the server.
         timeout_s: the most seconds that a call gets.
         identity: of the service; none: as the token file makes it.
         key: what callers have to know of a service outside the mesh.
@@ -102,7 +102,7 @@ class RewardServer:
         self._health: health.aio.HealthServicer = add_health_and_reflection(self._server, [SERVICE_NAME])
 
     def waiting_reason(self) -> str:
-        """Why items wait although there should be room for them; empty while all is well."""
+        """The reason why items wait although the service should be able to score them; empty while all is well."""
         return self._engine.waiting_reason()
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:

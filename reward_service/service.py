@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from pathlib import Path
 
 from rollmesh.mesh.access.credentials import Identity, Role
@@ -18,6 +17,7 @@ from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.http.metrics import metrics_server
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.rpc.failover_channel import open_mesh
+from rollmesh.mesh.runtime.hosts import host_id
 from rollmesh.mesh.runtime.memory_tuning import freeze_heap
 from rollmesh.mesh.runtime.service import Shutdown, advertised_address, run_service, write_ready_file
 from rollmesh.mesh.runtime.threads import reward_workers
@@ -27,7 +27,7 @@ from rollmesh.reward_service.routing import split_routes
 from rollmesh.reward_service.server import RewardServer
 
 log = logging.getLogger(__name__)
-# Seconds between refreshes of what heartbeats carry.
+# Seconds between refreshes of the content of heartbeats.
 _REPORT_INTERVAL_S = 1.0
 
 
@@ -37,7 +37,7 @@ def run(config: Config, *, host: str, port: int, mesh: str | None, ready_file: P
     Args:
         config: the run's configuration; `reward`, `network`, `security` and `logging` matter here.
         host, port: address to bind; port 0 picks a free one.
-        mesh: address of the buffer, to be found through; none: clients must be told the address.
+        mesh: address of the buffer, which lists the service; none: clients must be given the address.
         ready_file: written once the service answers.
 
     Returns:
@@ -53,7 +53,7 @@ def run(config: Config, *, host: str, port: int, mesh: str | None, ready_file: P
 async def serve(
     config: Config, shutdown: Shutdown, *, host: str, port: int, mesh: str | None, ready_file: Path | None
 ) -> int:
-    """The coroutine behind `run`.
+    """Serves until asked to end: the coroutine that `run` runs.
 
     Raises:
         RollmeshError: a reward function that cannot be loaded, a port that is taken, a mesh that stays away.
@@ -91,7 +91,7 @@ async def serve(
     try:
         async with metrics:
             if mesh is None:
-                _say_ready(config, address, ready_file)
+                _write_ready(config, address, ready_file)
                 await shutdown.requested.wait()
             else:
                 await _serve_in_mesh(
@@ -120,15 +120,15 @@ async def _serve_in_mesh(
         membership_pb2.ROLE_REWARD,
         member_id=identity.member_id,
         address=address,
-        host_id=socket.gethostname(),
+        host_id=host_id(),
         timeout_s=network.rpc_timeout_s,
         retry_s=network.retry_s,
     )
     try:
-        if not await shutdown.before(agent.start()):
+        if not await shutdown.run_until_requested(agent.start()):
             return
-        _say_ready(config, address, ready_file)
-        await _until_end(shutdown, agent, server)
+        _write_ready(config, address, ready_file)
+        await _report_until_end(shutdown, agent, server)
         await agent.leave()
         if agent.lost_error is not None:
             raise agent.lost_error
@@ -137,13 +137,13 @@ async def _serve_in_mesh(
         await channel.close()
 
 
-def _say_ready(config: Config, address: str, ready_file: Path | None) -> None:
+def _write_ready(config: Config, address: str, ready_file: Path | None) -> None:
     write_ready_file(ready_file, address)
     log.info("serving rewards at %s: %s", address, ", ".join(config.reward.functions))
 
 
-async def _until_end(shutdown: Shutdown, agent: MembershipAgent, server: RewardServer) -> None:
-    """Keeps what heartbeats say fresh until shutdown, the end of the run, or the loss of the mesh."""
+async def _report_until_end(shutdown: Shutdown, agent: MembershipAgent, server: RewardServer) -> None:
+    """Keeps the content of heartbeats fresh until shutdown, the end of the run, or the loss of the mesh."""
     ends = [asyncio.create_task(event.wait()) for event in (shutdown.requested, agent.run_finished, agent.lost)]
     try:
         while True:

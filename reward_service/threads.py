@@ -1,12 +1,12 @@
 """Threads that run synchronous reward functions of this very program, each call under its own deadline.
 
-A Python thread cannot be ended from outside. So a thread whose call is overdue is given up: its job is closed, a
-fresh thread takes its place, and whatever the late call returns is dropped. A call that never lets go of the
-interpreter stops its whole process: only functions that cannot leave it run here (see `reward_service.workers`).
+A Python thread cannot be ended from outside. So a thread whose call is overdue is given up. Its job is closed, a fresh
+thread takes its place, and whatever the late call returns is dropped. A call that never lets go of the interpreter
+stops its whole process: only functions that cannot leave it run here (see `reward_service.workers`).
 
 Invariants: every call of a job ends in its results, in `Failed("timeout")`, or as not begun, at the deadline at the
-latest; a late result is never used; at most `max_lost` given-up threads exist at a time, after which jobs wait for a
-free one (and fail at their deadlines).
+latest. A late result is never used. At most `max_lost` given-up threads exist at a time; then jobs wait for a free one
+(and fail at their deadlines).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from rollmesh.reward_service.call_times import Times
+from rollmesh.reward_service.call_times import CallTimes
 from rollmesh.reward_service.outcomes import Failed, Outcome, not_begun
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class _Job:
             return self._running_since
 
     def run(self) -> bool:
-        """Called by a thread. False where the job was closed under it: the thread has been replaced."""
+        """Runs the calls in a pool's thread; False if the job was closed meanwhile: the thread was replaced then."""
         for work in self._works:
             with self._lock:
                 if self._closed:
@@ -99,7 +99,9 @@ class ThreadPool:
         with self._lock:
             return self._lost
 
-    async def run(self, works: Sequence[Work], *, call_timeout_s: float, times: Times) -> list[list[Outcome] | Failed]:
+    async def run(
+        self, works: Sequence[Work], *, call_timeout_s: float, times: CallTimes
+    ) -> list[list[Outcome] | Failed]:
         """Runs calls one after another in one thread.
 
         Args:
@@ -118,7 +120,7 @@ class ThreadPool:
             finally:
                 done, inside = job.close()
                 if inside:
-                    self._give_up()
+                    self._abandon_thread()
             results.extend(done)
             if not inside:
                 break
@@ -142,7 +144,7 @@ class ThreadPool:
             return Failed("timeout", why, retryable=True)
         return not_begun(f"{self._size} threads are busy (reward.workers)")
 
-    def _give_up(self) -> None:
+    def _abandon_thread(self) -> None:
         with self._lock:
             self._alive -= 1
             self._lost += 1
@@ -166,7 +168,7 @@ class ThreadPool:
                 return
 
 
-async def _watched(job: _Job, call_timeout_s: float, times: Times) -> None:
+async def _watched(job: _Job, call_timeout_s: float, times: CallTimes) -> None:
     """Waits until the job is done, its present call is overdue, or it is too late to begin another."""
     while not job.done.done():
         now = time.monotonic()
@@ -174,6 +176,6 @@ async def _watched(job: _Job, call_timeout_s: float, times: Times) -> None:
         limit = times.begin_by if since is None else min(times.deadline, since + call_timeout_s)
         if limit <= now:
             return
-        # Of a beginning no one hears: no call is overdue sooner than this.
+        # No event tells of a beginning: no call is overdue sooner than this.
         limit = min(limit, now + call_timeout_s)
         await asyncio.wait((job.done,), timeout=limit - now)

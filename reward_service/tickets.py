@@ -1,7 +1,7 @@
-"""The client's bookkeeping: items that wait for a result, on behalf of one `score` call.
+"""State of a client's calls: items that wait for a result, on behalf of one `score` call.
 
 Invariant: every entry of a ticket is resolved exactly once; later results are dropped. Time counts against an entry
-only while no one answers anything, or since it has failed itself.
+only while no endpoint answers anything, or since the entry has failed itself.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ class Ticket:
         """One per item, in order; to be read once all are resolved."""
         return [entry.result for entry in self.entries if entry.result is not None]
 
-    def resolved(self) -> None:
+    def count_resolved(self) -> None:
         """Counts one entry down."""
         self._open -= 1
         if not self._open and not self.finished.done():
             self.finished.set_result(None)
 
     def abandon(self) -> None:
-        """The caller has gone: what is open is not sent any more."""
+        """Resolves the open entries, which are not sent any more: the caller has gone."""
         for entry in self.entries:
             if entry.result is None:
-                entry.resolve(entry.overdue("closed", "the caller has gone"))
+                entry.resolve(entry.timeout_result("closed", "the caller has gone"))
 
     def expire(self, now: float, timeout_s: float, heard_at: float, why: Callable[[], tuple[str, str]]) -> float:
         """Resolves entries whose time is over with an error; returns when to look again.
 
         Args:
             timeout_s: their time.
-            heard_at: when anyone last answered anything.
+            heard_at: time of the last answer of any endpoint.
             why: code and words for those that never failed.
         """
         silent_since = max(self._began, heard_at)
@@ -56,7 +56,7 @@ class Ticket:
             since = silent_since if entry.first_failed_at is None else min(silent_since, entry.first_failed_at)
             if since + timeout_s <= now:
                 code, words = why()
-                entry.resolve(entry.overdue(code, f"no score within {timeout_s:g} s: {words}"))
+                entry.resolve(entry.timeout_result(code, f"no score within {timeout_s:g} s: {words}"))
             else:
                 due = min(due, since + timeout_s)
         return due
@@ -87,10 +87,10 @@ class Entry:
         """Sets the result; a second one is dropped."""
         if self.result is None:
             self.result = result
-            self.ticket.resolved()
+            self.ticket.count_resolved()
 
-    def note(self, code: str, message: str, *, retryable: bool, address: str, now: float) -> None:
-        """Remembers a failed try."""
+    def record_failure(self, code: str, message: str, *, retryable: bool, address: str, now: float) -> None:
+        """Stores the error of a failed try."""
         self.first_failed_at = now if self.first_failed_at is None else self.first_failed_at
         self.last_error = reward_pb2.Error(code=code, message=message, retryable=retryable)
         self.failed_at = address
@@ -99,7 +99,7 @@ class Entry:
         """Resolves with the last try's error."""
         self.resolve(reward_pb2.ScoreResult(item_id=self.item.item_id, error=self.last_error))
 
-    def overdue(self, code: str, reason: str) -> reward_pb2.ScoreResult:
+    def timeout_result(self, code: str, reason: str) -> reward_pb2.ScoreResult:
         """The result of an item whose deadline has passed; the last try's error says more than that alone."""
         last = f"; last error {self.last_error.code}: {self.last_error.message}" if self.last_error else ""
         code = self.last_error.code if self.last_error else code

@@ -1,7 +1,7 @@
 """The Python API: `rollmesh.train(config, reward_fn=...)`, the same mesh as `rollmesh run`.
 
-Invariant: nothing is simulated. Buffer, generators and learner are processes of their own; a Python reward function
-is served over gRPC from the calling process, so it may be a closure, a notebook cell or hold a model.
+Invariant: nothing is simulated. Buffer, generators and learner are processes of their own. A Python reward function is
+served over gRPC from the calling process, so it may be a closure, a notebook cell or hold a model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from rollmesh.mesh.access.credentials import SharedKey
 from rollmesh.mesh.access.secret import new_token
 from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.errors import ConfigError
-from rollmesh.mesh.runtime.service import AsyncBridge, advertised_address
+from rollmesh.mesh.runtime.async_bridge import AsyncBridge
+from rollmesh.mesh.runtime.service import advertised_address
 from rollmesh.mesh.runtime.threads import reward_workers
 from rollmesh.report.summary import Summary
 from rollmesh.reward_service.engine import ScoringEngine

@@ -1,18 +1,18 @@
-"""The checkpoint of a run folder that is asked for: the best one, or one by its name."""
+"""The choice of a run's checkpoint: the best one, or one by its name."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from rollmesh.learner.checkpoint.best import best_checkpoint
-from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, listed
+from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, list_checkpoints
 from rollmesh.mesh.errors import DataError
 
 BEST = "best"
-"""Stands for the name of the best one."""
+"""Name that stands for the best checkpoint."""
 
 
-def chosen_of(run: Path, name: str) -> Path:
+def checkpoint_path(run: Path, name: str) -> Path:
     """A checkpoint of a run.
 
     Args:
@@ -20,11 +20,11 @@ def chosen_of(run: Path, name: str) -> Path:
         name: of the checkpoint's folder, or `BEST`.
 
     Raises:
-        DataError: there is none of this name.
+        DataError: no checkpoint has this name.
     """
     if name == BEST:
-        return best_of(run)
-    there = {path.name: path for _, path in listed(run / CHECKPOINTS_NAME)}
+        return best_checkpoint_path(run)
+    there = {path.name: path for _, path in list_checkpoints(run / CHECKPOINTS_NAME)}
     if name not in there:
         raise DataError(
             f"run {run} has no checkpoint {name!r}", hint=f"it has: {', '.join([BEST, *there]) if there else 'none'}"
@@ -32,11 +32,11 @@ def chosen_of(run: Path, name: str) -> Path:
     return there[name]
 
 
-def best_of(run: Path) -> Path:
+def best_checkpoint_path(run: Path) -> Path:
     """The checkpoint of a run whose evaluation was the best.
 
     Raises:
-        DataError: there is none.
+        DataError: no checkpoint is the best one yet.
     """
     best = best_checkpoint(run / CHECKPOINTS_NAME)
     if best is None:

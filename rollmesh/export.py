@@ -1,4 +1,4 @@
-"""From a checkpoint of a run to a Hugging Face model folder that `transformers` and inference engines load."""
+"""Export of a checkpoint to a Hugging Face model folder that `transformers` and inference engines load."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def latest_checkpoint(run: Path) -> Path:
     """The checkpoint of a run that was written last.
 
     Raises:
-        DataError: there is none.
+        DataError: the run has no checkpoint.
     """
     found = [path for _, path in CheckpointStore(run / CHECKPOINTS_NAME).list()]
     if not found:

@@ -1,4 +1,4 @@
-"""The configurations in a run folder: the one of which the run is, and that of its last launch."""
+"""The configurations in a run folder: the run's own, and that of its last launch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import DataError
 
 LAUNCH = Path("services", CONFIG)
-"""What the services of a launch read; it becomes the run's own once the learner has taken the run over."""
+"""Configuration of a launch; it becomes the run's own once the learner has taken the run over."""
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a run was ever launched here."""
+    """True where a run was ever launched here."""
     return (folder / CONFIG).exists() or (folder / LAUNCH).exists()
 
 
@@ -22,7 +22,7 @@ def config_path(folder: Path) -> Path:
     """The configuration with which the run was last taken over; of one that never was, that of its last launch.
 
     Raises:
-        DataError: the folder is none of a run.
+        DataError: the folder is not a run folder.
     """
     if not is_run(folder):
         raise DataError(f"{folder} is not a run folder: it has no {CONFIG}", hint="give the folder of a run")
@@ -30,18 +30,18 @@ def config_path(folder: Path) -> Path:
 
 
 def read_config(folder: Path) -> Config:
-    """What is at `config_path`.
+    """The configuration at `config_path`.
 
     Raises:
-        DataError: the folder is none of a run.
+        DataError: the folder is not a run folder.
     """
     return load_config(config_path(folder))
 
 
 def read_launch(folder: Path) -> Config:
-    """The configuration of the last launch, which may be going.
+    """The configuration of the last launch, which may be in progress.
 
     Raises:
-        DataError: the folder is none of a run.
+        DataError: the folder is not a run folder.
     """
     return load_config(folder / LAUNCH) if (folder / LAUNCH).exists() else read_config(folder)

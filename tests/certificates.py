@@ -35,7 +35,7 @@ class Authority:
         self.pem.write_bytes(self._signed(self._name, self._key, constraints).public_bytes(Encoding.PEM))
 
     def certify(self, name: str, *hosts: str) -> tuple[Path, Path]:
-        """Certificate and key of somebody at these hosts: names or addresses."""
+        """Certificate and key of a holder at these hosts: names or addresses."""
         key = ec.generate_private_key(ec.SECP256R1())
         found = x509.SubjectAlternativeName([_host(host) for host in hosts or ("127.0.0.1", "localhost")])
         pem, key_pem = self._folder / f"{name}.pem", self._folder / f"{name}.key"

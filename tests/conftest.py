@@ -1,7 +1,7 @@
 """Shared by several packages' tests: which inference engines are here, the command, a reward server in a foreign
 environment.
 
-A test of a real engine bears the mark `engine("vllm")` or `engine("sglang")`; those that share a server run in one
+A test of a real engine bears the mark `engine("vllm")` or `engine("sglang")`. Those that share a server run in one
 process, so that it is started once. Where the engine is not installed they are skipped with the reason, or fail under
 ROLLMESH_REQUIRE_ENGINES=1.
 """
@@ -20,7 +20,7 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
-from rollmesh.mesh.runtime.memory_tuning import freeze_heap
+from rollmesh.mesh.runtime.memory_tuning import collect_garbage_seldom, freeze_heap
 from tests import engines_here, no_processes
 from tests.command import Command, in_this_process
 from tests.repository import REPOSITORY
@@ -31,12 +31,14 @@ settings.load_profile("suite")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Of the quick part of the suite."""
+    """Adds the option for the quick part of the suite."""
     parser.addoption("--no-processes", action="store_true", help="skip tests that start a process")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Skips what starts a process, where that is asked for; xdist's own processes are started by another."""
+    """Skips what starts a process, where that is asked for; xdist's own processes are started by another. Modules and
+    tests are loaded with few searches for cycles."""
+    collect_garbage_seldom()
     if config.getoption("no_processes") and not config.getoption("numprocesses"):
         no_processes.forbid()
 
@@ -62,8 +64,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Brings what takes long to the front, whole runs first, so that no process is left alone with it; skips tests that
-    need a GPU where there is none."""
+    """Sorts long tests to the front, whole runs first, so that no process is left alone with one; skips GPU tests where
+    there is none."""
     items.sort(key=_turn)
     gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu:
@@ -76,7 +78,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was collected stays: searches for cycles, as each engine makes one at its end, leave it out."""
+    """Collected objects stay: searches for cycles, as each engine makes one at its end, leave it out."""
     freeze_heap()
 
 

@@ -1,7 +1,7 @@
 """`--no-processes`: a test that starts a process is skipped where it does, so that no list of such tests is kept.
 
-Packages whose tests are about processes are left out by name (NOT_FAST in the Makefile): what starts one in a task that
-no test awaits is not skipped, but waits in vain.
+Packages whose tests are about processes are left out by name (NOT_FAST in the Makefile). A test that starts one in a
+task that it does not await is not skipped, but waits in vain.
 """
 
 from __future__ import annotations

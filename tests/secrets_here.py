@@ -15,7 +15,7 @@ _FILES = {
     "token": "--security.token_file={}",
     "endpoint": "--security.endpoint_key_file={}",
     "metrics": "--security.metrics_key_file={}",
-    # Of servers that no one asks.
+    # Keys of servers that no client asks.
     "judge": "--reward.key_files={{'grpc://127.0.0.1:9': {}}}",
     "server": "--rollout.sglang={{address: 'http://127.0.0.1:9', key_file: {}}}",
 }
@@ -46,7 +46,7 @@ def plant(folder: Path) -> Planted:
         folder: for the files, outside of the run's.
     """
     texts = {place: f"planted-{place}-{secrets.token_hex(16)}" for place in (*_FILES, *_VARIABLES)}
-    # Of the form that W&B wants.
+    # A key of the form that W&B wants.
     texts["WANDB_API_KEY"] = secrets.token_hex(20)
     files = {place: write_secret(folder / f"{place}.secret", texts[place]) for place in _FILES}
     arguments = [form.format(files[place]) for place, form in _FILES.items()]

@@ -1,4 +1,4 @@
-"""The sockets on which a process tree listens: everybody on the network reaches those that are not on loopback."""
+"""The sockets on which a process tree listens: every host of the network reaches those that are not on loopback."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import psutil
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A TCP socket that listens, or a UDP socket that takes what anybody sends."""
+    """A TCP socket that listens, or a UDP socket that takes what any process sends."""
 
     program: str
     address: str
@@ -45,7 +45,7 @@ def listeners(root: int) -> list[Listener]:
 
 
 def ports(urls: Mapping[str, str]) -> set[int]:
-    """Of URLs by name."""
+    """Addresses of URLs by name."""
     found = {urlsplit(url).port for url in urls.values()}
     assert None not in found
     return {port for port in found if port is not None}

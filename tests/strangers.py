@@ -1,4 +1,4 @@
-"""What another user of the machine gets of what runs: nothing. Needs root, which can become somebody else."""
+"""Access of another user of the machine to what runs: none. Needs root, which can become another user."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def reached_by_a_stranger(folder: Path, paths: Iterable[str]) -> list[str]:
 
 
 def open_to_strangers(run: Path, root: int) -> list[str]:
-    """What another user gets of a run that is going: of its folder, and of what its processes hold anywhere.
+    """Access of another user to a live run: to its folder, and to what its processes hold anywhere.
 
     Args:
         run: its folder, which lies in a folder of the test's.
@@ -81,7 +81,7 @@ def open_to_strangers(run: Path, root: int) -> list[str]:
 
 
 def audit_privacy(run: Path, launcher: int) -> None:
-    """Of a run that `rollmesh run` has started: it is its user's alone, each file too, and its Redis has no port.
+    """Checks a run that `rollmesh run` has started: it is its user's alone, each file too, and its Redis has no port.
 
     Args:
         run, launcher: see `open_to_strangers`.
@@ -96,7 +96,7 @@ def audit_privacy(run: Path, launcher: int) -> None:
 
 @contextlib.contextmanager
 def _open_to_all(folder: Path) -> Iterator[list[str]]:
-    """A file and a socket that everybody reaches, by their names in the folder."""
+    """A file and a socket that every user reaches, by their names in the folder."""
     path, bound = folder / "open to all", folder / "open.sock"
     path.touch()
     path.chmod(0o644)

@@ -1,6 +1,7 @@
-"""The layers of the house: who may import whom, how long a file may be, and what the text may not contain."""
+"""The layers: who may import whom, how long a file may be, and what the text may not contain."""
 
 import ast
+import importlib.util
 import itertools
 import subprocess
 import sys
@@ -8,6 +9,8 @@ from collections import Counter
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SERVICES = {"buffer", "reward_service", "generators", "learner"}
@@ -17,6 +20,7 @@ HEAVY = {"vllm", "sglang", "megatron", "wandb", "flash_attn", "peft", "tensorboa
 # Where an engine's own package lives, nothing else imports it at the top: it is loaded with the engine.
 ENGINES = {name: ROOT / "generators" / "engines" / name for name in ("vllm", "sglang")}
 FILES = [p for name in PACKAGES for p in sorted((ROOT / name).rglob("*.py")) if "_pb2" not in p.name]
+BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
 
 
 @cache
@@ -62,7 +66,7 @@ def _offence(path: Path, module: str, at_top: bool) -> str | None:
 MOST_MODULES = 20
 # Found by SGLang's server on its path.
 NO_PACKAGE = ROOT / "generators" / "engines" / "sglang" / "cpu" / "shims"
-# Who alone imports what, beside itself; tests import all.
+# Package -> the only others that import it; tests import all.
 ALONE = {
     "redis": ["buffer/redis_backend"],
     "rollmesh.buffer.reference_model": [],
@@ -76,7 +80,7 @@ def _module(path: Path) -> str:
 
 
 def _arrows() -> dict[tuple[str, str], tuple[str, str]]:
-    """(folder or module, another one beside it) -> an import that leads from one to the other."""
+    """(folder or module, another one next to it) -> an import that leads from one to the other."""
     modules = {_module(path): path for path in FILES}
     found = {}
     for importer, path in modules.items():
@@ -103,6 +107,16 @@ def test_imports_respect_the_layers() -> None:
     assert not found, "\n".join(found)
 
 
+def test_packages_have_one_name() -> None:
+    """In a clone, `import learner` would give a second registry, apart from that of `rollmesh.learner`."""
+    for name in PACKAGES[:-1]:
+        spec = importlib.util.spec_from_file_location(name, ROOT / name / "__init__.py")
+        assert spec is not None
+        assert spec.loader is not None
+        with pytest.raises(ImportError, match=rf"import rollmesh\.{name}"):
+            spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
 def test_files_are_short_and_say_what_they_are() -> None:
     assert not [path for path in FILES if len(path.read_text().splitlines()) > 600], "too long"
     silent = [path for path in FILES if _tree(path).body and not ast.get_docstring(_tree(path))]
@@ -110,7 +124,7 @@ def test_files_are_short_and_say_what_they_are() -> None:
 
 
 def test_folders_are_small() -> None:
-    modules = Counter(path.parent for path in FILES if path.name != "__init__.py")
+    modules = Counter(path.parent for path in [*FILES, *BENCHMARKS] if path.name != "__init__.py")
     assert not {folder: count for folder, count in modules.items() if count > MOST_MODULES}
     silent = {folder for folder in modules if not (folder / "__init__.py").exists()}
     assert silent == {NO_PACKAGE}, "a folder says what is in it"

@@ -1,4 +1,4 @@
-"""What others have written is data: nothing of it is unpickled or executed, and no model brings code of its own."""
+"""Data that others have written: nothing of it is unpickled or executed, and no model brings code of its own."""
 
 from __future__ import annotations
 
@@ -14,24 +14,23 @@ import torch
 import yaml
 from transformers import PreTrainedTokenizerFast
 
-from rollmesh.generators.engines import checkpoint_names
+from rollmesh.generators.engines.checkpoint_names import CheckpointLayout
 from rollmesh.generators.engines.external.model_info import read_folder
-from rollmesh.generators.engines.hf.model import served_layers
 from rollmesh.generators.engines.hf.model.loading import load_model as load_model_of_generator
-from rollmesh.generators.engines.hf.model.loading import load_tokenizer
+from rollmesh.generators.engines.model_folder import load_tokenizer, read_config
 from rollmesh.generators.tokenizer import TokenizerCodec
 from rollmesh.learner.engines.fsdp2.architecture import describe_packing
 from rollmesh.learner.engines.fsdp2.loading import load_model
 from rollmesh.learner.model_files import location
 from rollmesh.mesh.config import load
-from rollmesh.mesh.config.models import ModelSection
+from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.trajectory.images import ImageProcessor
 from tests.generators.engines import tiny
 from tests.repository import REPOSITORY
 from tests.test_layers import FILES
 
-# What reads objects, or runs text, wherever it comes from.
+# Functions that read objects, or run text, wherever it comes from.
 MODULES = {
     *("pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "multiprocessing"),
     *("torch.multiprocessing", "torch.distributed.checkpoint", "torch.distributed.rpc"),
@@ -40,7 +39,7 @@ CALLS = {"eval", "exec", "compile", "torch.load", "torch.hub.load", "yaml.load",
 KEYWORDS = {"allow_pickle", "allow_all_kernels", "use_kernels", "shell"}
 # Collectives of Python objects: each rank unpickles what the others send.
 OBJECTS = ("_object", "_object_list")
-# Of transformers.
+# Functions of transformers.
 LOADS = {"from_pretrained", "from_config"}
 # Where it stands all the same, and why that is safe.
 REASONS = {
@@ -63,7 +62,7 @@ def dotted(node: ast.expr) -> str:
 
 
 def unsafe(tree: ast.Module) -> Iterator[str]:
-    """What in a module may run what others have written, by its full name."""
+    """Functions in a module that may run code of others, by full name."""
     names: dict[str, str] = {}
     calls: list[ast.Call] = []
     for node in ast.walk(tree):
@@ -142,8 +141,7 @@ def with_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     "read",
     [
-        served_layers.read_config,
-        checkpoint_names.read_config,
+        read_config,
         lambda folder: read_folder(folder, None),
         load_tokenizer,
         TokenizerCodec,
@@ -168,7 +166,7 @@ def test_kernels_that_a_configuration_names_are_not_fetched(tmp_path: Path) -> N
     tiny.save_folder(tmp_path, model, None)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "attn_implementation": "kernels-community/any"}))
-    checkpoint_names.Checkpoint(checkpoint_names.read_config(tmp_path), torch.float32)
+    CheckpointLayout(read_config(tmp_path), torch.float32)
     assert load_model_of_generator(tmp_path, dtype="float32", device="cpu").model.config._attn_implementation == "sdpa"
 
 

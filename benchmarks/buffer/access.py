@@ -1,10 +1,10 @@
-"""What it costs that each call proves its caller: the same work in a mesh with a token and in one without.
+"""The cost of proving each call's caller: the same work in a mesh with a token and in one without.
 
     python -m benchmarks.buffer.access --json access.json
 
 `calls`: `Describe`, sixteen at a time from one process to one front, so that little but a call's own cost is in the
 rate. `groups of 8` and `groups of 1`: trajectories of 256 tokens through insert, sample, claim and commit, as
-`benchmarks.buffer.throughput` has them, where the checks are those of few calls and long streams. The two alternate;
+`benchmarks.buffer.throughput` has them. The checks there are those of few calls and long streams. The two alternate;
 ratios are of the pairs. Needs a quiet machine.
 """
 

@@ -1,7 +1,7 @@
 """The trajectories that every contender stores: the same arrays, from numpy alone (peers run in other environments).
 
-A response of T tokens: ids with a Zipf-like spread over a vocabulary of 152,064, incompressible log-probs, a quarter
-of the tokens masked (a tool's output, say), and one change of the policy version in the middle.
+A response of T tokens has ids with a Zipf-like spread over a vocabulary of 152,064, and incompressible log-probs. A
+quarter of the tokens masked is masked (a tool's output, say), and the policy version changes once, in the middle.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Milliseconds from the insertion of a trajectory to the learner's hand at a paced rate, beside Reverb.
+"""Milliseconds from the insertion of a trajectory to the learner at a paced rate, compared with Reverb.
 
     python -m benchmarks.buffer.latency --reverb-python /path/to/reverb-venv/bin/python --json latency.json
 

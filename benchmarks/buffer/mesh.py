@@ -1,7 +1,7 @@
 """Our side of a measurement: the real buffer service in its own process, writers and a learner in theirs.
 
-CPU seconds of each process and Redis' own count of its commands are taken over the measured window alone, so that a
-cell also says what a trajectory costs, which a noisy machine changes less than its rate.
+CPU seconds of each process and Redis' own count of its commands are taken over the measured window alone. So a cell
+also says what a trajectory costs, which a noisy machine changes less than its rate.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any
 import psutil
 import redis
 
-from benchmarks.buffer import front, roles
+from benchmarks.buffer import front, load_processes
 from benchmarks.buffer.plan import Plan
 from rollmesh.launcher.run_secrets import TOKEN, make_secrets
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import RollmeshError
 
 _READY_S = 60.0
@@ -42,7 +42,7 @@ class MeasurementError(RollmeshError):
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What a run gave.
+    """Results of a run.
 
     Attributes:
         items_s: trajectories claimed per second in the window.
@@ -133,9 +133,10 @@ class Mesh:
         self.address = _wait_ready(ready, service)
         self._claims = self._context.Value("q", 0)
         access = security(self._plan, self._folder)
-        self._learner, learner = self._start(roles.learner, self.address, access, self._plan, self._claims)
+        self._learner, learner = self._start(load_processes.learner, self.address, access, self._plan, self._claims)
         self._writers = [
-            self._start(roles.writer, self.address, access, self._plan, number) for number in range(self._plan.writers)
+            self._start(load_processes.writer, self.address, access, self._plan, number)
+            for number in range(self._plan.writers)
         ]
         incarnation = _hear(self._learner)
         for conn, _ in self._writers:
@@ -191,19 +192,19 @@ class Mesh:
         ended, after = time.time(), self._cpu()
         commands = self._client.info("commandstats")
         self._learner.send("end")
-        figures = _hear(self._learner)
+        measured = _hear(self._learner)
         written = []
         for conn, _ in self._writers:
             conn.send("end")
             written.append(_hear(conn))
-        inside = [(at, count) for at, count in figures["claims"] if began <= at < ended]
+        inside = [(at, count) for at, count in measured["claims"] if began <= at < ended]
         if len(inside) < 2:
             raise MeasurementError("fewer than two batches were claimed in the window", hint="measure for longer")
         items = inside[-1][1] - inside[0][1]
         span = inside[-1][0] - inside[0][0]
         rate = items / span
         expected = rate * (ended - began)
-        stamps = zip(figures["came"], figures["took"], strict=True)
+        stamps = zip(measured["came"], measured["took"], strict=True)
         latencies = sorted(latency for at, latency in stamps if began <= at < ended)
         redis_us = {
             name.removeprefix("cmdstat_"): round((stats["usec"] - done.get(name, {}).get("usec", 0)) / expected, 2)
@@ -213,10 +214,10 @@ class Mesh:
             items_s=rate,
             p50_ms=quantile(latencies, 0.50) * 1e3,
             p99_ms=quantile(latencies, 0.99) * 1e3,
-            payload_bytes=figures["payload_bytes"],
+            payload_bytes=measured["payload_bytes"],
             cpu_us={role: (after[role] - before[role]) / expected * 1e6 for role in _ROLES},
             redis_us=dict(sorted(redis_us.items(), key=lambda item: -item[1])[:8]),
-            balanced=not figures["discrepancies"] and figures["used"] * self._plan.group == figures["claimed"],
+            balanced=not measured["discrepancies"] and measured["used"] * self._plan.group == measured["claimed"],
             latencies_ms=[value * 1e3 for value in latencies] if self._plan.rate else [],
         )
 

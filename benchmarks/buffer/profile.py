@@ -2,8 +2,8 @@
 
     python -m benchmarks.buffer.profile --tokens 256 --group 8
 
-The first two come from a run as in `throughput`; the third from a second run with the front under cProfile, which makes
-Python functions dearer than they are: read it as an order, not as microseconds.
+The first two come from a run as in `throughput`. The third comes from a second run with the front under cProfile, which
+makes Python functions dearer than they are. Read it as an order, not as microseconds.
 """
 
 from __future__ import annotations

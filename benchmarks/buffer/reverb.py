@@ -21,7 +21,7 @@ VARIABLE = "ROLLMESH_REVERB_PYTHON"
 
 @dataclass(frozen=True, slots=True)
 class PeerCell:
-    """What a run gave.
+    """Results of a run.
 
     Attributes:
         items_s: trajectories sampled per second.

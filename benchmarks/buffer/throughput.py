@@ -1,13 +1,13 @@
-"""Trajectories per second through insert, sample, claim and commit, beside Reverb's insert and sample.
+"""Trajectories per second through insert, sample, claim and commit, compared with Reverb's insert and sample.
 
     python -m benchmarks.buffer.throughput --reverb-python /path/to/reverb-venv/bin/python --json throughput.json
 
-FIFO, each group once, nothing throttled by the bound; writers, service, Redis and learner are processes of their own
-that speak over loopback. `none` (no persistence) is what compares with Reverb; `everysec` and `always` are what a run
-would use. Contenders alternate within a repetition and the order turns with every one, so that a slow spell of the
-machine meets all; ratios are of medians. The learner decodes every payload, claims in batches of 512 trajectories
-(128 of the longest) and commits every fourth batch; the buffer holds six batches (twelve) at most. Needs a quiet
-machine; where it is not, the CPU time of all processes per trajectory (last column) says more than the rates.
+FIFO, each group once, nothing throttled by the bound. Writers, service, Redis and learner are processes of their own
+that speak over loopback. `none` (no persistence) compares with Reverb; a run would use `everysec` or `always`.
+Contenders alternate within a repetition and the order turns with every one, so that a slow spell of the machine meets
+all. Ratios are of medians. The learner decodes every payload, claims in batches of 512 trajectories (128 of the
+longest) and commits every fourth batch. The buffer holds six batches (twelve) at most. Needs a quiet machine. On
+another, the CPU time of all processes per trajectory (last column) says more than the rates.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What driving a foreign engine costs, and what new weights cost it while it decodes."""
+"""Costs of driving a foreign engine, and of new weights while it decodes."""

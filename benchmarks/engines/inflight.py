@@ -2,18 +2,18 @@
 
     python -m benchmarks.engines.inflight --engine vllm
 
-Needs: vLLM, installed beside rollmesh (run it with the interpreter of that environment), about 2 GB of memory. One
+Needs: vLLM, installed next to rollmesh (run it with the interpreter of that environment), about 2 GB of memory. One
 engine decodes 64 responses at a time, 64 to 256 tokens each, and gets new weights (every tensor changed) again and
 again.
 
 1. Pauses, for each KV policy: `--swaps` swaps, one every `--every` seconds, under a load that never ends. A *gap* is
-   the time from one token of a response to its next, as a stream of it sees them; it either holds a swap or does not.
-2. Against *abort and retry*, the way of others: at each update all requests are aborted, their tokens thrown away, the
-   weights exchanged while nothing runs, and the requests submitted again from their prompts. All ways finish the same
-   set of responses; an update comes every 1.5 times as long as the longest response takes undisturbed, because where
-   updates come faster than that, the longest never ends this way. `interrupt` is the same with the tokens kept: they
-   are aborted too, and go on behind what they have. *Wasted* are tokens that were sampled and thrown away; *prefilled
-   anew* those that were in flight, prompts included, where their keys and values were made again.
+   the time from one token of a response to its next, as a stream of it sees them. It either holds a swap or does not.
+2. Against *abort and retry*, the way of others. At each update all requests are aborted and their tokens thrown away.
+   The weights are exchanged while nothing runs, and the requests submitted again from their prompts. All ways finish
+   the same set of responses. The time between updates is 1.5 times that of the longest response undisturbed: with
+   faster updates the longest never ends this way. `interrupt` is the same with the tokens kept: they are aborted too,
+   and continue after what they have. Tokens are *wasted* that were sampled and thrown away. Those in flight, prompts
+   included, are *prefilled again* where their keys and values were made again.
 
 Each response is checked: its length, its streamed tokens against its result, its versions in order; none may be lost.
 """
@@ -35,11 +35,11 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.common import machine, table, write_json, yardstick
-from benchmarks.engines.contender import MeasurementError
-from benchmarks.engines.looked_into import MeasuredEngine
+from benchmarks.engines.instrumented_engine import MeasuredEngine
 from benchmarks.engines.overhead import plan_model
 from benchmarks.engines.plan import MODELS, Plan
-from benchmarks.engines.watching import Seen, Watcher
+from benchmarks.engines.swap_observer import Seen, Watcher
+from benchmarks.engines.worker_process import MeasurementError
 from rollmesh.generators.engines.interface import GenerationRequest, KvPolicy, SamplingParams, SwapTimings
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
@@ -47,7 +47,7 @@ Way = Literal["quiet", "keep", "recompute", "interrupt", "abort_retry"]
 _POLICIES: tuple[KvPolicy, ...] = ("keep", "recompute", "interrupt")
 _START_S = 600.0
 _SWAP_S = 120.0
-# A way that takes so many times as long as undisturbed decoding is given up.
+# A way that takes this many times as long as undisturbed decoding is given up.
 _PATIENCE = 8.0
 
 
@@ -153,7 +153,7 @@ class Bench:
         self._engine.submit([replace(request, request_id=f"{request.request_id}.0") for request in requests])
 
     def _refill(self, feed: Iterator[GenerationRequest], timeout_s: float) -> None:
-        """Keeps more in hand than there are slots, once there is room for a group."""
+        """Keeps more requests in flight than there are slots, once there is room for a group."""
         most = self._plan.slots + self._plan.slots // 2
         if self._watcher.wait_below(most - self._plan.n + 1, timeout_s):
             self._submit(feed, most - len(self._watcher.open))
@@ -226,17 +226,17 @@ def measure(plan: Plan, *, swaps: int, every_s: float) -> dict[str, Any]:
 
 
 def pause_table(pauses: list[dict[str, Any]]) -> str:
-    """What a swap costs, milliseconds p50 / p99."""
+    """The cost of a swap, milliseconds p50 / p99."""
 
-    def cell(figures: dict[str, float]) -> str:
-        return f"{figures['p50']:.3g} / {figures['p99']:.3g}"
+    def cell(percentiles: dict[str, float]) -> str:
+        return f"{percentiles['p50']:.3g} / {percentiles['p99']:.3g}"
 
     rows = [
         [
             run["kv"],
             run["swaps"],
             cell(run["pause_ms"]),
-            ", ".join(f"{part} {figures['p50']:.3g}" for part, figures in run["parts_ms"].items()),
+            ", ".join(f"{part} {percentiles['p50']:.3g}" for part, percentiles in run["parts_ms"].items()),
             cell(run["gap_with_swap_ms"]),
             cell(run["gap_without_ms"]),
             f"{run['finished']} / {run['crossed']} / {run['most_versions']}",
@@ -249,8 +249,8 @@ def pause_table(pauses: list[dict[str, Any]]) -> str:
 
 
 def way_table(ways: list[dict[str, Any]]) -> str:
-    """What the same responses took."""
-    anew = ("recompute", "interrupt")
+    """The cost of the same responses, by the way of updating."""
+    prefilling = ("recompute", "interrupt")
     rows = [
         [
             run["way"],
@@ -260,13 +260,13 @@ def way_table(ways: list[dict[str, Any]]) -> str:
             run["unfinished"],
             run["tokens"],
             f"{run['discarded']} ({run['discarded'] / max(1, run['sampled']):.0%})",
-            run["repeated"] if run["way"] in anew else 0,
+            run["repeated"] if run["way"] in prefilling else 0,
             f"{run['gap_with_swap_ms']['p50']:.3g} / {run['gap_with_swap_ms']['p99']:.3g}",
         ]
         for run in ways
     ]
     header = ["way", "updates", "seconds (to quiet)", "finished", "not finished", "their tokens", "wasted tokens"]
-    return table([*header, "prefilled anew", "gap with swap ms"], rows)
+    return table([*header, "prefilled again", "gap with swap ms"], rows)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,23 +1,23 @@
-"""Tokens per second through the generator, beside the same engine driven directly with the same requests.
+"""Tokens per second through the generator, compared with the same engine driven directly with the same requests.
 
     python -m benchmarks.engines.overhead --engine vllm
     python -m benchmarks.engines.overhead --engine sglang --sglang-python .venv-sglang/bin/python
 
-Needs: the engine, installed beside rollmesh (vLLM: run it with the interpreter of its environment), and about 5 GB of
+Needs: the engine, installed next to rollmesh (vLLM: run it with the interpreter of its environment), and about 5 GB of
 memory. Contenders, in turn, each in processes of its own:
 
 - `delta`, `final`: the engine alone as its users drive it, one task per request, tokens as they come or each response
   as a whole. The faster of both is what the others are held to.
 - `engine`: our engine object alone, requests in, results out.
 - `service`: the whole generator, with a real buffer and its Redis, admission, rewards scored in the generator, drafts,
-  delivery; counted is what has been stored and has come into the hand of a learner's stand-in.
+  delivery. Trajectories count that were stored and that a fake learner has received.
 
-All get the same prompts, the same response lengths (64 to 256 tokens, SGLang's to 128, even), log-probs, and an engine
-with the same settings and one compute thread; what else they need, they find on what is left of the cores. A pass is a
-fixed set of requests; its rate is that of the middle, while all slots have work (`plan.steady_rate`); the ratio of the
-whole pass, from the request to the last token stored, has the way in and out in it. Processor time is over the whole
-pass, of all processes together; its ratio is the one to read where the machine was not quiet. Every vLLM contender has
-a vLLM of its own, that rests while others run; SGLang's waits in a loop when paused, so there all share one server.
+All get the same prompts, the same response lengths (64 to 256 tokens, SGLang's to 128, even) and log-probs. Their
+engines have the same settings and one compute thread; the rest of the cores is for all else. A pass is a fixed set of
+requests. Its rate is that of the middle, while all slots have work (`plan.steady_rate`). The ratio of the whole pass,
+from the request to the last token stored, has the way in and out in it. Processor time is over the whole pass, of all
+processes together. Its ratio is the one to read where the machine was not quiet. Every vLLM contender has a vLLM of its
+own, that rests while others run. SGLang's waits in a loop when paused, so there all share one server.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import machine, summarize, table, write_json, yardstick
-from benchmarks.engines import direct, ours
-from benchmarks.engines.contender import Contender, Family, MeasurementError, spent
+from benchmarks.engines import bare_engine, engine_alone
 from benchmarks.engines.plan import MODELS, Arrival, Plan, steady_rate
 from benchmarks.engines.server import serve
 from benchmarks.engines.service import Service
+from benchmarks.engines.worker_process import Contender, Family, MeasurementError, spent
 from benchmarks.workloads import prepare
 
 AIMS = {"vllm": 0.95, "sglang": 0.90}
@@ -55,7 +55,7 @@ class Runner:
 
     Attributes:
         name: of it.
-        run: does a pass of so many groups.
+        run: does a pass of the given number of groups.
         cpu: processor seconds so far, by process.
     """
 
@@ -104,12 +104,12 @@ def contenders(plan: Plan, levels: Sequence[str], folder: Path, stack: ExitStack
         passes = iter(range(10**6))
         runners.append(Runner(name, lambda groups: contender.ask((f"{name}{next(passes)}", name, groups)), cpu))
 
-    alone = Contender(direct.ROLES[plan.engine], plan)
+    alone = Contender(bare_engine.ROLES[plan.engine], plan)
     stack.callback(alone.end)
     add("delta", alone)
     add("final", alone)
     if "engine" in levels:
-        engine = Contender(ours.engine, plan)
+        engine = Contender(engine_alone.engine, plan)
         stack.callback(engine.end)
         add("engine", engine)
     if "service" in levels:
@@ -174,17 +174,17 @@ def summary(passes: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
 def report(found: dict[str, Any], aim: float) -> str:
     """A Markdown table."""
     rows = []
-    for name, figures in found["contenders"].items():
+    for name, measured in found["contenders"].items():
         ours_too = name in ("engine", "service")
         rows.append(
             [
                 name,
-                figures["tokens_s"],
-                figures["ratio"],
-                figures["whole_ratio"],
-                figures["cpu_ratio"],
+                measured["tokens_s"],
+                measured["ratio"],
+                measured["whole_ratio"],
+                measured["cpu_ratio"],
                 aim if ours_too else "",
-                ", ".join(f"{process} {value:.0f}" for process, value in figures["cpu_us_per_token"].items()),
+                ", ".join(f"{process} {value:.0f}" for process, value in measured["cpu_us_per_token"].items()),
             ]
         )
     return table(

@@ -1,4 +1,4 @@
-"""What both contenders of a comparison are asked for, and the figure that is made of what came back."""
+"""The requests to both contenders of a comparison, and the rate that is computed from the answers."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ class Arrival:
 def steady_rate(arrivals: Sequence[Arrival], slots: int) -> float:
     """Tokens per second while all slots have work.
 
-    From when as many responses as there are slots have come to when the last of them begin: the tokens of responses
-    that came behind the first moment, up to and with the last one.
+    The time runs from when as many responses as there are slots have come to when the last of them begin. Counted are
+    tokens of responses that came after the first moment, up to and with the last one.
 
     Raises:
         ValueError: too few responses for that.

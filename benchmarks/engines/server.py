@@ -8,8 +8,8 @@ from multiprocessing.connection import Connection
 
 import aiohttp
 
-from benchmarks.engines.contender import MeasurementError, requests
 from benchmarks.engines.plan import Plan
+from benchmarks.engines.worker_process import MeasurementError, requests
 from rollmesh.generators.engines.external.model_info import read_folder
 from rollmesh.generators.engines.sglang import server_args
 from rollmesh.generators.engines.sglang.server_process import ServerProcess, free_port

@@ -15,16 +15,16 @@ import psutil
 
 from benchmarks.buffer import front
 from benchmarks.common import REPOSITORY
-from benchmarks.engines.contender import Contender, Family, MeasurementError
+from benchmarks.engines.fake_learner import BATCH_GROUPS, RUN, learner
 from benchmarks.engines.plan import Arrival, Plan
-from benchmarks.engines.stand_in import BATCH_GROUPS, RUN, learner
+from benchmarks.engines.worker_process import Contender, Family, MeasurementError
 
 _READY_S = 60.0
 _END_S = 60.0
 
 
 def configuration(plan: Plan, folder: Path) -> dict[str, Any]:
-    """Of the run: rewards in the generator, no bound of staleness that would throttle it, else the defaults."""
+    """The run's configuration: rewards in the generator, no bound of staleness to throttle it, else the defaults."""
     rewards = REPOSITORY / "benchmarks" / "rewards.py"
     return {
         "run": {"dir": str(folder), "name": RUN},
@@ -92,7 +92,7 @@ class Service:
             self._generator.wait()
 
     def one_pass(self, groups: int) -> list[Arrival]:
-        """What was stored of a pass of so many groups, as it came into the learner's hand.
+        """Runs a pass of that many groups; returns what was stored of it, as it came to the learner.
 
         Raises:
             MeasurementError: the generator has ended, or nothing came.

@@ -1,9 +1,9 @@
 """Reverb under the same load: a FIFO table whose items are sampled once; server, writers, reader as processes.
 
 Runs in an environment of its own: `pip install dm-reverb==0.14.0 tensorflow-cpu==2.15.1 "numpy<2" "setuptools<81"`
-(Python 3.11), with this repository on PYTHONPATH for the trajectories. It is used the way that was fastest: one
-trajectory is one step whose columns are the arrays, a writer has 16 unacknowledged items, and the reader lets tf.data
-batch 32 items in C++ (one at a time when paced, for the least latency).
+(Python 3.11), with this repository on PYTHONPATH for the trajectories. It is used the way that was fastest. One
+trajectory is one step whose columns are the arrays, a writer has 16 unacknowledged items. The reader lets tf.data batch
+32 items in C++ (one at a time when paced, for the least latency).
 
 Reads one JSON plan per line ({"tokens", "writers", "seconds", "warmup", "rate"}), answers one JSON result per line.
 """

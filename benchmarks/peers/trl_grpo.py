@@ -3,11 +3,11 @@
 # requires-python = ">=3.10"
 # dependencies = ["torch>=2.11", "transformers>=5.2", "trl>=1.9", "datasets>=4.7", "accelerate>=1.4"]
 # ///
-"""TRL's GRPOTrainer on a model folder and a prompt file of ours: the peer that `benchmarks/vs_trl.py` measures.
+"""TRL's GRPOTrainer on a model folder and a prompt file of ours: the peer of `benchmarks/whole_loop/vs_trl.py`.
 
-Runs in an environment of its own (the requirements above), knows nothing of this repository but the files it is
-given, and prints one JSON object on its last line. Settings that would slow TRL down for nothing are off: bf16
-autocast and gradient checkpointing (both on by default), the reference model, a second pass for old log-probs,
+Runs in an environment of its own (the requirements above). It knows nothing of this repository but the files it is
+given, and prints one JSON object on its last line. Settings that would slow TRL down for nothing are off. These are
+bf16 autocast and gradient checkpointing (both on by default), the reference model, a second pass for old log-probs, and
 logging of completions. Lengths are the model's own, so no logits processor is paid for.
 """
 

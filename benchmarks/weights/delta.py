@@ -1,14 +1,14 @@
-"""Differences instead of all bytes: how many they are, what making and applying them costs, and when they arrive.
+"""Deltas instead of all bytes: how many they are, what making and applying them costs, and when they arrive.
 
     OMP_NUM_THREADS=2 OMP_WAIT_POLICY=PASSIVE python -m benchmarks.weights.delta --json delta.json
 
 It makes network namespaces, for which it has to be root.
 
 A decoder (Qwen3 architecture) is trained with AdamW in float32 and travels in bfloat16. It begins as a bfloat16
-checkpoint would, with every weight on the grid (`first step`); after some steps the float32 weights lie between the
-grid's points (`steady`), as in a run that goes on for a while. Both contenders push the same versions to a receiver
-behind a link of a given rate (network namespace, token bucket): all bytes, and differences. Times are those of the
-receiver's reports: announcement to service, with the engine's copy of the weights in both.
+checkpoint would, with every weight on the grid (`first step`). After some steps the float32 weights lie between the
+grid's points (`steady`), as in a run that continues for a while. Both contenders push the same versions to a receiver
+on a link of a given rate (network namespace, token bucket): all bytes, and deltas. Times are those of the receiver's
+reports: announcement to service, with the engine's copy of the weights in both.
 
 Encode and apply are one thread, in MB of full weights per second; what comes out is compared with what went in.
 """
@@ -28,11 +28,11 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.common import machine, summarize, table, write_json, yardstick
-from benchmarks.weights.ends import LearnerEnd, Push
 from benchmarks.weights.netns import FarHost, far_host
+from benchmarks.weights.push_ends import LearnerEnd, Push
 from rollmesh.learner.weights.published_version import PublishedVersion
+from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, keep_freed_memory
-from rollmesh.mesh.runtime.service import AsyncBridge
 from rollmesh.mesh.weights.delta import apply_bucket, encode_bucket, spans_of
 
 _WIRE = torch.bfloat16
@@ -73,7 +73,7 @@ class Training:
 
 
 def codec(old: PublishedVersion, new: PublishedVersion) -> dict[str, float]:
-    """Encodes and applies one difference, alone; checks what comes out."""
+    """Encodes and applies one delta, alone; checks what comes out."""
     spans = spans_of(new.manifest.tensors, len(new.manifest.buckets))
     full = sum(bucket.nbytes for bucket in new.manifest.buckets)
     began = time.perf_counter()
@@ -140,7 +140,7 @@ def measure(lr: float, host: FarHost, bridge: AsyncBridge, arguments: argparse.N
 
 def _times(full: Push, delta: Push) -> dict[str, float]:
     return {
-        "by_difference": float(delta.report.encoding == "delta"),
+        "by_delta": float(delta.report.encoding == "delta"),
         "moved_share": delta.report.bytes / full.report.bytes,
         "publish_full_s": full.publish_s,
         "publish_delta_s": delta.publish_s,
@@ -178,22 +178,22 @@ def _show(results: list[dict[str, Any]], gbit_s: float) -> str:
 
 
 def _circumstances(document: dict[str, Any]) -> str:
-    """What a reader has to know of the run to judge it."""
+    """Circumstances by which a reader can judge the run."""
     lines = [f"commit {document['machine']['commit']}, {document['machine']['started_utc']}"]
     for result in document["results"]:
         rates = summarize(mood["matmul_gflops"] for mood in result["yardsticks"])
         load = summarize(mood["load_1min"] for mood in result["yardsticks"])
         pushes = [row for rows in result["runs"].values() for row in rows]
-        by_difference = sum(row["by_difference"] for row in pushes)
+        by_delta = sum(row["by_delta"] for row in pushes)
         lines.append(
-            f"{result['lr']:g}: yardstick {rates} GFLOP/s, load {load}; {by_difference:.0f} of {len(pushes)} pushes by "
-            f"difference; times faster, one by one: {', '.join(format(row['times_faster'], '.1f') for row in pushes)}"
+            f"{result['lr']:g}: yardstick {rates} GFLOP/s, load {load}; {by_delta:.0f} of {len(pushes)} pushes by "
+            f"delta; times faster, one by one: {', '.join(format(row['times_faster'], '.1f') for row in pushes)}"
         )
     return "\n".join(lines)
 
 
 def main() -> None:
-    """Measures and prints the table, and what was going on meanwhile."""
+    """Measures and prints the table, and the load of the machine meanwhile."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--lr", type=float, nargs="+", default=[1e-6, 1e-5, 1e-4])

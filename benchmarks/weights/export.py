@@ -1,15 +1,15 @@
-"""Export of a sharded model: how much memory it takes beside the model, and how long, with 1, 2 and 4 ranks.
+"""Export of a sharded model: how much memory it takes in addition to the model, and how long, with 1, 2 and 4 ranks.
 
 Method: a random Qwen3 of 191 M parameters (float32 masters, exported in bfloat16) is sharded by the FSDP2 engine over
 gloo ranks on this machine. Every export is read by a consumer that keeps nothing, on rank 0. Three ways, one after the
 other in the same processes, in alternating order:
 
-- `buckets`: the engine's own export (buckets of 64 MiB, cast before they travel, gathered on rank 0 alone);
+- `batches`: the engine's own export (batches of 64 MiB, cast before they travel, gathered on rank 0 alone);
 - `parameters`: every parameter gathered on every rank in its master dtype, then cast;
 - `model`: torch's full state dict on rank 0, in host memory.
 
-Memory is the kernel's: the peak of the resident set during the export above the resident set before it, after freed
-memory was given back (`malloc_trim`). It counts what C++ allocates as well. One process computes on one thread.
+Memory is the kernel's: the peak of the resident set during the export above that before it, with freed memory released
+(`malloc_trim`). It counts what C++ allocates as well. One process computes on one thread.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from benchmarks.common import machine, summarize, table, write_json, yardstick
 from rollmesh.mesh.runtime.ranks import environment_of
 
 _RANKS = (1, 2, 4)
-_WAYS = ("buckets", "parameters", "model")
+_WAYS = ("batches", "parameters", "model")
 _TIMEOUT_S = 300
 
 
@@ -82,7 +82,7 @@ def as_table(document: dict[str, Any]) -> str:
             others = [run["extra_mib"] for rank in runs[1:] for run in rank]
             seconds = summarize(run["seconds"] for run in runs[0])
             rows.append((cell["ranks"], way, first, summarize(others) if others else "", seconds))
-    header = ("ranks", "way", "rank 0: MiB beside the model", "other ranks: MiB", "seconds")
+    header = ("ranks", "way", "rank 0: MiB in addition to the model", "other ranks: MiB", "seconds")
     return table(header, rows)
 
 
@@ -90,14 +90,14 @@ def run_rank(folder: Path, rounds: int) -> None:
     """One rank: measures, and prints what it saw as JSON."""
     import torch
 
-    from rollmesh.learner.engines.base import EngineSpec
+    from rollmesh.learner.engines.interface import EngineSpec
     from rollmesh.learner.engines.registry import create_engine
-    from rollmesh.mesh.config.models import ModelSection
+    from rollmesh.mesh.config.inputs import ModelSection
 
     torch.set_num_threads(1)
     engine = create_engine(EngineSpec(ModelSection(path=str(folder), dtype="bfloat16"), None, 1))
     ways: dict[str, Callable[[], int]] = {
-        "buckets": lambda: _consume(engine.export_weights()),
+        "batches": lambda: _consume(engine.export_weights()),
         "parameters": lambda: _consume(_every_parameter(engine)),
         "model": lambda: _consume(_whole_model(engine)),
     }
@@ -106,7 +106,7 @@ def run_rank(folder: Path, rounds: int) -> None:
         for way in _WAYS if number % 2 else reversed(_WAYS):
             gc.collect()
             ctypes.CDLL("libc.so.6").malloc_trim(0)
-            engine.barrier()
+            _barrier()
             Path("/proc/self/clear_refs").write_text("5")
             before, began = _resident_mib("VmRSS"), time.perf_counter()
             nbytes = ways[way]()
@@ -115,9 +115,17 @@ def run_rank(folder: Path, rounds: int) -> None:
             if number:
                 extra = _resident_mib("VmHWM") - before
                 runs[way].append({"extra_mib": extra, "seconds": seconds, "bytes": nbytes})
-            engine.barrier()
+            _barrier()
     engine.close()
     print(json.dumps({"runs": runs}))
+
+
+def _barrier() -> None:
+    """Waits until every rank is here."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.barrier()
 
 
 def _consume(tensors: Any) -> int:

@@ -1,4 +1,4 @@
-"""Further hosts on this machine: network namespaces behind links of a given rate.
+"""Further hosts on this machine: network namespaces on links of a given rate.
 
 Needs root, Debian's iproute2 (`ip`, `tc`) and a kernel with veth and tbf. Namespaces and links end with the context.
 """
@@ -35,7 +35,7 @@ class FarHost:
 
 @contextmanager
 def far_host(bits_per_s: float, *, number: int = 0) -> Iterator[FarHost]:
-    """A host behind a link that carries `bits_per_s` each way; `number` (0 to 63) tells several apart."""
+    """A host on a link that carries `bits_per_s` each way; `number` (0 to 63) tells several apart."""
     namespace, near, far = (f"rm{os.getpid()}{end}{number}" for end in ("ns", "a", "b"))
     network = f"10.213.{number}"
     shape = ["tbf", "rate", f"{int(bits_per_s)}bit", "burst", f"{_BURST_BYTES}b", "latency", f"{_QUEUE_MS}ms"]
@@ -72,7 +72,7 @@ class StarHost:
         return ["ip", "netns", "exec", self.namespace, *arguments]
 
     def sent_bytes(self) -> int:
-        """What has left over its link, headers and all."""
+        """Bytes that have left over its link, headers and all."""
         shown = _output("ip", "-n", self.namespace, "-s", "-j", "link", "show", "dev", "eth")
         sent: int = json.loads(shown)[0]["stats64"]["tx"]["bytes"]
         return sent
@@ -80,7 +80,7 @@ class StarHost:
 
 @contextmanager
 def star(bits_per_s: float, hosts: int) -> Iterator[list[StarHost]]:
-    """So many hosts (up to 250) on one switch, each behind a link of its own that carries `bits_per_s` each way."""
+    """The given number of hosts (up to 250) on one switch, each on a link that carries `bits_per_s` each way."""
     shape = ["tbf", "rate", f"{int(bits_per_s)}bit", "burst", f"{_BURST_BYTES}b", "latency", f"{_QUEUE_MS}ms"]
     switch = f"rm{os.getpid()}switch"
     with ExitStack() as stack:

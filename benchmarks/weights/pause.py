@@ -1,12 +1,12 @@
-"""How long decoding stands still for new weights, beside the ordinary gaps between decode steps.
+"""The time that decoding stands still for new weights, compared with the ordinary gaps between decode steps.
 
     OMP_NUM_THREADS=1 python -m benchmarks.weights.pause --model DIR [--kv keep] [--swaps 1000] [--json OUT]
 
 `DIR` is a Hugging Face folder (`examples/demo/prepare.py` makes the demonstration's). A learner process changes every
-weight a little and publishes, again and again, each version once the former one is in service; a real receiver in this
+weight a little and publishes, again and again, each version once the former one is in service. A real receiver in this
 process takes them over the transport that fits, while the engine decodes with all slots in use. Before and after, the
 same engine decodes without a learner at work: the noise floor. A gap is the time from the end of one decode step to the
-end of the next; each either holds a swap or does not.
+end of the next. Each either holds a swap or does not.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from rollmesh.generators.weights.learner_connection import LearnerDirectory
 from rollmesh.generators.weights.receiver import ReceiverSettings
 from rollmesh.learner.weights import PublishRules, WeightPublisher, WeightsService
 from rollmesh.learner.weights.model_bundle import read_model_bundle
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.hosts import host_id
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -58,18 +58,18 @@ from rollmesh.protos import membership_pb2, weights_pb2, weights_pb2_grpc
 _SECURITY = SecuritySection()
 _DEADLINE_S = 300.0
 _QUIET_S = 4.0
-# Responses to a prompt, tokens of it, and token ids to choose from: any model has so many.
+# Responses to a prompt, tokens of it, and token ids to choose from: any model has that many.
 _GROUP, _PROMPT_TOKENS, _VOCABULARY = 8, 8, 16
 
 
 @dataclass
 class Steps:
-    """What the engine did, step by step.
+    """Times of the engine's steps.
 
     Attributes:
         plain: seconds from step to step without a swap between.
         swapped: seconds from step to step with one.
-        pauses, stages: seconds that decoding stood still for a swap, and that staging took beside it.
+        pauses, stages: seconds that decoding stood still for a swap, and that staging took meanwhile.
     """
 
     plain: list[float] = field(default_factory=list)
@@ -156,7 +156,7 @@ class Load(EngineListener):
         self._ask_for(len(results))
 
     def on_tokens(self, events: list[TokenEvent]) -> None:
-        raise AssertionError(f"{len(events)} events that nobody has asked for")
+        raise AssertionError(f"{len(events)} events without a request")
 
     def on_failure(self, error: EngineError) -> None:
         self.failure = error
@@ -172,7 +172,7 @@ class _Membership:
     def on_change(self, listener: Callable[[], None]) -> None:
         pass
 
-    async def beat(self) -> None:
+    async def heartbeat(self) -> None:
         pass
 
 
@@ -212,7 +212,7 @@ def learn(pipe: Connection, folder: Path, transport: str, swaps: int, interval_s
                 pipe.recv()
             time.sleep(interval_s)
         pushes = publisher.pushes.summary()
-        pipe.send({"count": pushes.count, "errors": pushes.errors, **pushes.figures()})
+        pipe.send({"count": pushes.count, "errors": pushes.errors, **pushes.metrics()})
         pipe.recv()
 
     try:
@@ -332,8 +332,8 @@ def main(argv: list[str] | None = None) -> int:
 def _table(runs: list[dict[str, Any]]) -> str:
     columns = ("pause_ms", "gap_with_swap_ms", "gap_without_swap_ms", "quiet_gap_ms", "stage_ms")
 
-    def cell(figures: dict[str, float]) -> str:
-        return f"{figures['p50']:.3g} / {figures['p99']:.3g}"
+    def cell(percentiles: dict[str, float]) -> str:
+        return f"{percentiles['p50']:.3g} / {percentiles['p99']:.3g}"
 
     rows = [[run["kv"], run["swaps"], *(cell(run[column]) for column in columns)] for run in runs]
     return table(["kv", "swaps", "pause", "gap with swap", "gap without", "quiet gap", "staging"], rows)

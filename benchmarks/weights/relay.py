@@ -1,11 +1,11 @@
-"""What a version costs the learner's link, and when the last generator has it, as generators become more.
+"""The load of a version on the learner's link, and when the last generator has it, as generators become more.
 
     python -m benchmarks.weights.relay --json relay.json
 
-Learner and generators are hosts of their own (network namespaces on one switch, `ip` and `tc`, as root), each behind a
-link of `--mbit` each way. *Tree*: as in the mesh, with `weights.fanout`; *direct*: every generator fetches from the
-learner. Completion runs from the announcement to the last generator that has verified everything; the learner's bytes
-are those of its link, headers and all. The ideal is the time of one transfer over the link. Cells alternate.
+Learner and generators are hosts of their own: network namespaces on one switch, made by `ip` and `tc`, as root. Each is
+on a link of `--mbit` each way. *Tree*: as in the mesh, with `weights.fanout`; *direct*: every generator fetches from
+the learner. Completion runs from the announcement to the last generator that has verified everything; the learner's
+bytes are those of its link, headers and all. The ideal is the time of one transfer over the link. Cells alternate.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.common import machine, summarize, table, write_json, yardstick
 from benchmarks.weights.netns import StarHost, star
-from benchmarks.weights.process import Host
+from benchmarks.weights.node_process import Host
 
 _HEADER = ("generators", "way", "learner sent, of one copy", "completion s", "of one transfer", "hops of the deepest")
 

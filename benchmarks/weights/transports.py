@@ -1,13 +1,13 @@
-"""How near the transports come to what the machine and gRPC can do.
+"""Rates of the transports, compared with those of the machine and of gRPC alone.
 
     python -m benchmarks.weights.transports --json transports.json
 
 `shm`: a learner's version in /dev/shm, received by the mesh's transport and copied into tensors that exist, on one
-thread as decoding would; the yardstick is one copy of as many bytes. *Warm*: the pages are in this
-process's page table already; *first*: a new mapping, as at every version. `grpc`: the mesh's publisher, service and
-transport in two processes on loopback; the yardstick is the shortest gRPC program that moves the same bytes: a
-synchronous server and client, one stream of 1 MiB messages, no serializer, into memory that exists, unverified. All
-cells alternate.
+thread as decoding would. The yardstick is one copy of as many bytes. When *warm*, the pages are in this process's page
+table already; *first* has a new mapping, as at every version. `grpc`: the mesh's publisher, service and transport in
+two processes on loopback. The yardstick is the shortest gRPC program that moves the same bytes. It is a synchronous
+server and client, one stream of 1 MiB messages, no serializer, into memory that exists, unverified. All cells
+alternate.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ import grpc
 import torch
 
 from benchmarks.common import Summary, machine, summarize, table, write_json, yardstick
-from benchmarks.weights.process import Host
+from benchmarks.weights.node_process import Host
 from rollmesh.generators.weights.learner_connection import LearnerConnection
 from rollmesh.generators.weights.transports import Transfer
 from rollmesh.generators.weights.transports.shm import SharedMemory
 from rollmesh.generators.weights.verified_transfer import receive_verified
 from rollmesh.learner.weights import PublishRules, WeightPublisher
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.runtime.hosts import host_id
 from rollmesh.mesh.trajectory.versions import PolicyVersion
-from rollmesh.mesh.weights import Wanted
+from rollmesh.mesh.weights import BucketSet
 from rollmesh.mesh.weights.tensors import named_tensors
 
 _MESSAGE_BYTES = 1 << 20
@@ -58,12 +58,12 @@ def shm_cells(mib: int, bucket_mib: int) -> tuple[dict[str, Cell], Callable[[], 
     source = {f"{i}": words.view(torch.bfloat16) for i, words in enumerate(bits)}
     target = {name: torch.zeros_like(tensor) for name, tensor in source.items()}
     manifest = publisher.publish(PolicyVersion(1, 1), source.items(), "bfloat16")
-    wanted = Wanted.full(manifest)
+    bucket_set = BucketSet.full(manifest)
     transport = SharedMemory(host_id())
     connection = _unused_connection()
 
     def fetch() -> Transfer:
-        return Transfer(wanted, connection, 60.0, superseded=lambda: False, member_id="")
+        return Transfer(bucket_set, connection, 60.0, superseded=lambda: False, member_id="")
 
     async def mapped() -> memoryview:
         return (await transport.receive(fetch(), lambda _data, _index: None)).data
@@ -79,10 +79,10 @@ def shm_cells(mib: int, bucket_mib: int) -> tuple[dict[str, Cell], Callable[[], 
             target[name].copy_(tensor)
 
     def verify_warm() -> None:
-        for index in range(len(wanted.buckets)):
-            wanted.verify(index, wanted.part(warm, index))
+        for index in range(len(bucket_set.buckets)):
+            bucket_set.verify(index, bucket_set.part(warm, index))
 
-    flat, other = torch.zeros(wanted.nbytes, dtype=torch.uint8), torch.ones(wanted.nbytes, dtype=torch.uint8)
+    flat, other = torch.zeros(bucket_set.nbytes, dtype=torch.uint8), torch.ones(bucket_set.nbytes, dtype=torch.uint8)
 
     def memcpy() -> None:
         flat.copy_(other)
@@ -90,7 +90,7 @@ def shm_cells(mib: int, bucket_mib: int) -> tuple[dict[str, Cell], Callable[[], 
     def rate(work: Callable[[], None]) -> float:
         began = time.perf_counter()
         work()
-        return wanted.nbytes / (time.perf_counter() - began) / 1e9
+        return bucket_set.nbytes / (time.perf_counter() - began) / 1e9
 
     fill(warm)
 

@@ -14,17 +14,17 @@ from rollmesh.protos import buffer_pb2 as pb
 
 
 class AdmitStream(LeaseStream):
-    """`async for grant in stream` yields grants; `update` states credits and the version served.
+    """A stream of grants: `async for grant in stream` yields them; `update` states credits and the version served.
 
     A grant is the caller's from then on: `holdings` has to name it until nothing is left to do for it.
 
     Attributes:
         waiting_reason: why nothing is granted at present; empty when something was just granted.
-        on_cancelled: called on the event loop with leases whose groups are not needed any more: over the bound,
-            withdrawn, granted to another generator, or granted in a time that Redis has lost. Their work stops at once.
-            It must not block. The same lease may come twice, or one whose grant was lost on the way. Compare leases,
-            not groups: the same member may hold the group again under another lease. Grants that are cancelled before
-            they were taken from the stream are dropped, and their credit returns.
+        on_cancelled: called on the event loop with leases whose groups are not needed any more. They are over the
+            bound, withdrawn, granted to another generator, or granted in a time that Redis has lost. Their work stops
+            at once. It must not block. The same lease may come twice, or one whose grant was lost on the way. Compare
+            leases, not groups: the same member may hold the group again under another lease. Grants that are cancelled
+            before they were taken from the stream are dropped, and their credit returns.
     """
 
     def __init__(self, stub: Any, table: str, member_id: str, generation: Callable[[], int], retry_s: float) -> None:
@@ -137,4 +137,4 @@ class AdmitStream(LeaseStream):
 
 
 def _ignore_cancellations(_leases: Sequence[pb.LeaseRef]) -> None:
-    """The default, until the owner sets another."""
+    """Does nothing: the default, until the owner sets another."""

@@ -61,7 +61,7 @@ class BufferClient:
         self._number = 0
         self._uploader = Uploader(self._stub, timeout_s, retry_s)
         self.on_lost_state: Callable[[], Awaitable[None]] | None = None
-        """How a learner restores what Redis has lost; the call that failed is then repeated."""
+        """Restores state that Redis has lost, for a learner; the call that failed is then repeated."""
 
     def _next_call(self) -> int:
         """A call number above all before, of this process and its predecessors: late copies of a call do not count."""
@@ -72,7 +72,7 @@ class BufferClient:
         return await call_with_retry(lambda: method(request, timeout=self._timeout_s), retry_s=self._retry_s, what=what)
 
     async def _call_with_recovery(self, method: Callable[..., Any], request: Any, what: str) -> Any:
-        """As `_call`, repeated once the learner has restored what Redis had lost."""
+        """Calls as `_call`, and repeats the call once the learner has restored state that Redis had lost."""
         for _ in range(_RECOVERIES):
             try:
                 return await self._call(method, request, what)
@@ -96,7 +96,7 @@ class BufferClient:
         takeovers: Sequence[pb.Takeover],
         uses: Sequence[pb.AssertedUse],
     ) -> tuple[int, int]:
-        """Says again which groups the learner has used (table `train`).
+        """Reports again which groups the learner has used (table `train`).
 
         Returns:
             Groups that Redis believed unused, and groups that it did not know.
@@ -106,7 +106,7 @@ class BufferClient:
             FencedError: another learner has taken the run over.
         """
 
-        async def say(uses: Sequence[pb.AssertedUse], *, more: bool, doubt: int) -> pb.ReassertResponse:
+        async def send_uses(uses: Sequence[pb.AssertedUse], *, more: bool, doubt: int) -> pb.ReassertResponse:
             request = pb.ReassertRequest(
                 table="train",
                 incarnation=incarnation,
@@ -119,19 +119,19 @@ class BufferClient:
                 more=more,
                 doubt=doubt,
             )
-            told: pb.ReassertResponse = await self._call(
+            reply: pb.ReassertResponse = await self._call(
                 self._stub.Reassert, request, "saying again which groups were used"
             )
-            return told
+            return reply
 
-        doubt = (await say([], more=True, doubt=0)).doubt
+        doubt = (await send_uses([], more=True, doubt=0)).doubt
         if not doubt:
             return 0, 0
         corrected = unknown = 0
         for start in range(0, max(1, len(uses)), _USES_AT_ONCE):
             end = start + _USES_AT_ONCE
-            told = await say(uses[start:end], more=end < len(uses), doubt=doubt)
-            corrected, unknown = corrected + told.corrected, unknown + told.unknown
+            reply = await send_uses(uses[start:end], more=end < len(uses), doubt=doubt)
+            corrected, unknown = corrected + reply.corrected, unknown + reply.unknown
         return corrected, unknown
 
     async def seed(
@@ -158,7 +158,7 @@ class BufferClient:
                 withdraw_pending=withdraw_pending and index == 0,
                 call=self._next_call(),
             )
-            # What is to be seeded for training may be something else after a loss: the caller begins again.
+            # After a loss the tasks to be seeded for training may be others: the caller begins again.
             call = self._call if table == "train" else self._call_with_recovery
             response: pb.SeedResponse = await call(self._stub.Seed, request, "seeding prompt tasks")
             added, withdrawn = added + response.added, withdrawn + response.withdrawn
@@ -174,7 +174,7 @@ class BufferClient:
         return response
 
     async def commit(self, table: str, incarnation: int, version: int, checkpoint: str = "") -> pb.CommitResponse:
-        """Says that the state containing every use below `version` is durable."""
+        """Reports that the state containing every use below `version` is durable."""
         request = pb.CommitRequest(table=table, incarnation=incarnation, version=version, checkpoint=checkpoint)
         response: pb.CommitResponse = await self._call_with_recovery(self._stub.Commit, request, "committing")
         return response
@@ -223,7 +223,7 @@ class BufferClient:
         return response
 
     async def set_policy_version(self, incarnation: int, version: int) -> int:
-        """Says that weights of this version can be fetched; returns the version in force."""
+        """Reports that weights of this version can be fetched; returns the version in force."""
         request = pb.SetPolicyVersionRequest(incarnation=incarnation, version=version)
         response: pb.SetPolicyVersionResponse = await self._call_with_recovery(
             self._stub.SetPolicyVersion, request, "announcing a version"

@@ -1,7 +1,7 @@
 """The client's side of Fetch: payloads put together from their parts, side data checked by its digest.
 
-Invariants: what was handed on once is not asked for again; a call that broke is repeated from the first payload that
-had not come whole.
+Invariants: a payload that was handed on once is not requested again. A call that broke is repeated from the first
+payload that had not come whole.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ async def fetch(
 
         async def begin(request: pb.FetchRequest = request) -> tuple[Any, AsyncIterator[bytes], bytes]:
             call = stub.Fetch(request, timeout=call_s)
-            whole = _whole(call)
+            whole = _joined_payloads(call)
             first = await anext(whole, None)
             if first is None:
                 raise RollmeshError(f"{_WHAT}: the answer has no payload", hint="are client and buffer of one version?")
@@ -69,7 +69,7 @@ async def fetch(
             call.cancel()
 
 
-async def _whole(call: Any) -> AsyncIterator[bytes]:
+async def _joined_payloads(call: Any) -> AsyncIterator[bytes]:
     """The payloads of a call, each put together from its parts."""
     parts: list[bytes] = []
     async for response in call:

@@ -1,9 +1,9 @@
 """Standing streams of leases: the client's side of "a lease lives only while its holder names it".
 
 Invariants
-  * A client names the leases that its owner holds, and those that came and were not taken yet.
-  * It names them with the first request of every connection, whenever the server asks, and as soon as a lease is
-    offered again that its owner has finished. So a lease that was lost on the way ends.
+  * A client names the leases that its owner holds, and those that came and were not consumed yet.
+  * It names them with the first request of every connection and whenever the server asks. It also does so as soon as a
+    lease is offered again that its owner has finished. So a lease that was lost on the way ends.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RecentLeases:
         return iter(self._leases)
 
     def add(self, lease: Lease) -> bool:
-        """Whether the lease is new."""
+        """Adds a lease; returns whether it is new."""
         if lease in self._leases:
             return False
         self._leases[lease] = None
@@ -39,7 +39,7 @@ class RecentLeases:
         return True
 
     def forget(self, lease: Lease) -> None:
-        """The next delivery of the lease is the first again."""
+        """Forgets a lease, so that its next delivery counts as new again."""
         self._leases.pop(lease, None)
 
 
@@ -66,7 +66,7 @@ class LeaseStream(ReconnectingStream):
 
     @abstractmethod
     def _undelivered(self) -> Iterable[Lease]:
-        """Leases that came and were not taken yet."""
+        """Leases that came and were not consumed yet."""
 
     @abstractmethod
     def _report(self, inventory: pb.Inventory | None) -> None:

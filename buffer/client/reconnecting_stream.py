@@ -39,7 +39,7 @@ class ReconnectingStream(ABC):
         self._backoff_s = _BACKOFF_S
         self._outbox: asyncio.Queue[Any] = asyncio.Queue()
         self._error: RollmeshError | None = None
-        # How long the server may send nothing, if that is known. A server that hangs still answers pings.
+        # Seconds for which the server may send nothing, if that is known. A server that hangs still answers pings.
         self._patience_s: float | None = None
         self._patience: asyncio.Timeout | None = None
         self._task = asyncio.create_task(self._run(), name=what)
@@ -98,7 +98,7 @@ class ReconnectingStream(ABC):
                 except RollmeshError as failure:
                     self._end(failure)
                     return
-            if self._retries.failed():
+            if self._retries.record_failure():
                 self._end(error)
                 return
             log.debug("%s: %s; opening it again", self._what, error)
@@ -106,7 +106,7 @@ class ReconnectingStream(ABC):
             self._backoff_s = min(_MAX_BACKOFF_S, self._backoff_s * 2)
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        """A fault of ours, in a response or in what the owner does with it: all who wait must hear of it."""
+        """Ends the stream after an unexpected error in its task, so that all waiters receive the error."""
         if task.cancelled() or (error := task.exception()) is None:
             return
         log.error("%s failed", self._what, exc_info=error)
@@ -141,7 +141,7 @@ class ReconnectingStream(ABC):
         try:
             async with patience:
                 async for response in call:
-                    self._retries.answered()
+                    self._retries.record_answer()
                     self._backoff_s = _BACKOFF_S
                     self._on_response(response)
                     self._set_deadline(self._patience_s)

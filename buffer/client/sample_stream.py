@@ -43,12 +43,12 @@ class SampleUpdate(NamedTuple):
 
 
 class SampleStream(LeaseStream):
-    """`request` asks for groups, `next` waits for them.
+    """A stream of leased groups: `request` asks for them, `next` waits for them.
 
     A group is the caller's from then on: `holdings` has to name it until it is claimed or given back.
 
-    After a reconnect the server offers everything leased to this incarnation again; groups known already are left
-    out, so that none is lost and none comes twice.
+    After a reconnect the server offers everything leased to this incarnation again. Groups known already are left out,
+    so that none is lost and none comes twice.
 
     Attributes:
         waiting_reason: why nothing comes at present; empty when something just came.
@@ -151,7 +151,7 @@ class SampleStream(LeaseStream):
         if response.exhausted:
             self._open_credits.clear()
         self.forget(leases_of(response.lost))
-        # Who does not say what it holds has nothing to strike out.
+        # A caller that does not say what it holds has nothing to strike out.
         lost = response.lost if self.holdings is not None else ()
         if fresh or response.exhausted or lost:
             self._arrivals.append(SampleUpdate(fresh, response.exhausted, lost))
@@ -172,7 +172,7 @@ class SampleStream(LeaseStream):
 
 
 def _received_groups(response: pb.SampleResponse, payloads: memoryview) -> Iterator[ReceivedGroup]:
-    """The groups of a response. Where lengths do not add up, they come without payloads: no one can train on them."""
+    """The groups of a response. Where lengths do not add up, they come without payloads, and cannot be trained."""
     sizes = [size for group in response.groups for size in group.payload_bytes]
     try:
         values = iter(split_payloads(payloads, sizes))

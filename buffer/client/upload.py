@@ -1,7 +1,7 @@
 """The client's side of Upload: large payloads in pieces, and side data.
 
 Invariants: a payload is sent in calls of bounded size, each with a deadline, and a call that broke is repeated without
-those before it; pieces are cut as they are sent; few uploads run at once, the others wait.
+those before it. Pieces are cut as they are sent. Few uploads run at once, the others wait.
 """
 
 from __future__ import annotations

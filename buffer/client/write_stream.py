@@ -19,8 +19,8 @@ from rollmesh.buffer.protocol.payload_framing import join_message
 from rollmesh.mesh.errors import PayloadError, RollmeshError
 from rollmesh.protos import buffer_pb2 as pb
 
-# Of one message. Larger ones cost a little less, but then writer, front and Redis work in turns: short members are so
-# many in a megabyte that a generator's whole window would be one message.
+# Bytes of one message. Larger ones cost a little less, but then writer, front and Redis work in turns. A megabyte holds
+# so many short members that a generator's whole window would be one message.
 _MESSAGE_BYTES = 1 << 20
 _METHOD = "/rollmesh.v1.Buffer/Write"
 _WRITES, _PAYLOADS = (pb.WriteRequest.DESCRIPTOR.fields_by_name[name].number for name in ("writes", "payloads"))
@@ -56,7 +56,7 @@ class _Call:
 
 
 @dataclass(slots=True)
-class _Item:
+class _QueuedMember:
     """A member, serialized once: it is spliced into the messages that carry it."""
 
     head: bytes
@@ -75,10 +75,11 @@ def _rejected(error: PayloadError) -> WriteResult:
 
 
 class WriteStream(ReconnectingStream):
-    """`write` returns once Redis has the members on disk. Unanswered messages are sent again after a reconnect, and to
-    another connection where none is answered for `retry_s`.
+    """A stream of writes: `write` returns once Redis has the members on disk.
 
-    Members with a large payload are uploaded in pieces first, others do not wait for them; long drafts are refused.
+    Unanswered messages are sent again after a reconnect, and to another connection where none is answered for
+    `retry_s`. Members with a large payload are uploaded in pieces first, others do not wait for them; long drafts are
+    refused.
     """
 
     def __init__(
@@ -98,8 +99,8 @@ class WriteStream(ReconnectingStream):
         self._generation = generation
         self._uploader = uploader
         self._answer_s = retry_s
-        self._gathered: deque[_Item] = deque()
-        self._unanswered: OrderedDict[int, list[_Item]] = OrderedDict()
+        self._gathered: deque[_QueuedMember] = deque()
+        self._unanswered: OrderedDict[int, list[_QueuedMember]] = OrderedDict()
         self._sequence = 0
         super().__init__(f"writing ({table})", retry_s)
 
@@ -134,7 +135,7 @@ class WriteStream(ReconnectingStream):
         call = _Call([None] * len(writes), asyncio.get_running_loop().create_future())
         for position, write in enumerate(writes):
             write.head.payload_bytes = len(write.payload)
-            self._gathered.append(_Item(write.head.SerializeToString(), write.payload, call, position))
+            self._gathered.append(_QueuedMember(write.head.SerializeToString(), write.payload, call, position))
         if len(self._gathered) == len(writes):
             # Writes of the same turn of the loop travel together.
             asyncio.get_running_loop().call_soon(self._flush)
@@ -142,7 +143,7 @@ class WriteStream(ReconnectingStream):
 
     def _flush(self) -> None:
         while self._gathered and len(self._unanswered) < _IN_FLIGHT and self._error is None:
-            items: list[_Item] = []
+            items: list[_QueuedMember] = []
             size = 0
             while self._gathered and size < _MESSAGE_BYTES and len(items) < MESSAGE_MEMBERS:
                 item = self._gathered.popleft()
@@ -154,7 +155,7 @@ class WriteStream(ReconnectingStream):
             self._unanswered[self._sequence] = items
             self._send(self._message(self._sequence, items))
 
-    def _message(self, sequence: int, items: Sequence[_Item]) -> bytes:
+    def _message(self, sequence: int, items: Sequence[_QueuedMember]) -> bytes:
         head = pb.WriteRequest(
             table=self._table, member_id=self._member_id, generation=self._generation(), sequence=sequence
         )
@@ -171,10 +172,10 @@ class WriteStream(ReconnectingStream):
         items = self._unanswered.pop(response.sequence, [])
         more = {result.position: result for result in response.results}
         for position, (item, status) in enumerate(zip(items, response.statuses, strict=False)):
-            if (said := more.get(position)) is None:
+            if (detail := more.get(position)) is None:
                 result = WriteResult(status)
             else:
-                result = WriteResult(status, said.sealed, said.field, said.message)
+                result = WriteResult(status, detail.sealed, detail.field, detail.message)
             item.call.put(item.position, result)
         self._set_deadline(self._answer_s if self._unanswered else None)
         self._flush()

@@ -1,6 +1,6 @@
 -- Grants groups to a generator: orphans first (they skip the gate, not the bound), then pending tasks.
--- ARGV: member, generation, incarnation and version it serves, wanted, u as the front knows it,
---       live_limit (demand below which the gate is open to this version), token of the stream
+-- ARGV: member, generation, incarnation and version it serves, wanted, u as the front knows it, live_limit, token of
+-- the stream. Below a demand of live_limit the gate is open to this version.
 load_table(ARGV[1])
 load_run()
 local member, serving_inc, serving = ARGV[2], tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -43,7 +43,7 @@ local function regrant(pin)
   end
 end
 
--- Why nothing more may be admitted, or nil.
+-- The reason why nothing more may be admitted, or nil.
 local function closed(reserve)
   if counters.bounded == 0 then return nil end
   if demand() + counters.samples_per_insert - 1 >= live_limit then return 'gate' end

@@ -1,5 +1,5 @@
--- A generator's Admit stream, or the learner's Sample stream, has (re)opened: full term for what the holder has,
--- and the list of it, since answers may have been lost with the old stream.
+-- Gives a holder its full term and the list of what it holds, since answers may have been lost with an old stream. A
+-- generator's Admit stream, or the learner's Sample stream, has (re)opened.
 -- ARGV: holder, generation (generators) or incarnation (`learner`), token of the stream
 load_table(ARGV[1])
 load_run()
@@ -11,7 +11,7 @@ local held = redis.call('ZRANGE', held_by(holder), 0, -1)
 if #held > 0 then
   renew(holder, now_ms())
 else
-  -- What a broken stream has left of a term is not that of the groups that come now.
+  -- The rest of a broken stream's term does not count for the groups that come now.
   redis.call('ZREM', table_key .. ':holders', holder)
 end
 local answer = {}

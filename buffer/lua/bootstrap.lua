@@ -1,9 +1,10 @@
--- A front begins: writes the rules of all tables and the configuration that members are told, unless another front that
--- is alive follows different rules. All or nothing, in one step: who begins at the same moment sees either no rules
--- or all of them. ARGV: '', front, member ttl in ms, sole (1: no other can be alive), configuration, rules by table
--- as JSON, a secret for the names of leases if the run has none
--- Answer: ok, the configuration in force (where others are alive, theirs); or differs, table, then name, value there and
--- value here of each rule
+-- Begins a front: writes the rules of all tables and the configuration that members are told. It writes nothing if
+-- another front that is alive follows different rules. All or nothing, in one step: a front that begins at the same
+-- time sees either no rules or all of them.
+-- ARGV: '', front, member ttl in ms, sole (1: no other can be alive), configuration, rules by table as JSON, secret.
+-- The secret is for the names of leases, if the run has none.
+-- Answer: ok, the configuration in force (where others are alive, theirs).
+-- Answer where rules differ: differs, table, then name, value there and value here of each rule.
 load_run()
 if run.incarnation == 0 then redis.call('HSET', RUN, 'redis_run_id', redis_id()) end
 local front, now = ARGV[2], now_ms()

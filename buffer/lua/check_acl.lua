@@ -1,5 +1,5 @@
--- Which commands of the scripts Redis refuses to our user, found out on a key that holds nothing. Asked at the start,
--- because a script that is refused a command in its middle has done half of its work.
+-- Lists the commands of the scripts that Redis refuses to our user, found out on a key that holds nothing. Asked at the
+-- start, because a script that is refused a command in its middle has done half of its work.
 -- ARGV: names of the commands
 local refused = {}
 for _, name in ipairs(ARGV) do

@@ -1,14 +1,15 @@
--- Turns leased groups into consumed ones before the optimizer step that uses them: all or none.
--- Those that may be used again are ready again at once. ARGV: incarnation, train_version, then gid, lease per group.
--- What was claimed before, under the same lease and at the same version, is passed over: repeating a claim that
--- succeeded succeeds. Answer: claimed, refusals (gid, why, lease), whether a checkpoint is wanted
+-- Turns leased groups into consumed ones before the optimizer step that uses them: all or none. Those that may be used
+-- again are ready again at once. A group that was claimed before, under the same lease and at the same version, is
+-- passed over: repeating a claim that succeeded succeeds.
+-- ARGV: incarnation, train_version, then gid, lease per group.
+-- Answer: claimed, refusals (gid, why, lease), whether a checkpoint is wanted
 load_table(ARGV[1])
 load_run()
 free_first()
 local no = refusal(tonumber(ARGV[2]))
 if no then return {no, snapshot()} end
 local version = tonumber(ARGV[3])
--- Whether what waits for a commit holds so much of the budget that a checkpoint should be written early.
+-- True if groups that wait for a commit hold so much of the budget that a checkpoint should be written early.
 local function checkpoint_wanted() return counters.consumed_bytes * 2 > counters.max_bytes and 1 or 0 end
 local refused, fresh, seen = {}, {}, {}
 for i = 4, #ARGV, 2 do
@@ -43,7 +44,7 @@ if counters.bounded == 1 and untimely then
   for i, pair in ipairs(fresh) do refused[i] = {pair[1], untimely, pair[2].lease} end
   return {'ok', snapshot(), 0, refused}
 end
-note_progress()
+record_progress()
 for _, pair in ipairs(fresh) do
   local gid, g = pair[1], pair[2]
   local uses = g.uses or {}

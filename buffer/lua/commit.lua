@@ -1,6 +1,6 @@
--- Consumed groups used below `version` are trained: the state that contains their use is durable.
--- Works in portions (the caller repeats while groups remain); the mark is set first, so that a crash between two
--- portions leaves groups that the next resume still counts as trained.
+-- Turns consumed groups used below `version` into trained ones: the state that contains their use is durable, or
+-- `buffer.commit` is `step`. Works in portions (the caller repeats while groups remain). The mark is set first, so that
+-- a crash between two portions leaves groups that the next resume still counts as trained.
 -- ARGV: incarnation, version, checkpoint, portion
 load_table(ARGV[1])
 load_run()

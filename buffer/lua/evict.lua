@@ -14,7 +14,7 @@ for _, gid in ipairs(gids) do
   finish(gid, g, 'evicted_stale', g.state == 'ready' and 'over_bound' or 'hopeless', true)
 end
 if counters.bounded == 1 then
-  -- What has been used before is not evicted: it ends as trained, when that use is committed.
+  -- A group that has been used before is not evicted: it ends as trained, when that use is committed.
   for _, gid in ipairs(redis.call('ZRANGEBYSCORE', table_key .. ':reuse', '-inf', limit, 'LIMIT', 0, tonumber(ARGV[2]))) do
     retire(gid, read_group(gid))
   end

@@ -1,5 +1,6 @@
--- Ends live groups that can be given to no one: their prompt or payload is gone, or they are too large to be sent. What has
--- been used stays. ARGV: reason, then gid, lease per group
+-- Ends live groups that can be given to no one: their prompt or payload is gone, or they are too large to be sent.
+-- Groups that have been used stay.
+-- ARGV: reason, then gid, lease per group
 load_table(ARGV[1])
 load_run()
 free_first()

@@ -1,4 +1,5 @@
--- What a user's score is told of ready groups; changes nothing. ARGV: gids
+-- Reads the facts of ready groups that a user's score is given; changes nothing.
+-- ARGV: gids
 load_table(ARGV[1])
 load_run()
 local answer = {}

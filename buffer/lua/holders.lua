@@ -1,6 +1,6 @@
--- Who holds groups, and since when. Changes nothing; O(holders), so it is asked where somebody looks, not all the time.
--- Answer: per holder its id, how many groups it holds, the one admitted first (of the learner's: leased for the least
--- version), ms since that one was granted, ms left of its leases, whether its stream is open
+-- Holders of groups, and since when they hold them. Changes nothing; O(holders), so it is asked on request alone.
+-- Answer: per holder its id, number of groups, first group, ms since that was granted, ms left of its leases, whether
+-- its stream is open. The first group is the one admitted first; the learner's is the one leased for the least version.
 load_table(ARGV[1])
 load_run()
 local now = now_ms()

@@ -1,6 +1,6 @@
--- A member enters under a new connection generation; what it still holds gets a full term.
--- ARGV: '', member, members that the run may have (0: any number, for fronts), description (serialized Member), call
--- (grows with every join of a member; 0: not numbered)
+-- Enters a member under a new connection generation; what it still holds gets a full term.
+-- ARGV: '', member, members that the run may have (0: any number, for fronts), description (serialized Member), call.
+-- `call` grows with every join of a member; 0: not numbered.
 load_run()
 local most, call, joins = tonumber(ARGV[3]), tonumber(ARGV[5]), RUN .. ':joins'
 -- A copy of a join must not end the connection that it has begun, nor a later one.

@@ -1,6 +1,8 @@
--- What the policy needs to choose a batch; changes nothing. ARGV: for_version, count
--- Answer: ready candidates {gid, deadline} (the first in order, and the most urgent), live unclaimed and unleased
--- groups per deadline from for_version on (cumulative), leases for for_version, leases for earlier versions
+-- Lists ready groups and the counts that the policy needs to choose a batch; changes nothing.
+-- ARGV: for_version, count
+-- Answer: ready candidates {gid, deadline} (the first in order, and the most urgent), live groups per deadline, leases
+-- for for_version, leases for earlier versions. The live groups are unclaimed and unleased, counted from for_version on
+-- (cumulative).
 load_table(ARGV[1])
 load_run()
 local version, count = tonumber(ARGV[2]), tonumber(ARGV[3])

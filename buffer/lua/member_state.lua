@@ -1,5 +1,6 @@
--- Whether a member of a group may still be written by a holder, as `write` would say; changes nothing.
--- ARGV: gid, lease, attempt, member. Answer: 1 it may, 2 it is stored, 3 the right to it is gone, 4 no such member
+-- Tells if a holder may still write a member of a group, as `write` would say; changes nothing.
+-- ARGV: gid, lease, attempt, member.
+-- Answer: 1 it may, 2 it is stored, 3 the right to it is gone, 4 no such member
 load_table(ARGV[1])
 load_run()
 local lease, attempt, member = ARGV[3], ARGV[4], ARGV[5]

@@ -1,6 +1,7 @@
--- How long groups wait: ages in ms of the oldest group being generated, and of the oldest of the ready groups that are
--- next in order; groups that leases hold; failed groups kept; bytes that wait for a commit, bytes
--- set aside, greatest ordinal seeded. Changes nothing, reads a bounded number of groups.
+-- Ages and sizes of the queue. Changes nothing, reads a bounded number of groups.
+-- Answer: ages in ms, groups that leases hold, failed groups kept, bytes that wait for a commit, bytes set aside,
+-- greatest ordinal seeded. The ages are of the oldest group being generated, and of the oldest of the ready groups that
+-- are next in order.
 load_table(ARGV[1])
 local now = now_ms()
 local function oldest(state, field, count)

@@ -1,5 +1,6 @@
--- Leases that a member works on and that are not needed any more. ARGV: member, generation, portion, then what it has been told
--- since, each "gid lease": only that is forgotten, so that what is lost on the way is told again.
+-- Leases that a member works on and that are not needed any more.
+-- ARGV: member, generation, portion, then those that it has been told since, each "gid lease". Only these are
+-- forgotten, so that one that is lost on the way is told again.
 load_table(ARGV[1])
 load_run()
 free_first()

@@ -1,8 +1,9 @@
--- The learner says again which groups it has used, since Redis may have lost what it had acknowledged. In portions, of
--- which the last one ends the doubt; repeating one changes nothing more.
--- ARGV: incarnation, member, version in force, learner lease in ms, more (1/0), the doubt that this is about (0: asks
--- which there is), number of takeovers, then incarnation and k of each, ascending, then gid, train version, ordinal per
--- use, oldest first. Answer: groups corrected, unknown, the doubt in force
+-- The learner says again which groups it has used, since Redis may have lost what it had acknowledged. It says so in
+-- portions, of which the last one ends the doubt; repeating one changes nothing more.
+-- ARGV: incarnation, member, version in force, learner lease in ms, more (1/0), doubt, number of takeovers, then
+-- takeovers, then uses. `doubt` is the one that this is about; 0 asks which there is. A takeover is its incarnation and
+-- k, ascending. A use is gid, train version and ordinal, oldest first.
+-- Answer: groups corrected, unknown, the doubt in force
 --
 -- A group may be unknown here for two reasons only. Its end is known: then its use lies below the commit mark, and is
 -- passed over. Or its admission is lost: then it is counted as admitted and consumed, and its prompt is not pending.
@@ -17,7 +18,7 @@ local incarnation, member, version = tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4
 local takeovers, first = {}, 9 + 2 * tonumber(ARGV[8])
 for i = 9, first - 1, 2 do takeovers[tonumber(ARGV[i])] = tonumber(ARGV[i + 1]) end
 
--- Believed is who continues what Redis knows.
+-- A learner is believed if its log continues what Redis knows.
 if incarnation < run.incarnation or (incarnation == run.incarnation and run.learner ~= member) then
   return {'fenced', snapshot()}
 end
@@ -30,12 +31,12 @@ if incarnation > run.incarnation and not run.suspect then
   mark_suspect()
   touch()
 end
--- What is said of another doubt comes from before a further loss, or that one is over: the learner begins again.
+-- A report on another doubt comes from before a further loss, or that one is over: the learner begins again.
 local doubt = tonumber(run.suspect or 0)
 if ARGV[7] == '0' then return {'ok', snapshot(), 0, 0, doubt} end
 if tonumber(ARGV[7]) ~= doubt then return {'suspect', snapshot()} end
 
--- By the ordinal of their prompt, once somebody has asked: live unclaimed groups, and failed ones whose prompt is kept.
+-- By the ordinal of their prompt, once it is needed: live unclaimed groups, and failed ones whose prompt is kept.
 local owners, buried
 
 -- Repeats takeovers that are lost, as far as they lie before a use at version `at` (all of them, without one).
@@ -52,8 +53,8 @@ local function catch_up(at)
   end
 end
 
--- Brings a prompt back to where the lost admission took it from: the group whose eviction queued it again may still be
--- alive here, or the failed group that was driven again may be unaware of that.
+-- Brings a prompt back to where the lost admission took it from. The group whose eviction queued it again may still be
+-- alive here. Or the failed group that was driven again may be unaware of that.
 local function release_prompt(ordinal)
   if ordinal > counters.seeded then return end
   if not owners then
@@ -173,7 +174,7 @@ for i = first, #ARGV, 3 do
   assert_use(ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]))
 end
 
--- Ids, leases and attempts that may have been given in the time that is lost do not come again; nor do revisions, so
+-- Ids, leases and attempts that may have been given in the time that is lost do not come again. Nor do revisions, so
 -- that no front that saw them takes what follows for a further loss. Leases, which fence what comes late, follow the
 -- clock: they differ even where the same state is lost twice.
 local function skip_numbers()

@@ -5,7 +5,7 @@ load_run()
 free_first()
 local member, k = ARGV[2], tonumber(ARGV[3])
 local now, call, resumes = now_ms(), tonumber(ARGV[7]), RUN .. ':resumes'
--- Each member's last attempt, and what it was given: a copy of it is told the same however late it comes, and one of an
+-- Each member's last attempt, and the answer to it. A copy of it gets the same answer however late it comes; one of an
 -- earlier attempt is refused. Neither may fence the learner in force.
 local last = redis.call('HGET', resumes, member)
 if last then

@@ -1,5 +1,6 @@
--- Adds prompt tasks: ARGV incarnation, end_of_data, withdraw, number of the call (grows with every call of a learner),
--- then per task: ordinal, entry (packed: ordinal, n members, pin, reserve, task, parent, refills), pin, digest.
+-- Adds prompt tasks.
+-- ARGV: incarnation, end_of_data, withdraw, number of the call (grows with every call of a learner), then per task:
+-- ordinal, entry, pin, digest. An entry is packed: ordinal, n members, pin, reserve, task, parent, refills.
 load_table(ARGV[1])
 load_run()
 local no = refusal(tonumber(ARGV[2]))
@@ -11,7 +12,7 @@ local news = incarnation > counters.seed_by or call > counters.seed_call
 if news then
   put('seed_by', incarnation)
   put('seed_call', call)
-  -- Nor does who brings nothing new take back what was added by another call.
+  -- Nor does a call that brings nothing new withdraw tasks that another call has added.
   local known = #ARGV > 5 and tonumber(ARGV[#ARGV - 3]) <= counters.seeded
   if ARGV[4] == '1' and not known then withdrawn = withdraw_all() end
 end

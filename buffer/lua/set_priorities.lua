@@ -21,7 +21,7 @@ for i = 4, #ARGV, 3 do
     g.draw.priority, g.draw.weight = tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
     g.draw.by, g.draw.call = incarnation, call
     if racing then
-      take_place(gid, g)
+      set_order(gid, g)
       redis.call('ZADD', set_of('ready'), g.order, gid)
     end
     save_group(gid, g)

@@ -1,4 +1,4 @@
--- What live groups own, or may still own, of the stored values. ARGV: gids
+-- Stored values that live groups own, or may still own. ARGV: gids
 -- Answer per group: attempt, done, payloads, names of drafts; nothing for those that are not live
 load_table(ARGV[1])
 load_run()

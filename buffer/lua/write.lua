@@ -1,14 +1,15 @@
 -- Stores outcomes of members; payloads were SET before. Fenced by (lease, attempt); at most one value per member.
--- ARGV: per lease, packed in a row: gid, lease, attempt, ranges of all tokens that follow, then per member:
--- member, place of its payload ('' not scored; the digest of its bytes, with ':' and their number where they are in pieces;
--- '-' and the digest for a draft of a member that is not finished), payload bytes, response tokens (not scored: the
--- reason), meta. Attempt and member are texts: they are parts of names.
--- Answer: what became of each member, one character: 0 stored, and its group is sealed by it; 1 stored, 2 duplicate,
--- 3 superseded, 4 no such member; then the values to be removed, each as position among the members (from 0) and, of a
--- draft, its name; of the member's payload ''
+-- ARGV: a packed row per lease: gid, lease, attempt, ranges of all tokens that follow, then its members. A member is
+-- its number, place, payload bytes, response tokens, meta. Attempt and number are texts: they are parts of names. A
+-- member that is not scored has the place '', and its reason instead of response tokens. The place of a payload is the
+-- digest of its bytes; one in pieces has ':' and their number as well. The place of a draft (of a member that is not
+-- finished) is '-' and the digest.
+-- Answer: a character per member, then the values to be removed. The characters: 0 stored, and its group is sealed by
+-- it; 1 stored, 2 duplicate, 3 superseded, 4 no such member. A value is a position among the members (from 0), and the
+-- name of a draft or '' for the member's payload.
 --
--- Removed is only what no script can name any more, judged here by the record: what a refused write has brought may be
--- what another one has stored, or is about to. The sweep finds the rest.
+-- Only values that no script can name any more are removed, judged here by the record. Bytes of a refused write may be
+-- those that another one has stored, or is about to. The sweep finds the rest.
 load_table(ARGV[1])
 load_run()
 local now = now_ms()
@@ -43,8 +44,8 @@ local function seal(gid, g)
   make_ready(gid, g)
 end
 
--- What members say of a failure, once each.
-local function note_cause(g, reason)
+-- Records the reasons that members give for a failure, once each.
+local function record_cause(g, reason)
   g.causes = g.causes or {}
   for _, known in ipairs(g.causes) do
     if known == reason then return end
@@ -60,7 +61,7 @@ local function score(gid, g, member, attempt, place, bytes, ranges, tokens)
   g.payloads = g.payloads .. comma .. member .. ':' .. attempt .. ':' .. place
   if g.ranges == ranges then return end
   g.ranges = merge_ranges(g.ranges, ranges)
-  -- What seals the group computes the deadline again in any case.
+  -- The write that seals the group computes the deadline again in any case.
   if not string.find(g.done, '0', 1, true) then return end
   local deadline = deadline_of(g)
   if deadline ~= g.deadline then
@@ -79,12 +80,12 @@ local function superseded()
   return SUPERSEDED
 end
 
--- Of the member that is next in the answer.
+-- Removes a value of the member that is next in the answer.
 local function remove(name)
   useless[#useless + 1], useless[#useless + 2] = #results, name
 end
 
--- What was sampled so far of a member: it replaces shorter drafts, and those of earlier attempts.
+-- Stores the tokens sampled so far of a member: they replace shorter drafts, and those of earlier attempts.
 local function draft(gid, lease, attempt, ranges, member, digest, tokens)
   local own = member .. ':' .. attempt .. ':' .. tokens .. ':' .. digest
   local g = fetch(gid)
@@ -106,12 +107,12 @@ local function draft(gid, lease, attempt, ranges, member, digest, tokens)
     return status
   end
   redis.call('HSET', group_key(gid), 'd' .. member, attempt .. ' ' .. tokens .. ' ' .. digest .. ' ' .. ranges)
-  if not known or tokens > known.tokens then note_progress() end
+  if not known or tokens > known.tokens then record_progress() end
   if known then remove(known.name) else g.drafts = (g.drafts or 0) + 1 end
   return STORED
 end
 
--- What becomes of a member that is not stored, or nil.
+-- The status of a member that is not stored, or nil.
 local function refused(g, position, lease, attempt, member)
   if not g or g.n == 0 then return superseded() end
   if position > g.n then return NO_SUCH_MEMBER end
@@ -138,12 +139,12 @@ local function write(gid, lease, attempt, ranges, member, place, bytes, detail, 
     remove(known.name)
   end
   g.done = string.sub(g.done, 1, position - 1) .. '1' .. string.sub(g.done, position + 1)
-  note_progress()
+  record_progress()
   local fields = metas[gid] or {}
   metas[gid] = fields
   fields[#fields + 1], fields[#fields + 2] = member, meta
   if place == '' then
-    note_cause(g, detail)
+    record_cause(g, detail)
   else
     score(gid, g, member, attempt, place, bytes, ranges, detail)
   end

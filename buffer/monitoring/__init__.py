@@ -1,1 +1,1 @@
-"""Observations of a table and of Redis by a front: clocks, latencies, failed groups, outages."""
+"""Observations of a table and of Redis by a front: clocks, latencies, generators, outages."""

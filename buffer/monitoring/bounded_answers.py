@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from rollmesh.mesh.errors import StoreError
 
 T = TypeVar("T")
-# Of the caller's deadline; the rest is for the answer's way back.
+# Share of the caller's deadline; the rest is for the answer's way back.
 _SHARE = 0.8
 _WITHOUT_DEADLINE_S = 30.0
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rollmesh.protos import membership_pb2
 
-# Of a count, as messages carry it.
+# The greatest count that messages carry.
 _MOST = 2**63 - 1
 
 

@@ -11,8 +11,8 @@ from prometheus_client import Histogram
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from rollmesh.buffer.policy.rules import TABLES
 from rollmesh.buffer.store.records import Leased
+from rollmesh.mesh.tables import TABLES
 
 # Seconds: from a tiny model's answers to an agent's hours.
 _BUCKETS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)

@@ -30,7 +30,7 @@ class RedisOutage:
         self._reported: dict[str, float] = {}
 
     def job_failed(self, job: str, error: RollmeshError) -> None:
-        """A job has failed once more; it repeats until it has passed."""
+        """Records a failure of a job, which is repeated until it has passed."""
         if not self._failing:
             self._since = self._clock()
         self._failing.add(job)
@@ -48,7 +48,7 @@ class RedisOutage:
         log.warning("%s: %s%s", job, error, lasting)
 
     def job_passed(self, job: str) -> None:
-        """A job has succeeded."""
+        """Records that a job has succeeded."""
         if job in self._failing:
             self._failing.discard(job)
             if not self._failing:

@@ -32,7 +32,7 @@ class WaitClocks:
         self._total = {INSERTS: 0.0, SAMPLES: 0.0}
 
     def begin(self, kind: str, who: str, reason: str) -> None:
-        """`who` waits (still), for this reason."""
+        """Begins or continues a wait of `who`, for this reason."""
         wait = self._open.get((kind, who))
         if wait is None:
             self._open[(kind, who)] = _Wait(self._clock(), reason)
@@ -40,7 +40,7 @@ class WaitClocks:
             wait.reason = reason
 
     def end(self, kind: str, who: str) -> None:
-        """`who` waits no longer."""
+        """Ends the wait of `who`."""
         wait = self._open.pop((kind, who), None)
         if wait is not None:
             self._total[kind] += self._clock() - wait.since

@@ -1,1 +1,1 @@
-"""The off-policy contract as pure functions and a clock-fed state machine: proposes what the Lua scripts re-check."""
+"""The off-policy contract as pure functions: they propose what the Lua scripts check again."""

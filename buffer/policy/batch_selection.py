@@ -82,11 +82,6 @@ class Choice:
     reserved: int
 
 
-def freshest_key(seal: int, deadline: int) -> float:
-    """Place in the order `freshest`: newest tokens first, those sealed first among equals."""
-    return seal / 2.0**32 - deadline
-
-
 def choose_first(candidates: Sequence[Candidate], *, version: int, slots: int) -> Choice:
     """The first `slots` groups of any order within the bound; no look at stragglers."""
     within = [c for c in sorted(candidates, key=lambda c: c.order) if c.deadline >= version]

@@ -1,4 +1,4 @@
-"""The gate: may another group be admitted, and to which generators?
+"""The gate, which decides if another group may be admitted, and to which generators.
 
 B is the number of groups per step, S the bound, and L the number of live unclaimed groups. The next unclaimed batch
 will train at version u. If nothing is lost, a group admitted now trains at version u + floor(L / B) at the latest. Its
@@ -8,7 +8,7 @@ tokens must then be at most S versions old, so only a generator that serves at l
 
 may have it. For S = 0 and L < B this demands exactly the current version: true on-policy.
 
-Where groups are used more than once (buffer.policy.reuse), L is the number of uses that they demand: a group's last use
+Where groups are used more than once (`buffer.max_reuse`), L is the number of uses that they demand. A group's last use
 is then within the bound as well.
 """
 

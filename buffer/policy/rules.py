@@ -8,10 +8,8 @@ from enum import IntEnum
 from rollmesh.buffer.protocol.limits import group_bytes
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.tables import TRAIN
 
-TRAIN = "train"
-EVAL = "eval"
-TABLES = (TRAIN, EVAL)
 # Deadline of groups in a table without a staleness bound; larger than any version.
 NO_BOUND = 10_000_000_000_000
 

@@ -1,40 +1,18 @@
-"""The age of a token when learners have been replaced.
-
-Each incarnation i > 1 resumed at a version k_i and discarded what its predecessors had published beyond. A token of
-(incarnation, version) therefore lies on the surviving lineage only up to the common ancestor m, the least k_j of all
-later incarnations. Beyond m its distance to the present version `now` leads back to the ancestor and forth again:
-(version - m) + (now - m). `effective` is the version on the present lineage at that same distance.
-"""
+"""The versions that sampled a group's tokens, as far as the staleness bound needs them: a range per incarnation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 
+from rollmesh.mesh.trajectory.lineage import Lineage
 from rollmesh.mesh.trajectory.versions import PolicyVersion
-
-
-@dataclass(frozen=True, slots=True)
-class Lineage:
-    """The incarnations so far: `resumed_at[i]` is the version from which incarnation i started."""
-
-    incarnation: int
-    resumed_at: Mapping[int, int]
-
-    def effective(self, version: PolicyVersion) -> int:
-        """The version of the present lineage that is as old as `version`; may be negative."""
-        later = range(version.incarnation + 1, self.incarnation + 1)
-        ancestor = min((self.resumed_at[i] for i in later), default=None)
-        if ancestor is None or version.version <= ancestor:
-            return version.version
-        return 2 * ancestor - version.version
 
 
 class VersionRanges:
     """Lowest and highest version per incarnation among a group's tokens.
 
-    `effective` is not monotonic in the version, but on each incarnation its least value is at one of the two ends;
-    so the ends are enough to find the oldest token under any later lineage.
+    `Lineage.effective` is not monotonic in the version, but on each incarnation its least value is at one of the two
+    ends. So the ends are enough to find the oldest token under any later lineage.
     """
 
     def __init__(self, text: str = "") -> None:

@@ -1,9 +1,9 @@
 """Protobuf messages put together from parts that are serialized already.
 
 Metas, prompts and payloads are stored as the bytes that a message carries. Parsing them only to serialize them again
-was the largest share of what a front spends on a sampled group, and copied every payload twice. A serialized message is
-the concatenation of its fields in any order, so those parts are joined as they are; whatever is built here parses
-as the message itself would.
+was the largest share of a front's work on a sampled group, and copied every payload twice. A serialized message is the
+concatenation of its fields in any order. So those parts are joined as they are, and the result parses as the message
+itself would.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 
+from rollmesh.mesh.varints import encode_varint
+
 _DELIMITED = 2
 
 
 @lru_cache(maxsize=8192)
 def field_header(number: int, size: int) -> bytes:
     """Tag and length that stand before `size` bytes of the field `number` (message, bytes or string)."""
-    return _varint(number << 3 | _DELIMITED) + _varint(size)
+    return encode_varint(number << 3 | _DELIMITED) + encode_varint(size)
 
 
 def repeated_field(number: int, values: Iterable[bytes]) -> list[bytes]:
@@ -26,12 +28,3 @@ def repeated_field(number: int, values: Iterable[bytes]) -> list[bytes]:
     for value in values:
         parts += (field_header(number, len(value)), value)
     return parts
-
-
-def _varint(value: int) -> bytes:
-    groups = bytearray()
-    while value > 0x7F:
-        groups.append(value & 0x7F | 0x80)
-        value >>= 7
-    groups.append(value)
-    return bytes(groups)

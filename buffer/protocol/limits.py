@@ -7,17 +7,17 @@ them are in `mesh.text`, those of names in `mesh.request_fields`, that of images
 
 from __future__ import annotations
 
-# Of a stored response token (id and log-prob), and of a payload's frame.
+# Bytes of a stored response token (id and log-prob), and of a payload's frame.
 TOKEN_BYTES = 8
 FRAME_BYTES = 512
 # Payloads above this are stored in pieces of this size.
 PIECE_BYTES = 512 << 10
-# Larger payloads are refused unless they come in pieces, and in at most so many.
+# Larger payloads are refused unless they come in pieces; the most pieces of one.
 MAX_WHOLE_BYTES = 2 * PIECE_BYTES
 MAX_PIECES = 4096
 # A group with more payload bytes than this is leased without payloads: they are fetched.
 INLINE_BYTES = 2 << 20
-# Members of one Write message, and bytes of their payloads: checked and stored in one turn, they keep others waiting
+# Members of one Write message, and bytes of their payloads. Checked and stored in one turn, they keep others waiting
 # for a few milliseconds at most.
 MESSAGE_MEMBERS = 128
 MESSAGE_PAYLOAD_BYTES = 4 << 20

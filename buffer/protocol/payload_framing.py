@@ -71,7 +71,7 @@ def split_payloads(payloads: memoryview, sizes: Iterable[int]) -> list[memoryvie
     """The single payloads, which share the memory of the message.
 
     Raises:
-        PayloadError: they have not so many bytes, or more.
+        PayloadError: they have fewer bytes, or more.
     """
     found, at = [], 0
     for size in sizes:

@@ -1,8 +1,8 @@
 """Users and rights in the embedded Redis.
 
-Invariants: who reaches the socket may do what a front does and no more: nothing that changes the server, writes
-files elsewhere, loads code or ends it; all else needs a password that its owner alone has, and that stands in no file,
-no environment and no process list.
+Invariants: a program that reaches the socket may do what a front does and no more. It can do nothing that changes the
+server, writes files elsewhere, loads code or ends it. All else needs a password that its owner alone has, and that
+stands in no file, no environment and no process list.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def users(password: str) -> str:
     # All keys: there is nothing but a run's, and a pattern would be matched with each key of each command.
     front = " ".join(f"+{command}" for command in FRONT_COMMANDS)
     return (
-        # For all who log in, these are not there. `enable-module-command` and the like are of Redis 7.
+        # For all users that log in, these are not there. `enable-module-command` and the like are of Redis 7.
         'rename-command MODULE ""\nrename-command DEBUG ""\n'
         f"user default on nopass ~* &* -@all {front}\nuser {ADMIN} on #{digest} ~* &* +@all\n"
     )

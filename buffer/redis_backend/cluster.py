@@ -1,21 +1,21 @@
-"""Redis Cluster behind the interface of one connection: commands go to the nodes that hold their keys.
+"""Redis Cluster with the interface of one connection: commands go to the nodes that hold their keys.
 
 Invariants
-  * Metadata of a run lies in one slot (`buffer.store.keys`), so a script runs on one node, the slot's
-    *home*; commands without a key (TIME, SCRIPT LOAD ...) go there too. Payloads and prompts lie anywhere.
-  * What `send_behind` sends second is sent after every command of the first has been acknowledged by its node: a
+  * Metadata of a run lies in one slot (`buffer.store.keys`), so a script runs on one node, the slot's *home*. Commands
+    without a key (TIME, SCRIPT LOAD ...) go there too. Payloads and prompts lie anywhere.
+  * The second batch of `send_then` is sent after every command of the first has been acknowledged by its node. So a
     member never counts before its payload is stored. If one of the first was refused, the second is not sent.
   * Redirections are followed a bounded number of times: MOVED corrects the map of slots, ASK holds for one command.
     A script is never sent after an ASK: on a slot that is half moved it would see half of the metadata. `GUARD` makes
     it fail there before its first write, so while the home slot moves scripts are refused, and clients repeat them.
   * Connections are kept to nodes of the map alone, and to those of the address.
-  * A node that is gone, a slot without a node, or a map that never settles is an error of the whole batch; the next
+  * A node that is gone, a slot without a node, or a map that never settles is an error of the whole batch. The next
     batch reads the map again. Nothing is repeated by itself after it may have been executed.
 
-What a failover keeps: Redis Cluster replicates after it has answered. A write that was acknowledged by a primary, and
+Limits of a failover: Redis Cluster replicates after it has answered. A write that was acknowledged by a primary, and
 had not reached its replica when the primary failed for good, is lost. This is outside the promise that acknowledged
 writes survive; a primary that comes back with its append-only file is within it. In both cases the run's home is
-another process than before, so the learner says again what it has used before anything is handed out.
+another process than before, so the learner reports its uses again before anything is handed out.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class ClusterConnection:
             self._stale = True
             await self._refresh()
         for part, kind, node in moved:
-            # What a node says of itself is newer than a map that another one may have given.
+            # A node's answer about itself is newer than a map that another one may have given.
             if kind == "MOVED":
                 self._owners[part.slot] = node
             part.ask = node if kind == "ASK" else None

@@ -1,15 +1,15 @@
 """One multiplexed connection to Redis for the hot path: many callers, one socket, one wake-up per batch of replies.
 
-redis-py hands out one connection per caller and awaits every reply by itself; at thousands of commands a second that
-is most of a front's CPU. Here a batch of commands is packed and written at once, and its caller is woken once,
-when the last of its replies has arrived.
+redis-py hands out one connection per caller and awaits every reply by itself. At thousands of commands a second that is
+most of a front's CPU. Here a batch of commands is packed and written at once, and its caller is woken once, when the
+last of its replies has arrived.
 
-A batch is late when it took longer than `timeout_s` and the time that its bytes need on a slow link: those that had to
-be sent for it, and those of answers that arrived meanwhile, at `SLOWEST_BYTES_PER_S`. So a large payload does not run
-into a deadline that was meant for small commands, and yet nothing waits without one.
+A batch is late when it took longer than `timeout_s` and the time that its bytes need on a link of
+`SLOWEST_BYTES_PER_S`. Its bytes are those that had to be sent for it, and those of answers that arrived meanwhile. So a
+large payload does not run into a deadline that was meant for small commands, and yet nothing waits without one.
 
-Invariants: replies come in the order of the commands; a connection that breaks, or whose answer is late, fails
-everything that waits on it, and the next batch opens a new one; nothing is ever repeated by itself.
+Invariants: replies come in the order of the commands. A connection that breaks, or whose answer is late, fails
+everything that waits on it, and the next batch opens a new one. Nothing is ever repeated by itself.
 """
 
 from __future__ import annotations
@@ -265,7 +265,7 @@ class RedisConnection:
 
     @property
     def idle(self) -> bool:
-        """Nothing waits for it, so that it may be closed."""
+        """True if nothing waits for it, so that it may be closed."""
         return not self._opening.locked() and (self._connection is None or self._connection.idle)
 
     def close(self) -> None:

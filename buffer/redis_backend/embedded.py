@@ -1,15 +1,15 @@
 """The embedded Redis: a real redis-server process, started and owned by us, with its data in the run folder.
 
-Invariants: one redis-server at a time owns a folder (`buffer.redis_backend.folder_lock`), which is its user's alone; it
-listens on a Unix socket and nowhere else (`buffer.redis_backend.unix_socket`), and lets who connects do what a front
-does (`buffer.redis_backend.acl`); it never evicts; it is killed when its owner dies, also where it is stopped, so no
-orphan keeps the folder; frozen is as good as dead; it answers only once its file has no torn end.
+Invariants: one redis-server at a time owns a folder (`buffer.redis_backend.folder_lock`), which is its user's alone. It
+listens on a Unix socket and nowhere else (`buffer.redis_backend.unix_socket`), and gives its clients the rights of a
+front (`buffer.redis_backend.acl`). It never evicts. It is killed when its owner dies, also where it is stopped, so no
+process is left that keeps the folder. Frozen is as good as dead. It answers only once its file has no torn end.
 
 Durability, by name:
-  * `always`: the append-only file is written and fsynced before an acknowledgement. What was acknowledged survives
-    kill -9 of Redis, and the end of the machine. One fsync serves all commands that arrived together.
+  * `always`: the append-only file is written and fsynced before an acknowledgement. An acknowledged write survives kill
+    -9 of Redis, and the end of the machine. One fsync serves all commands that arrived together.
   * `everysec`: acknowledged first, fsynced once a second. A power cut takes up to about two seconds of acknowledged
-    writes; so does kill -9, of Redis or of its owner, where a slow disk made Redis put its writes off.
+    writes. So does kill -9, of Redis or of its owner, where a slow disk made Redis put its writes off.
   * `none`: no file at all. Nothing survives the end of Redis: for benchmarks and throw-away runs.
 """
 
@@ -32,14 +32,14 @@ from typing import Literal
 import redis.asyncio
 import redis.exceptions
 
+from rollmesh.buffer.redis_backend.access import store_errors
 from rollmesh.buffer.redis_backend.acl import ADMIN, readable, users
-from rollmesh.buffer.redis_backend.client import store_errors
 from rollmesh.buffer.redis_backend.folder_lock import acquire_lock, end_leftovers
 from rollmesh.buffer.redis_backend.unix_socket import place_socket, remove_socket, socket_url
 from rollmesh.mesh.errors import StoreError
 from rollmesh.mesh.liveness.freeze_detector import Bounds, Frozen
 from rollmesh.mesh.liveness.process_state import read_processes
-from rollmesh.mesh.liveness.watchdog import Answer, wait_until_frozen
+from rollmesh.mesh.liveness.watchdog import ProbeAnswer, wait_until_frozen
 from rollmesh.mesh.private_files import private_folder, restrict_to_owner
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 from rollmesh.mesh.runtime.memory_tuning import KEEP_FREED_MEMORY
@@ -50,7 +50,7 @@ _START_S = 30.0
 # Redis ends where one write does not fit; the space that was left for it is free again.
 _FULL_BYTES = 16 << 20
 _STOP_S = 10.0
-# What Redis logs where it finds a torn end.
+# The message that Redis logs where it finds a torn end.
 _TORN = b"Truncating the AOF"
 
 
@@ -133,14 +133,14 @@ class EmbeddedRedis:
             with self._lock_path.open("wb") as lock:
                 await acquire_lock(lock)
                 self._socket = place_socket(self._folder)
-                told = self._log_path.stat().st_size if self._log_path.exists() else 0
+                log_start = self._log_path.stat().st_size if self._log_path.exists() else 0
                 self._process = self._spawn(find_redis_server(), lock.fileno())
         except OSError as error:
             raise StoreError(
                 f"cannot start redis-server: {error}", hint="is there space, and may we write there?"
             ) from error
         await self._wait_ready()
-        await self._repair_torn_end(told)
+        await self._repair_torn_end(log_start)
         log.info("redis-server listens on %s", self._socket, extra={"redis_pid": self._process.pid})
 
     @property
@@ -214,20 +214,20 @@ class EmbeddedRedis:
         finally:
             await client.aclose()
 
-    async def _repair_torn_end(self, told: int) -> None:
+    async def _repair_torn_end(self, log_start: int) -> None:
         """Writes the append-only file again where its end was torn.
 
         Redis passes over what it finds of an unfinished transaction, and leaves it in the file. The next transaction
         would end it, so that the start after this one would do a half of a script.
 
         Args:
-            told: bytes of the log before this start.
+            log_start: bytes of the log before this start.
 
         Raises:
             StoreError: the file cannot be written in time.
         """
         with self._log_path.open("rb") as file:
-            file.seek(told)
+            file.seek(log_start)
             if _TORN not in file.read():
                 return
         try:
@@ -253,7 +253,7 @@ class EmbeddedRedis:
             raise StoreError("redis-server cannot write its append-only file", hint=f"its log is {self._log_path}")
 
     def exit_error(self, code: int) -> StoreError:
-        """Why it has ended with this exit code, as far as that is known."""
+        """The reason why it has ended with this exit code, as far as that is known."""
         try:
             free = shutil.disk_usage(self._folder).free
             # Its log says nothing of it, or only half: that is on the same disk.
@@ -293,14 +293,14 @@ class EmbeddedRedis:
     async def _until_frozen(self, pid: int, after_s: float) -> Frozen:
         async with redis.asyncio.Redis.from_url(self.admin_url) as client:
 
-            async def ask() -> Answer:
+            async def ask() -> ProbeAnswer:
                 try:
                     with store_errors():
                         await client.ping()
                 except StoreError as error:
                     refused = isinstance(error.__cause__, redis.exceptions.ResponseError)
-                    return Answer.WELL if refused else Answer.NONE
-                return Answer.WELL
+                    return ProbeAnswer.WELL if refused else ProbeAnswer.NONE
+                return ProbeAnswer.WELL
 
             return await wait_until_frozen(partial(read_processes, pid), ask, Bounds.of(after_s))
 
@@ -317,7 +317,7 @@ class EmbeddedRedis:
             await asyncio.to_thread(process.wait)
         end_leftovers(self._lock_path)
         with contextlib.suppress(OSError), self._lock_path.open("r+b") as lock:
-            # Where somebody has the lock already, the address is that server's now.
+            # If another server has the lock already, the address is that server's now.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             remove_socket(self._socket_path(), self._folder)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 _CALL = re.compile(r"redis\.p?call\('([A-Z]+)'")
-# What scripts share (`lua/lib`), each after those that it needs.
+# Libraries that scripts share (`lua/lib`), each after those that it needs.
 _SHARED = (
     "clock", "common", "prompts", "group_record", "lineage", "transitions", "withdraw", "lease_reply", "grant_drafts",
     "redis_restart", "take_over", "write_permission",

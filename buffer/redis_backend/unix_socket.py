@@ -1,6 +1,6 @@
 """The Unix socket of the embedded Redis, in a folder of its user alone, and the note by which fronts find it.
 
-Invariants: no other user can connect, or put a socket in its place; a server that is started again on the same folder
+Invariants: no other user can connect, or put a socket in its place. A server that is started again on the same folder
 has the same address, so that further fronts continue there.
 """
 
@@ -56,7 +56,7 @@ def remove_socket(path: Path, folder: Path) -> None:
 
 
 def _can_bind(path: Path) -> bool:
-    """Whether a socket can lie there; one that does is a dead server's."""
+    """True if a socket can lie there; one that does belongs to a dead server."""
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             path.unlink(missing_ok=True)
@@ -75,7 +75,7 @@ def _elsewhere(folder: Path) -> Path:
     name = f"rollmesh-{os.getuid()}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]}"
     for place in dict.fromkeys((tempfile.gettempdir(), _SHARED)):
         private = Path(place) / name
-        if _ours_alone(private):
+        if _make_private(private):
             if _can_bind(private / _NAME):
                 return private / _NAME
             with contextlib.suppress(OSError):
@@ -86,7 +86,7 @@ def _elsewhere(folder: Path) -> Path:
     )
 
 
-def _ours_alone(folder: Path) -> bool:
+def _make_private(folder: Path) -> bool:
     """Makes the folder, or checks the one that is there: in a folder that all may write to, it may be anyone's."""
     try:
         folder.mkdir(mode=0o700)

@@ -1,9 +1,8 @@
 """Notices to generators that a group need not be worked on any more.
 
-A group that ends while it is being generated, or that another attempt takes over, is told to its former worker: the
-holder of its lease, or the one who lost the lease and may still be at it (a broken stream, a stopped process). Who gave
-the group up by itself knows. A notice waits for its member until that has said that it was told; it goes with the
-member.
+If a group ends while it is being generated, or another attempt takes it over, its former generator is notified. That is
+the holder of its lease, or the one that lost the lease and may still work (a broken stream, a stopped process). A
+generator that gave the group up needs no notice. A notice waits until its member has acknowledged it, or has left.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from rollmesh.buffer.reference_model.group_states import Group
 
 
 class Cancellations:
-    """Notices by member: the leases that nobody needs."""
+    """Notices by member: the leases whose groups are not needed any more."""
 
     def __init__(self) -> None:
         self.waiting: dict[str, set[Lease]] = {}
         self._gone: set[str] = set()
 
-    def note(self, group: Group) -> bool:
-        """Tells the group's worker; False where there is none."""
+    def add(self, group: Group) -> bool:
+        """Adds a notice for the group's generator; False if it has none."""
         worker = group.holder or group.previous_holder
         if not worker or worker in self._gone:
             return False
@@ -36,10 +35,10 @@ class Cancellations:
         return set(waiting)
 
     def leave(self, member: str) -> None:
-        """The member is gone."""
+        """Drops the notices of a member that has left."""
         self._gone.add(member)
         self.waiting.pop(member, None)
 
     def join(self, member: str) -> None:
-        """The member is there (again)."""
+        """Begins the notices of a member that has joined (again)."""
         self._gone.discard(member)

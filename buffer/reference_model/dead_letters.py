@@ -16,7 +16,7 @@ WITHDRAWN = "withdrawn"
 
 
 @dataclass(slots=True)
-class Note:
+class FailureNote:
     """A failed group. `kept`: its prompt is."""
 
     task: Task
@@ -35,12 +35,12 @@ class DeadLetters:
     """
 
     def __init__(self, limit: int) -> None:
-        self.notes: OrderedDict[str, Note] = OrderedDict()
+        self.notes: OrderedDict[str, FailureNote] = OrderedDict()
         self._limit = limit
 
     def add(self, group: Group, reason: str) -> None:
         """Notes a failed group."""
-        self.notes[group.group_id] = Note(
+        self.notes[group.group_id] = FailureNote(
             group.task,
             reason,
             group.attempts,

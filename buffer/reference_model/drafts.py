@@ -2,7 +2,7 @@
 
 A draft counts for nothing while it waits. Handing it out makes its tokens part of what will be trained: their versions
 join the group's, and so its deadline. A draft with which the group would be over the bound is not handed out but
-dropped, and its member begins again: so a response that continues a draft can be trained whenever its group can.
+dropped, and its member begins again. So a response that continues a draft can be trained whenever its group can.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Draft:
     ranges: VersionRanges
 
     def is_older_than(self, attempt: int, tokens: int) -> bool:
-        """Whether a draft of so many tokens replaces it."""
+        """True if a draft of `tokens` tokens, by `attempt`, replaces it."""
         return (self.attempt, self.tokens) < (attempt, tokens)
 
 

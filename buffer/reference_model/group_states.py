@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from rollmesh.buffer.policy.reuse import WEIGHT_UNIT
+from rollmesh.buffer.policy.draw_weights import WEIGHT_UNIT
 from rollmesh.buffer.policy.version_ranges import VersionRanges
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
@@ -13,7 +13,7 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 ID_GAP_AFTER_LOSS = 1 << 20
 
 
-class State(StrEnum):
+class GroupState(StrEnum):
     """State of a live group; it is in exactly one."""
 
     GENERATING = "generating"
@@ -63,8 +63,8 @@ class Group:
         seq: admission order.
         order: place among ready groups, low first.
         seal: number of its sealing, where the order asks for it.
-        holder: who holds the lease; empty without one.
-        previous_holder: who lost it last and may still be at it; empty once somebody else holds it.
+        holder: the member that holds the lease; empty without one.
+        previous_holder: the holder that lost it last and may still work on it; empty once another one holds it.
         lease: names the right to it; kept until the next grant, so that late work of the last holder still counts.
         attempt: counts its holders; after a loss, from a multiple of `ID_GAP_AFTER_LOSS` on.
         lost: holders that were lost.
@@ -89,7 +89,7 @@ class Group:
     grant: PolicyVersion
     order: float = 0
     seal: int = 0
-    state: State = State.GENERATING
+    state: GroupState = GroupState.GENERATING
     holder: str = ""
     previous_holder: str = ""
     lease: str = ""
@@ -121,5 +121,5 @@ class Group:
 
 
 def length_class(tokens: int) -> int:
-    """The class under which evictions count a group of so many tokens: the least power of two not below; 1 for none."""
+    """The class by which evictions count a group of `tokens` tokens: the least power of two not below; 1 for none."""
     return 1 << max(0, tokens - 1).bit_length()

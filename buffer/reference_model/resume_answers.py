@@ -1,7 +1,7 @@
 """The answer to each member's last Resume, so that a late copy of the call changes nothing.
 
-A learner numbers its attempts. A copy of the last one is told the same again; a copy of an earlier one is refused:
-neither may fence the learner that is in force.
+A learner numbers its attempts. A copy of the last one gets the same answer again; a copy of an earlier one is refused.
+Neither may fence the learner that is in force.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ ResumeAnswer = tuple[int, int, int, int, int]
 
 
 class Outdated(Exception):  # noqa: N818  an answer, not a failure of the machine
-    """The member has made a later attempt."""
+    """A refusal: the member has made a later attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class ResumeAnswers:
             raise Outdated
         return last.answer
 
-    def note(self, member: str, call: int, k: int, answer: ResumeAnswer) -> ResumeAnswer:
+    def record(self, member: str, call: int, k: int, answer: ResumeAnswer) -> ResumeAnswer:
         """Keeps what an attempt was given, and returns it."""
         self._last[member] = Attempt(call, k, answer)
         return answer

@@ -3,11 +3,11 @@
 The log knows every use on the surviving lineage; what Redis has restored is an earlier state of the same history. So a
 group of the log is in one of three cases. Its end is known: then its use lies below the commit mark, and is passed
 over. It is live: then the use is added to those it has. Its admission is lost: then it is counted as admitted and
-consumed, and its prompt is taken from the pending ones, or will not be taken when it is seeded again.
+consumed. Its prompt is removed from the pending ones, or will be ignored when it is seeded again.
 
 A group whose payload is lost cannot be offered again when its use is undone.
 
-Uses come in the order of their versions, so each lost takeover is repeated before the first use at or after the
+Uses come in the order of their versions. So each lost takeover is repeated before the first use at or above the
 version from which it resumed.
 """
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rollmesh.buffer.reference_model.group_states import Fate, Group, State, Task
+from rollmesh.buffer.reference_model.group_states import Fate, Group, GroupState, Task
 from rollmesh.buffer.reference_model.table_machine import TableMachine
 from rollmesh.buffer.reference_model.table_state import Fenced, Suspect
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -54,8 +54,8 @@ class RecoveryReport:
     uses: Sequence[RecordedUse]
 
     def is_believed(self, machine: TableMachine) -> bool:
-        """Whether this continues what the buffer knows."""
-        known = machine.lineage.resumed_at
+        """True if the report continues the state that the buffer knows."""
+        known = dict(machine.lineage.resumed)
         agrees = all(known.get(incarnation, k) == k for incarnation, k in self.takeovers.items())
         return agrees and self.incarnation >= machine.lineage.incarnation
 
@@ -91,7 +91,7 @@ class RecoveryReport:
 def reassert(
     machine: TableMachine, report: RecoveryReport, now: int, *, more: bool, doubt: int
 ) -> tuple[int, int, int]:
-    """The learner says again what it has used: (groups corrected, groups that were unknown, the doubt in force).
+    """Applies the learner's report of its uses: (groups corrected, groups that were unknown, the doubt in force).
 
     Args:
         machine: the table.
@@ -132,7 +132,7 @@ def _release_prompt(machine: TableMachine, ordinal: int) -> None:
     if ordinal > machine.seeded:
         return
     for group in list(machine.groups.values()):
-        if group.task.ordinal == ordinal and group.state is not State.CONSUMED:
+        if group.task.ordinal == ordinal and group.state is not GroupState.CONSUMED:
             if not group.uses:
                 machine._finish(group, Fate.EVICTED_STALE, "lost_state", requeue=True)
             return
@@ -156,7 +156,7 @@ def _recreate(machine: TableMachine, use: RecordedUse, incarnation: int) -> Grou
     machine.counts["admitted"] += 1
     number = int(use.group_id.rpartition("-")[2])
     machine.skip_ids(to=number)
-    group = Group(use.group_id, task, number, PolicyVersion(incarnation, 0), order=number, state=State.CONSUMED)
+    group = Group(use.group_id, task, number, PolicyVersion(incarnation, 0), order=number, state=GroupState.CONSUMED)
     group.done = [False] * task.n
     group.payload_lost = True
     machine.groups[use.group_id] = group

@@ -1,6 +1,6 @@
 """The off-policy contract of one table as a pure state machine with an injected clock.
 
-This is the reference for the Lua scripts: hypothesis replays the same commands here and on a real Redis, and states,
+This is the reference for the Lua scripts. Hypothesis replays the same commands here and on a real Redis, and states,
 answers and ledger must agree after every step. It does no I/O and reads no clock of its own; `now` is in ms.
 
 Invariants: those of `buffer.reference_model.table_state`; and a group that is generating or ready trains by its
@@ -11,26 +11,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from rollmesh.buffer.policy.batch_selection import freshest_key
-from rollmesh.buffer.policy.reuse import kept_uses, may_be_used_again
 from rollmesh.buffer.policy.rules import Order
-from rollmesh.buffer.policy.version_ranges import Lineage
 from rollmesh.buffer.protocol.leases import LEARNER, Lease
-from rollmesh.buffer.reference_model.group_states import ID_GAP_AFTER_LOSS, Fate, Group, State, Task
-from rollmesh.buffer.reference_model.learner_commands import LearnerCommands
+from rollmesh.buffer.reference_model.group_order import freshest_key
+from rollmesh.buffer.reference_model.group_states import ID_GAP_AFTER_LOSS, Fate, Group, GroupState, Task
+from rollmesh.buffer.reference_model.learner_transitions import LearnerTransitions
 from rollmesh.buffer.reference_model.resume_answers import ResumeAnswer
+from rollmesh.buffer.reference_model.reuse import kept_uses, may_be_used_again
 from rollmesh.buffer.reference_model.table_state import Suspect
 
-# How the groups of a state are ranked.
-_SCORES: Mapping[State, Callable[[Group], float]] = {
-    State.GENERATING: lambda group: group.seq,
-    State.READY: lambda group: group.order,
-    State.LEASED: lambda group: group.for_version,
-    State.CONSUMED: lambda group: group.uses[-1],
+# Scores by which the groups of a state are ranked.
+_SCORES: Mapping[GroupState, Callable[[Group], float]] = {
+    GroupState.GENERATING: lambda group: group.seq,
+    GroupState.READY: lambda group: group.order,
+    GroupState.LEASED: lambda group: group.for_version,
+    GroupState.CONSUMED: lambda group: group.uses[-1],
 }
 
 
-class TableMachine(LearnerCommands):
+class TableMachine(LearnerTransitions):
     """One table.
 
     Args:
@@ -75,10 +74,10 @@ class TableMachine(LearnerCommands):
         self.pending.clear()
         self.counts["withdrawn"] += withdrawn
         if not self.rules.bounded:
-            self._end_all(State.GENERATING, State.READY, State.LEASED)
+            self._end_all(GroupState.GENERATING, GroupState.READY, GroupState.LEASED)
         return withdrawn
 
-    def _end_all(self, *states: State) -> None:
+    def _end_all(self, *states: GroupState) -> None:
         for state in states:
             groups = [g for g in self.groups.values() if g.state is state]
             for group in sorted(groups, key=lambda g: (_SCORES[state](g), g.group_id)):
@@ -102,25 +101,25 @@ class TableMachine(LearnerCommands):
             group = self.groups.get(group_id)
             if group is not None and group.prioritized < (incarnation, call):
                 group.priority, group.weight, group.prioritized = priority, weight, (incarnation, call)
-                if group.state is State.READY and self.rules.order is Order.PRIORITY:
+                if group.state is GroupState.READY and self.rules.order is Order.PRIORITY:
                     self._draw_key(group)
                 changed += 1
         return changed
 
     def fail_groups(self, leases: Sequence[Lease], reason: str) -> None:
-        """Prompt or payload of groups are gone: they fail, unless they have been used."""
+        """Fails groups whose prompt or payload is gone, unless they have been used."""
         for group_id, lease in leases:
             group = self.groups.get(group_id)
-            if group is not None and group.lease == lease and group.state is not State.CONSUMED:
+            if group is not None and group.lease == lease and group.state is not GroupState.CONSUMED:
                 self._end_group(group, Fate.FAILED, reason)
 
     def nack(self, incarnation: int, leases: Sequence[Lease], disposition: str, reason: str) -> int:
-        """Back to ready (`release`), or filtered (`filter`), or failed (`fail`)."""
+        """Ends leases: back to ready (`release`), filtered (`filter`), or failed (`fail`)."""
         self._fence(incarnation)
         changed = 0
         for group_id, lease in leases:
             group = self.groups.get(group_id)
-            if group is None or group.state is not State.LEASED or group.lease != lease:
+            if group is None or group.state is not GroupState.LEASED or group.lease != lease:
                 continue
             if disposition == "release":
                 self._make_ready(group)
@@ -130,17 +129,17 @@ class TableMachine(LearnerCommands):
         return changed
 
     def commit(self, incarnation: int, version: int) -> int:
-        """Uses below `version` are durable."""
+        """Marks uses below `version` as durable."""
         self._fence(incarnation)
         if self.rules.bounded:
             self.committed = max(self.committed, version)
-        used = [g for g in self.groups.values() if g.state is State.CONSUMED and g.uses[-1] < version]
+        used = [g for g in self.groups.values() if g.state is GroupState.CONSUMED and g.uses[-1] < version]
         for group in used:
             self._finish(group, Fate.TRAINED, "committed")
         return len(used)
 
     def set_policy(self, incarnation: int, version: int) -> None:
-        """Weights of this version can be fetched."""
+        """Records that weights of this version can be fetched."""
         self._fence(incarnation)
         if self.rules.bounded:
             self.u = max(self.u, version)
@@ -156,7 +155,7 @@ class TableMachine(LearnerCommands):
         if self.suspect:
             raise Suspect
         done = self.take_over(k) if self.rules.bounded else self.end_rounds(k)
-        return self.resumes.note(member, call, k, (self.lineage.incarnation, *done, self.seeded))
+        return self.resumes.record(member, call, k, (self.lineage.incarnation, *done, self.seeded))
 
     def take_over(self, k: int) -> tuple[int, int, int]:
         """Makes the next incarnation, whatever is known of the one before."""
@@ -171,9 +170,9 @@ class TableMachine(LearnerCommands):
             kept, used = kept_uses(group.uses, k), group.uses[-1] if group.uses else 0
             self.counts["uses"] -= len(group.uses) - len(kept)
             group.uses = kept
-            if group.state is State.LEASED:
+            if group.state is GroupState.LEASED:
                 self._make_ready(group)
-            elif group.state is not State.CONSUMED:
+            elif group.state is not GroupState.CONSUMED:
                 self._update_deadline(group)
             elif group.payload_lost:
                 # Where uses are left it stays until the commit: further ones may be said of it.
@@ -194,31 +193,31 @@ class TableMachine(LearnerCommands):
         return trained, returned, evicted
 
     def end_rounds(self, k: int) -> tuple[int, int, int]:
-        """As `take_over`, for a table without a bound: what it has belongs to versions of the old learner, and ends."""
+        """Takes over a table without a bound: all its groups belong to versions of the old learner, and end."""
         self._begin_incarnation(k)
         self.withdraw()
-        self._end_all(State.CONSUMED)
+        self._end_all(GroupState.CONSUMED)
         return 0, 0, 0
 
     def _begin_incarnation(self, k: int) -> None:
         incarnation = self.lineage.incarnation + 1
-        self.lineage = Lineage(incarnation, {**self.lineage.resumed_at, incarnation: k})
+        self.lineage = self.lineage.with_takeover(incarnation, k)
         self.committed = k
 
     def _update_deadline(self, group: Group) -> None:
-        """Tokens of versions that have just been discarded have grown older."""
+        """Updates a deadline after a takeover: tokens of discarded versions have grown older."""
         group.deadline = self._deadline(group)
-        if group.state is State.READY and self.rules.order is Order.FRESHEST:
+        if group.state is GroupState.READY and self.rules.order is Order.FRESHEST:
             group.order = freshest_key(group.seal, group.deadline)
 
     # ------------------------------------------------------------------------------------------- lost state
 
     def mark_suspect(self, now: int) -> None:
-        """Acknowledged state may be lost. No two doubts have the same number."""
+        """Marks acknowledged state as maybe lost. No two doubts have the same number."""
         self.doubt = max(now, self.doubt + 1)
 
     def clear_suspect(self, now: int, version: int) -> None:
-        """All that was used is known again; nothing of the lost time comes again.
+        """Ends the doubt once all uses are known again; nothing of the lost time comes again.
 
         Args:
             now: ms.
@@ -234,29 +233,31 @@ class TableMachine(LearnerCommands):
         """Adds a use that is asserted; the group is used no further where its payload is incomplete."""
         group.uses = sorted([*group.uses, version])
         self.counts["uses"] += 1
-        if group.state is State.CONSUMED:
+        if group.state is GroupState.CONSUMED:
             return
-        if group.state is State.GENERATING:
+        if group.state is GroupState.GENERATING:
             group.payload_lost = True
             if not all(group.done):
                 self._cancel(group)
         elif may_be_used_again(group.uses, group.deadline, self.rules.max_reuse):
             self._make_ready(group)
             return
-        group.state = State.CONSUMED
+        group.state = GroupState.CONSUMED
         group.holder = group.lease = ""
         group.orphan = False
 
     def skip_ids(self, *, to: int) -> None:
-        """Later groups get higher numbers."""
+        """Numbers a group; later ones get higher numbers."""
         self._seq = max(self._seq, to)
 
     # ------------------------------------------------------------------------------------------------- upkeep
 
     def evict(self) -> int:
-        """Ends what cannot train within the bound any more, ready or still being generated; prompts are refilled."""
+        """Ends groups that cannot train within the bound any more, ready or being generated; prompts are refilled."""
         hopeless = [
-            g for g in self.groups.values() if g.state in (State.GENERATING, State.READY) and g.deadline < self.u
+            g
+            for g in self.groups.values()
+            if g.state in (GroupState.GENERATING, GroupState.READY) and g.deadline < self.u
         ]
         if self.suspect or not self.rules.bounded:
             return 0
@@ -264,17 +265,17 @@ class TableMachine(LearnerCommands):
             if group.uses:
                 self._retire(group)
                 continue
-            reason = "over_bound" if group.state is State.READY else "hopeless"
+            reason = "over_bound" if group.state is GroupState.READY else "hopeless"
             self._finish(group, Fate.EVICTED_STALE, reason, requeue=True)
         return sum(not group.uses for group in hopeless)
 
     def expire(self, now: int) -> tuple[int, int]:
-        """Leases that ran out end: (generating, leased)."""
+        """Ends leases that ran out: (generating, leased)."""
         ended = returned = 0
         for _, holder in sorted((until, h) for h, until in self.holders.items() if until <= now):
-            for group in self.held(holder):
-                returned += group.state is State.LEASED
-                ended += group.state is not State.LEASED
+            for group in self.groups_held_by(holder):
+                returned += group.state is GroupState.LEASED
+                ended += group.state is not GroupState.LEASED
                 self._end_lease(group, 1)
             del self.holders[holder]
         return ended, returned

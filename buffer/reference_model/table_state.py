@@ -10,26 +10,26 @@ import hashlib
 from collections import Counter, defaultdict
 from dataclasses import replace
 
-from rollmesh.buffer.policy.batch_selection import freshest_key
-from rollmesh.buffer.policy.reuse import draw_key, spent
 from rollmesh.buffer.policy.rules import NO_BOUND, Order, TableRules
-from rollmesh.buffer.policy.version_ranges import Lineage
 from rollmesh.buffer.reference_model.cancellations import Cancellations
 from rollmesh.buffer.reference_model.dead_letters import DeadLetters
 from rollmesh.buffer.reference_model.drafts import Draft
-from rollmesh.buffer.reference_model.group_states import Fate, Group, State, Task, length_class
+from rollmesh.buffer.reference_model.group_order import draw_key, freshest_key
+from rollmesh.buffer.reference_model.group_states import Fate, Group, GroupState, Task, length_class
 from rollmesh.buffer.reference_model.resume_answers import ResumeAnswers
+from rollmesh.buffer.reference_model.reuse import spent
+from rollmesh.mesh.trajectory.lineage import Lineage
 
-# Of the run that it is compared with.
+# The secret of the run that it is compared with.
 LEASE_SECRET = "secret"  # noqa: S105  of a test
 
 
 class Fenced(Exception):  # noqa: N818  an answer, not a failure of the machine
-    """The caller acts under an incarnation that is over."""
+    """A refusal: the caller acts under an incarnation that is over."""
 
 
 class Suspect(Exception):  # noqa: N818  an answer, not a failure of the machine
-    """Acknowledged state may be lost: the learner must say again what it has used."""
+    """A refusal: acknowledged state may be lost, and the learner must report its uses again."""
 
 
 class TableState:
@@ -43,7 +43,7 @@ class TableState:
     def __init__(self, name: str, rules: TableRules) -> None:
         self.name = name
         self.rules = rules
-        self.lineage = Lineage(0, {})
+        self.lineage = Lineage()
         self.committed = 0
         self.u = 0
         self.groups: dict[str, Group] = {}
@@ -67,7 +67,7 @@ class TableState:
         self._seq = self._leases = self._seals = self._losses = 0
         self._race = 0.0
         self.progress = 0
-        """How often a group has come nearer to its end; what can be undone and done again for ever does not count."""
+        """Number of times that a group has come nearer to its end; changes that can be undone do not count."""
 
     def _new_lease(self, kind: str) -> str:
         self._leases += 1
@@ -80,19 +80,21 @@ class TableState:
     def suspect(self) -> bool:
         return self.doubt > 0
 
-    def count(self, state: State) -> int:
+    def count(self, state: GroupState) -> int:
         return sum(group.state is state for group in self.groups.values())
 
     @property
     def live(self) -> int:
         """Unclaimed live groups (L)."""
-        return sum(group.state is not State.CONSUMED for group in self.groups.values())
+        return sum(group.state is not GroupState.CONSUMED for group in self.groups.values())
 
     @property
     def demand(self) -> int:
         """Uses that the unclaimed groups demand: what the gate counts."""
         per_group = self.rules.samples_per_insert
-        return sum(per_group - spent(g.uses, per_group) for g in self.groups.values() if g.state is not State.CONSUMED)
+        return sum(
+            per_group - spent(g.uses, per_group) for g in self.groups.values() if g.state is not GroupState.CONSUMED
+        )
 
     @property
     def bytes(self) -> int:
@@ -100,13 +102,13 @@ class TableState:
 
     @property
     def checkpoint_wanted(self) -> bool:
-        """Whether the groups that wait for a commit hold more than half of the byte budget."""
-        consumed = sum(group.bytes for group in self.groups.values() if group.state is State.CONSUMED)
+        """True if the groups that wait for a commit hold more than half of the byte budget."""
+        consumed = sum(group.bytes for group in self.groups.values() if group.state is GroupState.CONSUMED)
         return consumed * 2 > self.rules.max_bytes
 
     @property
     def reserved(self) -> int:
-        return sum(g.task.reserve for g in self.groups.values() if g.state is State.GENERATING)
+        return sum(g.task.reserve for g in self.groups.values() if g.state is GroupState.GENERATING)
 
     def check(self) -> None:
         """The conservation laws.
@@ -131,13 +133,13 @@ class TableState:
         if not self.rules.bounded:
             return NO_BOUND
         oldest = group.ranges.oldest(self.lineage)
-        if group.state is State.GENERATING or oldest is None:
+        if group.state is GroupState.GENERATING or oldest is None:
             granted = self.lineage.effective(group.grant)
             oldest = granted if oldest is None else min(oldest, granted)
         return oldest + self.rules.max_staleness
 
     def _finish(self, group: Group, fate: Fate, reason: str, *, requeue: bool = False) -> None:
-        if group.state is State.GENERATING and not all(group.done):
+        if group.state is GroupState.GENERATING and not all(group.done):
             self._cancel(group)
         drafts = self.drafts.pop(group.group_id, {})
         if fate is Fate.EVICTED_STALE:
@@ -154,7 +156,7 @@ class TableState:
             self.counts["seeded_tasks"] += 1
 
     def _make_ready(self, group: Group) -> None:
-        group.state = State.READY
+        group.state = GroupState.READY
         group.holder = group.lease = ""
         group.orphan = False
         group.deadline = self._deadline(group)
@@ -168,22 +170,22 @@ class TableState:
         group.order = draw_key(group.group_id, group.draws, self.rules.seed, group.weight, self._race)
 
     def _retire(self, group: Group) -> None:
-        """It has been used and may not be used again: consumed until its last use is committed."""
+        """Retires a used group, which may not be used again: consumed until its last use is committed."""
         if group.uses[-1] < self.committed:
             self._finish(group, Fate.TRAINED, "committed")
             return
-        group.state = State.CONSUMED
+        group.state = GroupState.CONSUMED
         group.holder = group.lease = ""
 
     def _end_group(self, group: Group, fate: Fate, reason: str) -> None:
         """Ends a group that will not be trained (again)."""
-        if group.uses and group.state is not State.CONSUMED:
+        if group.uses and group.state is not GroupState.CONSUMED:
             self._retire(group)
         else:
             self._finish(group, fate, reason)
 
     def _cancel(self, group: Group) -> None:
-        self.counts["cancelled"] += self.cancels.note(group)
+        self.counts["cancelled"] += self.cancels.add(group)
 
     def _release_lease(self, group: Group, lost: int) -> None:
         if group.lost + lost >= self.rules.max_attempts:
@@ -197,11 +199,11 @@ class TableState:
 
     def _end_lease(self, group: Group, lost: int) -> None:
         """Ends a lease that its holder has lost or forgotten."""
-        if group.state is State.LEASED:
+        if group.state is GroupState.LEASED:
             self._make_ready(group)
         else:
             self._release_lease(group, lost)
 
-    def held(self, holder: str) -> list[Group]:
+    def groups_held_by(self, holder: str) -> list[Group]:
         """Groups whose lease this holder has."""
         return [group for group in self.groups.values() if group.holder == holder]

@@ -1,7 +1,7 @@
 """One generator's standing Admit stream: credits come in, grants go out as soon as the gate allows.
 
 Invariants
-  * Each stream asks Redis for its share alone (`buffer.server.load_balancer`): the least loaded generator is served
+  * Each stream asks Redis for its share alone (`buffer.server.admission_shares`). The least loaded generator is served
     first, and no stream asks in vain because of another one.
   * A generator gets nothing before it has answered on the stream, and nothing more while it owes an answer for grants.
   * A silent generator soon loses its stream. Grants that it never acknowledged are re-admitted at once, as are groups
@@ -18,12 +18,12 @@ from rollmesh.buffer.monitoring.wait_clocks import SAMPLES
 from rollmesh.buffer.policy import gate
 from rollmesh.buffer.protocol.framing import field_header, repeated_field
 from rollmesh.buffer.protocol.leases import Lease, leases_of
+from rollmesh.buffer.server.admission_shares import GeneratorDemand, fair_share
 from rollmesh.buffer.server.change_notifier import wait_for
+from rollmesh.buffer.server.front_context import FrontContext, StreamOwnership, read_requests
 from rollmesh.buffer.server.lease_roll_call import RollCall
-from rollmesh.buffer.server.load_balancer import GeneratorDemand, fair_share
 from rollmesh.buffer.server.request_validation import check_policy
-from rollmesh.buffer.server.server_state import FrontContext, StreamOwnership, read_requests
-from rollmesh.buffer.store.records import Grant
+from rollmesh.buffer.store.records import GroupGrant
 from rollmesh.buffer.store.table_snapshot import TableSnapshot
 from rollmesh.mesh.errors import UnreachableError
 from rollmesh.mesh.request_fields import check_id
@@ -61,8 +61,8 @@ class AdmitSession:
         self._generation = first.generation
         self._rules = front.rules[self._table]
         self._demand = GeneratorDemand(is_responsive=False)
-        self._roll = RollCall(self._rules.lease_ms / 1000, max(_LEAST_PATIENCE_S, self._rules.grace_ms / 1000))
-        self._recheck_s = min(_RECHECK_S, self._roll.interval_s)
+        self._roll_call = RollCall(self._rules.lease_ms / 1000, max(_LEAST_PATIENCE_S, self._rules.grace_ms / 1000))
+        self._recheck_s = min(_RECHECK_S, self._roll_call.interval_s)
         self._refusal = ""
         self._token = ""
         # Cancellations: the count up to which they have been read, and those sent since the last reading.
@@ -73,11 +73,11 @@ class AdmitSession:
 
     def _accept_request(self, request: pb.AdmitRequest) -> None:
         check_policy("serving", request.serving)
-        self._roll.note_request(
+        self._roll_call.record_request(
             request.received, leases_of(request.inventory.leases) if request.HasField("inventory") else None
         )
         # Grants in transit are not in the generator's numbers yet.
-        in_transit = self._roll.in_transit
+        in_transit = self._roll_call.in_transit
         demand = self._demand
         demand.credits, demand.outstanding = max(0, request.credits - in_transit), request.outstanding + in_transit
         demand.serving, demand.refused_at = PolicyVersion.from_proto(request.serving), -1
@@ -87,7 +87,7 @@ class AdmitSession:
         store, who = self._front.store, self._member_id
         async with StreamOwnership(self._front, self._table, who, self._on_end) as stream:
             self._token = stream.token
-            held = await store.attach(self._table, who, self._generation, stream.token)
+            held = await store.attach_generator(self._table, who, self._generation, stream.token)
             self._front.demands[self._table].append(self._demand)
             async for response in self._responses(held):
                 yield response
@@ -96,9 +96,9 @@ class AdmitSession:
                     while not reader.done():
                         event.clear()
                         await self._check_answers()
-                        if within_ms := self._roll.inquire_if_due():
+                        if within_ms := self._roll_call.inquire_if_due():
                             yield pb.AdmitResponse(inventory_within_ms=within_ms)
-                        if dead := await self._keep_named():
+                        if dead := await self._end_unnamed_leases():
                             yield _cancelling(dead)
                         if cancelled := await self._read_cancellations():
                             yield _cancelling(cancelled)
@@ -118,7 +118,7 @@ class AdmitSession:
                             yield pb.AdmitResponse(waiting_reason=reason)
 
     async def _read_cancellations(self) -> list[Lease]:
-        """Leases whose groups nobody needs. Redis forgets them only once they have been sent."""
+        """Leases whose groups are not needed any more. Redis forgets them only once they have been sent."""
         store = self._front.store
         count = store.snapshots[self._table].cancelled
         if count != self._cancels_read or self._sent_cancellations:
@@ -128,16 +128,16 @@ class AdmitSession:
             self._cancels_read = count
         return self._sent_cancellations
 
-    async def _keep_named(self) -> list[Lease]:
-        """If the generator has said what it holds, re-admits every other group that it was granted.
+    async def _end_unnamed_leases(self) -> list[Lease]:
+        """Re-admits every group that the generator was granted and has not named in its inventory.
 
         Returns:
             Leases that it named and does not have, for instance since Redis has lost the grant.
         """
-        named = self._roll.pop_inventory()
+        named = self._roll_call.pop_inventory()
         if named is None:
             return []
-        ended, dead = await self._front.store.keep_named(
+        ended, dead = await self._front.store.end_unnamed_leases(
             self._table, self._member_id, self._generation, self._token, named
         )
         if ended:
@@ -158,19 +158,19 @@ class AdmitSession:
     async def _check_answers(self) -> None:
         """Ends the stream of a generator that hangs, or that nothing reaches although its connection stands.
 
-        What it gave no sign of goes to others at once: its next stream would renew that for as long as it beats.
+        Groups that it gave no sign of go to others at once: its next stream would renew them for as long as it beats.
 
         Raises:
             UnreachableError: it has not answered for too long.
         """
         try:
-            self._roll.check_alive()
+            self._roll_call.check_alive()
         except UnreachableError:
-            unacknowledged = self._roll.unacknowledged()
+            unacknowledged = self._roll_call.unacknowledged()
             await self._front.store.release(self._table, self._member_id, self._generation, unacknowledged, self._token)
             raise
 
-    async def _request_grants(self) -> tuple[list[Grant], str]:
+    async def _request_grants(self) -> tuple[list[GroupGrant], str]:
         """Grants, or why there are none; no reason if no credits are open."""
         demand, rules = self._demand, self._rules
         snapshot = self._front.store.snapshots[self._table]
@@ -182,7 +182,7 @@ class AdmitSession:
             return [], "Redis was restarted: waits until the learner has reported which groups it has used"
         if demand.refused_at == snapshot.rev:
             return [], self._refusal
-        before, demand.is_responsive = demand.is_responsive, self._roll.is_responsive
+        before, demand.is_responsive = demand.is_responsive, self._roll_call.is_responsive
         if not demand.is_responsive:
             if before:
                 # Its share is now for others.
@@ -221,7 +221,7 @@ class AdmitSession:
             kept = f"{snapshot.bytes} stored and {snapshot.reserved} reserved"
             reason = f"byte budget: {kept} of {rules.max_bytes} (buffer.max_bytes)"
         if len(grants) < wanted:
-            # What it does not get may be for others, as tasks pinned to another version are.
+            # Groups that it does not get may be for others, as tasks pinned to another version are.
             demand.refused_at, self._refusal = snapshot.rev, reason
             self._front.changes.notify(self._table)
         return grants, reason
@@ -246,11 +246,11 @@ class AdmitSession:
         ahead = snapshot.demand + rules.samples_per_insert - 1
         floor = gate.version_floor(snapshot.u, ahead, rules.groups_per_step, rules.max_staleness)
         return (
-            f"staleness bound: {snapshot.live} groups are trained before a new one, which needs weights of version "
-            f"{floor} or later; this generator has {self._demand.serving.version}"
+            f"staleness bound: generators are as far ahead as buffer.max_staleness ({rules.max_staleness}) allows; "
+            f"they continue at version {floor}, this one has {self._demand.serving.version}"
         )
 
-    async def _responses(self, grants: list[Grant]) -> AsyncIterator[bytes]:
+    async def _responses(self, grants: list[GroupGrant]) -> AsyncIterator[bytes]:
         """Grants with their prompts and drafts, serialized, in messages of bounded size."""
         store, rules = self._front.store, self._rules
         prompts = await store.prompts(self._table, [grant.prompt for grant in grants])
@@ -284,7 +284,7 @@ class AdmitSession:
                     del message.drafts[:]
                 message.drafts.add(member=draft.member, payload=payload)
                 size += len(payload)
-            self._roll.note_sent(Lease.of(grant))
+            self._roll_call.record_sent(Lease.of(grant))
             whole = (message.SerializeToString(), field_header(_TASK, len(prompt)), prompt)
             parts += (field_header(_GRANTS, sum(map(len, whole))), *whole)
             if size >= _RESPONSE_BYTES:

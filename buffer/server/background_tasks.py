@@ -12,12 +12,12 @@ from functools import partial
 
 from rollmesh.buffer.monitoring.generator_fleet import fleet_of
 from rollmesh.buffer.monitoring.wait_clocks import INSERTS, SAMPLES
-from rollmesh.buffer.policy.rules import TABLES
 from rollmesh.buffer.server.change_notifier import wait_for
+from rollmesh.buffer.server.front_context import FrontContext
 from rollmesh.buffer.server.membership import fronts_of, read_members
-from rollmesh.buffer.server.server_state import FrontContext
-from rollmesh.buffer.store.orphan_sweep import sweep_orphans
+from rollmesh.buffer.store.statistics import WaitTotal
 from rollmesh.mesh.errors import StoreError
+from rollmesh.mesh.tables import TABLES
 
 log = logging.getLogger(__name__)
 # Leases are at least a second; their end is noticed within this time.
@@ -26,7 +26,7 @@ SWEEP_S = 0.25
 _MEMBERS_EVERY = 4
 _RECONNECT_S = 0.5
 # A stored value is removed once it has had no owner for this long; also the time between two walks over the keys.
-_ORPHAN_AGE_S = 60.0
+_UNOWNED_AGE_S = 60.0
 # Side data that belongs to no live group stays for this long.
 _SIDE_AGE_S = 3600.0
 
@@ -59,16 +59,9 @@ async def _refresh_members(front: FrontContext) -> None:
 
 
 async def _report_waits(front: FrontContext, table: str) -> None:
-    waits = front.wait_clocks[table]
-    key = front.store.keys.table(table, "waits")
-    commands: list[tuple[str | int, ...]] = []
-    for kind in (INSERTS, SAMPLES):
-        waited, reason = waits.drain_ms(kind), waits.reason(kind)
-        if waited:
-            commands.append(("HINCRBY", key, f"{kind}_ms", waited))
-            # Stamped, because the reason of a front that dies stays.
-            commands.append(("HSET", key, f"{kind}_reason", f"{int(time.time()) if reason else 0} {reason}"))
-    await front.store.redis.batch(commands)
+    clocks = front.wait_clocks[table]
+    waits = {kind: WaitTotal(clocks.drain_ms(kind), clocks.reason(kind)) for kind in (INSERTS, SAMPLES)}
+    await front.store.statistics.add_waits(table, waits, now_s=time.time())
 
 
 async def evict(front: FrontContext, table: str) -> None:
@@ -87,14 +80,14 @@ async def evict(front: FrontContext, table: str) -> None:
             await wait_for(event, 1.0)
 
 
-async def collect_garbage(front: FrontContext) -> None:
-    """Removes payloads of ended groups."""
+async def remove_ended_values(front: FrontContext) -> None:
+    """Removes payloads, drafts and prompts of ended groups."""
     with front.changes.subscribe(TABLES[0]) as event:
         while True:
             event.clear()
             for table in TABLES:
                 try:
-                    await front.store.collect_trash(table)
+                    await front.store.remove_ended_values(table)
                     front.outage.job_passed(f"collecting payloads of {table}")
                 except StoreError as error:
                     front.outage.job_failed(f"collecting payloads of {table}", error)
@@ -118,15 +111,11 @@ async def sweep_side_files(front: FrontContext) -> None:
 
 async def sweep_stored_values(front: FrontContext) -> None:
     """Removes stored values that no group owns; one front at a time walks over the keys."""
-    keys = front.store.keys
     while True:
-        await asyncio.sleep(_ORPHAN_AGE_S)
+        await asyncio.sleep(_UNOWNED_AGE_S)
         for table in TABLES:
             try:
-                lock = ("SET", keys.table(table, "sweeping"), 1, "NX", "PX", int(_ORPHAN_AGE_S * 1000))
-                if (await front.store.redis.batch([lock]))[0] is None:
-                    continue
-                swept = await sweep_orphans(front.store.redis, keys, table, age_s=_ORPHAN_AGE_S)
+                swept = await front.store.sweep_unowned(table, age_s=_UNOWNED_AGE_S)
                 if swept:
                     log.warning("removed %d stored values that no group owned", swept, extra={"table": table})
             except StoreError as error:
@@ -137,18 +126,13 @@ async def follow_hints(front: FrontContext) -> None:
     """Follows the hints of other fronts. After every (re)connection all tables are read again."""
     while True:
         try:
-            async with front.store.redis.subscribed(front.store.keys.wake) as subscription:
+            async with front.store.subscribe_hints() as hints:
                 for table in TABLES:
                     await front.store.refresh(table)
                 front.outage.job_passed("listening to other fronts")
-                async for message in subscription.listen():
-                    await _apply_hint(front, message["data"])
+                async for table, rev in hints:
+                    if table in front.store.snapshots and rev > front.store.snapshots[table].rev:
+                        await front.store.refresh(table)
         except StoreError as error:
             front.outage.job_failed("listening to other fronts", error)
             await asyncio.sleep(_RECONNECT_S)
-
-
-async def _apply_hint(front: FrontContext, data: bytes) -> None:
-    table, rev = data.decode().split()
-    if table in front.store.snapshots and int(rev) > front.store.snapshots[table].rev:
-        await front.store.refresh(table)

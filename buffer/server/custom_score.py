@@ -1,7 +1,8 @@
 """The order by a user's function: `buffer.order: package.module:function` or `path/to/file.py:function`.
 
 The function gets a `GroupFacts` and answers a number; the highest is trained first. It runs in the front, once per
-group and use: a priority set later counts at the next use. What it raises ends the sampling with its words.
+group and use: a priority set later counts at the next use. An exception that it raises ends the sampling with its
+message.
 """
 
 from __future__ import annotations

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncIterator, Sequence
 
+from rollmesh.buffer.server.front_context import FrontContext
 from rollmesh.buffer.server.request_validation import check_group_id
-from rollmesh.buffer.server.server_state import FrontContext
 from rollmesh.buffer.store.payloads import PayloadMissing, PayloadRef
 from rollmesh.mesh.errors import DataError
 from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import trajectory_pb2 as trajectory
 
-# A message is sent once it has so many bytes; it has at most this and a piece.
+# Bytes at which a message is sent; it has at most this and a piece.
 _MESSAGE_BYTES = 512 << 10
 
 

@@ -45,16 +45,16 @@ class RollCall:
         self._named: set[Lease] | None = None
         self._confirmed: frozenset[Lease] = frozenset()
 
-    def note_sent(self, lease: Lease) -> None:
-        """A lease goes out on the stream."""
+    def record_sent(self, lease: Lease) -> None:
+        """Records a lease that goes out on the stream."""
         if not self._in_transit:
             self._silent_since = self._clock()
         self._in_transit.append(lease)
         if self._named is not None:
             self._named.add(lease)
 
-    def note_request(self, received: int, inventory: Iterable[Lease] | None) -> None:
-        """Notes a request: how many leases the holder has received on this stream, and its inventory if it sent one."""
+    def record_request(self, received: int, inventory: Iterable[Lease] | None) -> None:
+        """Records a request: the number of leases received on this stream, and the inventory if the holder sent one."""
         news = min(received - self._received, len(self._in_transit))
         if news > 0:
             for _ in range(news):
@@ -79,7 +79,7 @@ class RollCall:
 
     @property
     def is_responsive(self) -> bool:
-        """Whether it has answered on this stream, and owes no receipt for long: only then may it get more."""
+        """True if the holder has answered on this stream, and owes no receipt for long: only then may it get more."""
         return self._has_answered and self._silent_s <= _PROMPT_S
 
     @property
@@ -88,7 +88,8 @@ class RollCall:
         return self._clock() - self._silent_since if self._in_transit else 0.0
 
     def check_alive(self) -> None:
-        """
+        """Checks that the holder answers.
+
         Raises:
             UnreachableError: the holder hangs, or nothing reaches it although its connection stands.
         """

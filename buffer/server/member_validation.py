@@ -47,7 +47,7 @@ def check_message(members: int, payload_bytes: int) -> None:
 
 
 def check_write(write: pb.MemberWrite, payload: bytes) -> Write:
-    """The write as the store takes it. Its payload came next to the message.
+    """Checks a write, whose payload came next to the message; returns it in the form of the store.
 
     Raises:
         PayloadError: naming the field that is wrong.

@@ -1,9 +1,8 @@
 """A front's Prometheus metrics: groups by state and fate, waiting clocks, ages, bytes, leases, versions.
 
-All but the histograms are the table's or Redis' own: the same at every front, so of several fronts one value is to be
-taken (`max`), not their sum. The histograms are the front's (see `buffer.monitoring.queue_latency`). Names are
-Prometheus': base units, counters end in `_total`. `METRICS` is the whole list; the page on operation is generated from
-it.
+All but the histograms are the table's or Redis' own, and the same at every front. With several fronts, take one value
+(`max`), not their sum. The histograms are the front's (see `buffer.monitoring.queue_latency`). Names are Prometheus':
+base units, counters end in `_total`. `METRICS` is the whole list; the page on operation is generated from it.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from rollmesh.buffer.monitoring.queue_latency import HISTOGRAMS
-from rollmesh.buffer.policy.rules import TABLES
+from rollmesh.buffer.server.front_context import FrontContext
 from rollmesh.buffer.server.ledger import describe
 from rollmesh.buffer.server.membership import read_members
-from rollmesh.buffer.server.server_state import FrontContext
 from rollmesh.mesh.access.token_file import GRANT_GAUGE
 from rollmesh.mesh.errors import StoreError
+from rollmesh.mesh.tables import TABLES
 from rollmesh.mesh.text import with_part
 from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import membership_pb2

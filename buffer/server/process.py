@@ -1,6 +1,6 @@
 """The buffer service: embedded Redis (or any URL), the gRPC front, and its upkeep, as one process.
 
-Invariants: the front keeps no state, so it may be killed and started again, or run several times on one Redis; the
+Invariants: the front keeps no state, so it may be killed and started again, or run several times on one Redis. The
 embedded Redis is restarted with its data when it dies, and ends with this process.
 """
 
@@ -13,14 +13,14 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from rollmesh.buffer.policy.rules import TABLES, Order, TableRules, rules_of
-from rollmesh.buffer.redis_backend.client import RedisAccess
+from rollmesh.buffer.policy.rules import Order, TableRules, rules_of
+from rollmesh.buffer.redis_backend.access import RedisAccess
 from rollmesh.buffer.redis_backend.embedded import EmbeddedRedis
 from rollmesh.buffer.server import background_tasks, metrics
 from rollmesh.buffer.server.custom_score import load_score
+from rollmesh.buffer.server.front_context import FrontContext
 from rollmesh.buffer.server.membership import MembershipServicer
 from rollmesh.buffer.server.registration import FrontRegistration
-from rollmesh.buffer.server.server_state import FrontContext
 from rollmesh.buffer.server.servicer import DECODERS, BufferServicer
 from rollmesh.buffer.store.keys import Keys
 from rollmesh.buffer.store.side_files import SideFileStore
@@ -29,7 +29,7 @@ from rollmesh.mesh.access.credentials import Identity, Role, new_identity
 from rollmesh.mesh.access.secret_files import check_security
 from rollmesh.mesh.access.token_file import Expiry, credentials_of
 from rollmesh.mesh.config import Config
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.config.redis_url import without_login
 from rollmesh.mesh.errors import RollmeshError, StoreError, ended_by
 from rollmesh.mesh.http.metrics import metrics_server
@@ -44,6 +44,7 @@ from rollmesh.mesh.runtime.service import (
     set_serving,
     write_ready_file,
 )
+from rollmesh.mesh.tables import TABLES
 from rollmesh.protos import buffer_pb2_grpc, membership_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -55,11 +56,11 @@ _RESTARTS = 10
 _RESTARTS_WITHIN_S = 600.0
 _RESTART_WAIT_S = 0.5
 _STOP_GRACE_S = 0.5
-# How long a front waits at its start for a Redis that reads its data.
+# Seconds that a front waits at its start for a Redis that reads its data.
 _LOADING_S = 300.0
 
 
-class BufferService:
+class BufferFront:
     """One front with its Redis. `start` and `stop` are for tests and for embedding; `run` is the process.
 
     Args:
@@ -129,7 +130,7 @@ class BufferService:
         for job in (
             background_tasks.expire_leases(front),
             background_tasks.follow_hints(front),
-            background_tasks.collect_garbage(front),
+            background_tasks.remove_ended_values(front),
             background_tasks.sweep_stored_values(front),
             background_tasks.sweep_side_files(front),
             metrics.refresh_forever(self.metrics),
@@ -239,10 +240,10 @@ class BufferService:
 
     def _background(self, job: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(job, name=getattr(job, "__name__", "upkeep"))
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_task_done)
         self._exit.push_async_callback(end_task, task)
 
-    def _ended(self, job: asyncio.Task[None]) -> None:
+    def _on_task_done(self, job: asyncio.Task[None]) -> None:
         """A front without its upkeep would let others wait for ever: it ends, and says why."""
         error = None if job.cancelled() else job.exception()
         if error is None:
@@ -256,7 +257,7 @@ class BufferService:
 
 
 def without_secrets(config: Config) -> Config:
-    """The configuration as members are told it: without the login of Redis, and without this host's security."""
+    """The configuration as members receive it: without the login of Redis, and without this host's security."""
     url = None if config.buffer.redis is None else without_login(config.buffer.redis)
     buffer = config.buffer.model_copy(update={"redis": url})
     return config.model_copy(update={"buffer": buffer, "security": SecuritySection()})
@@ -267,7 +268,7 @@ def run(config: Config, *, host: str, port: int, ready_file: Path | None) -> int
 
     async def main(shutdown: Shutdown) -> int:
         keep_freed_memory()
-        service = BufferService(config, host=host, port=port)
+        service = BufferFront(config, host=host, port=port)
         await service.start()
         freeze_heap()
         write_ready_file(ready_file, service.address)
@@ -279,7 +280,7 @@ def run(config: Config, *, host: str, port: int, ready_file: Path | None) -> int
     return run_service("buffer", main, level=config.logging.level)
 
 
-async def _wait_for_end(service: BufferService, shutdown: Shutdown) -> int:
+async def _wait_for_end(service: BufferFront, shutdown: Shutdown) -> int:
     requested = asyncio.create_task(shutdown.requested.wait())
     failure = asyncio.create_task(service.failed())
     await asyncio.wait({requested, failure}, return_when=asyncio.FIRST_COMPLETED)

@@ -14,8 +14,8 @@ import os
 import time
 from collections.abc import Awaitable, Callable
 
-from rollmesh.buffer.server.membership import BEATS_PER_TERM
-from rollmesh.buffer.server.server_state import FrontContext
+from rollmesh.buffer.server.front_context import FrontContext
+from rollmesh.buffer.server.membership import HEARTBEATS_PER_TERM
 from rollmesh.mesh.access.token_file import Expiry
 from rollmesh.mesh.errors import RollmeshError, StoreError
 from rollmesh.mesh.runtime.hosts import host_id
@@ -45,7 +45,7 @@ class FrontRegistration:
         expiry: Expiry,
     ) -> None:
         self._front = front
-        self._redis = front.store.redis
+        self._members = front.store.members
         self._bootstrap = bootstrap
         self._expiry = expiry
         self._member = pb.Member(
@@ -60,17 +60,15 @@ class FrontRegistration:
 
     async def register(self) -> None:
         """Lists the front as a member."""
-        member = self._member
-        answer = await self._redis.run_script("join", "", member.member_id, 0, member.SerializeToString(), 0)
-        self._generation = int(answer[1])
+        self._generation = await self._members.join(self._member) or 0
 
     async def keep_alive(self) -> RollmeshError:
-        """Heartbeats until the run is served by other rules or the grant is over; returns the error that says so."""
+        """Sends heartbeats until the run follows other rules or the grant is over; returns the error that says so."""
         outage = self._front.outage
         while True:
-            await asyncio.sleep(self._front.member_ttl_ms / 1000 / BEATS_PER_TERM)
+            await asyncio.sleep(self._front.member_ttl_ms / 1000 / HEARTBEATS_PER_TERM)
             try:
-                if not await self._beat():
+                if not await self._heartbeat():
                     await self._bootstrap()
                     await self.register()
                 outage.job_passed("heartbeat of this front")
@@ -79,19 +77,16 @@ class FrontRegistration:
             except RollmeshError as error:
                 return error
 
-    async def _beat(self) -> bool:
-        """One heartbeat; whether the run still knows this front."""
-        beat = pb.HeartbeatRequest(
+    async def _heartbeat(self) -> bool:
+        """Sends one heartbeat; returns whether the run still knows this front."""
+        request = pb.HeartbeatRequest(
             member_id=self._member.member_id, generation=self._generation, gauges=self._expiry.gauges()
         )
-        answer = await self._redis.run_script(
-            "heartbeat", "", beat.member_id, beat.generation, beat.SerializeToString(), 0, self._front.member_ttl_ms
-        )
-        return bool(answer[1])
+        return (await self._members.heartbeat(request, self._front.member_ttl_ms)).known
 
     async def unregister(self) -> None:
         """Takes the front off the list, so that no new call comes."""
         try:
-            await self._redis.run_script("leave", "", self._member.member_id, self._generation, 0)
+            await self._members.leave(self._member.member_id, self._generation)
         except StoreError as error:
             log.warning("leaving the run: %s", error)

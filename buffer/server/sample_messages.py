@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator, Sequence
 from rollmesh.buffer.protocol.framing import field_header, repeated_field
 from rollmesh.buffer.protocol.leases import Lease
 from rollmesh.buffer.protocol.payload_framing import join_message
+from rollmesh.buffer.server.front_context import FrontContext
 from rollmesh.buffer.server.lease_roll_call import RollCall
-from rollmesh.buffer.server.server_state import FrontContext
 from rollmesh.buffer.store.records import Leased
 from rollmesh.protos import buffer_pb2 as pb
 
 _log = logging.getLogger(__name__)
 _MESSAGE_BYTES = 1 << 20
-# What stands around groups and payloads.
+# Bytes of a message around its groups and payloads.
 _FRAME_BYTES = 1 << 10
 _GROUPS, _PAYLOADS = (pb.SampleResponse.DESCRIPTOR.fields_by_name[name].number for name in ("groups", "payloads"))
 _TASK, _MEMBERS = (pb.LeasedGroup.DESCRIPTOR.fields_by_name[name].number for name in ("task", "members"))
@@ -64,7 +64,7 @@ async def messages_of(
         if parts and size + length + _FRAME_BYTES > most:
             yield join_message(_PAYLOADS, payloads, parts)
             parts, payloads, size = [], [], 0
-        roll.note_sent(lease)
+        roll.record_sent(lease)
         parts += (field_header(_GROUPS, sum(map(len, message))), *message)
         payloads += of_members or ()
         size += length

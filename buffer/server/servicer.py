@@ -9,14 +9,14 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from rollmesh.buffer.monitoring.bounded_answers import within_deadline
-from rollmesh.buffer.monitoring.dead_letters import redrive
-from rollmesh.buffer.policy.reuse import weight_of
+from rollmesh.buffer.policy.draw_weights import weight_of
 from rollmesh.buffer.protocol.leases import Lease, leases_of
 from rollmesh.buffer.protocol.limits import group_bytes
 from rollmesh.buffer.protocol.payload_framing import ParsedMessage, split_parser, split_payloads
 from rollmesh.buffer.server.admit_session import AdmitSession
 from rollmesh.buffer.server.fetch_handler import fetch_stream
-from rollmesh.buffer.server.lease_holders import list_holders
+from rollmesh.buffer.server.front_context import FrontContext
+from rollmesh.buffer.server.holders import list_holders
 from rollmesh.buffer.server.ledger import describe, ledger
 from rollmesh.buffer.server.member_validation import check_message, check_write
 from rollmesh.buffer.server.request_validation import (
@@ -26,8 +26,8 @@ from rollmesh.buffer.server.request_validation import (
     checked_number,
 )
 from rollmesh.buffer.server.sample_session import SampleSession
-from rollmesh.buffer.server.server_state import FrontContext
 from rollmesh.buffer.server.upload_handler import UploadHandler
+from rollmesh.buffer.store.dead_letters import redrive
 from rollmesh.buffer.store.errors import lost_state_error
 from rollmesh.buffer.store.records import Write
 from rollmesh.mesh.errors import DataError, FencedError, PayloadError, TakeoverRefusedError
@@ -112,7 +112,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
             yield response
 
     async def _write(self, parts: ParsedMessage[pb.WriteRequest]) -> pb.WriteResponse:
-        """One message is one round trip to Redis, however many members it carries."""
+        """Answers writes; one message is one round trip to Redis, however many members it carries."""
         request = parts.message
         table = self._front.checked_table(request.table)
         check_message(len(request.writes), len(parts.payloads))
@@ -137,9 +137,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
                 if written.sealed:
                     response.results.add(position=position, sealed=True)
                 elif written.status == pb.WRITE_STATUS_REJECTED:
-                    response.results.add(
-                        position=position, field="meta.member", message="the group has not so many members"
-                    )
+                    response.results.add(position=position, field="meta.member", message="the group has fewer members")
         response.statuses.extend(statuses)
         if log.isEnabledFor(logging.DEBUG):
             log.debug("members stored", extra=_stored(request, response))

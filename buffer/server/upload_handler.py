@@ -1,7 +1,7 @@
 """The front's side of Upload: pieces of large payloads go to Redis, side data to files, both as they come.
 
 Invariants
-  * Only who may still write the member may upload for it; others are told so by their write, not here.
+  * Only the holder that may still write a member may upload for it; others learn from their write that they may not.
   * A front holds at most `_IN_FLIGHT` pieces for Redis, however many uploads run; each stream holds one more.
   * A write that names pieces or side data counts only if they are all there.
 """
@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator
 
 from rollmesh.buffer.protocol.limits import MAX_PIECES, PIECE_BYTES
 from rollmesh.buffer.protocol.side_data import check_digest, check_name
+from rollmesh.buffer.server.front_context import FrontContext
 from rollmesh.buffer.server.request_validation import check_group_id
-from rollmesh.buffer.server.server_state import FrontContext
 from rollmesh.buffer.store.payloads import PayloadRef, name_of
 from rollmesh.buffer.store.records import MemberState, Write
 from rollmesh.mesh.errors import PayloadError
@@ -48,7 +48,7 @@ class UploadHandler:
         check_group_id("group_id", first.group_id)
         state = await self._state(table, first)
         if state is MemberState.NO_SUCH_MEMBER:
-            raise PayloadError("member", "the group has not so many members")
+            raise PayloadError("member", "the group has fewer members")
         if state is not MemberState.OPEN:
             return pb.UploadResponse()
         reader = _PieceReader(first, requests)
@@ -87,7 +87,7 @@ class UploadHandler:
                 await asyncio.gather(storing, return_exceptions=True)
 
     async def check(self, table: str, write: Write) -> None:
-        """Sees that everything is there which a member says it has uploaded.
+        """Checks that all uploads that a write names are there.
 
         Raises:
             PayloadError: naming the field that is wrong. Not where the member may not be written any more: then the
@@ -111,7 +111,7 @@ class UploadHandler:
             if not await store.payloads.begins_with(keys[0], write.payload):
                 return PayloadError("payload", "is not what the uploaded pieces begin with")
         if write.side:
-            missing = await store.side.has(table, write.group_id, write.member, write.side)
+            missing = await store.side.find_missing(table, write.group_id, write.member, write.side)
             if missing:
                 return PayloadError(f"meta.side.{missing}", f"no such file: {store.side.hint}")
         return None

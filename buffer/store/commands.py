@@ -3,7 +3,7 @@
 Decides nothing: `buffer.policy` proposes, Lua disposes.
 
 Payloads and prompts are plain keys that never pass through Lua. A small payload is SET together with the script that
-makes it count (`buffer.store.payloads` says the rest); the end of its group names it in the `trash`, from which any
+makes it count (`buffer.store.payloads` says the rest). The end of its group names it in the `trash`, from which any
 front removes it.
 """
 
@@ -14,15 +14,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rollmesh.buffer.policy.rules import TABLES
 from rollmesh.buffer.protocol.leases import Lease
-from rollmesh.buffer.redis_backend.client import RedisAccess
+from rollmesh.buffer.redis_backend.access import RedisAccess
 from rollmesh.buffer.store.drafts import Drafts
 from rollmesh.buffer.store.errors import checked_answer, lost_state_error
 from rollmesh.buffer.store.keys import Keys
+from rollmesh.buffer.store.member_registry import MemberRegistry
 from rollmesh.buffer.store.payloads import Payloads
 from rollmesh.buffer.store.side_files import SideFileStore
+from rollmesh.buffer.store.statistics import StatisticsStore
 from rollmesh.buffer.store.table_snapshot import TableSnapshot
+from rollmesh.mesh.tables import TABLES
 
 log = logging.getLogger(__name__)
 # Scripts whose answer must not be used if it comes from a state that has gone back.
@@ -53,6 +55,8 @@ class CommandRunner:
         self.payloads = Payloads(access, self.keys)
         self.side = side
         self.drafts = Drafts(access, self.keys)
+        self.members = MemberRegistry(access, self.keys)
+        self.statistics = StatisticsStore(access, self.keys)
         self.snapshots: dict[str, TableSnapshot] = {table: TableSnapshot() for table in TABLES}
         self._listeners: list[Callable[[str], None]] = []
         # By table and name; a name has the digest, so none can be wrong, whatever Redis loses.
@@ -84,7 +88,7 @@ class CommandRunner:
         return checked_answer(answer)
 
     async def _mark_suspect(self, table: str, before: int) -> None:
-        """The revision went back: Redis has lost what it had acknowledged, and every front and learner must know."""
+        """Marks lost state: the revision went back, and every front and learner must know of it."""
         self.payloads.cache.clear()
         answer = await self.redis.run_script("mark_suspect", table, before)
         after = self._update_snapshot(table, answer[1], trust=True).rev
@@ -107,10 +111,10 @@ class CommandRunner:
             for name, blob in zip(missing, blobs, strict=True):
                 if blob is not None:
                     found[name] = blob
-                    self._remember(table, name, blob)
+                    self._cache_prompt(table, name, blob)
         return found
 
-    def _remember(self, table: str, name: str, blob: bytes) -> None:
+    def _cache_prompt(self, table: str, name: str, blob: bytes) -> None:
         if len(blob) > _CACHED_PROMPT_BYTES:
             return
         self._prompts[table, name] = blob

@@ -72,7 +72,7 @@ class DirectHandoff:
         self._last_sealed: dict[str, _LastSealed] = {}
 
     def offer(self, table: str, stream: WaitingStream) -> None:
-        """The stream takes what the next write seals."""
+        """Offers a stream: it takes the groups that the next write seals."""
         self.waiting[table] = stream
 
     def withdraw(self, table: str, token: str | None = None) -> None:
@@ -82,7 +82,7 @@ class DirectHandoff:
             del self.waiting[table]
 
     def is_pending(self, table: str) -> bool:
-        """Whether a write is leasing to a stream, or has leased what was not collected yet."""
+        """True if a write is leasing to a stream, or has leased groups that were not collected yet."""
         return table in self._leasing or table in self._deliveries
 
     def collect(self, table: str) -> list[Delivery]:
@@ -121,8 +121,8 @@ class DirectHandoff:
             return None
         return self.waiting.pop(table)
 
-    def note_sealed(self, table: str, rev: int, group_ids: Sequence[str]) -> None:
-        """A write has sealed these groups, or none, and left the table at this revision."""
+    def record_sealed(self, table: str, rev: int, group_ids: Sequence[str]) -> None:
+        """Records the groups, if any, that a write has sealed, and the revision at which it left the table."""
         self._last_sealed[table] = _LastSealed(rev, tuple(group_ids))
 
     def deliver(self, table: str, delivery: Delivery) -> None:

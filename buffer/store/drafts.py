@@ -1,11 +1,11 @@
 """Drafts: the payload so far of members that are not finished, so that a lost generator loses little.
 
 Invariants
-  * A draft is a plain key next to the payloads, named by its attempt, its length and the digest of its bytes: what is
-    noted of a draft (its length, its versions) is true of them.
-  * The script decides which draft counts: the longest of the latest attempt. What it replaces, refuses or drops is
-    removed; what no group names is swept.
-  * A draft never counts in the ledger, in the bytes or in a deadline, until it is handed to a new holder: from then on
+  * A draft is a plain key next to the payloads, named by its attempt, its length and the digest of its bytes. So the
+    notes on a draft (its length, its versions) are true of its bytes.
+  * The script decides which draft counts: the longest of the latest attempt. A draft that it replaces, refuses or drops
+    is removed; one that no group names is swept.
+  * A draft never counts in the ledger, in the bytes or in a deadline, until it is handed to a new holder. From then on
     the versions of its tokens are the group's.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rollmesh.buffer.redis_backend.client import RedisAccess
+from rollmesh.buffer.redis_backend.access import RedisAccess
 from rollmesh.buffer.store.keys import Keys
 
 

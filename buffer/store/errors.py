@@ -19,19 +19,11 @@ def different_rules_error(table: str, differing: Sequence[Sequence[bytes]]) -> C
     )
 
 
-def fenced_error() -> FencedError:
-    """The error of a learner of an older incarnation."""
-    return FencedError(
-        "another learner has taken this run over",
-        hint="stop this process; the newer incarnation continues the run",
-    )
-
-
 def lost_state_error() -> LostStateError:
     """The error of a learner while acknowledged state may be lost."""
     return LostStateError(
         "Redis was restarted or restored, and may have lost what it had acknowledged",
-        hint="the learner says again which groups it has used, by itself; then the run continues",
+        hint="the learner reports again which groups it has used, by itself; then the run continues",
     )
 
 
@@ -51,7 +43,7 @@ def checked_answer(answer: list[Any]) -> list[Any]:
     """
     status = answer[0]
     if status == b"fenced":
-        raise fenced_error()
+        raise FencedError()
     if status == b"suspect":
         raise lost_state_error()
     if status == b"unknown_incarnation":

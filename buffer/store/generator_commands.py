@@ -10,19 +10,26 @@ from typing import Any
 import msgpack
 
 from rollmesh.buffer.protocol.leases import Lease
-from rollmesh.buffer.redis_backend.client import RedisAccess
+from rollmesh.buffer.redis_backend.access import RedisAccess
 from rollmesh.buffer.redis_backend.connection import Argument
 from rollmesh.buffer.store.commands import MAX_GROUPS_PER_CALL, CommandRunner, lease_arguments
 from rollmesh.buffer.store.direct_handoff import Delivery, DirectHandoff, WaitingStream
 from rollmesh.buffer.store.drafts import DraftRef
 from rollmesh.buffer.store.errors import checked_answer
 from rollmesh.buffer.store.payloads import SetValue, set_value
-from rollmesh.buffer.store.records import Grant, MemberState, Write, WriteOutcome, grant_of, leased_of
+from rollmesh.buffer.store.records import (
+    GroupGrant,
+    MemberState,
+    Write,
+    WriteOutcome,
+    grant_from_reply,
+    leased_from_reply,
+)
 from rollmesh.buffer.store.side_files import SideFileStore
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
 
-# What writes of one lease share.
+# Fields that the writes of one lease share.
 _LEASE = attrgetter("group_id", "lease_id", "attempt", "ranges")
 # By the character with which the script answers.
 _OUTCOMES = {
@@ -55,7 +62,7 @@ class GeneratorCommands(CommandRunner):
         u: int,
         live_limit: int,
         token: str,
-    ) -> tuple[str, list[Grant], str]:
+    ) -> tuple[str, list[GroupGrant], str]:
         """Up to `wanted` grants: (status, grants, why not more). Status `moved`: u is not what the proposal says."""
         answer = await self.redis.run_script(
             "admit", table, member_id, generation, serving.incarnation, serving.version, wanted, u, live_limit, token
@@ -65,15 +72,15 @@ class GeneratorCommands(CommandRunner):
         if status in ("suspect", "moved", "other_incarnation"):
             return status, [], status
         checked_answer(answer)
-        return status, [grant_of(item) for item in answer[2]], answer[3].decode()
+        return status, [grant_from_reply(item) for item in answer[2]], answer[3].decode()
 
-    async def attach(self, table: str, member_id: str, generation: int, token: str) -> list[Grant]:
-        """A generator's stream is open (again): what it holds."""
+    async def attach_generator(self, table: str, member_id: str, generation: int, token: str) -> list[GroupGrant]:
+        """Opens a generator's stream (again); returns the grants that it holds."""
         answer = await self._run("attach", table, member_id, generation, token)
-        return [grant_of(item) for item in answer[2]]
+        return [grant_from_reply(item) for item in answer[2]]
 
     async def detach(self, table: str, holder: str, token: str) -> None:
-        """A stream broke: its holder's leases are shortened, unless a newer stream is open."""
+        """Ends a stream: its holder's leases are shortened, unless a newer stream is open."""
         await self._run("detach", table, holder, token)
 
     async def release(
@@ -84,10 +91,10 @@ class GeneratorCommands(CommandRunner):
         return int(answer[2])
 
     async def read_cancellations(
-        self, table: str, member_id: str, generation: int, told: Sequence[Lease]
+        self, table: str, member_id: str, generation: int, acknowledged: Sequence[Lease]
     ) -> list[Lease]:
-        """Leases of a member whose groups nobody needs; those in `told` are forgotten."""
-        entries = map(" ".join, told)
+        """Leases of a member whose groups are not needed any more; those in `acknowledged` are forgotten."""
+        entries = map(" ".join, acknowledged)
         answer = await self._run("read_cancellations", table, member_id, generation, MAX_GROUPS_PER_CALL, *entries)
         return [Lease(*entry.decode().split(" ")) for entry in answer[2]]
 
@@ -106,7 +113,7 @@ class GeneratorCommands(CommandRunner):
         self._update_snapshot(table, answer[1])
         results = [_OUTCOMES[status] for status in answer[2]]
         sealed = [w.group_id for w, result in zip(writes, results, strict=True) if result.sealed]
-        self.handoff.note_sealed(table, answer[1][0], sealed)
+        self.handoff.record_sealed(table, answer[1][0], sealed)
         if stream is not None and sampled is not None:
             self._deliver(table, stream, sampled, before)
         # After the delivery, which a failure must not hold back; a stream reads these values only after this turn.
@@ -120,7 +127,7 @@ class GeneratorCommands(CommandRunner):
         values: list[SetValue] = []
         drafts: list[SetValue] = []
         arguments: list[bytes] = []
-        # What is equal is said once: of the members of one lease nearly all.
+        # Equal fields are sent once: nearly all of them for the members of one lease.
         for (group_id, lease_id, attempt, ranges), members in groupby(writes, _LEASE):
             outcomes: list[str | bytes | int] = [group_id, lease_id, str(attempt), ranges]
             prefix = self.keys.payloads(table, group_id)
@@ -147,7 +154,7 @@ class GeneratorCommands(CommandRunner):
             # Redis went back: this must not be trained on. The stream reopens, and learns what it holds.
             self.handoff.deliver(table, Delivery(stream, None))
         elif sampled[0] == b"ok" and sampled[2]:
-            self.handoff.deliver(table, Delivery(stream, [leased_of(item) for item in sampled[2]]))
+            self.handoff.deliver(table, Delivery(stream, [leased_from_reply(item) for item in sampled[2]]))
 
     async def _remove(self, table: str, writes: Sequence[Write], useless: Sequence[Any]) -> None:
         """Removes what the script names: (index of the write, name of a draft or nothing), ..."""
@@ -158,7 +165,7 @@ class GeneratorCommands(CommandRunner):
         await self.redis.batch([("UNLINK", key) for key in keys])
 
     async def member_state(self, table: str, group_id: str, lease_id: str, attempt: int, member: int) -> MemberState:
-        """Whether a holder may write a member."""
+        """The state of a member for its holder: may it be written?"""
         answer = await self._run("member_state", table, group_id, lease_id, attempt, member)
         return MemberState(answer[2])
 

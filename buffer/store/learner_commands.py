@@ -11,9 +11,10 @@ from rollmesh.buffer.policy.batch_selection import BatchCandidates, Candidate, G
 from rollmesh.buffer.protocol.leases import LEARNER, Lease
 from rollmesh.buffer.protocol.limits import MAX_REASONS
 from rollmesh.buffer.store.commands import MAX_GROUPS_PER_CALL, CommandRunner, lease_arguments
-from rollmesh.buffer.store.errors import checked_answer, fenced_error
+from rollmesh.buffer.store.errors import checked_answer
 from rollmesh.buffer.store.payloads import digest_of
-from rollmesh.buffer.store.records import Leased, facts_of, leased_of
+from rollmesh.buffer.store.records import Leased, facts_from_reply, leased_from_reply
+from rollmesh.mesh.errors import FencedError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import trajectory_pb2 as trajectory
 
@@ -34,12 +35,12 @@ class LearnerCommands(CommandRunner):
     ) -> tuple[int, int, int, int]:
         """Adds tasks; returns (added, seeded, pending, withdrawn). `reserves`: the bytes that their groups may need.
 
-        A prompt is stored before its task counts, under a name that holds the digest of its bytes: what is stored for
-        a task that is refused takes no other prompt's place, and is swept.
+        A prompt is stored before its task counts, under a name that holds the digest of its bytes. So a prompt that is
+        stored for a refused task takes no other prompt's place, and is swept.
         """
         present = await self._run("read_table", table)
         if self.snapshots[table].incarnation > incarnation:
-            raise fenced_error()
+            raise FencedError()
         commands: list[tuple[str | bytes, ...]] = []
         arguments: list[str | bytes | int] = []
         for task, reserve in zip(tasks, reserves, strict=True):
@@ -47,7 +48,7 @@ class LearnerCommands(CommandRunner):
             digest = digest_of(blob)
             if task.ordinal > present[2]:
                 name = f"{task.ordinal}:{digest}"
-                self._remember(table, name, blob)
+                self._cache_prompt(table, name, blob)
                 commands.append(("SET", self.keys.prompt(table, name), blob))
             pin = str(PolicyVersion.from_proto(task.pinned)) if task.HasField("pinned") else ""
             entry = msgpack.packb([task.ordinal, task.n, pin, reserve, task.task_id, "", 0])
@@ -60,9 +61,9 @@ class LearnerCommands(CommandRunner):
         return added, seeded, pending, withdrawn
 
     async def attach_learner(self, table: str, incarnation: int, token: str) -> list[Leased]:
-        """The learner's stream is open (again): what is leased to it."""
+        """Opens the learner's stream (again); returns the groups that are leased to it."""
         answer = await self._run("attach", table, LEARNER, incarnation, token)
-        return [leased_of(item) for item in answer[2]]
+        return [leased_from_reply(item) for item in answer[2]]
 
     async def list_candidates(self, table: str, version: int, count: int) -> BatchCandidates:
         answer = await self._run("list_candidates", table, version, count)
@@ -73,12 +74,12 @@ class LearnerCommands(CommandRunner):
         self, table: str, incarnation: int, version: int, group_ids: Sequence[str], token: str
     ) -> list[Leased]:
         answer = await self._run("sample", table, incarnation, version, token, *group_ids)
-        return [leased_of(item) for item in answer[2]]
+        return [leased_from_reply(item) for item in answer[2]]
 
     async def group_facts(self, table: str, group_ids: Sequence[str]) -> list[GroupFacts]:
         """Facts of groups for a score; groups that have ended are left out."""
         answer = await self._run("group_facts", table, *group_ids)
-        return [facts_of(item) for item in answer[2]]
+        return [facts_from_reply(item) for item in answer[2]]
 
     async def set_priorities(
         self, table: str, incarnation: int, call: int, priorities: Sequence[tuple[str, float, int]]
@@ -91,13 +92,13 @@ class LearnerCommands(CommandRunner):
     async def claim(
         self, table: str, incarnation: int, train_version: int, leases: Sequence[Lease]
     ) -> tuple[bool, list[tuple[Lease, str]], bool]:
-        """(claimed, refused leases with the reason, whether a checkpoint is wanted)."""
+        """Claims leases: (claimed, refused leases with the reason, whether a checkpoint is wanted)."""
         answer = await self._run("claim", table, incarnation, train_version, *lease_arguments(leases))
         refused = [(Lease(gid.decode(), lease.decode()), reason.decode()) for gid, reason, lease in answer[3]]
         return bool(answer[2]), refused, bool(answer[2] and answer[4])
 
     async def commit(self, table: str, incarnation: int, version: int, checkpoint: str) -> int:
-        """Uses below `version` are durable; returns the groups that became trained."""
+        """Marks uses below `version` as durable; returns the number of groups that became trained."""
         trained, left = 0, 1
         while left:
             answer = await self._run("commit", table, incarnation, version, checkpoint, MAX_GROUPS_PER_CALL)
@@ -107,7 +108,7 @@ class LearnerCommands(CommandRunner):
     async def resume(
         self, table: str, member_id: str, version: int, *, takeover: bool, force: bool, lease_ms: int, call: int
     ) -> list[Any]:
-        """The script's raw answer: its refusals need words that only the caller knows."""
+        """Takes the run over; returns the script's answer, since only the caller can explain a refusal."""
         answer = await self.redis.run_script(
             "resume", table, member_id, version, int(takeover), int(force), lease_ms, call
         )
@@ -127,7 +128,7 @@ class LearnerCommands(CommandRunner):
         uses: Sequence[tuple[str, int, int]],
         doubt: int,
     ) -> tuple[int, int, int]:
-        """Uses as (group id, train version, ordinal), oldest first; returns (corrected, unknown, doubt in force)."""
+        """Applies uses (group id, train version, ordinal), oldest first: (corrected, unknown, doubt in force)."""
         answer = await self._run(
             "reassert", table, incarnation, member_id, version, lease_ms, int(more), doubt, len(takeovers),
             *(part for pair in takeovers for part in pair), *(part for use in uses for part in use),

@@ -2,10 +2,10 @@
 
 Invariants
   * A payload counts only through the write script. The end of its group removes it; what no script ever names, and none
-    can name any more, is swept (`buffer.store.orphan_sweep`).
+    can name any more, is swept (`buffer.store.unowned_values`).
   * A small payload is one value. A large one is in pieces, a key each, uploaded before the write that names their
     number.
-  * A key holds the digest of its payload, and what the script notes of a member holds the key: metadata and bytes that
+  * A key holds the digest of its payload, and the script's note of a member holds the key. So metadata and bytes that
     were written together stay together, whatever dies in between, and however late something else is written. The
     attempt is part of the key as well, so that a late attempt cannot touch what the valid one stored.
   * Whatever is read is read in portions of bounded size.
@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 import xxhash
 
 from rollmesh.buffer.protocol.limits import INLINE_BYTES
-from rollmesh.buffer.redis_backend.client import RedisAccess
+from rollmesh.buffer.redis_backend.access import RedisAccess
 from rollmesh.buffer.store.keys import Keys
 from rollmesh.buffer.store.payload_cache import PayloadCache
 
@@ -65,7 +65,7 @@ class PayloadChunk(NamedTuple):
 
 
 class PayloadMissing(Exception):  # noqa: N818  an answer: the caller knows what it means
-    """A value is not there (any more)."""
+    """A value that is not there (any more)."""
 
     def __init__(self, index: int) -> None:
         super().__init__(index)
@@ -153,7 +153,7 @@ class Payloads:
         return found
 
     async def begins_with(self, key: str, head: bytes) -> bool:
-        """Whether a value begins with these bytes."""
+        """True if a value begins with these bytes."""
         (start,) = await self._redis.batch([("GETRANGE", key, 0, len(head) - 1)])
         return bool(start == head)
 
@@ -166,7 +166,7 @@ class Payloads:
             inline: read them; else only see whether they are there.
         """
         loads = [group.size if inline and group.size <= INLINE_BYTES else 0 for group in groups]
-        for portion in _portions(loads, INLINE_BYTES):
+        for portion in _in_portions(loads, INLINE_BYTES):
             read: list[str] = []
             looked: list[str] = []
             for at in portion:
@@ -202,35 +202,35 @@ class Payloads:
         Raises:
             PayloadMissing: with the index of the member whose payload is gone.
         """
-        wanted = [
+        requested = [
             (key, index, last)
             for index, (group_id, ref) in enumerate(members)
             for key, last in _with_last(self.keys_of(table, group_id, ref))
         ]
-        lengths = await self.sizes([key for key, _, _ in wanted])
-        for (_, index, _), length in zip(wanted, lengths, strict=True):
+        lengths = await self.sizes([key for key, _, _ in requested])
+        for (_, index, _), length in zip(requested, lengths, strict=True):
             if not length:
                 raise PayloadMissing(index)
-        portions = _portions(lengths, _PORTION_BYTES)
+        portions = _in_portions(lengths, _PORTION_BYTES)
         ahead: asyncio.Task[list[bytes | None]] | None = None
         try:
             for number, portion in enumerate(portions):
-                values = await (ahead or self._get(wanted, portion))
+                values = await (ahead or self._get(requested, portion))
                 ahead = None
                 if number + 1 < len(portions):
-                    ahead = asyncio.create_task(self._get(wanted, portions[number + 1]))
+                    ahead = asyncio.create_task(self._get(requested, portions[number + 1]))
                 for at, value in zip(portion, values, strict=True):
                     if value is None:
-                        raise PayloadMissing(wanted[at][1])
-                    yield PayloadChunk(value, wanted[at][2])
+                        raise PayloadMissing(requested[at][1])
+                    yield PayloadChunk(value, requested[at][2])
                 del values, value
         finally:
             if ahead is not None:
                 ahead.cancel()
                 await asyncio.gather(ahead, return_exceptions=True)
 
-    async def _get(self, wanted: Sequence[tuple[str, int, bool]], portion: range) -> list[bytes | None]:
-        return await self._redis.mget([wanted[at][0] for at in portion])
+    async def _get(self, requested: Sequence[tuple[str, int, bool]], portion: range) -> list[bytes | None]:
+        return await self._redis.mget([requested[at][0] for at in portion])
 
 
 def _keys(prefix: str, ref: PayloadRef) -> list[str]:
@@ -242,7 +242,7 @@ def _with_last(keys: Sequence[str]) -> list[tuple[str, bool]]:
     return [(key, index == len(keys) - 1) for index, key in enumerate(keys)]
 
 
-def _portions(lengths: Sequence[int], limit: int) -> list[range]:
+def _in_portions(lengths: Sequence[int], limit: int) -> list[range]:
     """Cuts a sequence into runs whose lengths add up to at most `limit` (or that hold one entry)."""
     cut: list[range] = []
     start = size = 0

@@ -15,7 +15,7 @@ from rollmesh.protos import trajectory_pb2 as trajectory
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class GroupGrant:
     """A generator's right to a group. `done` has one character per member, `1` where an outcome is stored.
 
     `prompt` names its prompt; `drafts` are what earlier holders had sampled of members that are not done.
@@ -62,7 +62,7 @@ class Write:
 
 
 class MemberState(IntEnum):
-    """Whether a holder may write a member, as `member_state` answers."""
+    """The state of a member for its holder, as `member_state` answers."""
 
     OPEN = 1
     STORED = 2
@@ -101,10 +101,10 @@ class Leased:
     probability: float
 
 
-def grant_of(item: Sequence[Any]) -> Grant:
+def grant_from_reply(item: Sequence[Any]) -> GroupGrant:
     """Reads an item of the answers of `admit` and `attach`."""
     gid, lease, attempt, prompt, done, parent, drafts = item
-    return Grant(
+    return GroupGrant(
         gid.decode(),
         lease.decode(),
         int(attempt),
@@ -115,7 +115,7 @@ def grant_of(item: Sequence[Any]) -> Grant:
     )
 
 
-def leased_of(item: Sequence[Any]) -> Leased:
+def leased_from_reply(item: Sequence[Any]) -> Leased:
     """Reads an item of the answers of `sample` and `attach`."""
     gid, lease, version, prompt, attempt, generating, queued, payloads, metas, use, priority, chance, size = item
     return Leased(
@@ -124,7 +124,7 @@ def leased_of(item: Sequence[Any]) -> Leased:
     )  # fmt: skip
 
 
-def facts_of(item: Sequence[Any]) -> GroupFacts:
+def facts_from_reply(item: Sequence[Any]) -> GroupFacts:
     """Reads an item of the answer of `group_facts`."""
     gid, ordinal, deadline, uses, priority, metas = item
     members = [trajectory.MemberMeta.FromString(meta) for meta in metas if meta]

@@ -1,6 +1,6 @@
-"""Side data: large data of members (routed experts, images) as files beside Redis.
+"""Side data: large data of members (routed experts, images) as files next to Redis.
 
-A file lies at `<folder>/<table>/<group>/<member>-<name>-<digest>`; what is in there is known from `MemberMeta.side` in
+A file lies at `<folder>/<table>/<group>/<member>-<name>-<digest>`. Its contents are known from `MemberMeta.side` in
 Redis alone, so a file counts only once a member has been written that names it.
 
 Invariants
@@ -91,7 +91,8 @@ class SideFileStore:
                 part.unlink(missing_ok=True)
         except FileNotFoundError as error:
             raise DataError(
-                f"the folder of group {group_id} went away", hint="the group has ended: nobody needs its side data"
+                f"the folder of group {group_id} went away",
+                hint="the group has ended: its side data is not needed any more",
             ) from error
         except OSError as error:
             raise StoreError(
@@ -100,7 +101,7 @@ class SideFileStore:
             ) from error
         return size
 
-    async def has(self, table: str, group_id: str, member: int, side: Iterable[trajectory.SideData]) -> str:
+    async def find_missing(self, table: str, group_id: str, member: int, side: Iterable[trajectory.SideData]) -> str:
         """The name of an entry whose file is not here with its size, or nothing."""
 
         def missing() -> str:

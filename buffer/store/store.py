@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import secrets
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-from rollmesh.buffer.policy.rules import TABLES, TableRules
+from rollmesh.buffer.policy.rules import TableRules
 from rollmesh.buffer.protocol.leases import LEARNER, Lease
 from rollmesh.buffer.store.commands import MAX_GROUPS_PER_CALL, lease_arguments
 from rollmesh.buffer.store.errors import different_rules_error
 from rollmesh.buffer.store.generator_commands import GeneratorCommands
 from rollmesh.buffer.store.learner_commands import LearnerCommands
 from rollmesh.buffer.store.payloads import PayloadRef, parse_payload_refs
+from rollmesh.buffer.store.unowned_values import sweep_unowned_values
+from rollmesh.mesh.tables import TABLES
 
 
 class Store(GeneratorCommands, LearnerCommands):
@@ -32,10 +35,10 @@ class Store(GeneratorCommands, LearnerCommands):
             sole: no other front can be alive, whatever the list of fronts says.
 
         Returns:
-            The configuration that members are told: that of the front which began, where others are alive.
+            The configuration that members receive: that of the first front, where others are alive.
 
         Raises:
-            ConfigError: another front is alive and goes by other rules.
+            ConfigError: another front is alive and follows other rules.
         """
         await self.redis.load()
         fields = json.dumps({table: table_rules.to_fields() for table, table_rules in rules.items()})
@@ -56,7 +59,7 @@ class Store(GeneratorCommands, LearnerCommands):
         )
 
     async def alive(self, table: str, group_ids: Sequence[str]) -> list[bool]:
-        """Whether each group is still live."""
+        """Tells for each group if it is still live."""
         commands = [("EXISTS", self.keys.table(table, f"g:{group_id}")) for group_id in group_ids]
         return [bool(found) for found in await self.redis.batch(commands)]
 
@@ -78,7 +81,7 @@ class Store(GeneratorCommands, LearnerCommands):
         answer = await self._run("expire", table, MAX_GROUPS_PER_CALL, member_ttl_ms)
         return int(answer[2]), int(answer[3]), bool(answer[4])
 
-    async def keep_named(
+    async def end_unnamed_leases(
         self, table: str, holder: str, fence: int, token: str, named: Iterable[Lease]
     ) -> tuple[int, list[Lease]]:
         """Ends all leases of a holder but those that it has named, in portions.
@@ -107,12 +110,12 @@ class Store(GeneratorCommands, LearnerCommands):
         ended = 0
         for start in range(0, len(groups), MAX_GROUPS_PER_CALL):
             portion = [lease for leases in groups[start : start + MAX_GROUPS_PER_CALL] for lease in leases]
-            answer = await self._run("keep_named", table, holder, fence, token, *lease_arguments(portion))
+            answer = await self._run("end_unnamed_leases", table, holder, fence, token, *lease_arguments(portion))
             ended += answer[2]
             dead += [Lease(group_id.decode(), lease_id.decode()) for group_id, lease_id in answer[3]]
         return ended, dead
 
-    async def collect_trash(self, table: str) -> int:
+    async def remove_ended_values(self, table: str) -> int:
         """Removes payloads and prompts of ended groups; returns the number of groups."""
         trash = self.keys.table(table, "trash")
         collected = 0
@@ -133,8 +136,25 @@ class Store(GeneratorCommands, LearnerCommands):
             await self.redis.batch_then([("UNLINK", *keys)] if keys else [], [("SREM", trash, *entries)])
             collected += len(entries)
 
+    async def sweep_unowned(self, table: str, *, age_s: float) -> int:
+        """Removes stored values that no group owns; returns how many, 0 while another front's sweep is recent.
+
+        Args:
+            age_s: for which a value has had no owner, and least time between two sweeps.
+        """
+        lock = ("SET", self.keys.table(table, "sweeping"), 1, "NX", "PX", int(age_s * 1000))
+        if (await self.redis.batch([lock]))[0] is None:
+            return 0
+        return await sweep_unowned_values(self.redis, self.keys, table, age_s=age_s)
+
+    @asynccontextmanager
+    async def subscribe_hints(self) -> AsyncIterator[AsyncIterator[tuple[str, int]]]:
+        """Subscribes to the hints of all fronts: (table, revision) of each change."""
+        async with self.redis.subscribed(self.keys.wake) as subscription:
+            yield (_read_hint(message["data"]) async for message in subscription.listen())
+
     async def fail_groups(self, table: str, leases: Sequence[Lease], reason: str = "payload_lost") -> None:
-        """Ends groups that can be given to no one: as a rule, their prompt or payload is gone."""
+        """Ends groups that no holder can use: as a rule, their prompt or payload is gone."""
         await self._run("fail_groups", table, reason, *lease_arguments(leases))
 
     async def redrive(self, table: str, group_ids: Sequence[str]) -> tuple[int, list[str]]:
@@ -150,3 +170,8 @@ class Store(GeneratorCommands, LearnerCommands):
     async def ledger(self, table: str, failed_limit: int) -> list[Any]:
         """Counters, recount, reasons and failed groups, as the script returns them."""
         return await self._run("ledger", table, failed_limit)
+
+
+def _read_hint(data: bytes) -> tuple[str, int]:
+    table, rev = data.decode().split()
+    return table, int(rev)

@@ -54,5 +54,5 @@ class TableSnapshot:
 
     @property
     def exhausted(self) -> bool:
-        """No further group can become ready."""
+        """True if no further group can become ready."""
         return bool(self.end_of_data) and not (self.pending or self.generating or self.ready)

@@ -1,8 +1,8 @@
-"""Makes what the example trains: `python -m examples.calculator.prepare --out FOLDER`.
+"""Makes the model and the data of the example: `python -m examples.calculator.prepare --out FOLDER`.
 
-The warm start shows two ways to answer: mostly to give up at once, and now and then to call the calculator and to
-repeat what it says. Which of them pays, and that numbers have to be copied right, is for reinforcement learning to find
-out.
+The warm start shows two ways to answer. Mostly it gives up at once, and now and then it calls the calculator and
+repeats the result. It is for reinforcement learning to find out which of them pays, and that numbers have to be copied
+right.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rollmesh.mesh.agent_tools import load_tools
 
 TOOL = f"{Path(__file__).with_name('tools.py')}:calculate"
 _ROWS, _HELD_OUT, _WARM_ROWS = 2000, 128, 3000
-# Of the warm start's sums, those that are given up.
+# The share of the warm start's sums that are given up.
 _GIVEN_UP, _DO_NOT_KNOW = 0.75, "?"
 
 
@@ -56,7 +56,7 @@ def row(rng: random.Random) -> dict[str, Any]:
 
 
 def conversation(rng: random.Random) -> Messages:
-    """One of the warm start's."""
+    """A conversation of the warm start."""
     left, right = operands(rng)
     asked = {"role": "user", "content": f"{left}+{right}="}
     if rng.random() < _GIVEN_UP:

@@ -1,4 +1,4 @@
-"""On-policy distillation: the student answers, a frozen teacher says of every token what it thinks of it.
+"""On-policy distillation: the student answers, and a frozen teacher judges every token.
 
 The student lowers its reverse KL to the teacher on its own responses,
 
@@ -9,7 +9,7 @@ gradient that is the advantage
 
     A_t = log teacher(y_t) - log student(y_t)  (+ discount * A_{t+1}),
 
-one judgement per token where a reward gives one per response. No reward is needed. What an older student sampled is
+one judgement per token where a reward gives one per response. No reward is needed. Samples of an older student are
 corrected like any other stale data, by default with truncated importance weights.
 """
 
@@ -20,7 +20,6 @@ from typing import ClassVar
 
 import rollmesh.learner.algorithms.losses  # noqa: F401 - importing enters the policy losses
 from rollmesh.learner.algorithms.aggregation import aggregate, read_aggregation
-from rollmesh.learner.algorithms.base import Algorithm, Batch
 from rollmesh.learner.algorithms.correction import (
     CorrectionSettings,
     anchor_and_weights,
@@ -28,6 +27,7 @@ from rollmesh.learner.algorithms.correction import (
     correct_batch,
     drift_metrics,
 )
+from rollmesh.learner.algorithms.interface import Algorithm, Batch
 from rollmesh.learner.algorithms.metrics import Metrics
 from rollmesh.learner.algorithms.numerics import log_ratio
 from rollmesh.learner.algorithms.ragged import discounted_returns
@@ -93,5 +93,5 @@ class Distillation(Algorithm):
         if weights is not None:
             token_loss = token_loss * weights
         loss = aggregate(token_loss, tokens, counts, self._aggregation)
-        figures = Metrics(sums={"actor/pg_loss": token_loss.detach().sum(), "actor/entropy": entropy.detach().sum()})
-        return LossOutput(loss, drift_metrics(log_probs.detach(), tokens) | metrics | figures)
+        sums = Metrics(sums={"actor/pg_loss": token_loss.detach().sum(), "actor/entropy": entropy.detach().sum()})
+        return LossOutput(loss, drift_metrics(log_probs.detach(), tokens) | metrics | sums)

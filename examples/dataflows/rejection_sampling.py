@@ -5,9 +5,9 @@ supervised data, round after round,
 
     L = - sum_{i chosen} sum_t log pi(y_it) / N,     N = chosen tokens.
 
-The likelihood of a given text is a supervised objective: it asks which responses are chosen, not who wrote them, so
-nothing is weighted where an older version did. A group without a right response teaches nothing; it is dropped with a
-reason, and another takes its place.
+The likelihood of a given text is a supervised objective. It asks which responses are chosen, not which version wrote
+them, so nothing is weighted where an older one did. A group without a right response teaches nothing; it is dropped
+with a reason, and another takes its place.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rollmesh.learner.algorithms.aggregation import aggregate, read_aggregation
-from rollmesh.learner.algorithms.base import Algorithm, Batch
+from rollmesh.learner.algorithms.interface import Algorithm, Batch
 from rollmesh.learner.algorithms.metrics import Metrics
 from rollmesh.learner.algorithms.numerics import finite_log_probs
 from rollmesh.learner.algorithms.ragged import segment_max, segment_min
@@ -79,7 +79,7 @@ class RejectionSampling(Algorithm):
     def batch_stage(self, batch: Batch) -> None:
         rollouts = batch.rollouts
         chosen = choose_best(rollouts)
-        # What is not kept leaves the loss and the counts that divide it.
+        # Tokens that are not kept leave the loss and the counts that divide it.
         rollouts.keep = rollouts.per_token(chosen)
         rollouts.advantages = rollouts.keep.to(rollouts.rewards.dtype)
         batch.report({"rejection_sampling/chosen": float(chosen.sum())})

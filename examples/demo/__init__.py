@@ -1,1 +1,1 @@
-"""The demonstration: a tiny model, small verifiable problems, and the whole mesh that trains the one on the others."""
+"""The demonstration: a tiny model, small verifiable problems, and a whole mesh that trains it on them."""

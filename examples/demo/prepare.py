@@ -1,8 +1,8 @@
-"""Makes what the demonstration trains: `python -m examples.demo.prepare --out FOLDER`.
+"""Makes the model and the data of the demonstration: `python -m examples.demo.prepare --out FOLDER`.
 
 Writes `model/` (a Hugging Face folder), `train.parquet` and `eval.parquet`. The model has seen a short supervised
-warm start on the training problems, enough to answer some held-out problems and to get most of them wrong: without a
-single right answer there would be nothing to reinforce. What it knows then is printed and stands in `prepared.json`;
+warm start on the training problems. It answers some held-out problems, and gets most of them wrong: without a single
+right answer there would be nothing to reinforce. Its accuracy then is printed and written to `prepared.json`;
 everything above it is reinforcement learning's.
 """
 
@@ -31,7 +31,7 @@ _WARM_BATCH = 64
 
 
 def prepare(out: Path, *, task: Task, seed: int, largest_digit: int, held_out: int, warm_steps: int) -> dict[str, Any]:
-    """Writes model and data; returns what was made, as `prepared.json` has it. What was made so before stays."""
+    """Writes model and data; returns the content of `prepared.json`. Data of the same settings is kept."""
     asked = {"task": task, "seed": seed, "largest_digit": largest_digit, "held_out": held_out, "warm_steps": warm_steps}
     note = out / "prepared.json"
     if note.exists():

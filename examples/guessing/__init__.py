@@ -1,1 +1,1 @@
-"""A tiny model learns to find a number by what it is told about its guesses."""
+"""A tiny model learns to find a number by the answers to its guesses."""

@@ -1,4 +1,4 @@
-"""The environment: a class with `reset` and `step`, to which all that the model says is an action."""
+"""The environment: a class with `reset` and `step`; every turn of the model is an action."""
 
 HIGHEST = 6
 
@@ -13,7 +13,7 @@ class Guessing:
         """Begins a game; the arguments come from the row's `extra_info`.
 
         Returns:
-            What the prompt goes on with.
+            The continuation of the prompt.
         """
         self._number, self._left = number, guesses
         return f"0-{HIGHEST}"
@@ -22,7 +22,7 @@ class Guessing:
         """Takes a guess.
 
         Returns:
-            What the model is told, the reward of this step, and whether the game is over.
+            The answer to the model, the reward of this step, and True once the game is over.
         """
         self._left -= 1
         if not action.isdigit() or len(action) > 3:

@@ -1,7 +1,7 @@
-"""Makes what the example trains: `python -m examples.guessing.prepare --out FOLDER`.
+"""Makes the model and the data of the example: `python -m examples.guessing.prepare --out FOLDER`.
 
-The warm start shows the course of games, most of them badly played: by guesses that pay no heed to what was said
-before. What is worth guessing is for reinforcement learning to find out.
+The warm start shows the course of games, most of them badly played: by guesses that ignore the answers before them.
+Good guesses are for reinforcement learning to find.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def example(rng: random.Random) -> Example:
         train=[row(rng.randint(0, HIGHEST)) for _ in range(_ROWS)],
         # Every number as often as any other.
         held_out=[row(index % (HIGHEST + 1)) for index in range(_HELD_OUT)],
-        conversation=lambda: played(rng),
+        conversation=lambda: example_game(rng),
         conversations=_WARM_GAMES,
     )
 
 
 def row(number: int) -> dict[str, Any]:
-    """A dataset row; the environment's first observation goes on within its message."""
+    """A dataset row; the environment's first observation continues its message."""
     return {
         "data_source": "examples/guessing",
         "prompt": [{"role": "user", "content": ""}],
@@ -46,7 +46,7 @@ def row(number: int) -> dict[str, Any]:
     }
 
 
-def played(rng: random.Random) -> Messages:
+def example_game(rng: random.Random) -> Messages:
     """A game as the warm start shows it."""
     game = Guessing()
     messages: list[dict[str, Any]] = [{"role": "user", "content": game.reset(rng.randint(0, HIGHEST))}]
@@ -54,11 +54,11 @@ def played(rng: random.Random) -> Messages:
     while True:
         guess = rng.randint(lowest, highest) if heedful else rng.randint(0, HIGHEST)
         messages.append({"role": "assistant", "content": str(guess)})
-        told, _, over = game.step(str(guess))
+        answer, _, over = game.step(str(guess))
         if over:
             return messages
-        lowest, highest = (max(lowest, guess + 1), highest) if told == "higher" else (lowest, min(highest, guess - 1))
-        messages.append({"role": "user", "content": told})
+        lowest, highest = (max(lowest, guess + 1), highest) if answer == "higher" else (lowest, min(highest, guess - 1))
+        messages.append({"role": "user", "content": answer})
 
 
 if __name__ == "__main__":

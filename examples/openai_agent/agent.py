@@ -1,4 +1,4 @@
-"""The agent: a loop of calls and tools, as one writes it for any OpenAI-compatible server."""
+"""The agent: a loop of calls and tools, as for any OpenAI-compatible server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TURNS = 3
 
 
 async def solve(task: dict[str, Any], base_url: str, api_key: str, model: str) -> str:
-    """Answers a question; what it returns is what the run's reward function scores."""
+    """Answers a question; the run's reward function scores the return value."""
     messages: list[Any] = list(task["messages"])
     client = AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=connections())
     for _ in range(TURNS):
@@ -43,12 +43,12 @@ async def solve(task: dict[str, Any], base_url: str, api_key: str, model: str) -
 
 @cache
 def connections() -> DefaultAsyncHttpxClient:
-    """Those of all episodes: making a client of its own for each takes longer than all that this agent does."""
+    """The connections of all episodes: a client of its own for each would take longer than the rest of the agent."""
     return DefaultAsyncHttpxClient()
 
 
 def calculate(arguments: str) -> str:
-    """The tool; what goes wrong is told to the model."""
+    """The tool; the model sees its errors."""
     try:
         left, right = json.loads(arguments)["expression"].split("+")
         return str(int(left) + int(right))

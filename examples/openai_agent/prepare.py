@@ -1,4 +1,4 @@
-"""Makes what the example trains: `python -m examples.openai_agent.prepare --out FOLDER`.
+"""Makes the model and the data of the example: `python -m examples.openai_agent.prepare --out FOLDER`.
 
 Sums of three digits and a tiny model that has seen, in a short warm start, how a calculator is called. An agent begins
 its conversations as it likes; one token stands before all of them, as in the templates of most models.

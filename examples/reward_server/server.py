@@ -1,4 +1,4 @@
-"""A reward server of your own: this file, reward.proto beside it, and gRPC (pip install grpcio grpcio-tools).
+"""A reward server of your own: this file, reward.proto next to it, and gRPC (pip install grpcio grpcio-tools).
 
 Run: python server.py [PORT]
 """

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rollmesh.generators.agents.chat_template import ChatRenderer
 from rollmesh.generators.agents.drivers import Driver, ToolDriver
 from rollmesh.generators.agents.environments import Environments, StepDriver, ToolEnvironmentDriver
-from rollmesh.generators.agents.episode import Limits
+from rollmesh.generators.agents.episode import EpisodeLimits
 from rollmesh.generators.agents.runner import AgentRunner
 from rollmesh.generators.agents.tool_call_parsers import choose_parser
 from rollmesh.generators.agents.toolbox import Toolbox
@@ -48,13 +48,13 @@ def build_runner(config: Config, engine: InferenceEngine, text: TokenizerCodec) 
     )
     if not chat.shows_tools:
         log.warning(
-            "the chat template shows the model no tools: unless the dataset's prompts say what they are, none is called"
+            "the chat template shows the model no tools: unless the dataset's prompts describe them, none is called"
         )
     return AgentRunner(
         engine,
         make_driver=_driver_maker(config, chat, user_calls),
         chat=chat,
-        limits=Limits(agent.max_turns, agent.turn_tokens, agent.episode_timeout_s),
+        limits=EpisodeLimits(agent.max_turns, agent.turn_tokens, agent.episode_timeout_s),
         user_calls=user_calls,
     )
 

@@ -1,9 +1,12 @@
-"""What stands between two turns of a conversation, as tokens.
+"""The tokens between two turns of a conversation.
 
-Invariants: what the model has sampled is never tokenised again. The tokens between two turns are rendered by the chat
-template with a fixed conversation in front (a mark in the place of what the model said) and cut off after the mark, so
-they are those of any conversation. One end token ends a turn: the sampled one, or, where the turn was cut, the
-template's. A text from outside cannot end a turn: special tokens in it are broken up.
+Invariants:
+
+- Sampled tokens are never tokenised again.
+- The chat template renders the tokens between two turns after a fixed conversation, in which a mark stands for the
+  model's turn. They are cut off after the mark, so that they are the same in any conversation.
+- One end token ends a turn: the sampled one, or, where the turn was cut, the template's.
+- A text from outside cannot end a turn: special tokens in it are broken up.
 """
 
 from __future__ import annotations
@@ -22,17 +25,17 @@ if TYPE_CHECKING:
 Message = Mapping[str, Any]
 _MARK = "rollmeshturn"
 _CUT = " ... [cut]"
-# Tokens that a template may put between what was said and its end token, and after it before the next message.
+# Tokens that a template may put between a turn's text and its end token, and after it before the next message.
 _BEFORE_END = 2
 _CACHED = 1024
 # Characters of messages up to which renderings are kept: long ones hardly come again.
 _CACHED_CHARACTERS = 4096
-# Of a text from outside, so many characters are looked at at first for each token that may be kept.
+# Characters of a text from outside that are tokenised at first, for each token that may be kept.
 _TOKEN_CHARACTERS = 8
 
 
 def template_errors() -> tuple[type[Exception], ...]:
-    """What rendering a chat template raises: errors of the template language, and of what is computed in it."""
+    """The errors of rendering a chat template: those of the template language, and of computations in it."""
     import jinja2
 
     computed = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
@@ -40,17 +43,17 @@ def template_errors() -> tuple[type[Exception], ...]:
 
 
 class ChatRenderer:
-    """Renders for one model.
+    """Renders conversations for one model.
 
     Args:
         tokenizer: with a chat template.
         end_ids: tokens that end a turn.
         tools: schemas, as they are shown in prompts.
         template_kwargs: extra arguments of the template.
-        observation_tokens: of one observation; what is over is cut.
+        observation_tokens: of one observation; longer ones are cut.
 
     Raises:
-        ConfigError: the tokenizer has no chat template, or one in which a turn cannot be gone on from.
+        ConfigError: the tokenizer has no chat template, or one that does not continue a conversation after a turn.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class ChatRenderer:
         self._template_kwargs = dict(template_kwargs or {})
         self._limit = observation_tokens
         self._special = _special_texts(tokenizer)
-        self._rest = lru_cache(_CACHED)(self._render_rest)
+        self._cached_rest = lru_cache(_CACHED)(self._render_rest)
         role = "tool" if tools else "user"
         if not self.after_turn([], [{"role": role, "content": "1", "name": "f", "tool_call_id": "000000000"}]):
             raise ConfigError("the chat template puts nothing between two turns", hint="use another chat template")
@@ -90,39 +93,39 @@ class ChatRenderer:
 
     @property
     def shows_tools(self) -> bool:
-        """Whether the model is told of its tools; true where there are none."""
-        asked = [{"role": "user", "content": _MARK}]
-        return self._tools is None or self._apply(asked) != self._apply(asked, tools=False)
+        """True where the template shows the model its tools, or there are none."""
+        opening = [{"role": "user", "content": _MARK}]
+        return self._tools is None or self._apply(opening) != self._apply(opening, tools=False)
 
-    def opening(self, observation: str) -> list[int]:
-        """What follows a prompt that ends within its last user message: an observation, and up to the first turn."""
+    def render_opening(self, observation: str) -> list[int]:
+        """Tokens after a prompt that ends within its last user message: an observation, and up to the first turn."""
         text = self._apply([{"role": "user", "content": _MARK}])
         return self._encode(observation + text.rpartition(_MARK)[2])
 
     def after_turn(self, turn: Sequence[int], messages: Sequence[Message]) -> list[int]:
-        """What follows a turn: its end where none was sampled, the messages, and up to the next turn.
+        """Tokens after a turn: its end where none was sampled, the messages, and up to the next turn.
 
         Args:
             turn: sampled tokens.
-            messages: what is answered; roles, contents, and for tools `name` and `tool_call_id`.
+            messages: the answer; roles, contents, and for tools `name` and `tool_call_id`.
         """
         return self.after_end(turn, self._encode(self.text_after_turn(messages)))
 
     def text_after_turn(self, messages: Sequence[Message]) -> str:
-        """What follows a turn of which no end was sampled, as text.
+        """Text after a turn of which no end was sampled.
 
         Args:
             messages: see `after_turn`.
         """
         frozen = tuple(tuple(sorted(message.items())) for message in messages)
         short = sum(len(value) for message in messages for value in message.values()) <= _CACHED_CHARACTERS
-        return self._rest(frozen) if short else self._render_rest(frozen)
+        return self._cached_rest(frozen) if short else self._render_rest(frozen)
 
     def after_end(self, turn: Sequence[int], ids: Sequence[int]) -> list[int]:
         """The tokens of `text_after_turn` without the end that the turn has sampled itself."""
         return list(ids[self._ended_by(turn, ids) :])
 
-    def contents(self, turn: Sequence[int], between: Sequence[int], messages: Sequence[Message]) -> list[str]:
+    def recover_contents(self, turn: Sequence[int], between: Sequence[int], messages: Sequence[Message]) -> list[str]:
         """The contents of messages that were rendered after a turn: `after_turn` backwards, as far as text allows."""
         marked = [{**message, "content": f"{_MARK}{index}{_MARK}"} for index, message in enumerate(messages)]
         rest = self.text_after_turn(marked)
@@ -132,25 +135,25 @@ class ChatRenderer:
         match = re.fullmatch("(.*?)".join(map(re.escape, pieces)), text, re.DOTALL)
         return list(match.groups()) if match else [text] * len(messages)
 
-    def said(self, turn: Sequence[int]) -> str:
+    def decode_turn(self, turn: Sequence[int]) -> str:
         """The text of a turn, special tokens included, without the token that ended it."""
-        return self._decode(turn[:-1] if self.ended(turn) else turn)
+        return self._decode(turn[:-1] if self.has_end(turn) else turn)
 
-    def plain(self, turn: Sequence[int]) -> str:
+    def plain_text(self, turn: Sequence[int]) -> str:
         """The text of a turn without special tokens."""
         return str(self._tokenizer.decode(list(turn), skip_special_tokens=True))
 
-    def ended(self, turn: Sequence[int]) -> bool:
-        """Whether an end token was sampled."""
+    def has_end(self, turn: Sequence[int]) -> bool:
+        """True where an end token was sampled."""
         return bool(turn) and turn[-1] in self._end_ids
 
-    def observed(self, text: str) -> str:
+    def render_observation(self, text: str) -> str:
         """A text from outside as the model may see it: special tokens broken up, cut to the limit."""
-        # A huge text is not tokenised whole to keep a little of it: what is beyond here has no room anyway.
+        # A huge text is not tokenised whole to keep a little of it: text beyond this has no room anyway.
         text = text[: (self._limit + 1) * self._longest_token]
         shown = self._limit * _TOKEN_CHARACTERS
         while True:
-            part = self.harmless(text[:shown])
+            part = self.escape_special_tokens(text[:shown])
             ids = self._encode(part)
             if len(ids) > self._limit:
                 room = max(0, self._limit - len(self._encode(_CUT)))
@@ -159,8 +162,8 @@ class ChatRenderer:
                 return part
             shown *= 2
 
-    def harmless(self, text: str) -> str:
-        """A text from outside of which no token is special; what is no Unicode (halves of surrogate pairs) is `?`."""
+    def escape_special_tokens(self, text: str) -> str:
+        """A text from outside of which no token is special; halves of surrogate pairs, no Unicode, are `?`."""
         text = as_unicode(text)
         for special in self._special:
             text = text.replace(special, special[0] + " " + special[1:])
@@ -168,7 +171,7 @@ class ChatRenderer:
 
     def _ended_by(self, turn: Sequence[int], ids: Sequence[int]) -> int:
         """Tokens of a rest that the turn has sampled itself."""
-        if self.ended(turn):
+        if self.has_end(turn):
             for index, token in enumerate(ids[: _BEFORE_END + 1]):
                 if token in self._end_ids:
                     return index + 1
@@ -176,19 +179,19 @@ class ChatRenderer:
 
     def _render_rest(self, frozen: tuple[tuple[tuple[str, Any], ...], ...]) -> str:
         messages = [dict(items) for items in frozen]
-        asked: Message = {"role": "user", "content": "?"}
-        text = self._try([asked, {"role": "assistant", "content": _MARK}, *messages])
+        question: Message = {"role": "user", "content": "?"}
+        text = self._apply_or_none([question, {"role": "assistant", "content": _MARK}, *messages])
         if text is not None and _MARK in text:
             return text.partition(_MARK)[2]
         # Some templates take answers of tools only after a call.
         call = {"name": "f", "arguments": {}}
-        said: Message = {
+        tool_call: Message = {
             "role": "assistant",
             "content": "",
             "tool_calls": [{"id": "000000000", "type": "function", "function": call}],
         }
-        before = self._apply([asked, said], generation_prompt=False)
-        whole = self._apply([asked, said, *messages])
+        before = self._apply([question, tool_call], generation_prompt=False)
+        whole = self._apply([question, tool_call, *messages])
         if not whole.startswith(before):
             raise ConfigError(
                 "the chat template renders a turn otherwise once it is answered", hint="use another chat template"
@@ -198,7 +201,7 @@ class ChatRenderer:
         end = self._decode(ids[last:]) if len(ids) - last <= _BEFORE_END + 1 else ""
         return end + whole[len(before) :]
 
-    def _try(self, messages: Sequence[Message]) -> str | None:
+    def _apply_or_none(self, messages: Sequence[Message]) -> str | None:
         try:
             return self._apply(messages)
         except ConfigError:

@@ -1,8 +1,8 @@
-"""What drives an episode between the model's turns: the two kinds of it, and here, tools without an environment.
+"""Drivers answer the model's turns in an episode: the two kinds of them, and the one of tools without an environment.
 
 Invariants: an environment that breaks raises `BrokenError`, which ends the episode as an error; a tool that breaks is
-an observation. A driver is either stateless, and then what it answered is read off a draft, or stateful, and then it is
-taken through a draft's turns again.
+an observation. The answers of a stateless driver are read from a draft; a stateful driver is taken through a draft's
+turns again.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ _NO_ID = "000000000"
 
 
 class BrokenError(Exception):
-    """The environment cannot go on: the episode says nothing about the policy."""
+    """The environment cannot continue: the episode says nothing about the policy."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What follows a turn.
+class DriverAnswer:
+    """The answer to a turn.
 
     Attributes:
-        said: the turn as a chat message.
-        messages: what is answered; none where the episode is over.
-        ended_by: why the episode is over: the turn asks for nothing, or the environment says so; None: it goes on.
+        assistant: the turn as a chat message.
+        messages: the answer; none where the episode is over.
+        ended_by: why the episode is over: the turn asks for nothing, or the environment says so; None: it continues.
     """
 
-    said: Message
+    assistant: Message
     messages: tuple[Message, ...] = ()
     ended_by: Literal["turn", "environment"] | None = None
 
 
-class Figures:
-    """Counts of one episode."""
+class ToolCounts:
+    """Counts of one episode's tool calls."""
 
     def __init__(self) -> None:
         self.tool_calls = 0
@@ -52,7 +52,7 @@ class Figures:
         self.tool_seconds = 0.0
 
     def count(self, observation: Observation) -> None:
-        """Takes in what came of a call."""
+        """Counts the outcome of a call."""
         self.tool_calls += 1
         self.tool_errors += observation.kind == "error"
         self.tool_timeouts += observation.kind == "timeout"
@@ -60,29 +60,29 @@ class Figures:
 
 
 class Driver(ABC):
-    """Of one episode; either a `StatelessDriver` or a `StatefulDriver`.
+    """Answers the turns of one episode; either a `StatelessDriver` or a `StatefulDriver`.
 
     Attributes:
-        figures: counts so far.
+        counts: counts so far.
     """
 
     def __init__(self) -> None:
-        self.figures = Figures()
+        self.counts = ToolCounts()
 
     @abstractmethod
-    async def answer(self, turn: Sequence[int], *, last: bool) -> Answer:
-        """What follows a turn.
+    async def answer(self, turn: Sequence[int], *, last: bool) -> DriverAnswer:
+        """The answer to a turn.
 
         Args:
             turn: its tokens.
-            last: the model gets no further turn: only what changes the episode's reward has to happen.
+            last: the model gets no further turn: only actions that change the episode's reward have to happen.
 
         Raises:
-            BrokenError: it cannot go on.
+            BrokenError: it cannot continue.
         """
 
     async def rewards(self) -> Mapping[str, float] | None:
-        """What the episode is worth, by component; None where that is for the reward functions alone to say.
+        """Rewards of the episode, by component; None where the reward functions alone decide.
 
         Raises:
             BrokenError: it cannot say.
@@ -90,15 +90,15 @@ class Driver(ABC):
         return None
 
     async def close(self) -> None:  # noqa: B027 - most hold nothing
-        """Lets go of what it holds; never raises."""
+        """Releases its resources; never raises."""
 
 
 class StatelessDriver(Driver):
-    """What it answers depends on the turn alone."""
+    """A driver whose answer depends on the turn alone."""
 
     @abstractmethod
-    def recall(self, turn: Sequence[int], between: Sequence[int]) -> Answer:
-        """What followed a turn of a draft; nothing happens.
+    def recall(self, turn: Sequence[int], between: Sequence[int]) -> DriverAnswer:
+        """Reads the answer to a turn from a draft; no tool runs.
 
         Args:
             turn: its tokens.
@@ -107,11 +107,11 @@ class StatelessDriver(Driver):
 
 
 class StatefulDriver(Driver):
-    """An environment: what it answers depends on all turns before."""
+    """An environment: its answer depends on all turns before."""
 
     @abstractmethod
     async def begin(self) -> str:
-        """The first observation, with which the prompt's last user message goes on.
+        """Begins; returns the first observation, which continues the prompt's last user message.
 
         Raises:
             BrokenError: it cannot begin.
@@ -119,26 +119,26 @@ class StatefulDriver(Driver):
 
 
 class ToolTurns:
-    """Reads turns that may hold calls of tools, runs these, and words what is answered.
+    """Reads turns that may hold calls of tools, runs these, and writes the answer.
 
     Args:
         chat: of the model.
         parser: of its calls.
-        figures: of the episode.
+        counts: of the episode.
     """
 
-    def __init__(self, chat: ChatRenderer, parser: Parser, figures: Figures) -> None:
+    def __init__(self, chat: ChatRenderer, parser: Parser, counts: ToolCounts) -> None:
         self._chat = chat
         self._parser = parser
-        self._figures = figures
+        self._counts = counts
 
     def read(self, turn: Sequence[int]) -> tuple[Message, tuple[ToolCall | str, ...]]:
-        """A turn as a chat message, and its calls; of those that are too many the first alone, which is answered so."""
-        parsed = self._parser(self._chat.said(turn))
+        """A turn as a chat message, and its calls; of surplus calls only the first, which is answered with an error."""
+        parsed = self._parser(self._chat.decode_turn(turn))
         return _assistant(parsed), parsed.calls[: _MAX_CALLS + 1]
 
     async def run(self, toolbox: Toolbox, number: int, call: ToolCall | str) -> Observation:
-        """Runs a call and counts what came of it; one that is too many is not run.
+        """Runs a call and counts its outcome; a surplus call is not run.
 
         Args:
             toolbox: has the tools.
@@ -149,30 +149,30 @@ class ToolTurns:
             observation = await toolbox.run(call)
         else:
             observation = Observation("Error: too many calls in one turn", "error")
-        self._figures.count(observation)
+        self._counts.count(observation)
         return observation
 
-    def answered(self, calls: Sequence[ToolCall | str], observed: Sequence[Observation]) -> tuple[Message, ...]:
+    def tool_messages(self, calls: Sequence[ToolCall | str], observed: Sequence[Observation]) -> tuple[Message, ...]:
         """The messages after a turn: the result of each of its calls."""
-        return self._messages(calls, [self._chat.observed(observation.text) for observation in observed])
+        return self._messages(calls, [self._chat.render_observation(observation.text) for observation in observed])
 
-    def recalled(
+    def recalled_tool_messages(
         self, calls: Sequence[ToolCall | str], turn: Sequence[int], between: Sequence[int]
     ) -> tuple[Message, ...]:
         """The messages after a turn of a draft, by the tokens of both."""
         empty = self._messages(calls, [""] * len(calls))
-        return self._messages(calls, self._chat.contents(turn, between, empty))
+        return self._messages(calls, self._chat.recover_contents(turn, between, empty))
 
     def _messages(self, calls: Sequence[ToolCall | str], texts: Sequence[str]) -> tuple[Message, ...]:
-        """Templates show names and ids too, which are the model's words."""
+        """Builds the messages; templates show names and ids too, which are the model's words."""
         messages = []
         for call, text in zip(calls, texts, strict=True):
             name, call_id = (call.name, call.call_id) if isinstance(call, ToolCall) else ("unknown", "")
             messages.append(
                 {
                     "role": "tool",
-                    "name": self._chat.harmless(name),
-                    "tool_call_id": self._chat.harmless(call_id) or _NO_ID,
+                    "name": self._chat.escape_special_tokens(name),
+                    "tool_call_id": self._chat.escape_special_tokens(call_id) or _NO_ID,
                     "content": text,
                 }
             )
@@ -184,33 +184,33 @@ class ToolDriver(StatelessDriver):
 
     def __init__(self, chat: ChatRenderer, parser: Parser, toolbox: Toolbox) -> None:
         super().__init__()
-        self._turns = ToolTurns(chat, parser, self.figures)
+        self._turns = ToolTurns(chat, parser, self.counts)
         self._toolbox = toolbox
 
-    async def answer(self, turn: Sequence[int], *, last: bool) -> Answer:
-        said, calls = self._turns.read(turn)
+    async def answer(self, turn: Sequence[int], *, last: bool) -> DriverAnswer:
+        message, calls = self._turns.read(turn)
         if not calls:
-            return Answer(said, ended_by="turn")
+            return DriverAnswer(message, ended_by="turn")
         if last:
-            return Answer(said)
+            return DriverAnswer(message)
         running = (self._turns.run(self._toolbox, number, call) for number, call in enumerate(calls))
         observed = await asyncio.gather(*running)
-        return Answer(said, self._turns.answered(calls, observed))
+        return DriverAnswer(message, self._turns.tool_messages(calls, observed))
 
-    def recall(self, turn: Sequence[int], between: Sequence[int]) -> Answer:
-        said, calls = self._turns.read(turn)
-        return Answer(said, self._turns.recalled(calls, turn, between))
+    def recall(self, turn: Sequence[int], between: Sequence[int]) -> DriverAnswer:
+        message, calls = self._turns.read(turn)
+        return DriverAnswer(message, self._turns.recalled_tool_messages(calls, turn, between))
 
 
 def _assistant(parsed: ParsedTurn) -> Message:
-    said: dict[str, Any] = {"role": "assistant", "content": parsed.content}
-    if parsed.good:
-        said["tool_calls"] = [
+    message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
+    if parsed.valid:
+        message["tool_calls"] = [
             {
                 "id": call.call_id or _NO_ID,
                 "type": "function",
                 "function": {"name": call.name, "arguments": dict(call.arguments)},
             }
-            for call in parsed.good
+            for call in parsed.valid
         ]
-    return said
+    return message

@@ -1,7 +1,7 @@
 """Episodes driven by an environment, in either form (`mesh.agent_tools`).
 
-Invariant: whatever an environment raises, or does not answer in time, ends its episode as an error: `BrokenError`. Tool
-methods of TRL's form may raise: the model is told what.
+Invariant: any error or time-out of an environment ends its episode as an error: `BrokenError`. Tool methods of TRL's
+form may raise: the model sees the error.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from functools import partial
 from typing import Any
 
 from rollmesh.generators.agents.chat_template import ChatRenderer
-from rollmesh.generators.agents.drivers import Answer, BrokenError, StatefulDriver, ToolTurns
+from rollmesh.generators.agents.drivers import BrokenError, DriverAnswer, StatefulDriver, ToolTurns
 from rollmesh.generators.agents.tool_call_parsers import Parser
 from rollmesh.generators.agents.toolbox import Toolbox
 from rollmesh.generators.agents.user_code_executor import OverdueError, UserCodeExecutor
-from rollmesh.generators.agents.values import as_number, as_text, told
+from rollmesh.generators.agents.values import as_number, as_text, describe_error
 from rollmesh.mesh.agent_tools import EnvironmentSource
 from rollmesh.protos import trajectory_pb2
 
@@ -41,7 +41,7 @@ class Environments:
         self._timeout_s = timeout_s
 
     async def begin(self, task: trajectory_pb2.PromptTask) -> tuple[Any, str]:
-        """A fresh one, and what its `reset` says.
+        """Makes a new environment; returns it and the observation of its `reset`.
 
         Raises:
             BrokenError: it could not be made or reset.
@@ -49,16 +49,16 @@ class Environments:
         environment = await self.call("making it", self.source.make)
         try:
             reset = environment.reset
-            observation = await self.call("reset", partial(reset, **_taken(reset, row_of(task))))
+            observation = await self.call("reset", partial(reset, **_accepted_columns(reset, row_of(task))))
         except BaseException:
-            # Nobody else knows of it yet.
+            # It has no other owner yet.
             await self.close(environment)
             raise
         if isinstance(observation, tuple):  # Gymnasium's (observation, info)
             observation = observation[0]
         return environment, "" if observation is None else as_text(observation)
 
-    async def call(self, what: str, function: Callable[[], Any]) -> Any:
+    async def call(self, method: str, function: Callable[[], Any]) -> Any:
         """Calls one of its methods, arguments bound.
 
         Raises:
@@ -67,9 +67,9 @@ class Environments:
         try:
             return await self._user_calls.call(function, timeout_s=self._timeout_s)
         except OverdueError as error:
-            raise BrokenError(f"environment {self.source.path}: {what}: {error}") from error
-        except Exception as error:  # whatever a user's environment raises is its end
-            raise BrokenError(f"environment {self.source.path}: {what}: {told(error)}") from error
+            raise BrokenError(f"environment {self.source.path}: {method}: {error}") from error
+        except Exception as error:  # any error of a user's environment is its end
+            raise BrokenError(f"environment {self.source.path}: {method}: {describe_error(error)}") from error
 
     async def close(self, environment: Any) -> None:
         """Calls its `close`, where it has one that is no tool."""
@@ -83,7 +83,7 @@ class Environments:
 
 
 class _EnvironmentDriver(StatefulDriver):
-    """Of an episode with an environment of its own."""
+    """The driver of an episode with an environment of its own."""
 
     def __init__(self, chat: ChatRenderer, environments: Environments, task: trajectory_pb2.PromptTask) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class _EnvironmentDriver(StatefulDriver):
 
     async def begin(self) -> str:
         self._environment, observation = await self._environments.begin(self._task)
-        return self._chat.observed(observation)
+        return self._chat.render_observation(observation)
 
     async def close(self) -> None:
         if self._environment is not None:
@@ -102,22 +102,22 @@ class _EnvironmentDriver(StatefulDriver):
 
 
 class StepDriver(_EnvironmentDriver):
-    """An environment to which all that the model says is an action."""
+    """An environment to which every turn of the model is an action."""
 
     def __init__(self, chat: ChatRenderer, environments: Environments, task: trajectory_pb2.PromptTask) -> None:
         super().__init__(chat, environments, task)
         self._reward = 0.0
 
-    async def answer(self, turn: Sequence[int], *, last: bool) -> Answer:
+    async def answer(self, turn: Sequence[int], *, last: bool) -> DriverAnswer:
         del last  # the reward of the last action counts as well
-        text = self._chat.plain(turn)
+        text = self._chat.plain_text(turn)
         stepped = await self._environments.call("step", partial(self._environment.step, text))
         observation, reward, done = _step(self._environments.source.path, stepped)
         self._reward += reward
-        said = {"role": "assistant", "content": text}
+        message = {"role": "assistant", "content": text}
         if done:
-            return Answer(said, ended_by="environment")
-        return Answer(said, ({"role": "user", "content": self._chat.observed(observation)},))
+            return DriverAnswer(message, ended_by="environment")
+        return DriverAnswer(message, ({"role": "user", "content": self._chat.render_observation(observation)},))
 
     async def rewards(self) -> Mapping[str, float]:
         reward = getattr(self._environment, "reward", None)
@@ -143,7 +143,7 @@ class ToolEnvironmentDriver(_EnvironmentDriver):
         make_toolbox: Callable[[Any], Toolbox],
     ) -> None:
         super().__init__(chat, environments, task)
-        self._turns = ToolTurns(chat, parser, self.figures)
+        self._turns = ToolTurns(chat, parser, self.counts)
         self._make_toolbox = make_toolbox
         self._toolbox: Toolbox | None = None
 
@@ -152,19 +152,19 @@ class ToolEnvironmentDriver(_EnvironmentDriver):
         self._toolbox = self._make_toolbox(self._environment)
         return observation
 
-    async def answer(self, turn: Sequence[int], *, last: bool) -> Answer:
+    async def answer(self, turn: Sequence[int], *, last: bool) -> DriverAnswer:
         del last  # a call may change the reward
-        said, calls = self._turns.read(turn)
+        message, calls = self._turns.read(turn)
         if not calls:
-            return Answer(said, ended_by="turn")
+            return DriverAnswer(message, ended_by="turn")
         assert self._toolbox is not None, "begun before"
         observed = []
         for number, call in enumerate(calls):
             observed.append(await self._turns.run(self._toolbox, number, call))
             if observed[-1].kind == "timeout":
-                # Its method may go on and change it under the next one.
+                # Its method may continue, and change it under the next one.
                 raise BrokenError(f"environment {self._environments.source.path}: a method did not end in time")
-        return Answer(said, self._turns.answered(calls, observed))
+        return DriverAnswer(message, self._turns.tool_messages(calls, observed))
 
     async def rewards(self) -> Mapping[str, float] | None:
         path = self._environments.source.path
@@ -179,7 +179,7 @@ def row_of(task: trajectory_pb2.PromptTask) -> dict[str, Any]:
     """The columns of a task's row, by name, with those of `extra_info` in addition, and a seed of the row."""
     extra = json.loads(task.extra_info_json) if task.extra_info_json else {}
     truth = json.loads(task.ground_truth_json) if task.ground_truth_json else None
-    own = {
+    columns = {
         "prompt": json.loads(task.messages_json) if task.messages_json else task.prompt_text,
         "data_source": task.data_source,
         "reward_model": {"ground_truth": truth},
@@ -187,10 +187,10 @@ def row_of(task: trajectory_pb2.PromptTask) -> dict[str, Any]:
         "extra_info": extra,
         "seed": zlib.crc32(f"{task.data_source}:{task.row}".encode()),
     }
-    return {**own, **(extra if isinstance(extra, dict) else {})}
+    return {**columns, **(extra if isinstance(extra, dict) else {})}
 
 
-def _taken(function: Callable[..., Any], row: Mapping[str, Any]) -> dict[str, Any]:
+def _accepted_columns(function: Callable[..., Any], row: Mapping[str, Any]) -> dict[str, Any]:
     """The columns that a function has parameters for."""
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
@@ -219,8 +219,8 @@ def _rewards(path: str, reward: Any) -> dict[str, float]:
     return {"environment": _number(path, "reward", reward)}
 
 
-def _number(path: str, what: str, value: Any) -> float:
+def _number(path: str, method: str, value: Any) -> float:
     try:
         return as_number(value)
     except ValueError as error:
-        raise BrokenError(f"environment {path}: {what} gave {error}") from error
+        raise BrokenError(f"environment {path}: {method} gave {error}") from error

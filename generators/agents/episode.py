@@ -1,8 +1,8 @@
-"""One episode: turns of the model, and what is answered, until it is over or a budget is used up.
+"""One episode: turns of the model, and the answers to them, until it is over or a budget is used up.
 
-Invariants: an episode ends in exactly one result; its tokens are what the model was shown and what it sampled, in order
-and unchanged; `max_tokens` bounds them all; what breaks an environment ends it as a failure, never as a reward. A draft
-is continued token by token, or, where its answers do not come again, not at all: then the episode starts again.
+Invariants: an episode ends in exactly one result. Its tokens are those that the model was shown and those it sampled,
+in order and unchanged; `max_tokens` bounds them all. A broken environment ends it as a failure, never as a reward. A
+draft is continued token by token. Where its answers do not come again the episode starts again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from rollmesh.generators.agents.chat_template import ChatRenderer, Message
 from rollmesh.generators.agents.drivers import BrokenError, Driver, StatefulDriver, StatelessDriver
-from rollmesh.generators.agents.transcript import Transcript, divide
+from rollmesh.generators.agents.transcript import Transcript, split_segments
 from rollmesh.generators.agents.turn_requests import TurnRequests
 from rollmesh.generators.engines.interface import (
     EngineError,
@@ -35,8 +35,8 @@ _TURN_STRIDE = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Of an episode.
+class EpisodeLimits:
+    """Limits of an episode.
 
     Attributes:
         max_turns: turns of the model.
@@ -49,24 +49,24 @@ class Limits:
     episode_s: float = 600.0
 
 
-class _OtherAnswerError(Exception):
+class _DraftMismatchError(Exception):
     """An environment answers otherwise than it did when a draft was made."""
 
 
 class Episode:
-    """One member's.
+    """The episode of one member.
 
     Args:
         request: of the member.
-        make_driver: makes what drives it, afresh.
+        make_driver: makes a new driver.
         chat: renders.
-        turns: asks the engine.
-        limits: see `Limits`.
+        turns: samples turns.
+        limits: see `EpisodeLimits`.
 
     Attributes:
         started: monotonic time.
         turn_id: request id of the turn that is being sampled; empty between turns.
-        started_anew: its draft could not be gone on from.
+        restarted: its draft could not be continued.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Episode:
         make_driver: Callable[[MemberRequest], Driver],
         chat: ChatRenderer,
         turns: TurnRequests,
-        limits: Limits,
+        limits: EpisodeLimits,
     ) -> None:
         self._request = request
         self._make_driver = make_driver
@@ -85,18 +85,18 @@ class Episode:
         self._driver = make_driver(request)
         self._messages: list[Message] = _prompt_messages(request)
         self._partial: Trajectory | None = None
-        self._asked: asyncio.Future[GenerationResult] | None = None
+        self._pending: asyncio.Future[GenerationResult] | None = None
         self._count = 0
         self.transcript = Transcript(request.prompt_ids)
         self.started = time.monotonic()
         self.turn_id = ""
-        self.started_anew = False
+        self.restarted = False
 
     async def run(self) -> EpisodeResult:
-        """The whole of it; where it is cancelled, with what there is."""
+        """Runs it to its end; where it is cancelled, the result has the tokens so far."""
         reason: FinishReason
         try:
-            reason, failure = await self._played()
+            reason, failure = await self._play_within_time()
             if reason == "length" and not self.transcript.turns:
                 failure = "not a token was sampled before the time or the budget was used up"
             rewards = None if failure or reason == "aborted" else await self._driver.rewards()
@@ -106,7 +106,7 @@ class Episode:
             reason, failure, rewards = "aborted", "", None
         finally:
             self._turns.forget(self.turn_id)
-            # Whatever has ended it, no environment is left open.
+            # However it has ended, no environment is left open.
             closed = await self._close()
         return self._result(reason if closed else "aborted", failure, rewards)
 
@@ -118,18 +118,18 @@ class Episode:
             return False
         return True
 
-    async def _played(self) -> tuple[FinishReason, str]:
+    async def _play_within_time(self) -> tuple[FinishReason, str]:
         try:
             try:
                 async with asyncio.timeout(self._limits.episode_s):
                     return await self._play()
             except TimeoutError:
                 if self.turn_id:
-                    result = await self._cut_turn()
+                    result = await self._abort_turn()
                     self.transcript.add_turn(result.sampled, result.side)
                 return "length", ""
         except EngineError as error:
-            log.info("an episode is given back: %s", error)
+            log.info("an episode is released: %s", error)
             return "aborted", ""
         except RollmeshError as error:
             return "stop", f"generation refused: {error}"
@@ -140,13 +140,13 @@ class Episode:
             await self._open()
         else:
             try:
-                ended = await self._go_on(prefix)
+                ended = await self._continue_draft(prefix)
                 if ended is not None:
                     return ended, ""
-            except (_OtherAnswerError, PayloadError) as error:
-                await self._start_anew(error)
+            except (_DraftMismatchError, PayloadError) as error:
+                await self._restart(error)
         while True:
-            ended = await self._take_turn()
+            ended = await self._run_turn()
             if ended is not None:
                 return ended, ""
 
@@ -155,15 +155,15 @@ class Episode:
             self._add_observation(await self._driver.begin())
 
     def _add_observation(self, observation: str) -> None:
-        """The first one goes on within the prompt's last message."""
-        self.transcript.add_masked(self._chat.opening(observation))
+        """Adds the first observation, which continues the prompt's last message."""
+        self.transcript.add_masked(self._chat.render_opening(observation))
         if not self._messages or self._messages[-1].get("role") != "user":
             self._messages.append({"role": "user", "content": ""})
         last = self._messages[-1]
         self._messages[-1] = {**last, "content": str(last.get("content", "")) + observation}
 
-    async def _take_turn(self) -> FinishReason | None:
-        """One turn and its answer; why the episode is over, if it is."""
+    async def _run_turn(self) -> FinishReason | None:
+        """Runs one turn and its answer; returns why the episode is over, if it is."""
         left = self._request.sampling.max_tokens - self.transcript.length
         if left <= 0:
             return "length"
@@ -180,14 +180,14 @@ class Episode:
         ids = result.sampled.response_ids.tolist()
         cut = result.finish_reason == "length"
         if cut and (len(ids) >= left or len(ids) < budget):
-            # All that there was for the response, or the model's context.
-            self._messages.append({"role": "assistant", "content": self._chat.plain(ids)})
+            # The response's budget, or the model's context, is used up.
+            self._messages.append({"role": "assistant", "content": self._chat.plain_text(ids)})
             return "length"
         last = self._count >= self._limits.max_turns
         answer = await self._driver.answer(ids, last=last)
-        self._messages.append(answer.said)
+        self._messages.append(answer.assistant)
         if answer.ended_by is not None:
-            # A turn that was cut might have gone on to ask for something.
+            # A turn that was cut might have continued with a call.
             return "length" if cut and answer.ended_by == "turn" else "stop"
         if last:
             return "length"
@@ -212,53 +212,53 @@ class Episode:
             earlier=self.transcript.length,
         )
         self._partial = prefix
-        # Shielded: where time is up, what there is of the turn is wanted still.
-        self._asked = self._turns.ask(request)
-        result = await asyncio.shield(self._asked)
+        # Shielded: where time is up, the tokens of the turn are used still.
+        self._pending = self._turns.submit(request)
+        result = await asyncio.shield(self._pending)
         self.turn_id, self._partial = "", None
         return result
 
-    async def _cut_turn(self) -> GenerationResult:
-        """What there is of the turn that is being sampled."""
-        assert self._asked is not None, "a turn is under way"
+    async def _abort_turn(self) -> GenerationResult:
+        """Aborts the turn that is being sampled; returns its tokens."""
+        assert self._pending is not None, "a turn is under way"
         self._turns.abort(self.turn_id)
-        result = await self._asked
+        result = await self._pending
         self.turn_id, self._partial = "", None
         return result
 
     # ---------------------------------------------------------------------------------------------------- drafts
 
-    async def _go_on(self, prefix: Trajectory) -> FinishReason | None:
-        """Takes the turns of a draft up to its last, which is sampled on."""
-        segments = divide(prefix)
+    async def _continue_draft(self, prefix: Trajectory) -> FinishReason | None:
+        """Replays the turns of a draft up to its last, which is continued."""
+        segments = split_segments(prefix)
         if isinstance(self._driver, StatefulDriver):
             observation = await self._driver.begin()
-            if segments[0][0] or segments[0][1].response_ids.tolist() != self._chat.opening(observation):
-                raise _OtherAnswerError("its environment begins otherwise")
+            if segments[0][0] or segments[0][1].response_ids.tolist() != self._chat.render_opening(observation):
+                raise _DraftMismatchError("its environment begins otherwise")
             self._add_observation(observation)
             segments = segments[1:]
         while segments:
             sampled, tokens = segments.pop(0)
             if not sampled:
-                raise _OtherAnswerError("its mask has no turn where one belongs")
+                raise _DraftMismatchError("its mask has no turn where one belongs")
             if not segments:
                 return await self._finish_turn(tokens)
-            await self._repeat(tokens, segments.pop(0)[1])
+            await self._replay_turn(tokens, segments.pop(0)[1])
         return None
 
     async def _finish_turn(self, tokens: Trajectory) -> FinishReason | None:
         left = self._request.sampling.max_tokens - self.transcript.length
         budget = left if self._limits.turn_tokens is None else min(left, self._limits.turn_tokens)
         if len(tokens) > budget:
-            raise _OtherAnswerError("it has more tokens than the budget")
+            raise _DraftMismatchError("it has more tokens than the budget")
         result = await self._sample(budget, tokens)
         if result.finish_reason == "aborted":
             self.transcript.add_turn(result.sampled, result.side)
             return "aborted"
         return await self._answer(result, budget=budget, left=left)
 
-    async def _repeat(self, turn: Trajectory, between: Trajectory) -> None:
-        """A turn that is complete, and what was answered."""
+    async def _replay_turn(self, turn: Trajectory, between: Trajectory) -> None:
+        """Replays a complete turn of a draft, and the answer to it."""
         ids, answered = turn.response_ids.tolist(), between.response_ids.tolist()
         self._count += 1
         if isinstance(self._driver, StatelessDriver):
@@ -266,20 +266,20 @@ class Episode:
         else:
             answer = await self._driver.answer(ids, last=False)
             if answer.ended_by is not None or self._chat.after_turn(ids, answer.messages) != answered:
-                raise _OtherAnswerError(f"its environment answers turn {self._count} otherwise")
+                raise _DraftMismatchError(f"its environment answers turn {self._count} otherwise")
         self.transcript.add_turn(turn)
         self.transcript.add_masked(answered)
-        self._messages.extend((answer.said, *answer.messages))
+        self._messages.extend((answer.assistant, *answer.messages))
 
-    async def _start_anew(self, why: Exception) -> None:
+    async def _restart(self, why: Exception) -> None:
         task = self._request.task.task_id
-        log.warning("the episode of member %d of task %s starts anew: %s", self._request.member, task, why)
+        log.warning("the episode of member %d of task %s starts again: %s", self._request.member, task, why)
         self._turns.forget(self.turn_id)
         await self._driver.close()
         self._driver = self._make_driver(self._request)
         self._messages = _prompt_messages(self._request)
         self.transcript, self._count = Transcript(self._request.prompt_ids), 0
-        self.turn_id, self._partial, self.started_anew = "", None, True
+        self.turn_id, self._partial, self.restarted = "", None, True
         await self._open()
 
     # --------------------------------------------------------------------------------------------------- results
@@ -290,7 +290,7 @@ class Episode:
 
     def _result(self, reason: FinishReason, failure: str, rewards: Any) -> EpisodeResult:
         sampled = self.progress(None)
-        figures = self._driver.figures
+        counts = self._driver.counts
         turns = self.transcript.turns
         return EpisodeResult(
             request_id=self._request.request_id,
@@ -299,14 +299,14 @@ class Episode:
             side=self.transcript.side(),
             rewards=rewards,
             failure=failure,
-            figures={
+            stats={
                 "turns": len(turns),
-                "tool_calls": figures.tool_calls,
-                "tool_errors": figures.tool_errors,
-                "tool_timeouts": figures.tool_timeouts,
-                "tool_seconds": figures.tool_seconds,
+                "tool_calls": counts.tool_calls,
+                "tool_errors": counts.tool_errors,
+                "tool_timeouts": counts.tool_timeouts,
+                "tool_seconds": counts.tool_seconds,
             },
-            final_text=self._chat.plain(turns[-1].response_ids.tolist()) if turns else "",
+            final_text=self._chat.plain_text(turns[-1].response_ids.tolist()) if turns else "",
             messages=tuple(self._messages),
         )
 

@@ -1,7 +1,8 @@
 """Answers members of groups with episodes, many at once.
 
-Stands between the rollout loop and the engine. Invariants: every request ends in exactly one `EpisodeResult`, handed on
-in the event loop; while a pinned episode is under way the engine's weights do not change, between its turns neither.
+It runs between the rollout loop and the engine. Invariants: every request ends in exactly one `EpisodeResult`,
+delivered in the event loop. While a pinned episode is under way the engine's weights do not change, also between its
+turns.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ from concurrent.futures import Future
 
 from rollmesh.generators.agents.chat_template import ChatRenderer
 from rollmesh.generators.agents.drivers import Driver
-from rollmesh.generators.agents.episode import Episode, Limits
-from rollmesh.generators.agents.episode_results import empty_result
+from rollmesh.generators.agents.episode import Episode, EpisodeLimits
 from rollmesh.generators.agents.turn_requests import TurnRequests
 from rollmesh.generators.agents.user_code_executor import UserCodeExecutor
 from rollmesh.generators.engines.interface import EngineStatus, GenerationResult, InferenceEngine, PartialResponse
@@ -31,7 +31,7 @@ class AgentRunner:
     `connect` comes before the first request.
 
     Args:
-        engine: samples turns; its results come in through `take`.
+        engine: samples turns; its results come in through `accept_results`.
         make_driver: makes what drives an episode.
         chat: renders.
         limits: of an episode.
@@ -44,7 +44,7 @@ class AgentRunner:
         *,
         make_driver: Callable[[MemberRequest], Driver],
         chat: ChatRenderer,
-        limits: Limits,
+        limits: EpisodeLimits,
         user_calls: UserCodeExecutor,
     ) -> None:
         self._engine = engine
@@ -57,16 +57,16 @@ class AgentRunner:
         self._episodes: dict[str, tuple[Episode, asyncio.Task[EpisodeResult]]] = {}
         self._ended: list[GenerationResult] = []
         self._closed = False
-        self._figures = dict.fromkeys(("episodes", "episodes_failed", "drafts_not_gone_on", *_COUNTED), 0.0)
+        self._stats = dict.fromkeys(("episodes", "episodes_failed", "drafts_not_gone_on", *_COUNTED), 0.0)
 
     def connect(self, on_results: Callable[[list[GenerationResult]], None]) -> None:
         """Names what is called with episodes that have ended, in the event loop."""
         self._on_results = on_results
 
     @property
-    def figures(self) -> dict[str, float]:
-        """Counts since the start, by name; `calls_hanging`: calls into user code that do not come back."""
-        return {**self._figures, "calls_hanging": float(self._user_calls.lost)}
+    def stats(self) -> dict[str, float]:
+        """Counts since the start, by name; `calls_hanging`: calls into user code that do not return."""
+        return {**self._stats, "calls_hanging": float(self._user_calls.lost)}
 
     def submit(self, requests: Sequence[MemberRequest]) -> None:
         """Begins episodes."""
@@ -84,12 +84,12 @@ class AgentRunner:
                 self._episodes[request_id][1].cancel()
 
     def progress(self, at_least: Mapping[str, int]) -> Future[list[PartialResponse]]:
-        """Copies what there is of running episodes; see `InferenceEngine.progress`."""
+        """Copies the tokens of running episodes; see `InferenceEngine.progress`."""
         found: Future[list[PartialResponse]] = Future()
-        wanted = {name: tokens for name, tokens in at_least.items() if name in self._episodes}
-        sampling = {turn_id: 1 for name in wanted if (turn_id := self._episodes[name][0].turn_id)}
+        minimum = {name: tokens for name, tokens in at_least.items() if name in self._episodes}
+        sampling = {turn_id: 1 for name in minimum if (turn_id := self._episodes[name][0].turn_id)}
         if not sampling:
-            found.set_result(self._parts(wanted, []))
+            found.set_result(self._partial_responses(minimum, []))
             return found
         loop = asyncio.get_running_loop()
 
@@ -100,17 +100,17 @@ class AgentRunner:
             if error is not None:
                 found.set_exception(error)
             else:
-                found.set_result(self._parts(wanted, running.result()))
+                found.set_result(self._partial_responses(minimum, running.result()))
 
         self._engine.progress(sampling).add_done_callback(lambda running: loop.call_soon_threadsafe(finish, running))
         return found
 
     def status(self) -> EngineStatus:
-        """The engine's."""
+        """Status of the engine."""
         return self._engine.status()
 
     def accept_results(self, results: Sequence[GenerationResult]) -> list[GenerationResult]:
-        """Takes the engine's results and returns those that are no turn of an episode."""
+        """Accepts the engine's results and returns those that are no turn of an episode."""
         return self._turns.accept_results(results)
 
     async def close(self) -> None:
@@ -122,11 +122,13 @@ class AgentRunner:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._user_calls.close()
 
-    def _parts(self, wanted: Mapping[str, int], running: Sequence[PartialResponse]) -> list[PartialResponse]:
+    def _partial_responses(
+        self, minimum: Mapping[str, int], running: Sequence[PartialResponse]
+    ) -> list[PartialResponse]:
         by_turn = {part.request_id: part.sampled for part in running}
         now = time.monotonic()
         parts = []
-        for name, tokens in wanted.items():
+        for name, tokens in minimum.items():
             if name not in self._episodes:
                 continue
             episode = self._episodes[name][0]
@@ -140,21 +142,21 @@ class AgentRunner:
         if self._closed:
             return
         if task.cancelled():
-            result = empty_result(name, aborted=True)
+            result = EpisodeResult.empty(name, aborted=True)
         elif (error := task.exception()) is not None:
             log.error("an episode failed", exc_info=error)
-            result = empty_result(name, failure=f"{type(error).__name__}: {error}")
+            result = EpisodeResult.empty(name, failure=f"{type(error).__name__}: {error}")
         else:
             result = task.result()
-        self._figures["episodes"] += 1
-        self._figures["episodes_failed"] += bool(result.failure)
-        self._figures["drafts_not_gone_on"] += episode.started_anew
+        self._stats["episodes"] += 1
+        self._stats["episodes_failed"] += bool(result.failure)
+        self._stats["drafts_not_gone_on"] += episode.restarted
         for key in _COUNTED:
-            self._figures[key] += result.figures.get(key, 0.0)
+            self._stats[key] += result.stats.get(key, 0.0)
         if not self._ended:
-            asyncio.get_running_loop().call_soon(self._hand_on)
+            asyncio.get_running_loop().call_soon(self._deliver)
         self._ended.append(result)
 
-    def _hand_on(self) -> None:
+    def _deliver(self) -> None:
         ended, self._ended = self._ended, []
         self._on_results(ended)

@@ -1,9 +1,9 @@
 """The formats in which models write tool calls: pure functions from a turn's text to its content and calls.
 
-Invariants: no text makes a parser raise, nor take longer than its length allows for; what looks like a call and is none
-becomes an error that says what is wrong; text without a call is content, unchanged but for white space around it. What
-a model thinks (up to the last `</think>`) is content and never a call. Text comes with special tokens, without the one
-that ended the turn.
+Invariants: no text makes a parser raise, nor take longer than its length allows for. Text that looks like a call and is
+none becomes an error that says what is wrong. Text without a call is content, unchanged but for white space around it.
+A model's thoughts (up to the last `</think>`) are content and never a call. Text comes with special tokens, without the
+one that ended the turn.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ PARSERS: dict[ParserName, Parser] = {
     "deepseek": deepseek,
     "pythonic": pythonic,
 }
-# What a chat template that speaks of tools contains, the most telling first.
+# Marks in a chat template that speaks of tools, the most telling first.
 _TRACES: tuple[tuple[str, ParserName], ...] = (
     ("<function=", "qwen3_coder"),
     (_TOOL_CALLS, "mistral"),

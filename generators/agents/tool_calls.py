@@ -27,7 +27,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ParsedTurn:
-    """What a turn says.
+    """A parsed turn.
 
     Attributes:
         content: the text outside of calls.
@@ -38,18 +38,18 @@ class ParsedTurn:
     calls: tuple[ToolCall | str, ...] = field(default=())
 
     @property
-    def good(self) -> tuple[ToolCall, ...]:
+    def valid(self) -> tuple[ToolCall, ...]:
         """The calls that can be read."""
         return tuple(call for call in self.calls if isinstance(call, ToolCall))
 
     @property
     def errors(self) -> tuple[str, ...]:
-        """What is wrong with the others."""
+        """The errors of the others."""
         return tuple(call for call in self.calls if isinstance(call, str))
 
 
 def typed_arguments(call: ToolCall, parameters: Any) -> dict[str, Any]:
-    """A call's arguments; what came as text without a type is read as JSON where it can be and no text is wanted.
+    """A call's arguments; text without a type is read as JSON where it can be and no text is expected.
 
     Args:
         call: as it was read.
@@ -63,7 +63,7 @@ def typed_arguments(call: ToolCall, parameters: Any) -> dict[str, Any]:
 
 
 def _may_be_text(schema: Any) -> bool:
-    """Whether a JSON schema takes a string; one that says nothing does."""
+    """True where a JSON schema takes a string; a schema without a type does."""
     if not isinstance(schema, Mapping):
         return True
     ways = schema.get("anyOf") or schema.get("oneOf")

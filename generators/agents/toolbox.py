@@ -1,6 +1,6 @@
 """Calls of tools: arguments checked against type hints, results and failures as text.
 
-Invariant: whatever a call asks for and whatever the tool does, there is an observation that says what came of it.
+Invariant: every call ends in an observation that tells its outcome.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing_extensions import TypedDict  # pydantic takes no other below Python 
 
 from rollmesh.generators.agents.tool_calls import ToolCall, typed_arguments
 from rollmesh.generators.agents.user_code_executor import OverdueError, UserCodeExecutor
-from rollmesh.generators.agents.values import as_text, told
+from rollmesh.generators.agents.values import as_text, describe_error
 from rollmesh.mesh.agent_tools import Tool
 from rollmesh.mesh.errors import ConfigError
 
@@ -27,10 +27,10 @@ _ERROR_LENGTH = 500
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What came of one call.
+    """The outcome of one call.
 
     Attributes:
-        text: as the model sees it, but for what is over its limit of tokens.
+        text: as the model sees it, before it is cut to the limit of tokens.
         kind: `result`; `error`, also where the call could not be read; `timeout`.
         seconds: that the tool took.
     """
@@ -53,12 +53,12 @@ class Toolbox:
     """
 
     def __init__(self, tools: Sequence[Tool], user_calls: UserCodeExecutor, *, timeout_s: float) -> None:
-        self._tools = {tool.name: (tool, _arguments(tool)) for tool in tools}
+        self._tools = {tool.name: (tool, _argument_validator(tool)) for tool in tools}
         self._user_calls = user_calls
         self._timeout_s = timeout_s
 
     async def run(self, call: ToolCall | str) -> Observation:
-        """Runs one call; one that could not be read is answered with what is wrong."""
+        """Runs one call; one that could not be read is answered with the reason."""
         if isinstance(call, str):
             return _error(f"the call cannot be read: {call}")
         if call.name not in self._tools:
@@ -74,8 +74,8 @@ class Toolbox:
             result = await self._user_calls.call(partial(tool.function, **values), timeout_s=self._timeout_s)
         except OverdueError as error:
             return Observation(f"Error: {error}", "timeout", time.perf_counter() - begin)
-        except Exception as error:  # noqa: BLE001 - whatever a tool raises, the model is told
-            return _error(told(error), time.perf_counter() - begin)
+        except Exception as error:  # noqa: BLE001 - the model sees any error of a tool as an observation
+            return _error(describe_error(error), time.perf_counter() - begin)
         return Observation(as_text(result), seconds=time.perf_counter() - begin)
 
 
@@ -85,8 +85,8 @@ def _error(text: str, seconds: float = 0.0) -> Observation:
     )
 
 
-def _arguments(tool: Tool) -> TypeAdapter[dict[str, Any]]:
-    """Checks a tool's arguments, and makes of them what its type hints say where that is clear (`"3"` for an int)."""
+def _argument_validator(tool: Tool) -> TypeAdapter[dict[str, Any]]:
+    """Checks a tool's arguments, and converts them to its type hints where that is clear (`"3"` for an int)."""
     hints, fields = get_type_hints(tool.function), {}
     for name, parameter in inspect.signature(tool.function).parameters.items():
         hint = hints.get(name, Any)

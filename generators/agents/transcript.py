@@ -1,7 +1,7 @@
-"""The tokens of one episode: what was sampled, verbatim, and what stood between, masked.
+"""The tokens of one episode: sampled ones, verbatim, and those between the turns, masked.
 
-Invariants: sampled tokens are appended as they came and never change; a masked token has log-prob 0 and the version of
-the token before it (at the very beginning: of the first sampled one); two turns have masked tokens between them, so
+Invariants: sampled tokens are appended as they came and never change. A masked token has log-prob 0 and the version of
+the token before it (at the very beginning: of the first sampled one). Two turns have masked tokens between them, so
 that the turns of a draft are found again from its mask.
 """
 
@@ -36,7 +36,7 @@ class Segment:
 
 
 class Transcript:
-    """Grows by turns and by what stands between them.
+    """Grows by turns and by the tokens between them.
 
     Args:
         prompt_ids: of the member.
@@ -49,24 +49,24 @@ class Transcript:
 
     @property
     def turns(self) -> list[Trajectory]:
-        """What was sampled, by turn."""
+        """The sampled tokens, by turn."""
         return [segment.tokens for segment in self.segments if segment.sampled]
 
     @property
     def context(self) -> list[int]:
-        """Prompt and response: what the next turn is asked for with."""
+        """Prompt and response: the prompt of the next turn."""
         ids = list(self.prompt_ids)
         for segment in self.segments:
             ids.extend(segment.tokens.response_ids.tolist())
         return ids
 
     def add_turn(self, sampled: Trajectory, side: Mapping[str, NDArray[np.generic]] | None = None) -> None:
-        """Appends what the model said, and the arrays that came with it; nothing where it said nothing."""
+        """Appends sampled tokens, and the arrays that came with them; does nothing where there are none."""
         if len(sampled):
             self._append(True, sampled, side or {})
 
     def add_masked(self, ids: Sequence[int]) -> None:
-        """Appends what the model did not say."""
+        """Appends tokens that the model did not sample."""
         if not ids:
             return
         version = next((s.tokens.versions.runs[-1][1] for s in reversed(self.segments) if s.tokens.versions.runs), None)
@@ -87,7 +87,7 @@ class Transcript:
             response_ids=np.concatenate([tokens.response_ids for _, tokens in segments]).astype(np.int32, copy=False),
             log_probs=np.concatenate([tokens.log_probs for _, tokens in segments]).astype(np.float32, copy=False),
             response_mask=np.concatenate([tokens.response_mask for _, tokens in segments]),
-            versions=_joined([_versions(tokens, first) for _, tokens in segments]),
+            versions=VersionRuns.merged(run for _, tokens in segments for run in _versions(tokens, first).runs),
         )
 
     def side(self) -> dict[str, NDArray[np.generic]]:
@@ -109,7 +109,7 @@ class Transcript:
         self.length += len(tokens)
 
 
-def divide(draft: Trajectory) -> list[tuple[bool, Trajectory]]:
+def split_segments(draft: Trajectory) -> list[tuple[bool, Trajectory]]:
     """A draft's segments, in order: (whether it was sampled, tokens)."""
     mask = draft.response_mask
     edges = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), len(draft)]
@@ -118,14 +118,3 @@ def divide(draft: Trajectory) -> list[tuple[bool, Trajectory]]:
 
 def _versions(tokens: Trajectory, first: PolicyVersion) -> VersionRuns:
     return tokens.versions if tokens.versions.runs else VersionRuns(((len(tokens), first),))
-
-
-def _joined(parts: Sequence[VersionRuns]) -> VersionRuns:
-    runs: list[tuple[int, PolicyVersion]] = []
-    for part in parts:
-        for length, version in part.runs:
-            if runs and runs[-1][1] == version:
-                runs[-1] = (runs[-1][0] + length, version)
-            else:
-                runs.append((length, version))
-    return VersionRuns(tuple(runs))

@@ -1,7 +1,7 @@
-"""Turns asked of the engine, one future each.
+"""Requests for turns to the engine, one future each.
 
 Invariants: requests of one turn of the event loop reach the engine in one submission, so that equal prompts share their
-prefill; one that the engine refuses fails alone.
+prefill. One that the engine refuses fails alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PREFIX = "turn-"
 
 
 class TurnRequests:
-    """Asks the engine; all methods belong to the event loop's thread."""
+    """Submits turns to the engine; all methods belong to the event loop's thread."""
 
     def __init__(self, engine: InferenceEngine) -> None:
         self._engine = engine
@@ -29,8 +29,8 @@ class TurnRequests:
         """A request id that no other has."""
         return f"{_PREFIX}{next(self._ids)}"
 
-    def ask(self, request: GenerationRequest) -> asyncio.Future[GenerationResult]:
-        """Asks for one turn.
+    def submit(self, request: GenerationRequest) -> asyncio.Future[GenerationResult]:
+        """Submits one turn.
 
         Returns:
             A future; it fails with PayloadError where the engine refuses the request.
@@ -44,7 +44,7 @@ class TurnRequests:
         return answer
 
     def abort(self, request_id: str) -> None:
-        """Ends a turn early; its future gets what there is."""
+        """Ends a turn early; its future gets the tokens so far."""
         unsent = [request for request in self._new if request.request_id == request_id]
         if unsent:
             self._submit()

@@ -1,8 +1,8 @@
 """Runs the code of users, tools and environments, outside of the event loop.
 
-Invariants: nothing of theirs runs in the generator's event loop: plain functions run in threads, coroutines on a loop
-of their own. Every call ends in its result, in what it raised, or in `OverdueError` when its time is up; a thread that
-does not come back is given up (it cannot be ended from outside) and replaced, up to `_MAX_LOST` at a time.
+Invariants: no user code runs in the generator's event loop: plain functions run in threads, coroutines on a loop of
+their own. Every call ends in its result, in its own error, or in `OverdueError` when its time is up. A thread that does
+not return is abandoned (it cannot be ended from outside) and replaced, up to `_MAX_LOST` at a time.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from rollmesh.mesh.runtime.service import AsyncBridge
+from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 
 log = logging.getLogger(__name__)
 _MAX_LOST = 64
-# What a live loop gets to report its own time-outs before it counts as blocked, in seconds.
+# Seconds that a live loop has to report its own time-outs before it counts as blocked.
 _GRACE_S = 0.5
 
 
@@ -35,15 +35,15 @@ class _Call:
         self._function = function
         self._loop = asyncio.get_running_loop()
         self.done: asyncio.Future[Any] = self._loop.create_future()
-        self.done.add_done_callback(_look)
+        self.done.add_done_callback(_retrieve_exception)
 
     def run(self, returned: Callable[[], None]) -> None:
-        """In a thread."""
+        """Runs the function; in a thread."""
         try:
             result, error = self._function(), None
         except BaseException as raised:  # noqa: BLE001 - a user's code may raise anything, SystemExit included
             result, error = None, raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits
             self._loop.call_soon_threadsafe(self._finish, result, error, returned)
 
     def _finish(self, result: Any, error: BaseException | None, returned: Callable[[], None]) -> None:
@@ -63,7 +63,7 @@ class UserCodeExecutor:
         workers: plain functions that run at once.
 
     Attributes:
-        lost: threads given up that have not come back.
+        lost: abandoned threads that have not returned.
     """
 
     def __init__(self, workers: int) -> None:
@@ -79,7 +79,7 @@ class UserCodeExecutor:
 
         Raises:
             OverdueError: it did not end in time.
-            Exception: what it raised.
+            Exception: its own error.
         """
         if inspect.iscoroutinefunction(function):
             return await self._on_loop(function(), timeout_s)
@@ -117,16 +117,16 @@ class UserCodeExecutor:
             done, _ = await asyncio.wait((call.done,), timeout=timeout_s)
         except asyncio.CancelledError:
             if not call.done.done():
-                self._give_up(state)
+                self._abandon(state)
             raise
         if not done:
-            self._give_up(state)
+            self._abandon(state)
             call.done.cancel()
             raise OverdueError(f"no answer within {timeout_s:g} s")
         return call.done.result()
 
-    def _give_up(self, state: dict[str, bool]) -> None:
-        """Its thread counts no more, unless too many do not."""
+    def _abandon(self, state: dict[str, bool]) -> None:
+        """Abandons its thread, which is replaced unless too many are lost."""
         state["lost"] = True
         self.lost += 1
         if self.lost <= _MAX_LOST:
@@ -139,8 +139,8 @@ class UserCodeExecutor:
         if self._bridge is None:
             self._bridge = AsyncBridge("agent-loop")
         bridge = self._bridge
-        future = asyncio.wrap_future(bridge.submit(_within(coroutine, timeout_s)))
-        future.add_done_callback(_look)
+        future = asyncio.wrap_future(bridge.submit(_run_within(coroutine, timeout_s)))
+        future.add_done_callback(_retrieve_exception)
         try:
             done, _ = await asyncio.wait((future,), timeout=timeout_s + _GRACE_S)
         except asyncio.CancelledError:
@@ -148,7 +148,7 @@ class UserCodeExecutor:
             raise
         if not done:
             future.cancel()
-            log.warning("an async tool or environment blocks its event loop; the loop is given up")
+            log.warning("an async tool or environment blocks its event loop; the loop is abandoned")
             if self._bridge is bridge:
                 self._bridge = None
             raise OverdueError(f"no answer within {timeout_s:g} s")
@@ -160,7 +160,7 @@ class UserCodeExecutor:
             call.run(returned)
 
 
-async def _within(coroutine: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
+async def _run_within(coroutine: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
     task = asyncio.ensure_future(_guarded(coroutine))
     try:
         done, _ = await asyncio.wait((task,), timeout=timeout_s)
@@ -174,7 +174,7 @@ async def _within(coroutine: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
 
 
 async def _guarded(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """What ends a task or a loop (SystemExit, CancelledError) is an error like any where a user's code raises it."""
+    """Turns SystemExit or CancelledError of a user's code, which would end a task or a loop, into a plain error."""
     try:
         return await coroutine
     except BaseException as error:
@@ -185,13 +185,13 @@ async def _guarded(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def _as_exception(error: BaseException) -> Exception:
-    """What may be raised in an event loop's task without meaning anything else there."""
+    """The same error in a form that has no special meaning in an event loop's task."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
     return RuntimeError(f"{type(error).__name__}: {error}")
 
 
-def _look(future: asyncio.Future[Any]) -> None:
+def _retrieve_exception(future: asyncio.Future[Any]) -> None:
     """Retrieves the exception, which may have no reader any more."""
     if not future.cancelled():
         future.exception()

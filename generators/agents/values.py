@@ -1,6 +1,6 @@
-"""What users' code gives back, as text and as numbers, whatever it is.
+"""Values that users' code returns, as text and as numbers.
 
-Invariant: nothing that a user's class does where it is shown or converted comes out of here but as `ValueError`.
+Invariant: errors of a user's class, where it is shown or converted, leave this module as `ValueError` alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _SHOWN = 200
 
 
 def as_text(result: Any) -> str:
-    """What a tool returned, as the model sees it: text as it is, all else as JSON where it can be."""
+    """A tool's result as the model sees it: text as it is, all else as JSON where it can be."""
     if isinstance(result, str):
         return result
     try:
@@ -26,8 +26,8 @@ def as_text(result: Any) -> str:
         return f"<{type(result).__name__} that cannot be shown: {type(error).__name__}>"
 
 
-def told(error: Exception) -> str:
-    """What a user's code raised, as text."""
+def describe_error(error: Exception) -> str:
+    """The error of a user's code, as text."""
     return f"{type(error).__name__}: {as_text(error)}"
 
 
@@ -39,7 +39,7 @@ def as_number(value: Any) -> float:
     """
     try:
         number = float(value)
-    except Exception as error:
+    except Exception as error:  # a user's class may raise anything
         raise ValueError(f"{as_text(value)[:_SHOWN]} ({type(value).__name__}), not a number") from error
     if not math.isfinite(number):
         raise ValueError(f"{number}, not a finite number")

@@ -22,7 +22,7 @@ def create_engine(name: str, folder: Path, settings: EngineSettings, listener: E
         name: registered name (`rollout.engine`).
         folder: configuration and tokenizer files of the model in Hugging Face form; no weights needed.
         settings: see there.
-        listener: is told of tokens, results and failure.
+        listener: receives tokens, results and the failure.
 
     Raises:
         ConfigError: unknown engine, its package is not installed, or a setting it cannot serve.

@@ -1,7 +1,7 @@
 """torch's allocator in the processes of foreign engines.
 
-Segments that grow, a usual setting for training, are of no use there: the memory that vLLM and SGLang give back while
-they sleep cannot lie in them, and memory that is shared with another process by a handle is opened in another way.
+Segments that grow, a usual setting for training, are of no use there. Memory that vLLM and SGLang give back while they
+sleep cannot lie in them. Memory that is shared with another process by a handle is opened in another way.
 """
 
 from __future__ import annotations

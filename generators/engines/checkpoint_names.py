@@ -1,4 +1,4 @@
-"""What a complete set of weights of a model is, by the names that travel, and what it is called in a checkpoint.
+"""The complete set of a model's weights, by the names on the wire, and its names in a checkpoint.
 
 vLLM and SGLang load checkpoints: per-expert tensors, prefixes of the published files. The names that travel are those
 of the loaded Hugging Face model; transformers knows how the one becomes the other. The model is built without memory.
@@ -7,11 +7,9 @@ of the loaded Hugging Face model; transformers knows how the one becomes the oth
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 import torch
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     PreTrainedConfig,
@@ -22,21 +20,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from rollmesh.mesh.errors import DataError, WeightsError
 
 
-def read_config(folder: Path) -> PreTrainedConfig:
-    """The folder's configuration.
-
-    Raises:
-        DataError: there is none, or it cannot be read.
-    """
-    if not (folder / "config.json").is_file():
-        raise DataError(f"{folder}: no config.json", hint="give a Hugging Face model folder")
-    try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{folder}/config.json: {error}") from error
-
-
-class Checkpoint:
+class CheckpointLayout:
     """The weights that a model needs.
 
     Args:
@@ -59,7 +43,7 @@ class Checkpoint:
         """Name of the model's class, as checkpoints bear it."""
         return type(self._model).__name__
 
-    def arrange(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    def to_checkpoint(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
         """Checks a set of tensors and gives them the names and forms of a checkpoint, tied ones once.
 
         Floating-point tensors come out in the dtype in which the model has them.
@@ -67,7 +51,7 @@ class Checkpoint:
         Raises:
             WeightsError: a tensor is unknown, has another shape, or is missing; names it.
         """
-        given: dict[str, torch.Tensor] = {}
+        named: dict[str, torch.Tensor] = {}
         for name, tensor in tensors:
             target = self._targets.get(name)
             if target is None:
@@ -76,15 +60,15 @@ class Checkpoint:
                 raise WeightsError(f"tensor {name!r} has shape {list(tensor.shape)}, expected {list(target.shape)}")
             if tensor.is_floating_point() != target.is_floating_point():
                 raise WeightsError(f"tensor {name!r} has dtype {tensor.dtype}, expected {target.dtype}")
-            given.setdefault(self._first[id(target)], tensor.detach())
-        if missing := sorted(set(self._first.values()) - given.keys()):
+            named.setdefault(self._first[id(target)], tensor.detach())
+        if missing := sorted(set(self._first.values()) - named.keys()):
             raise WeightsError(f"{len(missing)} tensors are missing, the first is {missing[0]!r}")
-        ordered = {name: given[name] for name in self._first.values()}
+        ordered = {name: named[name] for name in self._first.values()}
         converted: dict[str, torch.Tensor] = revert_weight_conversion(self._model, ordered)
         return converted
 
     def dtype_of(self, tensor: torch.Tensor) -> torch.dtype:
-        """In which a tensor is handed on: floating-point ones never wider than the model computes."""
+        """The dtype in which a tensor is passed on: floating-point ones never wider than the model computes."""
         model = self._model.dtype
         return model if tensor.is_floating_point() and tensor.element_size() > model.itemsize else tensor.dtype
 

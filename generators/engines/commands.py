@@ -1,4 +1,4 @@
-"""What other threads ask of any engine as a whole; each has a future."""
+"""Commands to an engine as a whole, from other threads; each has a future."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Wake:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Update(Generic[StagedT]):
+class UpdateWeights(Generic[StagedT]):
     """Weights to be swapped in.
 
     Attributes:
@@ -70,7 +70,7 @@ class Update(Generic[StagedT]):
     done: Future[SwapTimings]
 
     def timings(self, begin: float, end: float, in_flight: int, recompute_s: float = 0.0) -> SwapTimings:
-        """Of a swap between two performance counters, with so many sequences running."""
+        """Timings of a swap between two performance counters, with `in_flight` sequences running."""
         return SwapTimings(
             version=self.version,
             digest=self.digest,
@@ -83,4 +83,4 @@ class Update(Generic[StagedT]):
 
 
 Control = Pause | Resume | Sleep | Wake
-EngineCommand = Control | Probe | Update[Any]
+EngineCommand = Control | Probe | UpdateWeights[Any]

@@ -1,4 +1,4 @@
-"""What ends an engine, in the words for its generator: a configuration that cannot work, or an engine that broke."""
+"""Errors that end an engine, as its generator sees them: a configuration that cannot work, or a broken engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class EngineSettingsError(EngineError):
 
 
 def ending_of(error: BaseException) -> EngineError:
-    """What an error makes of the engine, caused by it."""
+    """The engine's own error of any error that ended it, which is its cause."""
     if isinstance(error, EngineError):
         return error
     if isinstance(error, ConfigError):

@@ -1,4 +1,4 @@
-"""What a generator asks of an inference engine.
+"""The interface of inference engines.
 
 Invariants every engine keeps (the contract suite in `tests/generators/engines/contract.py` checks them):
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rollmesh.mesh.config.rollout import HfSection, SglangSection, VllmSection
 
 FinishReason = Literal["stop", "length", "aborted"]
-# What happens to running sequences at a swap. `keep`: they continue with the keys and values that older weights made.
+# The treatment of running sequences at a swap. `keep`: they continue with the keys and values that older weights made.
 # `recompute`: all are prefilled again, together, before the next step. `interrupt`: all are stopped and put back at the
 # head of the queue, in the order in which they started. They continue as requests with their tokens as prefix. Each
 # step prefills a bounded number of these tokens, while the sequences that are ready decode.
@@ -65,13 +65,13 @@ class RequestError(RollmeshError):
     exit_code = 10
 
 
-# How often an engine fails at a request before it refuses it.
+# Failures of an engine at a request before it refuses it.
 REQUEST_ATTEMPTS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the tokens of one request are drawn.
+    """Sampling parameters of one request.
 
     Attributes:
         temperature: softmax temperature: 0 (greedy), or 0.01 and above.
@@ -100,22 +100,22 @@ class GenerationRequest:
         request_id: unique among the requests in flight.
         prompt_ids: token ids, at least one. Requests of one `submit` with equal prompts and images share the prefill.
         sampling: see `SamplingParams`.
-        pinned: finish under the weights that are served when it is submitted: while one is queued or running no swap
+        pinned: finish under the weights that are served when it is submitted. While one is queued or running no swap
             happens, and while a swap waits only pinned requests start. Meant for finite sets, such as an evaluation.
         prefix: tokens of the response that are sampled already, here or elsewhere, under whatever versions: the engine
             continues after them, and its result begins with them. `sampling` holds for the whole response: its
             `max_tokens` counts them and `stop` is looked for in them. Where they are complete (end token, stop
             string, budget or context used up) the result comes at once. A pinned request takes none.
-        stream: tell `on_tokens` of its tokens as they are sampled (not of those of `prefix`).
-        alone: somebody lost it unfinished, perhaps because an engine ended at it. In an engine with processes of its
-            own nothing else starts before it has its first token; where the engine ends then, it tells so.
+        stream: `on_tokens` gets its tokens as they are sampled (not those of `prefix`).
+        alone: an earlier holder lost it unfinished, perhaps because an engine ended at it. In an engine with processes
+            of its own nothing else starts before it has its first token; an engine that ends then names it.
         images: encoded files (PNG, JPEG), in the order of their placeholders in `prompt_ids`, one placeholder token
             each: the engine widens it to the tokens that its processor makes of the image. These count in the
-            context. They are looked at after `submit`, while others decode: what cannot be read, or is too long then,
-            is a `refusal`.
+            context. They are read after `submit`, while others decode. A request whose images cannot be read, or which
+            is too long then, is refused (`refusal`).
         earlier: tokens at the end of `prompt_ids` that came in earlier turns: a placeholder that was sampled there is a
             token like any other.
-        outside: asked for by somebody outside of the run: no group comes nearer to its end by its tokens.
+        outside: requested from outside of the run: its tokens belong to no group.
     """
 
     request_id: str
@@ -147,8 +147,8 @@ class GenerationResult:
         finish_reason: `stop` (end token or stop string), `length` (max_tokens or the model's context), `aborted`.
         side: large arrays that belong to the response: `routed_experts`, uint8 or int16
             [prompt + T - 1, layers, experts per token].
-        refusal: why the engine does not answer this request, which it found only when it took it up: it cannot read
-            an image, has no room for it, or has failed at it `REQUEST_ATTEMPTS` times. Asked again it says the same.
+        refusal: why the engine does not answer this request, found only when the request started. It cannot read an
+            image, has no room for it, or has failed at it `REQUEST_ATTEMPTS` times. Another try ends alike.
             `finish_reason` is `aborted` then. Empty where it was answered, or ended early.
     """
 
@@ -161,7 +161,7 @@ class GenerationResult:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenEvent:
-    """What one or more decode steps added to a streamed response.
+    """New tokens of a streamed response, of one or more decode steps.
 
     Attributes:
         request_id: of the request.
@@ -174,7 +174,7 @@ class TokenEvent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartialResponse:
-    """What there is of a response that is being sampled.
+    """The tokens so far of a response that is being sampled.
 
     Attributes:
         request_id: of the request.
@@ -189,7 +189,7 @@ class PartialResponse:
 
 @dataclass(frozen=True, slots=True)
 class SwapTimings:
-    """What one swap of weights took, in microseconds.
+    """Timings of one swap of weights, in microseconds.
 
     Attributes:
         version: now served.
@@ -199,7 +199,7 @@ class SwapTimings:
         pause_us: for which decoding stood still; includes `recompute_us`.
         recompute_us: re-prefilling running sequences (KV policy `recompute`) while nothing is decoded; 0 where that
             is done among the steps that follow.
-        in_flight: sequences that went on under the new weights.
+        in_flight: sequences that continue under the new weights.
     """
 
     version: PolicyVersion
@@ -213,7 +213,7 @@ class SwapTimings:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProbeResult:
-    """What an engine makes of given tokens, and of which weights.
+    """Log-probs of given tokens, and the weights that gave them.
 
     Attributes:
         version, digest: of the weights in service, as given to `update_weights`.
@@ -230,7 +230,7 @@ class ProbeResult:
 
 @dataclass(frozen=True, slots=True)
 class SleepReport:
-    """What `sleep` gave back.
+    """Memory that `sleep` gave back.
 
     Attributes:
         freed_bytes: of the engine's device as far as it can tell; 0 where it frees nothing (SGLang on a CPU).
@@ -279,7 +279,7 @@ class EngineStatus:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """How an engine is built.
+    """Settings with which an engine is built.
 
     Attributes:
         slots: sequences decoded together.
@@ -319,7 +319,7 @@ class EngineListener(Protocol):
         ...
 
     def on_tokens(self, events: list[TokenEvent]) -> None:
-        """What streamed requests have sampled since the last call."""
+        """New tokens of streamed requests since the last call."""
         ...
 
     def on_failure(self, error: EngineError) -> None:
@@ -356,7 +356,7 @@ class InferenceEngine(ABC):
 
     @abstractmethod
     def progress(self, at_least: Mapping[str, int]) -> Future[list[PartialResponse]]:
-        """Copies what there is of running responses, between two decode steps.
+        """Copies the tokens of running responses, between two decode steps.
 
         It costs nothing until it is called, and then only the copies.
 
@@ -364,7 +364,7 @@ class InferenceEngine(ABC):
             at_least: request id -> tokens below which its response is left out.
 
         Returns:
-            A future of the responses that are running and have that many tokens, in no order; ids that are unknown,
+            A future of the responses that are running and have that many tokens, in no order. Ids that are unknown,
             finished or waiting for their first slot are left out. It fails with EngineError where the engine does.
 
         Raises:
@@ -377,8 +377,8 @@ class InferenceEngine(ABC):
     ) -> Future[SwapTimings]:
         """Swaps the weights between two decode steps.
 
-        The call itself checks the tensors, and copies those whose dtype or device is not the engine's; it takes as
-        long as that, and decoding goes on meanwhile: no place for an event loop.
+        The call itself checks the tensors, and copies those whose dtype or device is not the engine's. Decoding
+        continues meanwhile. The call takes as long as the copies: not for an event loop's thread.
 
         Args:
             version: name of the new weights; every token drawn after the swap carries it.
@@ -387,9 +387,9 @@ class InferenceEngine(ABC):
             digest: manifest digest, reported back.
 
         Returns:
-            A future; it waits for pinned requests (only such start meanwhile), may be cancelled for as long as it
-            waits, and fails with WeightsError where a tensor is missing, unknown or of another shape, or where there
-            is no memory for it: then the old weights stay in use.
+            A future. It waits for pinned requests (only such start meanwhile), and may be cancelled for as long as it
+            waits. It fails with WeightsError where a tensor is missing, unknown or of another shape, or where there is
+            no memory for it. Then the old weights stay in use.
 
         Raises:
             EngineError: the engine is not running.
@@ -399,7 +399,7 @@ class InferenceEngine(ABC):
     def pause(self) -> Future[None]:
         """Stops decoding between two steps; running sequences stay as they are. Twice is as good as once.
 
-        Weights can be swapped, requests submitted, aborted and looked at meanwhile; a swap does not resume.
+        Weights can be swapped, requests submitted, aborted and copied meanwhile; a swap does not resume.
 
         Raises:
             EngineError: the engine is not running.
@@ -421,10 +421,10 @@ class InferenceEngine(ABC):
         """Pauses, and gives back the memory of the KV cache and of the weights.
 
         Running sequences keep their tokens, and are prefilled again after `wake`. Requests can be submitted, aborted
-        and looked at, and weights swapped, meanwhile.
+        and copied, and weights swapped, meanwhile.
 
         Args:
-            keep_weights: hold them in host memory until `wake`; else they are dropped, and the next
+            keep_weights: keep them in host memory until `wake`; else they are dropped, and the next
                 `update_weights`, before or after `wake`, has to bring them. Pinned requests cannot be answered any
                 more then: they end as aborted.
 
@@ -442,14 +442,14 @@ class InferenceEngine(ABC):
 
     @abstractmethod
     def probe(self, token_ids: Sequence[int]) -> Future[ProbeResult]:
-        """Runs tokens through the model between two decode steps, to compare what is served with what should be.
+        """Runs tokens through the model between two decode steps, to check the weights in service.
 
         Args:
             token_ids: at least two, no more than the model's context.
 
         Returns:
-            A future; it fails with WeightsError where there are no weights, and with EngineError where the tokens
-            cannot be run (also while the engine is asleep), which changes nothing for others.
+            A future. It fails with WeightsError where there are no weights, and with EngineError where the tokens
+            cannot be run (also while the engine is asleep). A failure changes nothing for others.
 
         Raises:
             PayloadError: tokens that the model cannot take; names the limit.
@@ -462,18 +462,18 @@ class InferenceEngine(ABC):
 
     @abstractmethod
     def ping(self) -> Future[Any]:
-        """Asks what decodes for a sign of life: it answers between two decode steps, also while paused or asleep.
+        """Asks the decoding thread or processes for an answer, which comes between two decode steps, paused or not.
 
         Returns:
-            A future; it may take as long as a step does, a swap, or what the engine compiles.
+            A future; it may take as long as a step, a swap, or a compilation.
 
         Raises:
             EngineError: the engine is not running.
         """
 
     @abstractmethod
-    def sight(self) -> ProcessState | None:
-        """What the processes, or the thread, that decode do now; None before they are ready, and where no one knows."""
+    def process_state(self) -> ProcessState | None:
+        """Reads the state of the processes, or the thread, that decode; None before they are ready, or if unknown."""
 
     @abstractmethod
     def drain(self, timeout_s: float) -> bool:

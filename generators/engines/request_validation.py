@@ -1,4 +1,4 @@
-"""Whether a request can be served, the same for every engine; decided before it is queued."""
+"""Checks of requests, the same for every engine, before they are queued."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _COUNTS = 2**31
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What a model takes.
+class RequestLimits:
+    """Limits of a model's requests.
 
     Attributes:
         context: tokens of prompt and response together.
@@ -41,30 +41,34 @@ class Limits:
 
 
 def expand_images(
-    requests: Sequence[GenerationRequest], images: ImageProcessor, limits: Limits
+    requests: Sequence[GenerationRequest], images: ImageProcessor, limits: RequestLimits
 ) -> list[GenerationRequest | PayloadError]:
     """Requests with their prompts' tokens as the model sees them, or why one cannot be served; no place for a loop."""
-    return [_widened(request, images, limits) for request in requests]
+    return [_with_image_tokens(request, images, limits) for request in requests]
 
 
-def _widened(request: GenerationRequest, images: ImageProcessor, limits: Limits) -> GenerationRequest | PayloadError:
+def _with_image_tokens(
+    request: GenerationRequest, images: ImageProcessor, limits: RequestLimits
+) -> GenerationRequest | PayloadError:
     try:
-        own = _own(request)
-        seen = replace(request, prompt_ids=[*images.widened(own, request.images), *request.prompt_ids[len(own) :]])
-        check_request(seen, limits)
+        own_prompt = _own_prompt(request)
+        expanded = replace(
+            request, prompt_ids=[*images.widened(own_prompt, request.images), *request.prompt_ids[len(own_prompt) :]]
+        )
+        check_request(expanded, limits)
     except PayloadError as error:
         return error
     except Exception as error:  # noqa: BLE001 - a processor is the model's own code, and may raise anything
         return PayloadError("images", f"the model's processor fails at them: {type(error).__name__}: {error}")
-    return seen
+    return expanded
 
 
-def _own(request: GenerationRequest) -> Sequence[int]:
+def _own_prompt(request: GenerationRequest) -> Sequence[int]:
     """The prompt without earlier turns: where its images stand."""
     return request.prompt_ids[: len(request.prompt_ids) - request.earlier]
 
 
-def check_request(request: GenerationRequest, limits: Limits, images: ImageProcessor | None = None) -> None:
+def check_request(request: GenerationRequest, limits: RequestLimits, images: ImageProcessor | None = None) -> None:
     """Refuses what an engine cannot serve; looks at no image, so that it is quick.
 
     Args:
@@ -79,7 +83,7 @@ def check_request(request: GenerationRequest, limits: Limits, images: ImageProce
     if request.images and not limits.images:
         raise PayloadError("images", f"request {request.request_id!r} has images; text alone is taken here")
     if images is not None:
-        images.check_places(_own(request), request.images)
+        images.check_places(_own_prompt(request), request.images)
     if length == 0:
         raise PayloadError("prompt_ids", f"request {request.request_id!r} has an empty prompt")
     if length >= context:
@@ -95,7 +99,7 @@ def check_request(request: GenerationRequest, limits: Limits, images: ImageProce
         _check_prefix(request, request.prefix, limits)
 
 
-def check_tokens(token_ids: Sequence[int], limits: Limits) -> None:
+def check_tokens(token_ids: Sequence[int], limits: RequestLimits) -> None:
     """Refuses tokens that cannot be run through the model.
 
     Raises:
@@ -106,13 +110,13 @@ def check_tokens(token_ids: Sequence[int], limits: Limits) -> None:
     _check_ids("token_ids", min(token_ids), max(token_ids), limits)
 
 
-def _check_ids(field: str, lowest: int, highest: int, limits: Limits) -> None:
+def _check_ids(field: str, lowest: int, highest: int, limits: RequestLimits) -> None:
     if lowest < 0 or highest >= limits.vocabulary:
         wrong = lowest if lowest < 0 else highest
         raise PayloadError(field, f"token id {wrong} is outside the vocabulary of {limits.vocabulary}")
 
 
-def _check_sampling(sampling: SamplingParams, limits: Limits) -> None:
+def _check_sampling(sampling: SamplingParams, limits: RequestLimits) -> None:
     if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
         raise PayloadError("sampling.temperature", f"{sampling.temperature} is not a number >= 0")
     if 0 < sampling.temperature < LEAST_TEMPERATURE:
@@ -131,7 +135,7 @@ def _check_sampling(sampling: SamplingParams, limits: Limits) -> None:
         raise PayloadError("sampling.stop", "stop strings need a tokenizer, and the model folder has none")
 
 
-def _check_prefix(request: GenerationRequest, prefix: Trajectory, limits: Limits) -> None:
+def _check_prefix(request: GenerationRequest, prefix: Trajectory, limits: RequestLimits) -> None:
     count, room = len(prefix), limits.context - len(request.prompt_ids)
     if request.pinned:
         raise PayloadError("prefix", "a pinned request is answered by one version and takes no tokens of others")

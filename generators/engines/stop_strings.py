@@ -1,7 +1,7 @@
 """Finding stop strings while tokens arrive.
 
-Text is decoded incrementally: only tokens since the last complete character boundary, together with the few before
-them that fix how they are spelled, are decoded again. Work per token does not grow with the response.
+Text is decoded incrementally: only tokens since the last complete character boundary are decoded again. The few before
+them that fix how they are spelled are, too. Work per token does not grow with the response.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-# What decoders emit for bytes that do not form a character yet.
+# The output of decoders for bytes that do not form a character yet.
 _INCOMPLETE = "\ufffd"
 
 
@@ -30,22 +30,22 @@ class StopMatcher:
         self._stop = tuple(stop)
         self._keep = max(len(text) for text in stop) - 1
         self._context: list[int] = []
-        self._fresh: list[int] = []
+        self._pending: list[int] = []
         self._context_text = ""
         self._tail = ""
-        # Characters before `_fresh`.
+        # Characters before `_pending`.
         self._before = 0
         self.seen = 0
 
     @property
-    def halfway(self) -> bool:
-        """Whether the last tokens end within a character."""
-        return bool(self._fresh)
+    def is_mid_character(self) -> bool:
+        """True where the last tokens end within a character."""
+        return bool(self._pending)
 
     def push(self, tokens: Sequence[int]) -> bool:
         """Adds tokens; True where they complete a stop string."""
-        self._fresh.extend(tokens)
-        text = self._decode(self._context + self._fresh)
+        self._pending.extend(tokens)
+        text = self._decode(self._context + self._pending)
         new = text[len(self._context_text) :]
         window = self._tail + new
         if any(stop in window for stop in self._stop):
@@ -54,7 +54,7 @@ class StopMatcher:
         if not text.endswith(_INCOMPLETE):
             self._before = self.seen
             self._tail = window[-self._keep :] if self._keep else ""
-            self._context, self._fresh = self._fresh, []
+            self._context, self._pending = self._pending, []
             self._context_text = self._decode(self._context)
         return False
 

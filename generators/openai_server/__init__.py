@@ -1,5 +1,5 @@
 """An OpenAI-compatible endpoint on the generator: chat and text completions of the weights in service.
 
-Agents that know nothing of the mesh talk to it; what they sample in a session is recorded token by token, so that it
+Agents that know nothing of the mesh talk to it. Their samples in a session are recorded token by token, so that they
 can be trained.
 """

@@ -1,4 +1,4 @@
-"""What the endpoint needs of a model's tokenizer, chat template and way of writing tool calls."""
+"""The interface between the endpoint and a model's tokenizer, chat template and format of tool calls."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from rollmesh.generators.openai_server.messages import Message
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a model said.
+class ParsedAnswer:
+    """A parsed answer of a model.
 
     Attributes:
         content: its text, without tool calls.
@@ -23,7 +23,7 @@ class Answer:
 
 
 class TooLongError(Exception):
-    """A text has more tokens than are wanted of it; it was not tokenised to its end.
+    """A text has more tokens than are allowed; it was not tokenised to its end.
 
     Args:
         tokens: that it has at least.
@@ -35,15 +35,15 @@ class TooLongError(Exception):
 
 
 class ChatCodec(Protocol):
-    """Between messages, text and tokens; may be called in several threads at once."""
+    """Converts between messages, text and tokens; may be called in several threads at once."""
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[Any], most: int) -> list[int]:
-        """A conversation up to where the model speaks.
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Any], max_tokens: int) -> list[int]:
+        """The tokens of a conversation up to the model's turn.
 
         Args:
             messages: in normal form.
             tools: offered to the model.
-            most: tokens that are wanted at most.
+            max_tokens: most tokens allowed.
 
         Raises:
             ApiError: 400: the chat template cannot take it.
@@ -51,19 +51,19 @@ class ChatCodec(Protocol):
         """
         ...
 
-    def goes_on(
-        self, answer: Sequence[int], new: Sequence[Message], tools: Sequence[Any], most: int
+    def continuation(
+        self, answer: Sequence[int], new: Sequence[Message], tools: Sequence[Any], max_tokens: int
     ) -> list[int] | None:
-        """What stands between the model's last token and its next.
+        """The tokens between the model's last token and its next turn.
 
         Args:
             answer: sampled tokens.
             new: messages that follow.
             tools: offered to the model.
-            most: tokens that are wanted at most.
+            max_tokens: most tokens allowed.
 
         Returns:
-            token ids; None: the template has no way to go on with such messages.
+            token ids; None: the template cannot continue with such messages.
 
         Raises:
             TooLongError: it has more tokens.
@@ -78,19 +78,19 @@ class ChatCodec(Protocol):
         """
         ...
 
-    def encode(self, text: str, most: int) -> list[int]:
+    def encode(self, text: str, max_tokens: int) -> list[int]:
         """Token ids of a text completion's prompt, with the tokenizer's own special tokens.
 
         Raises:
-            TooLongError: there are more than `most`.
+            TooLongError: there are more than `max_tokens`.
         """
         ...
 
-    def encode_more(self, text: str, most: int) -> list[int]:
+    def encode_more(self, text: str, max_tokens: int) -> list[int]:
         """Token ids of text that follows other tokens.
 
         Raises:
-            TooLongError: there are more than `most`.
+            TooLongError: there are more than `max_tokens`.
         """
         ...
 
@@ -102,12 +102,12 @@ class ChatCodec(Protocol):
         """One token as text, a special one by its name."""
         ...
 
-    def answer(self, ids: Sequence[int], text: str, tools: Sequence[Any]) -> Answer:
-        """What an answer says.
+    def answer(self, ids: Sequence[int], text: str, tools: Sequence[Any]) -> ParsedAnswer:
+        """Parses an answer.
 
         Args:
             ids: all its tokens.
-            text: what they say, up to a stop string.
+            text: of these, up to a stop string.
             tools: those offered; none: there are no calls in it.
         """
         ...

@@ -1,6 +1,6 @@
-"""The answers to one request, while they come: pieces of text, and what each says in the end.
+"""The answers to one request, as they come: pieces of text, and the whole answer at the end.
 
-Invariants: an answer of a session is recorded before its end is told to the client; a long answer is read in a thread.
+Invariants: an answer of a session is recorded before its end is sent to the client; a long answer is read in a thread.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from rollmesh.generators.engines.interface import (
     TokenEvent,
 )
 from rollmesh.generators.openai_server.chat_codec import ChatCodec
-from rollmesh.generators.openai_server.conversation_keys import Story, extended, message_symbol, text_symbols
+from rollmesh.generators.openai_server.conversation_keys import Story, extend_story, message_symbol, text_symbols
 from rollmesh.generators.openai_server.errors import ApiError, not_ready
 from rollmesh.generators.openai_server.incremental_text import IncrementalDetokenizer, whole_text
-from rollmesh.generators.openai_server.messages import Message, normal
+from rollmesh.generators.openai_server.messages import Message, normalize
 from rollmesh.generators.openai_server.prefix_index import Totals
 from rollmesh.generators.openai_server.requests import ChatRequest, TextRequest
 from rollmesh.generators.openai_server.sessions import Running, Session
@@ -31,7 +31,7 @@ from rollmesh.mesh.trajectory.payload_codec import Trajectory
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextDelta:
-    """What was sampled since the last piece of an answer."""
+    """New text and tokens since the last piece of an answer."""
 
     choice: int
     text: str
@@ -47,8 +47,8 @@ class Finished:
         choice: its number.
         prompt_ids, result: its tokens.
         text: of a text completion: all of it.
-        message: of a chat: what the model said, in OpenAI's form.
-        finish_reason: in OpenAI's words.
+        message: of a chat: the model's message, in OpenAI's form.
+        finish_reason: one of OpenAI's.
     """
 
     choice: int
@@ -60,28 +60,29 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Prompt:
-    """What an answer follows.
+class CompletionPrompt:
+    """The prompt of an answer.
 
     Attributes:
         ids: tokens.
         messages: that they are made of; none: of a text, or given as they are.
-        place, told, known: of a session: see `Record`, the totals of its story (`stories`; None: tokens were given),
-            and the recorded answer to it, whole or its beginning.
+        place: of a session: see `TurnTree`.
+        story_totals: of a session (`conversation_keys`); None: tokens were given.
+        replay: of a session: the recorded answer to this prompt, whole or its beginning.
     """
 
     ids: Sequence[int]
     messages: tuple[Message, ...] = ()
     place: Place | None = None
-    told: Totals | None = None
-    known: Trajectory | None = None
+    story_totals: Totals | None = None
+    replay: Trajectory | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Said:
-    """What an answer's tokens say: all of it, up to a stop string, in OpenAI's form, and as its session records it."""
+class _ReadAnswer:
+    """An answer's text: all of it, up to a stop string, in OpenAI's form, and as its session records it."""
 
-    whole: str
+    decoded: str
     text: str
     message: Message
     reason: str
@@ -96,26 +97,26 @@ class CompletionCall:
         session: of the caller; None: nothing is recorded.
         requests: to the engine.
         running: by the name of each.
-        complete: all of them are there.
+        is_complete: all of them are there.
     """
 
     def __init__(
         self,
         request: ChatRequest | TextRequest,
         session: Session | None,
-        language: ChatCodec,
+        codec: ChatCodec,
         workers: Workers,
         requests: Sequence[GenerationRequest],
         running: dict[str, Running],
-        prompts: Sequence[Prompt],
+        prompts: Sequence[CompletionPrompt],
     ) -> None:
         self._request = request
-        self._language = language
+        self._codec = codec
         self._workers = workers
         self._by_name = {request.request_id: request for request in requests}
         self._prompts = prompts
         self._texts = {
-            name: IncrementalDetokenizer(language.decode, found.sampling.stop) for name, found in self._by_name.items()
+            name: IncrementalDetokenizer(codec.decode, found.sampling.stop) for name, found in self._by_name.items()
         }
         self._open = set(self._by_name)
         self._queue: Any = None
@@ -124,7 +125,7 @@ class CompletionCall:
         self.running = running
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         return not self._open
 
     @property
@@ -133,21 +134,21 @@ class CompletionCall:
         return sum(len(prompt.ids) for prompt in self._prompts)
 
     def prompt_ids(self, choice: int) -> Sequence[int]:
-        """Of one answer."""
+        """The prompt's tokens of one answer."""
         return self._prompts[choice // self._request.choices].ids
 
     def connect(self, queue: Any) -> None:
-        """Names where events and results come from."""
+        """Names the queue of events and results."""
         self._queue = queue
 
     async def pieces(self) -> AsyncIterator[TextDelta | Finished]:
         """Pieces where the request streams, and each answer's end.
 
         Raises:
-            ApiError: the engine refused an answer, or gave up on it.
+            ApiError: the engine refused an answer, or abandoned it.
         """
         for name, request in self._by_name.items():
-            # The engine tells of new tokens alone.
+            # The engine streams new tokens alone.
             if request.prefix is not None and request.stream:
                 yield await self._piece(name, request.prefix)
         while self._open:
@@ -159,8 +160,8 @@ class CompletionCall:
                 yield await self._finish(event)
 
     async def _piece(self, name: str, sampled: Trajectory) -> TextDelta:
-        ids, growing = sampled.response_ids.tolist(), self._texts[name]
-        text = await self._workers.run(growing.pending + len(ids), growing.add, ids)
+        ids, detokenizer = sampled.response_ids.tolist(), self._texts[name]
+        text = await self._workers.run(detokenizer.pending + len(ids), detokenizer.add, ids)
         return TextDelta(self.running[name].choice, text, ids, sampled.log_probs.tolist())
 
     async def _finish(self, result: GenerationResult) -> Finished:
@@ -170,7 +171,7 @@ class CompletionCall:
         if not len(result.sampled):
             raise not_ready("the answer was given up before its first token")
         prompt = self._prompts[running.choice // self._request.choices]
-        said = await self._workers.run(len(result.sampled), self._said, result, prompt)
+        answer = await self._workers.run(len(result.sampled), self._read_answer, result, prompt)
         if self.session is not None and running.place is not None:
             self.session.record.add(
                 running.call,
@@ -178,41 +179,43 @@ class CompletionCall:
                 running.place,
                 result.sampled,
                 result.finish_reason,
-                story=said.story,
-                messages=said.messages,
-                said=said.whole,
+                story=answer.story,
+                messages=answer.messages,
+                text=answer.decoded,
             )
-        return Finished(running.choice, prompt.ids, result, said.text, said.message, said.reason)
+        return Finished(running.choice, prompt.ids, result, answer.text, answer.message, answer.reason)
 
-    def _said(self, result: GenerationResult, prompt: Prompt) -> _Said:
-        """What an answer says; in any thread."""
+    def _read_answer(self, result: GenerationResult, prompt: CompletionPrompt) -> _ReadAnswer:
+        """Reads an answer's text; in any thread."""
         ids = result.sampled.response_ids.tolist()
-        whole = self._language.decode(ids)
-        text = whole_text(whole, self._by_name[result.request_id].sampling.stop)
+        decoded = self._codec.decode(ids)
+        text = whole_text(decoded, self._by_name[result.request_id].sampling.stop)
         reason = "stop" if result.finish_reason == "stop" else "length"
         if not isinstance(self._request, ChatRequest):
             message: Message = {"role": "assistant", "content": text}
             # Every text begins with an empty one.
-            tells = prompt.told is not None and len(prompt.told) + len(text) > 2
-            story = extended(prompt.told, text_symbols(text)) if tells and prompt.told is not None else None
-            return _Said(whole, text, message, reason, story)
+            before = prompt.story_totals
+            story = (
+                extend_story(before, text_symbols(text)) if before is not None and len(before) + len(text) > 2 else None
+            )
+            return _ReadAnswer(decoded, text, message, reason, story)
         message = self._message(ids, text, self._request.offered_tools)
         reason = "tool_calls" if "tool_calls" in message and reason == "stop" else reason
-        if prompt.told is None:
-            return _Said(whole, text, message, reason)
-        answer = normal(message)
-        story = extended(prompt.told, [message_symbol(answer)])
-        return _Said(whole, text, message, reason, story, (*prompt.messages, answer))
+        if prompt.story_totals is None:
+            return _ReadAnswer(decoded, text, message, reason)
+        answer = normalize(message)
+        story = extend_story(prompt.story_totals, [message_symbol(answer)])
+        return _ReadAnswer(decoded, text, message, reason, story, (*prompt.messages, answer))
 
     def _message(self, ids: Sequence[int], text: str, tools: Sequence[Any]) -> Message:
         if not tools:
             return {"role": "assistant", "content": text}
-        found = self._language.answer(ids, text, tools)
-        calls = found.calls
+        parsed = self._codec.answer(ids, text, tools)
+        calls = parsed.calls
         assert isinstance(self._request, ChatRequest)
         if self._request.parallel_tool_calls is False:
             calls = calls[:1]
-        message: Message = {"role": "assistant", "content": found.content if found.content or not calls else None}
+        message: Message = {"role": "assistant", "content": parsed.content if parsed.content or not calls else None}
         if calls:
             message["tool_calls"] = [_tool_call(name, arguments) for name, arguments in calls]
         return message

@@ -1,7 +1,7 @@
-"""From a request to the engine: its prompts and how they are sampled.
+"""Turns a request into the engine's: its prompts and sampling parameters.
 
-Invariants: a prompt that continues an answer of its session holds that answer's tokens as they were sampled; a call
-that its client leaves is aborted; a long prompt is made in a thread, and one that is far too long is not tokenised.
+Invariants: a prompt that continues an answer of its session holds that answer's tokens as they were sampled. A call
+that its client leaves is aborted. A long prompt is made in a thread, and one that is far too long is not tokenised.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import TypeVar
 
 from rollmesh.generators.engines.interface import GenerationRequest, InferenceEngine, SamplingParams
 from rollmesh.generators.openai_server.chat_codec import ChatCodec, TooLongError
-from rollmesh.generators.openai_server.completion_stream import CompletionCall, Prompt
-from rollmesh.generators.openai_server.conversation_keys import of_messages, of_text
+from rollmesh.generators.openai_server.completion_stream import CompletionCall, CompletionPrompt
+from rollmesh.generators.openai_server.conversation_keys import totals_of_messages, totals_of_text
 from rollmesh.generators.openai_server.engine_client import EngineClient
 from rollmesh.generators.openai_server.errors import INVALID, ApiError, not_ready, overloaded, too_long
-from rollmesh.generators.openai_server.messages import Message, normal
+from rollmesh.generators.openai_server.messages import Message, normalize
 from rollmesh.generators.openai_server.prefix_index import Totals
 from rollmesh.generators.openai_server.requests import ChatRequest, TextRequest
 from rollmesh.generators.openai_server.sessions import Running, Session
@@ -34,29 +34,29 @@ class Completions:
     Args:
         engine: samples.
         calls: of the same engine.
-        language: of the model.
+        codec: of the model.
         context: tokens of prompt and answer at most, outside of training.
-        most: answers that may be sampled at once for clients outside of training.
+        max_running: answers that may be sampled at once for clients outside of training.
     """
 
     def __init__(
-        self, engine: InferenceEngine, calls: EngineClient, language: ChatCodec, *, context: int, most: int
+        self, engine: InferenceEngine, calls: EngineClient, codec: ChatCodec, *, context: int, max_running: int
     ) -> None:
         self._engine = engine
         self._calls = calls
-        self._most = most
+        self._max_running = max_running
         self.context = context
-        self.language = language
+        self.codec = codec
 
-    async def prepared(
+    async def prepare(
         self, request: ChatRequest | TextRequest, session: Session | None, workers: Workers, *, size: int
     ) -> CompletionCall:
-        """Makes of a request what the engine takes; to be begun at once.
+        """Makes the engine's requests of a client's; to be started at once.
 
         Args:
             request: checked.
             session: of the caller; None: nothing is recorded.
-            workers: for what is large.
+            workers: for large ones.
             size: bytes of the request.
 
         Raises:
@@ -78,50 +78,54 @@ class Completions:
         requests, running = [], {}
         for choice in range(request.answers):
             prompt = prompts[choice // request.choices]
-            found = self._request(request, session, call, choice, prompt)
-            requests.append(found)
-            running[found.request_id] = Running(call, choice, prompt.place)
-        return CompletionCall(request, session, self.language, workers, requests, running, prompts)
+            generation = self._request(request, session, call, choice, prompt)
+            requests.append(generation)
+            running[generation.request_id] = Running(call, choice, prompt.place)
+        return CompletionCall(request, session, self.codec, workers, requests, running, prompts)
 
     @asynccontextmanager
-    async def begun(self, answering: CompletionCall) -> AsyncIterator[None]:
-        """Puts a request to the engine; it is aborted where the caller leaves early.
+    async def sampling(self, completion: CompletionCall) -> AsyncIterator[None]:
+        """Submits a request to the engine; it is aborted where the caller leaves early.
 
         Raises:
             ApiError: the engine does not take it.
         """
-        session = answering.session
+        session = completion.session
         try:
-            async with self._calls.open(answering.requests) as queue:
-                answering.connect(queue)
-                with nullcontext() if session is None else session.sampling(answering.running):
+            async with self._calls.open(completion.requests) as queue:
+                completion.connect(queue)
+                with nullcontext() if session is None else session.sampling(completion.running):
                     yield
         except PayloadError as error:
             raise ApiError(400, error.message, reason="invalid_prompt", kind=INVALID) from error
         finally:
-            if session is not None and not answering.complete:
+            if session is not None and not completion.is_complete:
                 session.counts["aborted"] += 1
 
     def abort(self, session: Session) -> None:
-        """Ends early what is being sampled in a session; its clients get what there is."""
+        """Ends a session's running requests early; its clients get the tokens so far."""
         self._calls.abort(list(session.running))
 
     def _check_room(self, request: ChatRequest | TextRequest, session: Session | None) -> None:
         if session is not None:
             session.check_room(request.answers, self._limit(session))
-            if session.rules is not None:
+            if session.policy is not None:
                 return
-        if request.answers > self._most:
-            raise ApiError(400, f"{request.answers} answers are wanted, at most {self._most} are given to a call")
-        if self._calls.running + request.answers > self._most:
-            raise overloaded(f"{self._calls.running} answers are being sampled already, at most {self._most} at once")
+        if request.answers > self._max_running:
+            raise ApiError(
+                400, f"{request.answers} answers are wanted, at most {self._max_running} are given to a call"
+            )
+        if self._calls.running + request.answers > self._max_running:
+            raise overloaded(
+                f"{self._calls.running} answers are being sampled already, at most {self._max_running} at once"
+            )
 
     def _limit(self, session: Session | None) -> int:
-        return self.context if session is None or session.rules is None else session.rules.limit
+        return self.context if session is None or session.policy is None else session.policy.limit
 
     # ------------------------------------------------------------------------------------------------- prompts
 
-    def _prompts(self, request: ChatRequest | TextRequest, session: Session | None) -> list[Prompt]:
+    def _prompts(self, request: ChatRequest | TextRequest, session: Session | None) -> list[CompletionPrompt]:
         """The prompts of a request; in any thread.
 
         Raises:
@@ -145,60 +149,65 @@ class Completions:
             raise ApiError(400, "the prompt is empty", param=_prompt_field(request))
         return prompts
 
-    def _chat(self, request: ChatRequest, session: Session | None, limit: int) -> Prompt:
-        messages = tuple(normal(message, index) for index, message in enumerate(request.messages))
+    def _chat(self, request: ChatRequest, session: Session | None, limit: int) -> CompletionPrompt:
+        messages = tuple(normalize(message, index) for index, message in enumerate(request.messages))
         tools = request.offered_tools
         if tools:
-            self.language.check_tools(tools)
+            self.codec.check_tools(tools)
         if session is None:
-            return Prompt(self.language.prompt(messages, tools, limit), messages)
-        told = of_messages(messages, tools)
-        found = session.record.extended_by(told[:-1])
-        if found is not None:
-            said, turn = found
+            return CompletionPrompt(self.codec.prompt(messages, tools, limit), messages)
+        story_totals = totals_of_messages(messages, tools)
+        match = session.record.longest_story(story_totals[:-1])
+        if match is not None:
+            length, turn = match
             answer = turn.sampled.response_ids.tolist()
-            more = _following(turn, limit, partial(self.language.goes_on, answer, messages[said - 1 :], tools))
+            more = _encode_after(turn, limit, partial(self.codec.continuation, answer, messages[length - 1 :], tools))
             if more is not None:
-                return _in_session(session, turn, more, messages, told)
-        return _in_session(session, None, self.language.prompt(messages, tools, limit), messages, told)
+                return _session_prompt(session, turn, more, messages, story_totals)
+        return _session_prompt(session, None, self.codec.prompt(messages, tools, limit), messages, story_totals)
 
-    def _text(self, prompt: str | list[int], session: Session | None, limit: int) -> Prompt:
+    def _text(self, prompt: str | list[int], session: Session | None, limit: int) -> CompletionPrompt:
         if session is None:
-            return Prompt(self.language.encode(prompt, limit) if isinstance(prompt, str) else prompt)
+            return CompletionPrompt(self.codec.encode(prompt, limit) if isinstance(prompt, str) else prompt)
         if not isinstance(prompt, str):
-            return _in_session(session, None, prompt)
-        told = of_text(prompt)
-        found = session.record.extended_by(told)
-        if found is None:
-            return _in_session(session, None, self.language.encode(prompt, limit), told=told)
-        said, turn = found
-        more = prompt[said - 1 :]
-        new_ids = _following(turn, limit, partial(self.language.encode_more, more)) if more else []
-        return _in_session(session, turn, new_ids, told=told)
+            return _session_prompt(session, None, prompt)
+        story_totals = totals_of_text(prompt)
+        match = session.record.longest_story(story_totals)
+        if match is None:
+            return _session_prompt(session, None, self.codec.encode(prompt, limit), story_totals=story_totals)
+        length, turn = match
+        more = prompt[length - 1 :]
+        new_ids = _encode_after(turn, limit, partial(self.codec.encode_more, more)) if more else []
+        return _session_prompt(session, turn, new_ids, story_totals=story_totals)
 
     # ------------------------------------------------------------------------------------------------ requests
 
     def _request(
-        self, request: ChatRequest | TextRequest, session: Session | None, call: int, choice: int, prompt: Prompt
+        self,
+        request: ChatRequest | TextRequest,
+        session: Session | None,
+        call: int,
+        choice: int,
+        prompt: CompletionPrompt,
     ) -> GenerationRequest:
-        rules = session.rules if session is not None else None
+        policy = session.policy if session is not None else None
         room = self._limit(session) - len(prompt.ids)
         max_tokens = min(room, request.token_limit or room)
         prefix = None
-        if session is not None and rules is not None:
+        if session is not None and policy is not None:
             sampling = session.sampling_of(call, choice, max_tokens, request.stops)
-            if choice == 0 and not rules.pinned and prompt.known is not None:
-                prefix = prompt.known.part(0, min(len(prompt.known), max_tokens))
+            if choice == 0 and not policy.pinned and prompt.replay is not None:
+                prefix = prompt.replay.part(0, min(len(prompt.replay), max_tokens))
         else:
-            sampling = _as_asked(request, choice, max_tokens)
+            sampling = _client_sampling(request, choice, max_tokens)
         return GenerationRequest(
             request_id=self._calls.new_id(),
             prompt_ids=prompt.ids,
             sampling=sampling,
-            pinned=rules is not None and rules.pinned,
+            pinned=policy is not None and policy.pinned,
             prefix=prefix,
             stream=bool(request.stream),
-            outside=rules is None,
+            outside=policy is None,
         )
 
 
@@ -206,28 +215,28 @@ def _prompt_field(request: ChatRequest | TextRequest) -> str:
     return "messages" if isinstance(request, ChatRequest) else "prompt"
 
 
-def _following(turn: Turn, limit: int, encode: Callable[[int], M]) -> M:
-    """What follows a turn, where all of it may have so many tokens."""
+def _encode_after(turn: Turn, limit: int, encode: Callable[[int], M]) -> M:
+    """Encodes the text after a turn, where both together may have `limit` tokens."""
     try:
         return encode(max(0, limit - turn.length))
     except TooLongError as error:
         raise TooLongError(turn.length + error.tokens) from error
 
 
-def _in_session(
+def _session_prompt(
     session: Session,
     before: Turn | None,
     more: list[int],
     messages: tuple[Message, ...] = (),
-    told: Totals | None = None,
-) -> Prompt:
+    story_totals: Totals | None = None,
+) -> CompletionPrompt:
     """A prompt of a session: the tokens of the turn that it continues, and more."""
     ids = more if before is None else [*before.ids().tolist(), *more]
-    known = None if session.rules is None else session.rules.replayed(ids)
-    return Prompt(ids, messages, session.record.place(before, more), told, known)
+    replay = None if session.policy is None else session.policy.replay_of(ids)
+    return CompletionPrompt(ids, messages, session.record.place(before, more), story_totals, replay)
 
 
-def _as_asked(request: ChatRequest | TextRequest, choice: int, max_tokens: int) -> SamplingParams:
+def _client_sampling(request: ChatRequest | TextRequest, choice: int, max_tokens: int) -> SamplingParams:
     seed = 0 if request.seed is None else (request.seed * 0x9E3779B1 + choice) % (1 << 63) or 1
     return SamplingParams(
         temperature=1.0 if request.temperature is None else request.temperature,

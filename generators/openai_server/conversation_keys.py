@@ -1,8 +1,8 @@
-"""What a client tells of a conversation, in a form in which one call's is found again in a later call's.
+"""Conversations as clients send them, in a form in which one call's is found again in a later call's.
 
 A *story* is a sequence: the tools offered and then the messages, or a mark and then the characters of a text. Messages
-are the same that say the same: white space around what the model said does not count, nor the order of an object's
-keys, nor whether a whole number is written as 1 or 1.0.
+with the same content are equal. White space around the model's text does not count. Nor do the order of an object's
+keys, and the form of a whole number (1 or 1.0).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Story(NamedTuple):
     total: int
 
 
-def of_messages(messages: Sequence[Message], tools: Sequence[Any]) -> Totals:
+def totals_of_messages(messages: Sequence[Message], tools: Sequence[Any]) -> Totals:
     """Totals of the story of a chat, whose first part is its tools.
 
     Args:
@@ -38,16 +38,16 @@ def of_messages(messages: Sequence[Message], tools: Sequence[Any]) -> Totals:
     return totals([_digest(list(tools)), *map(message_symbol, messages)])
 
 
-def of_text(text: str) -> Totals:
+def totals_of_text(text: str) -> Totals:
     """Totals of the story of a text, whose first part is no character."""
     return totals(np.concatenate([np.array([_TEXT], np.uint64), text_symbols(text)]))
 
 
-def extended(told: Totals, symbols: npt.ArrayLike) -> Story:
+def extend_story(story_totals: Totals, symbols: npt.ArrayLike) -> Story:
     """The story with more parts at its end."""
-    length = len(told) - 1
-    found = totals(symbols, length, int(told[-1]))
-    return Story(length + len(found) - 1, int(found[-1]))
+    length = len(story_totals) - 1
+    longer = totals(symbols, length, int(story_totals[-1]))
+    return Story(length + len(longer) - 1, int(longer[-1]))
 
 
 def message_symbol(message: Message) -> int:

@@ -15,26 +15,27 @@ from rollmesh.generators.openai_server.metrics import EndpointMetrics
 from rollmesh.generators.openai_server.sessions import Sessions
 from rollmesh.generators.openai_server.template_codec import TemplateChatCodec
 from rollmesh.generators.tokenizer import TokenizerCodec
-from rollmesh.mesh.config.models import Config, SecuritySection
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.config.network import SecuritySection
 
 # In slots of the engine: answers that are sampled at once for clients outside of training, and agents that run at once.
 _AHEAD = 4
 
 
 class Endpoint:
-    """See the package.
+    """The OpenAI-compatible endpoint: engine client, sessions, completions and HTTP server.
 
     Args:
         config: of the run.
         engine: samples.
         text: the model's tokenizer.
         security: of the mesh.
-        registry: for its figures.
+        registry: for its metrics.
 
     Attributes:
         model: name under which the model is served: the run's.
         engine: samples.
-        most: answers that are sampled at once for clients outside of training, and agents that run at once.
+        max_running: answers that are sampled at once for clients outside of training, and agents that run at once.
         completions, sessions: for agents.
         server: over HTTP.
     """
@@ -51,17 +52,19 @@ class Endpoint:
         rollout = config.rollout
         self._section = rollout.endpoint
         self.engine = engine
-        self.most = _AHEAD * rollout.slots
+        self.max_running = _AHEAD * rollout.slots
         self._calls = EngineClient(engine)
         self.model = config.run.name
         self.sessions = Sessions(rollout.endpoint, time.monotonic)
-        language = TemplateChatCodec(
+        codec = TemplateChatCodec(
             text.tokenizer,
             end_ids=text.end_ids,
             parser=rollout.agent.parser,
             template_kwargs=config.data.chat_template_kwargs,
         )
-        self.completions = Completions(engine, self._calls, language, context=rollout.context_tokens, most=self.most)
+        self.completions = Completions(
+            engine, self._calls, codec, context=rollout.context_tokens, max_running=self.max_running
+        )
         self.server = EndpointServer(
             self.completions,
             self.sessions,
@@ -85,7 +88,7 @@ class Endpoint:
         await self.server.close()
 
     def accept_results(self, results: Sequence[GenerationResult]) -> list[GenerationResult]:
-        """Takes its results, and returns those of others."""
+        """Accepts its results, and returns those of others."""
         return self._calls.accept_results(results)
 
     def accept_tokens(self, events: Sequence[TokenEvent]) -> None:

@@ -1,7 +1,7 @@
-"""Requests to the engine on behalf of callers who wait for each of them.
+"""Requests to the engine for callers that wait for each of them.
 
-Invariants: what a caller opened and did not see the end of is aborted when the caller leaves; what reaches a caller is
-its requests' events in order, and the result of each as the last.
+Invariants: unfinished requests of a caller are aborted when it leaves. A caller gets its requests' events in order, and
+the result of each as the last.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Event = TokenEvent | GenerationResult
 
 
 class EngineClient:
-    """Who waits for what.
+    """The waiting callers and their requests.
 
     Args:
         engine: decodes.
@@ -62,7 +62,7 @@ class EngineClient:
         self._engine.abort([name for name in names if name in self._waiting])
 
     def accept_results(self, results: Sequence[GenerationResult]) -> list[GenerationResult]:
-        """Hands results to those who wait, and returns those that are not theirs."""
+        """Passes results to waiting callers, and returns those that are not theirs."""
         others = []
         for result in results:
             queue = self._waiting.pop(result.request_id, None)
@@ -73,7 +73,7 @@ class EngineClient:
         return others
 
     def accept_tokens(self, events: Iterable[TokenEvent]) -> None:
-        """Hands events to those who wait."""
+        """Passes events to waiting callers."""
         for event in events:
             queue = self._waiting.get(event.request_id)
             if queue is not None:

@@ -1,4 +1,4 @@
-"""Refusals in the form in which OpenAI's API words them."""
+"""Refusals in the form of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ INVALID = "invalid_request_error"
 
 
 class ApiError(RollmeshError):
-    """A call that is not answered.
+    """The refusal of a call.
 
     Args:
         status: HTTP status.
@@ -41,13 +41,13 @@ class ApiError(RollmeshError):
         self.retry_after_s = retry_after_s
 
     def body(self) -> dict[str, Any]:
-        """What goes out as JSON."""
+        """The JSON body of the refusal."""
         error = {"message": self.message, "type": self.kind, "param": self.param or None, "code": self.reason or None}
         return {"error": error}
 
 
 def too_long(tokens: int, limit: int, param: str) -> ApiError:
-    """A prompt, of so many tokens or more, that leaves no room for an answer."""
+    """The refusal of a prompt that leaves no room for an answer; it has `tokens` tokens or more."""
     return ApiError(
         400,
         f"the prompt has {tokens} tokens or more, but prompt and answer together may have at most {limit}",
@@ -57,20 +57,20 @@ def too_long(tokens: int, limit: int, param: str) -> ApiError:
 
 
 def overloaded(message: str) -> ApiError:
-    """Too much is asked at once."""
+    """The refusal of too many calls at once."""
     return ApiError(429, message, reason="rate_limit_exceeded", kind="rate_limit_error", retry_after_s=1)
 
 
 def not_ready(message: str) -> ApiError:
-    """Nothing can be answered yet."""
+    """The refusal of a call that cannot be answered yet."""
     return ApiError(503, message, reason="not_ready", kind="server_error", retry_after_s=1)
 
 
 def session_over(name: str) -> ApiError:
-    """The session takes no call any more."""
+    """The refusal of a call in a session that is over."""
     return ApiError(410, f"session {name} is over", reason="session_over")
 
 
-def session_full(name: str, what: str) -> ApiError:
-    """The session has no room for another answer."""
-    return ApiError(400, f"session {name} has {what}: begin another one", reason="session_full")
+def session_full(name: str, reason: str) -> ApiError:
+    """The refusal of a call in a session without room for another answer."""
+    return ApiError(400, f"session {name} has {reason}: begin another one", reason="session_full")

@@ -1,11 +1,15 @@
 """The endpoint over HTTP.
 
-Invariants: every refusal has OpenAI's form and the status that its client library acts on; what is bound to more than
-this machine needs the mesh's token or TLS, as every service, and where no token is asked for no foreign web page is
-answered; the way for agents of this generator is bound to loopback, speaks plain HTTP whatever the mesh does, and
-serves sessions of training alone, each by its own key. Connections and bodies are bounded, in number, size and time,
-and what is large is read and written in threads: whatever clients send, the generator keeps its leases and answers
-others. A chat template alone is not bounded: it is the model's, and the model is the operator's.
+Invariants:
+
+- Every refusal has OpenAI's form and the status that its client library acts on.
+- A public listener beyond loopback needs the mesh's token or TLS, as every service. Without a token no foreign web page
+  is answered.
+- The listener for agents of this generator is bound to loopback and speaks plain HTTP, also in a mesh with TLS. It
+  serves sessions of training alone, each by its own key.
+- Connections and bodies are bounded, in number, size and time, and large ones are read and written in threads. Whatever
+  clients send, the generator keeps its leases and answers others. A chat template alone is not bounded: it is the
+  model's, and the model is the operator's.
 """
 
 from __future__ import annotations
@@ -26,13 +30,13 @@ from rollmesh.generators.openai_server.completions import Completions
 from rollmesh.generators.openai_server.errors import INVALID, ApiError, session_over
 from rollmesh.generators.openai_server.metrics import EndpointMetrics
 from rollmesh.generators.openai_server.origins import check_caller
-from rollmesh.generators.openai_server.request_bodies import Bodies
+from rollmesh.generators.openai_server.request_bodies import BodyReader
 from rollmesh.generators.openai_server.requests import ChatRequest, Form, TextRequest, parse
 from rollmesh.generators.openai_server.response_format import END_OF_STREAM, ResponseFormatter, event
 from rollmesh.generators.openai_server.sessions import Session, Sessions
 from rollmesh.generators.openai_server.worker_threads import Workers
 from rollmesh.mesh.access.tls import server_context
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import PortInUseError, RollmeshError
 from rollmesh.mesh.http.connections import Connections
 from rollmesh.mesh.http.server import http_key, is_bearer
@@ -43,7 +47,7 @@ from rollmesh.mesh.runtime.service import advertised_address
 log = logging.getLogger(__name__)
 _LOOPBACK = "127.0.0.1"
 _CLIENT_LEFT = 499
-# Pieces of work at once on what is large: of this generator's agents, and of all others.
+# Large requests in work at once: of this generator's agents, and of all other clients.
 _AGENT_THREADS, _OTHER_THREADS = 2, 1
 # Seconds that a connection stays without a request, or with the head of one that is not whole. Clients' libraries give
 # theirs up sooner, and so send nothing into one that is just being closed.
@@ -57,19 +61,19 @@ _CLOSE_S = 1.0
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class _Way(NamedTuple):
-    """What one way to the endpoint has of its own: no one outside takes it from the generator's agents."""
+class _Listener(NamedTuple):
+    """Threads, bodies and connections of one listening socket: clients take none from the generator's own agents."""
 
     workers: Workers
-    bodies: Bodies
+    bodies: BodyReader
     connections: Connections
 
 
-_WAY = web.AppKey("way", _Way)
+_LISTENER = web.AppKey("listener", _Listener)
 
 
-def _way(threads: int, name: str, context: int, connections: int) -> _Way:
-    return _Way(Workers(threads, name), Bodies(context), Connections(connections))
+def _new_listener(threads: int, name: str, context: int, connections: int) -> _Listener:
+    return _Listener(Workers(threads, name), BodyReader(context), Connections(connections))
 
 
 class EndpointServer:
@@ -78,7 +82,7 @@ class EndpointServer:
     Args:
         completions: answers.
         sessions: of all clients.
-        figures: counts.
+        metrics: counts.
         model: name of the model that is served.
         security: of the mesh.
         created: Unix time in seconds of the model.
@@ -92,7 +96,7 @@ class EndpointServer:
         self,
         completions: Completions,
         sessions: Sessions,
-        figures: EndpointMetrics,
+        metrics: EndpointMetrics,
         *,
         model: str,
         security: SecuritySection,
@@ -100,13 +104,17 @@ class EndpointServer:
     ) -> None:
         self._completions = completions
         self._sessions = sessions
-        self._figures = figures
-        figures.sessions.set_function(lambda: len(sessions))
+        self._metrics = metrics
+        metrics.sessions.set_function(lambda: len(sessions))
         self._model = model
         self._security = security
         self._created = created
-        self._agents_way = _way(_AGENT_THREADS, "endpoint-agents", completions.context, connections_here().agents)
-        self._public_way = _way(_OTHER_THREADS, "endpoint", completions.context, connections_here().requests)
+        self._agents_listener = _new_listener(
+            _AGENT_THREADS, "endpoint-agents", completions.context, connections_here().agents
+        )
+        self._public_listener = _new_listener(
+            _OTHER_THREADS, "endpoint", completions.context, connections_here().requests
+        )
         self._names: frozenset[str] = frozenset()
         self._runners: list[web.AppRunner] = []
         self.url = ""
@@ -119,27 +127,27 @@ class EndpointServer:
             ConfigError: a non-loopback address without a key; an unreadable key or certificate.
             PortInUseError: the port is taken.
         """
-        bound = await self._listen(self._app(None, self._agents_way), _LOOPBACK, 0, None)
+        bound = await self._listen(self._app(None, self._agents_listener), _LOOPBACK, 0, None)
         self.agents_url = f"http://{_LOOPBACK}:{bound}"
         if not public:
             return
         key = http_key(self._security, "endpoint_key_file", host, "the endpoint")
         tls = server_context(self._security)
-        bound = await self._listen(self._app(key, self._public_way), host, port, tls)
+        bound = await self._listen(self._app(key, self._public_listener), host, port, tls)
         name = advertised_address(host, bound, _host_of(advertise))
         self._names = frozenset({name.rpartition(":")[0].lower(), socket.gethostname().lower()})
         self.url = f"{'https' if tls else 'http'}://{name}"
         log.info("OpenAI-compatible endpoint at %s/v1, model %s", self.url, self._model)
 
     async def close(self) -> None:
-        """Stops listening and ends what is being answered."""
-        for way in (self._agents_way, self._public_way):
-            await way.connections.close()
+        """Stops listening and ends running answers."""
+        for listener in (self._agents_listener, self._public_listener):
+            await listener.connections.close()
         for runner in self._runners:
             await runner.cleanup()
         self._runners.clear()
-        for way in (self._agents_way, self._public_way):
-            way.workers.close()
+        for listener in (self._agents_listener, self._public_listener):
+            listener.workers.close()
 
     async def _listen(self, app: web.Application, host: str, port: int, tls: ssl.SSLContext | None) -> int:
         runner = web.AppRunner(
@@ -155,15 +163,15 @@ class EndpointServer:
         self._runners.append(runner)
         assert runner.server is not None, "it is set up"
         try:
-            return await app[_WAY].connections.listen(runner.server, host, port, tls)
+            return await app[_LISTENER].connections.listen(runner.server, host, port, tls)
         except OSError as error:
             raise PortInUseError(
                 f"cannot bind {host}:{port}: {error.strerror}", hint="set rollout.endpoint.port, 0 for any free one"
             ) from error
 
-    def _app(self, key: str | None, way: _Way) -> web.Application:
-        app = web.Application(middlewares=[self._guard(key, way)])
-        app[_WAY] = way
+    def _app(self, key: str | None, listener: _Listener) -> web.Application:
+        app = web.Application(middlewares=[self._guard(key, listener)])
+        app[_LISTENER] = listener
         for prefix in ("/v1", "/sessions/{session}/v1"):
             app.router.add_post(f"{prefix}/chat/completions", self._chat)
             app.router.add_post(f"{prefix}/completions", self._text)
@@ -173,15 +181,15 @@ class EndpointServer:
         app.router.add_delete("/sessions/{session}", self._delete)
         return app
 
-    # --------------------------------------------------------------------------------------------------- the gate
+    # ------------------------------------------------------------------------------------------------- admission
 
-    def _guard(self, key: str | None, way: _Way) -> Any:
+    def _guard(self, key: str | None, listener: _Listener) -> Any:
         @web.middleware
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
             try:
-                self._admit(request, key, agents=way is self._agents_way)
-                with way.connections.answering(request):
-                    return await _sent(request, await handler(request))
+                self._admit(request, key, agents=listener is self._agents_listener)
+                with listener.connections.answering(request):
+                    return await _send_response(request, await handler(request))
             except web.HTTPException as error:
                 return _refusal(ApiError(error.status, f"{request.method} {request.path}: {error.reason}"))
             except ApiError as error:
@@ -193,9 +201,9 @@ class EndpointServer:
                 log.info("a client of %s left before the end of its answer: %s", request.path, error)
                 if request.transport is not None:
                     request.transport.abort()
-                # It goes nowhere: aiohttp takes the error itself for one of this server.
+                # It is not sent: aiohttp takes the error itself for one of this server.
                 return web.Response(status=_CLIENT_LEFT)
-            except Exception as error:
+            except Exception as error:  # any bug is answered in OpenAI's form, and logged
                 log.exception("call to %s failed", request.path)
                 return _refusal(ApiError(500, f"{type(error).__name__}: {error}", kind="server_error"))
 
@@ -203,11 +211,11 @@ class EndpointServer:
 
     def _admit(self, request: web.Request, key: str | None, *, agents: bool) -> None:
         name = request.match_info.get("session", "")
-        session = self._sessions.known(name) if name else None
-        if agents and (session is None or session.rules is None):
+        session = self._sessions.find(name) if name else None
+        if agents and (session is None or session.policy is None):
             # The name is known to the session's agent alone: it is late, not wrong.
             raise session_over(name) if name else ApiError(404, "only sessions of agents are served here")
-        if session is not None and session.rules is not None:
+        if session is not None and session.policy is not None:
             # However long its body takes: no call goes to another session that comes to bear the name.
             request[_TRAINING] = session
         expected = session.key if session is not None and session.key else key
@@ -219,12 +227,12 @@ class EndpointServer:
     # ------------------------------------------------------------------------------------------------ completions
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._counted("chat", request)
+        return await self._answer_counted("chat", request)
 
     async def _text(self, request: web.Request) -> web.StreamResponse:
-        return await self._counted("text", request)
+        return await self._answer_counted("text", request)
 
-    async def _counted(self, form: Form, request: web.Request) -> web.StreamResponse:
+    async def _answer_counted(self, form: Form, request: web.Request) -> web.StreamResponse:
         status = _CLIENT_LEFT
         try:
             response = await self._answer(form, request)
@@ -238,51 +246,51 @@ class EndpointServer:
             status = 500
             raise
         finally:
-            self._figures.requests.labels(form, str(status)).inc()
+            self._metrics.requests.labels(form, str(status)).inc()
         return response
 
     async def _answer(self, form: Form, request: web.Request) -> web.StreamResponse:
-        way, session = request.app[_WAY], request.get(_TRAINING)
+        listener, session = request.app[_LISTENER], request.get(_TRAINING)
         training = session is not None
-        async with way.bodies.read(request) as body:
-            call = await way.workers.run(len(body), _read, form, body, training=training)
+        async with listener.bodies.read(request) as body:
+            call = await listener.workers.run(len(body), _read, form, body, training=training)
             name = request.match_info.get("session", "")
             if session is not None:
                 self._count_forced(session, call.forced())
             elif call.model != self._model:
                 raise _no_model(call.model, self._model)
             elif name:
-                session = self._sessions.of(name)
-            answering = await self._completions.prepared(call, session, way.workers, size=len(body))
-        wording = ResponseFormatter(call, self._completions.language.token, self._model)
-        async with self._completions.begun(answering):
+                session = self._sessions.get_or_create(name)
+            completion = await self._completions.prepare(call, session, listener.workers, size=len(body))
+        formatter = ResponseFormatter(call, self._completions.codec.token, self._model)
+        async with self._completions.sampling(completion):
             if call.stream:
-                response, answers = await self._stream(request, wording, answering)
+                response, answers = await self._stream(request, formatter, completion)
             else:
-                answers = [piece async for piece in answering.pieces() if isinstance(piece, Finished)]
-                text = await way.workers.run(
-                    answering.prompt_tokens + _sampled(answers), _whole, wording, answering, answers
+                answers = [piece async for piece in completion.pieces() if isinstance(piece, Finished)]
+                text = await listener.workers.run(
+                    completion.prompt_tokens + _sampled_tokens(answers), _response_json, formatter, completion, answers
                 )
                 response = web.Response(text=text, content_type="application/json")
-            self._figures.tokens.labels("prompt").inc(answering.prompt_tokens)
-            self._figures.tokens.labels("sampled").inc(_sampled(answers))
+            self._metrics.tokens.labels("prompt").inc(completion.prompt_tokens)
+            self._metrics.tokens.labels("sampled").inc(_sampled_tokens(answers))
             return response
 
     async def _stream(
-        self, request: web.Request, wording: ResponseFormatter, answering: CompletionCall
+        self, request: web.Request, formatter: ResponseFormatter, completion: CompletionCall
     ) -> tuple[web.StreamResponse, list[Finished]]:
         answers: list[Finished] = []
         headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
         response = web.StreamResponse(headers=headers)
         await response.prepare(request)
-        workers = request.app[_WAY].workers
+        workers = request.app[_LISTENER].workers
         try:
-            async for piece in answering.pieces():
+            async for piece in completion.pieces():
                 size = len(piece.ids) if isinstance(piece, TextDelta) else len(piece.text)
-                await _send(response, await workers.run(size, _events, wording, piece, answering))
+                await _send(response, await workers.run(size, _events, formatter, piece, completion))
                 if isinstance(piece, Finished):
                     answers.append(piece)
-            closing = [event(chunk) for chunk in wording.closing(answering, answers)]
+            closing = [event(chunk) for chunk in formatter.usage_chunks(completion, answers)]
             await _send(response, b"".join([*closing, END_OF_STREAM]))
         except ApiError as error:
             # The status has gone out already.
@@ -292,7 +300,7 @@ class EndpointServer:
 
     def _count_forced(self, session: Session, forced: list[str]) -> None:
         for name in forced:
-            self._figures.forced.labels(name).inc()
+            self._metrics.forced.labels(name).inc()
         if forced and not session.counts["forced"]:
             log.debug("session %s: %s ignored, the run's configuration decides", session.name, ", ".join(forced))
         session.counts["forced"] += bool(forced)
@@ -312,19 +320,19 @@ class EndpointServer:
 
     def _session(self, request: web.Request) -> Session:
         name = request.match_info["session"]
-        session = self._sessions.known(name)
+        session = self._sessions.find(name)
         if session is None:
             raise ApiError(404, f"there is no session {name}", reason="session_not_found")
         return session
 
     async def _show(self, request: web.Request) -> web.Response:
         session = self._session(request)
-        text = await request.app[_WAY].workers.run(session.record.tokens, _shown, session)
+        text = await request.app[_LISTENER].workers.run(session.record.tokens, _session_json, session)
         return web.Response(text=text, content_type="application/json")
 
     async def _delete(self, request: web.Request) -> web.Response:
         session = self._session(request)
-        if session.rules is not None:
+        if session.policy is not None:
             raise ApiError(403, "a session of training is ended by its generator", kind=INVALID)
         self._completions.abort(session)
         self._sessions.forget(session)
@@ -333,46 +341,50 @@ class EndpointServer:
 
 def _read(form: Form, body: bytes, *, training: bool) -> ChatRequest | TextRequest:
     try:
-        found = json.loads(body.decode("utf-8"))
+        fields = json.loads(body.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {error}") from error
-    return parse(form, found, training=training)
+    return parse(form, fields, training=training)
 
 
-def _whole(wording: ResponseFormatter, answering: CompletionCall, answers: Sequence[Finished]) -> str:
-    return json.dumps(wording.whole(answering, answers))
+def _response_json(formatter: ResponseFormatter, completion: CompletionCall, answers: Sequence[Finished]) -> str:
+    return json.dumps(formatter.response(completion, answers))
 
 
-def _events(wording: ResponseFormatter, piece: TextDelta | Finished, answering: CompletionCall) -> bytes:
-    chunks = wording.end(piece, answering) if isinstance(piece, Finished) else wording.piece(piece, answering)
+def _events(formatter: ResponseFormatter, piece: TextDelta | Finished, completion: CompletionCall) -> bytes:
+    chunks = (
+        formatter.end_chunks(piece, completion)
+        if isinstance(piece, Finished)
+        else formatter.delta_chunks(piece, completion)
+    )
     return b"".join(map(event, chunks))
 
 
-def _shown(session: Session) -> str:
+def _session_json(session: Session) -> str:
     return json.dumps({"id": session.name, "object": "session", "turns": session.record.to_json()})
 
 
-def _sampled(answers: Sequence[Finished]) -> int:
+def _sampled_tokens(answers: Sequence[Finished]) -> int:
     return sum(len(answer.result.sampled) for answer in answers)
 
 
-async def _sent(request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
-    """An answer after it has gone out; raises ConnectionError where the client does not take it."""
+async def _send_response(request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
+    """Sends an answer and returns it; raises ConnectionError where the client does not take it."""
     if not response.prepared:
-        async with _taking():
+        async with _write_deadline():
             await response.prepare(request)
             await response.write_eof()
     return response
 
 
 async def _send(response: web.StreamResponse, data: bytes) -> None:
-    """A part of an answer; raises ConnectionError where the client does not take it."""
-    async with _taking():
+    """Sends a part of an answer; raises ConnectionError where the client does not take it."""
+    async with _write_deadline():
         await response.write(data)
 
 
 @asynccontextmanager
-async def _taking() -> AsyncIterator[None]:
+async def _write_deadline() -> AsyncIterator[None]:
     try:
         async with asyncio.timeout(_WRITE_S):
             yield
@@ -380,8 +392,8 @@ async def _taking() -> AsyncIterator[None]:
         raise ConnectionResetError(f"the client took nothing for {_WRITE_S:g} s") from error
 
 
-def _no_model(asked: str, model: str) -> ApiError:
-    message = f"the model {asked[:64]!r} does not exist: {model!r} is served here"
+def _no_model(requested: str, model: str) -> ApiError:
+    message = f"the model {requested[:64]!r} does not exist: {model!r} is served here"
     return ApiError(404, message, reason="model_not_found", param="model")
 
 
@@ -393,5 +405,5 @@ def _refusal(error: ApiError) -> web.Response:
 
 
 def _host_of(advertise: str | None) -> str | None:
-    """Without the port, which is that of another service."""
+    """The address without the port, which is that of another service."""
     return (advertise.rpartition(":")[0] or advertise) if advertise else None

@@ -1,8 +1,8 @@
 """The text of an answer while its tokens come.
 
-Invariants: the pieces, concatenated, are the beginning of the text that `whole_text` gives of all tokens; a
-piece never ends within a character, and never holds what may turn out to be the beginning of a stop string. All pieces
-together cost a few times what their tokens do, also where these are no characters for long.
+Invariants: the pieces, concatenated, are the beginning of the text that `whole_text` gives of all tokens. A piece never
+ends within a character, and never holds what may turn out to be the beginning of a stop string. All pieces together
+cost a few times what their tokens do, also where these are no characters for long.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ _PATIENCE = 8
 
 
 def whole_text(text: str, stops: Sequence[str]) -> str:
-    """A finished answer's text: what stands before the first stop string."""
+    """A finished answer's text: the part before the first stop string."""
     return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))]
 
 
 class IncrementalDetokenizer:
-    """One answer.
+    """The text of one answer.
 
     Args:
-        decode: tokens to text; what it gives of some tokens begins what it gives of more, but for the last character.
+        decode: tokens to text; the text of some tokens begins that of more, but for the last character.
         stops: strings that end the answer and do not belong to it.
     """
 
@@ -36,7 +36,7 @@ class IncrementalDetokenizer:
         self._context = 0
         self._done = 0
         self._next = 0
-        self._held = ""
+        self._held_back = ""
         self._stopped = False
 
     @property
@@ -45,7 +45,7 @@ class IncrementalDetokenizer:
         return len(self._ids) - self._context
 
     def add(self, ids: Sequence[int]) -> str:
-        """The text that new tokens add, as far as it can be told."""
+        """The text that new tokens add, as far as it is certain."""
         self._ids.extend(ids)
         if self._stopped or len(self._ids) < self._next:
             return ""
@@ -56,14 +56,14 @@ class IncrementalDetokenizer:
             self._next = len(self._ids) + 1 + (len(self._ids) - self._done) // _PATIENCE
             return ""
         self._context, self._done = self._done, len(self._ids)
-        text = self._held + now[len(before) :]
+        text = self._held_back + now[len(before) :]
         kept = whole_text(text, self._stops)
         self._stopped = len(kept) < len(text)
         if self._stopped:
-            self._held = ""
+            self._held_back = ""
             return kept
         hold = _beginning_of(text, self._stops)
-        self._held = text[len(text) - hold :]
+        self._held_back = text[len(text) - hold :]
         return text[: len(text) - hold]
 
 

@@ -1,7 +1,7 @@
-"""Chat messages in one form, whichever way a client writes them.
+"""Chat messages in one normal form.
 
-Invariant: an assistant's message that a client sends back as it got it, through whatever object or dictionary of its
-library, has the form of the answer that went out; fields without a value do not count.
+Invariant: an assistant's message that a client sends back unchanged has the form of the answer that went out. The
+client's library may turn it into any object or dictionary: fields without a value do not count.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from rollmesh.generators.openai_server.errors import ApiError
 Message = dict[str, Any]
 
 
-def normal(message: Message, index: int = 0) -> Message:
+def normalize(message: Message, index: int = 0) -> Message:
     """A message as chat templates take it: contents are text, arguments of tool calls are objects.
 
     Raises:
         ApiError: 400: content that is not text.
     """
-    found: Message = {"role": "system" if message["role"] == "developer" else message["role"]}
+    normal: Message = {"role": "system" if message["role"] == "developer" else message["role"]}
     content = _text(message.get("content"), index)
     calls = message.get("tool_calls") or []
     if content is not None or not calls:
-        found["content"] = content or ""
+        normal["content"] = content or ""
     for name in ("name", "tool_call_id"):
         if isinstance(message.get(name), str):
-            found[name] = message[name]
+            normal[name] = message[name]
     if calls:
-        found.setdefault("content", "")
+        normal.setdefault("content", "")
         if not isinstance(calls, list):
             raise ApiError(400, "the tool calls of a message are a list", param=f"messages[{index}].tool_calls")
-        found["tool_calls"] = [_call(call, index) for call in calls]
-    return found
+        normal["tool_calls"] = [_call(call, index) for call in calls]
+    return normal
 
 
 def _text(content: Any, index: int) -> str | None:
@@ -59,5 +59,5 @@ def _call(call: Any, index: int) -> dict[str, Any]:
         # A model's own mistake, handed back, is no JSON: templates write it as it is.
         with contextlib.suppress(ValueError, RecursionError):
             arguments = json.loads(arguments)
-    found = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
-    return {"id": call["id"], **found} if isinstance(call.get("id"), str) else found
+    tool_call = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    return {"id": call["id"], **tool_call} if isinstance(call.get("id"), str) else tool_call

@@ -1,4 +1,4 @@
-"""Figures of the endpoint for Prometheus."""
+"""Metrics of the endpoint for Prometheus."""
 
 from __future__ import annotations
 

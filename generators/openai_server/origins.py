@@ -1,8 +1,8 @@
-"""Which web page a call comes from, where no key tells friend from foe.
+"""The web page that a call comes from, where there is no API key.
 
-A browser sends what any page makes it send, to this machine's own addresses too. Its header `Origin` names the page's
-server and cannot be forged by the page; but a page's server may let its name point to this machine (DNS rebinding), and
-is then its own. So a call that names a page has to come from where it goes to, and go to an address or a name of ours.
+Any page can make a browser send requests, to this machine's own addresses too. The header `Origin` names the page's
+server and cannot be forged by the page. But a page's server may let its name point to this machine (DNS rebinding), and
+is then its own. So the origin of a call has to be its host, and the host an address or a name of ours.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def check_caller(host: str, origin: str | None, names: Collection[str]) -> None:
     Args:
         host: header `Host`, which every browser sends; empty: it was not given.
         origin: header `Origin`; None: it was not given.
-        names: of this machine, in lower case, besides `localhost`.
+        names: of this machine, in lower case, in addition to `localhost`.
 
     Raises:
         ApiError: 403.

@@ -1,8 +1,9 @@
-"""Which of many sequences a new one begins with, in a time that hardly depends on their number.
+"""An index of sequences: finds the longest that a new one begins with, in a time that hardly depends on their number.
 
-A *total* is the hash of a prefix: the sum modulo 2**64, over its symbols, of a number mixed of symbol, place
-and a secret of this process. The totals of all prefixes come of one cumulative sum, and continue from that of any of
-them. Two prefixes with the same total and length are taken for equal: without the secret no one can make others so.
+A *total* is the hash of a prefix: the sum modulo 2**64, over its symbols, of a number for each. That number is mixed of
+symbol, place and a secret of this process. The totals of all prefixes come of one cumulative sum, and continue from
+that of any of them. Two prefixes with the same total and length are taken for equal: without the secret none can be
+forged.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _STRIDE = np.uint64(0x9E3779B97F4A7C15)
 
 
 def totals(symbols: npt.ArrayLike, start: int = 0, total: int = 0) -> Totals:
-    """Of the beginnings of a sequence.
+    """Totals of the beginnings of a sequence.
 
     Args:
         symbols: [n], integers: from place `start` on.
@@ -33,10 +34,10 @@ def totals(symbols: npt.ArrayLike, start: int = 0, total: int = 0) -> Totals:
     """
     numbers = np.asarray(symbols, np.uint64)
     places = np.arange(start, start + len(numbers), dtype=np.uint64)
-    found = np.empty(len(numbers) + 1, np.uint64)
-    found[0] = total
-    found[1:] = _mixed(_mixed(numbers ^ _SECRET) + places * _STRIDE)
-    return np.cumsum(found, dtype=np.uint64)
+    terms = np.empty(len(numbers) + 1, np.uint64)
+    terms[0] = total
+    terms[1:] = _mixed(_mixed(numbers ^ _SECRET) + places * _STRIDE)
+    return np.cumsum(terms, dtype=np.uint64)
 
 
 def _mixed(numbers: Totals) -> Totals:
@@ -47,43 +48,43 @@ def _mixed(numbers: Totals) -> Totals:
 
 
 class PrefixIndex(Generic[T]):
-    """What is known by the sequences that end with it."""
+    """Items by the sequences that end with them."""
 
     def __init__(self) -> None:
         self._items: list[T] = []
-        self._places: dict[tuple[int, int], int] = {}
+        self._positions: dict[tuple[int, int], int] = {}
         self._lengths, self._totals = array("q"), array("Q")
 
     def add(self, length: int, total: int, item: T) -> None:
-        """Adds an item under a sequence's length and total; what has the same is kept."""
-        if (length, total) not in self._places:
-            self._places[length, total] = len(self._items)
+        """Adds an item under a sequence's length and total; an earlier one with the same is kept."""
+        if (length, total) not in self._positions:
+            self._positions[length, total] = len(self._items)
             self._items.append(item)
             self._lengths.append(length)
             self._totals.append(total)
 
     def put(self, length: int, total: int, item: T) -> None:
-        """Adds an item; it takes the place of what has the same sequence."""
+        """Adds an item; it replaces one with the same sequence."""
         self.add(length, total, item)
-        self._items[self._places[length, total]] = item
+        self._items[self._positions[length, total]] = item
 
-    def at(self, length: int, total: int) -> T | None:
-        """What ends with just that sequence."""
-        place = self._places.get((length, total))
-        return None if place is None else self._items[place]
+    def get(self, length: int, total: int) -> T | None:
+        """The item of just that sequence."""
+        position = self._positions.get((length, total))
+        return None if position is None else self._items[position]
 
-    def longest(self, found: Totals, start: int = 0) -> tuple[int, T] | None:
+    def longest(self, prefix_totals: Totals, start: int = 0) -> tuple[int, T] | None:
         """The item with the longest sequence that another begins with, and that sequence's length.
 
         Args:
-            found: `totals` of the other, from its first `start` symbols on: shorter ones are not looked at.
+            prefix_totals: `totals` of the other, from its first `start` symbols on: shorter ones are not looked at.
         """
         if not self._items:
             return None
         lengths, known = np.frombuffer(self._lengths, np.int64), np.frombuffer(self._totals, np.uint64)
-        places = np.flatnonzero((lengths >= start) & (lengths < start + len(found)))
-        places = places[found[lengths[places] - start] == known[places]]
+        places = np.flatnonzero((lengths >= start) & (lengths < start + len(prefix_totals)))
+        places = places[prefix_totals[lengths[places] - start] == known[places]]
         if not len(places):
             return None
-        place = int(places[np.argmax(lengths[places])])
-        return int(lengths[place]), self._items[place]
+        position = int(places[np.argmax(lengths[places])])
+        return int(lengths[position]), self._items[position]

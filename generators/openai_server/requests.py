@@ -1,8 +1,8 @@
-"""Requests as OpenAI's API has them, checked field by field.
+"""Requests of OpenAI's API, checked field by field.
 
-Invariants: a field that this endpoint does not know is refused; of those it knows each is honoured, or is of no
-consequence here (`_NoMeaning`), or is refused where it asks for more than nothing (`NOTHING`). In training a client
-does not decide how tokens are drawn: the fields that would are `FORCED`, never refused, and told apart in `forced`.
+Invariants: a field that this endpoint does not know is refused. Each known one is honoured, or has no effect here
+(`_IgnoredFields`), or is refused where it asks for more than nothing (`NOTHING`). In training a client does not decide
+how tokens are drawn: the fields that would are `FORCED`. They are never refused, and listed by `forced`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 
 from rollmesh.generators.openai_server.errors import ApiError
 
-# What decides the distribution that tokens are drawn from, or the draws.
+# Fields that decide the distribution that tokens are drawn from, or the draws.
 FORCED = (
     "temperature", "top_p", "top_k", "seed", "presence_penalty", "frequency_penalty", "logit_bias",
 )  # fmt: skip
@@ -30,7 +30,7 @@ _SHOWN = 64
 # OpenAI's own default for text completions.
 _TEXT_TOKENS = 16
 _UNFORCED = "nothing forces the model's tokens"
-# Why a field is refused, where there is more to say of it.
+# Explanations for the refusal of some fields.
 _WHY = {
     "tool_choice": f"only `auto` and `none` are possible: {_UNFORCED}",
     "response_format": f"only `text` is possible: {_UNFORCED}",
@@ -38,8 +38,8 @@ _WHY = {
 }
 
 
-class _NoMeaning(BaseModel):
-    """Fields that are taken and have no effect: they concern OpenAI's accounts, caches and models."""
+class _IgnoredFields(BaseModel):
+    """Fields that are accepted and have no effect: they concern OpenAI's accounts, caches and models."""
 
     user: Any = None
     metadata: Any = None
@@ -60,8 +60,8 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = None
 
 
-class Request(_NoMeaning, ABC):
-    """What both forms have in common.
+class Request(_IgnoredFields, ABC):
+    """The fields of both forms.
 
     Attributes:
         NOTHING: fields that cannot be honoured, and the values with which each asks for nothing.
@@ -90,46 +90,46 @@ class Request(_NoMeaning, ABC):
 
     @property
     def choices(self) -> int:
-        """Answers wanted of each prompt."""
+        """Answers requested for each prompt."""
         return self.n or 1
 
     @property
     def answers(self) -> int:
-        """Answers wanted in all."""
+        """Answers requested in all."""
         return self.choices
 
     @property
     def stops(self) -> tuple[str, ...]:
         """Strings that end an answer."""
-        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return tuple(text for text in given if text)
+        texts = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return tuple(text for text in texts if text)
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with the usage."""
+        """True where a stream ends with the usage."""
         return bool(self.stream_options is not None and self.stream_options.include_usage)
 
     @property
     @abstractmethod
     def token_limit(self) -> int | None:
-        """Tokens of an answer at most; None: what the context leaves."""
+        """Most tokens of an answer; None: up to the context."""
 
     @property
     @abstractmethod
     def wants_log_probs(self) -> bool:
-        """Whether the log-probs of sampled tokens are wanted."""
+        """True where the log-probs of sampled tokens are requested."""
 
     @property
     @abstractmethod
     def lists_alternatives(self) -> bool:
-        """Whether a list of the likeliest tokens is wanted with them."""
+        """True where a list of the likeliest tokens is requested with them."""
 
     def forced(self) -> list[str]:
-        """Fields given that training does not leave to the client."""
+        """The given fields that training does not leave to the client."""
         return [name for name in FORCED if getattr(self, name) not in (None, {})]
 
     def check_supported(self, *, training: bool) -> None:
-        """Refuses what would have to be ignored though it matters.
+        """Refuses fields that would have to be ignored though they matter.
 
         Raises:
             ApiError: naming the field.
@@ -249,7 +249,7 @@ def parse(form: Form, body: Any, *, training: bool) -> ChatRequest | TextRequest
     Args:
         form: which of the two.
         body: as JSON gave it.
-        training: what decides how tokens are drawn is ignored instead of refused.
+        training: fields that decide how tokens are drawn are ignored instead of refused.
 
     Raises:
         ApiError: 400, naming the first field that is wrong.
@@ -263,12 +263,12 @@ def parse(form: Form, body: Any, *, training: bool) -> ChatRequest | TextRequest
     try:
         request = _FORMS[form].model_validate(body)
     except pydantic.ValidationError as error:
-        raise _of_pydantic(error) from error
+        raise _as_api_error(error) from error
     request.check_supported(training=training)
     return request
 
 
-def _of_pydantic(error: pydantic.ValidationError) -> ApiError:
+def _as_api_error(error: pydantic.ValidationError) -> ApiError:
     first = error.errors(include_url=False)[0]
     # Alternatives of a union end the path with their type's name.
     path = [part for part in first["loc"] if isinstance(part, int) or part.isidentifier()]

@@ -1,4 +1,4 @@
-"""Answers as OpenAI's API words them."""
+"""Answers in the form of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def event(body: dict[str, Any]) -> bytes:
 
 @dataclass(slots=True)
 class ResponseFormatter:
-    """The words for one call.
+    """Formats the answers to one call.
 
     Args:
-        request: what was asked.
+        request: of the client.
         token: a token's text.
         model: the served model's name.
     """
@@ -37,8 +37,8 @@ class ResponseFormatter:
     model: str
     name: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
-    _spoken: dict[int, list[str]] = field(default_factory=dict)
-    _begun: set[int] = field(default_factory=set)
+    _sent_text: dict[int, list[str]] = field(default_factory=dict)
+    _started: set[int] = field(default_factory=set)
     _offsets: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -47,12 +47,12 @@ class ResponseFormatter:
 
     @property
     def holds_text_back(self) -> bool:
-        """Whether text goes out at the end alone: tool calls may be hidden in it."""
+        """True where text is sent at the end alone: tool calls may be hidden in it."""
         return isinstance(self.request, ChatRequest) and bool(self.request.offered_tools)
 
     # ---------------------------------------------------------------------------------------------- in one piece
 
-    def whole(self, answering: CompletionCall, answers: Sequence[Finished]) -> dict[str, Any]:
+    def response(self, completion: CompletionCall, answers: Sequence[Finished]) -> dict[str, Any]:
         """The answer to a call that does not stream."""
         choices = []
         for answer in sorted(answers, key=lambda answer: answer.choice):
@@ -70,25 +70,25 @@ class ResponseFormatter:
         newest = max(answer.result.sampled.versions.newest for answer in answers)
         return self._frame(choices, chunk=False) | {
             "system_fingerprint": str(newest),
-            "usage": usage(answering, answers),
+            "usage": usage(completion, answers),
         }
 
     # -------------------------------------------------------------------------------------------------- streamed
 
-    def piece(self, piece: TextDelta, answering: CompletionCall) -> list[dict[str, Any]]:
-        """What goes out of a part of an answer."""
+    def delta_chunks(self, piece: TextDelta, completion: CompletionCall) -> list[dict[str, Any]]:
+        """The chunks of a part of an answer."""
         text = "" if self.holds_text_back else piece.text
-        chunks = self._opening(piece.choice, answering)
-        self._spoken.setdefault(piece.choice, []).append(text)
+        chunks = self._opening(piece.choice, completion)
+        self._sent_text.setdefault(piece.choice, []).append(text)
         if text or self.request.wants_log_probs or self.request.return_token_ids:
             chunks.append(self._part(piece.choice, text, piece.ids, piece.log_probs))
         return chunks
 
-    def end(self, answer: Finished, answering: CompletionCall) -> list[dict[str, Any]]:
-        """What goes out at the end of an answer: text held back, tool calls, and why it ended."""
-        chunks = self._opening(answer.choice, answering)
+    def end_chunks(self, answer: Finished, completion: CompletionCall) -> list[dict[str, Any]]:
+        """The chunks at the end of an answer: text held back, tool calls, and the finish reason."""
+        chunks = self._opening(answer.choice, completion)
         text = (answer.message.get("content") or "") if self.is_chat else answer.text
-        spoken = "".join(self._spoken.get(answer.choice, ()))
+        spoken = "".join(self._sent_text.get(answer.choice, ()))
         if text.startswith(spoken) and len(text) > len(spoken):
             chunks.append(self._part(answer.choice, text[len(spoken) :], (), ()))
         calls = [{"index": index, **call} for index, call in enumerate(answer.message.get("tool_calls", ()))]
@@ -100,19 +100,19 @@ class ResponseFormatter:
         frame = self._frame([last], chunk=True)
         return [*chunks, frame | {"system_fingerprint": str(answer.result.sampled.versions.newest)}]
 
-    def closing(self, answering: CompletionCall, answers: Sequence[Finished]) -> list[dict[str, Any]]:
-        """The usage, where it was asked for."""
+    def usage_chunks(self, completion: CompletionCall, answers: Sequence[Finished]) -> list[dict[str, Any]]:
+        """The chunk of the usage, where it was requested."""
         if not self.request.include_usage:
             return []
-        return [self._frame([], chunk=True) | {"usage": usage(answering, answers)}]
+        return [self._frame([], chunk=True) | {"usage": usage(completion, answers)}]
 
-    def _opening(self, choice: int, answering: CompletionCall) -> list[dict[str, Any]]:
-        if choice in self._begun:
+    def _opening(self, choice: int, completion: CompletionCall) -> list[dict[str, Any]]:
+        if choice in self._started:
             return []
-        self._begun.add(choice)
+        self._started.add(choice)
         first: dict[str, Any] = {"index": choice, "finish_reason": None}
         if self.request.return_token_ids:
-            first["prompt_token_ids"] = list(answering.prompt_ids(choice))
+            first["prompt_token_ids"] = list(completion.prompt_ids(choice))
         elif not self.is_chat:
             return []
         first |= {"delta": {"role": "assistant", "content": ""}} if self.is_chat else {"text": ""}
@@ -135,7 +135,7 @@ class ResponseFormatter:
         return {"id": name, "object": kind, "created": self.created, "model": self.model, "choices": choices}
 
     def _log_probs(self, choice: int, ids: Sequence[int], log_probs: Sequence[float]) -> dict[str, Any] | None:
-        """Of tokens after those of the choice that were formatted before."""
+        """Log-probs of tokens after those of the choice that were formatted before."""
         if not self.request.wants_log_probs:
             return None
         tokens = [self.token(token_id) for token_id in ids]
@@ -152,14 +152,14 @@ class ResponseFormatter:
         content = []
         for token, value in zip(tokens, log_probs, strict=True):
             # A token may be part of a character.
-            found = {"token": token, "logprob": value, "bytes": None if _BROKEN in token else list(token.encode())}
-            # Of all tokens only the sampled one's log-prob is known.
-            content.append({**found, "top_logprobs": [found] if alternatives else []})
+            entry = {"token": token, "logprob": value, "bytes": None if _BROKEN in token else list(token.encode())}
+            # Only the sampled token's log-prob is known.
+            content.append({**entry, "top_logprobs": [entry] if alternatives else []})
         return {"content": content, "refusal": None}
 
 
-def usage(answering: CompletionCall, answers: Sequence[Finished]) -> dict[str, int]:
+def usage(completion: CompletionCall, answers: Sequence[Finished]) -> dict[str, int]:
     """Tokens of the prompts and of all answers."""
     sampled = sum(len(answer.result.sampled) for answer in answers)
-    prompt = answering.prompt_tokens
+    prompt = completion.prompt_tokens
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}

@@ -1,9 +1,13 @@
-"""Sessions: what belongs together of the calls that come in.
+"""Sessions: the calls of one conversation, or of several of one client.
 
-Invariants: a session of training has a key of its own and draws tokens by its task's rules, whatever its client asks
-for; a session that is over, or full, takes no call; at most `max_sessions` of other clients are kept, with at most
-`_ALL_TOKENS` tokens, and none longer than `session_s` after its last call. Calls of one session are prepared one after
-the other, in the order in which they came: so they are numbered, and drawn, alike when they are made again.
+Invariants:
+
+- A session of training has a key of its own and draws tokens by its task's policy, whatever its client asks for.
+- A session that is over, or full, takes no call.
+- At most `max_sessions` of other clients are kept, with at most `_ALL_TOKENS` tokens, and none longer than `session_s`
+  after its last call.
+- Calls of one session are prepared one at a time, in the order in which they came. So they are numbered, and drawn,
+  alike when they are made again.
 """
 
 from __future__ import annotations
@@ -33,13 +37,13 @@ _LONGEST_CONVERSATIONS = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplingPolicy:
-    """How a member of a group is sampled.
+    """Sampling of a member of a group.
 
     Attributes:
         prompt_ids: the group's prompt, with which every trajectory begins.
         sampling: of the member; `max_tokens` bounds all that follows the prompt.
         pinned: by one version of the weights alone.
-        replay: what an earlier holder has of the member; it is repeated for as long as the client asks the same.
+        replay: the member's tokens of an earlier holder; repeated for as long as the client asks the same.
     """
 
     prompt_ids: tuple[int, ...]
@@ -49,10 +53,10 @@ class SamplingPolicy:
 
     @property
     def limit(self) -> int:
-        """Tokens of the whole conversation at most."""
+        """Most tokens of the whole conversation."""
         return len(self.prompt_ids) + self.sampling.max_tokens
 
-    def replayed(self, prompt_ids: Sequence[int]) -> Trajectory | None:
+    def replay_of(self, prompt_ids: Sequence[int]) -> Trajectory | None:
         """The recorded answer to a prompt, whole or its beginning; None: this was never asked."""
         if self.replay is None:
             return None
@@ -82,25 +86,25 @@ class Session:
 
     Args:
         name: stands in the address.
-        rules: of training; None: the client decides.
-        most: answers that are recorded.
+        policy: of training; None: the client decides.
+        max_answers: answers that are recorded.
 
     Attributes:
-        key: what a client of training has to show; empty: what the mesh asks for.
+        key: API key of a client of training; empty: that of the mesh.
         record: of the answers.
         running: by the engine's name of the request.
         preparing: held by the call that is being prepared.
         over: takes no call any more.
         calls: answered, being answered, or refused for their prompts.
-        counts: `aborted` calls; `forced`: those that asked for another sampling than training has; `no_room`: those
+        counts: of calls. `aborted`; `forced`: those that asked for another sampling than training has. `no_room`: those
             that were refused because the conversation has used up its tokens, or the session its answers.
     """
 
-    def __init__(self, name: str, rules: SamplingPolicy | None, most: int) -> None:
+    def __init__(self, name: str, policy: SamplingPolicy | None, max_answers: int) -> None:
         self.name = name
-        self.rules = rules
-        self._most = most
-        self.key = secrets.token_urlsafe(24) if rules is not None else ""
+        self.policy = policy
+        self._max_answers = max_answers
+        self.key = secrets.token_urlsafe(24) if policy is not None else ""
         self.record = TurnTree()
         self.running: dict[str, Running] = {}
         self.preparing = asyncio.Lock()
@@ -113,7 +117,7 @@ class Session:
         """Refuses a call that asks for more answers than can be recorded.
 
         Args:
-            answers: wanted.
+            answers: requested.
             context: tokens of a conversation at most.
 
         Raises:
@@ -121,10 +125,10 @@ class Session:
         """
         if self.over:
             raise session_over(self.name)
-        held = len(self.record.turns) + len(self.running)
+        total = len(self.record.turns) + len(self.running)
         full = ""
-        if held + answers > self._most:
-            full = f"{held} answers, of at most {self._most} (rollout.endpoint.session_answers)"
+        if total + answers > self._max_answers:
+            full = f"{total} answers, of at most {self._max_answers} (rollout.endpoint.session_answers)"
         elif self.record.tokens >= max(_SESSION_TOKENS, _LONGEST_CONVERSATIONS * context):
             full = f"{self.record.tokens} tokens recorded, and no room for more"
         if full:
@@ -138,7 +142,7 @@ class Session:
 
     @contextmanager
     def sampling(self, running: dict[str, Running]) -> Iterator[None]:
-        """While requests are in the engine."""
+        """Lists requests as running while they are in the engine."""
         self.running.update(running)
         try:
             yield
@@ -147,12 +151,12 @@ class Session:
                 self.running.pop(name, None)
 
     def sampling_of(self, call: int, choice: int, max_tokens: int, stops: Sequence[str]) -> SamplingParams:
-        """How an answer of a session of training is drawn."""
-        assert self.rules is not None
-        rules = self.rules.sampling
+        """Sampling parameters of an answer in a session of training."""
+        assert self.policy is not None
+        policy = self.policy.sampling
         # Different in each call, and alike when the calls are made again.
-        seed = (rules.seed * 0x9E3779B1 + 0x85EBCA77 * call + choice) % (1 << 63) or 1
-        return replace(rules, max_tokens=max_tokens, stop=(*rules.stop, *stops), seed=seed if rules.seed else 0)
+        seed = (policy.seed * 0x9E3779B1 + 0x85EBCA77 * call + choice) % (1 << 63) or 1
+        return replace(policy, max_tokens=max_tokens, stop=(*policy.stop, *stops), seed=seed if policy.seed else 0)
 
 
 class Sessions:
@@ -168,56 +172,56 @@ class Sessions:
         self._session_s = section.session_s
         self._answers = section.session_answers
         self._clock = clock
-        self._found: dict[str, Session] = {}
+        self._sessions: dict[str, Session] = {}
 
     def __len__(self) -> int:
         """Sessions that are kept."""
-        return len(self._found)
+        return len(self._sessions)
 
-    def train(self, rules: SamplingPolicy) -> Session:
-        """A session of training, under a name that cannot be guessed."""
-        session = Session(secrets.token_hex(16), rules, self._answers)
-        self._found[session.name] = session
+    def open_training(self, policy: SamplingPolicy) -> Session:
+        """Opens a session of training, under a name that cannot be guessed."""
+        session = Session(secrets.token_hex(16), policy, self._answers)
+        self._sessions[session.name] = session
         return session
 
-    def known(self, name: str) -> Session | None:
-        """A session that is kept."""
-        session = self._found.get(name)
+    def find(self, name: str) -> Session | None:
+        """The session of this name; None where there is none."""
+        session = self._sessions.get(name)
         if session is not None and self._is_old(session, self._clock()):
             self.forget(session)
             return None
         return session
 
-    def of(self, name: str) -> Session:
+    def get_or_create(self, name: str) -> Session:
         """The session of a call; it comes into being with its first one.
 
         Raises:
             ApiError: 429: there are too many, or they hold too much.
         """
         now = self._clock()
-        session = self._found.get(name)
+        session = self._sessions.get(name)
         if session is None:
             self._forget_old(now)
-        others = [found.record.tokens for found in self._found.values() if found.rules is None]
+        others = [found.record.tokens for found in self._sessions.values() if found.policy is None]
         if sum(others) >= _ALL_TOKENS or (session is None and len(others) >= self._max):
             raise overloaded(
                 f"{len(others)} sessions are recorded already, with {sum(others)} tokens: delete some, or wait until "
                 "they are forgotten"
             )
         if session is None:
-            session = self._found[name] = Session(name, None, self._answers)
+            session = self._sessions[name] = Session(name, None, self._answers)
         session.used_at = now
         return session
 
     def forget(self, session: Session) -> None:
         """Ends a session; its owner ends what runs in it."""
         session.over = True
-        self._found.pop(session.name, None)
+        self._sessions.pop(session.name, None)
 
     def _forget_old(self, now: float) -> None:
-        for session in list(self._found.values()):
+        for session in list(self._sessions.values()):
             if self._is_old(session, now):
                 self.forget(session)
 
     def _is_old(self, session: Session, now: float) -> bool:
-        return session.rules is None and not session.running and now - session.used_at > self._session_s
+        return session.policy is None and not session.running and now - session.used_at > self._session_s

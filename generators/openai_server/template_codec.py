@@ -1,4 +1,4 @@
-"""The endpoint's language, by the model's own tokenizer and chat template."""
+"""The `ChatCodec` of the model's own tokenizer and chat template."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rollmesh.generators.agents.chat_template import ChatRenderer, as_unicode, longest_token, template_errors
 from rollmesh.generators.agents.tool_call_parsers import choose_parser
 from rollmesh.generators.agents.tool_calls import typed_arguments
-from rollmesh.generators.openai_server.chat_codec import Answer, TooLongError
+from rollmesh.generators.openai_server.chat_codec import ParsedAnswer, TooLongError
 from rollmesh.generators.openai_server.errors import ApiError
 from rollmesh.generators.openai_server.messages import Message
 from rollmesh.mesh.config.rollout import ParserName
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 # Sets of tools for which renderings are kept.
 _TOOL_SETS = 16
-# Of a text that may be too long, so many characters for each token that is wanted are tokenised first.
+# Characters of a text that may be too long which are tokenised first, for each token that is allowed.
 _TOKEN_CHARACTERS = 4
-# Tokens by which a text that was cut may have more than the same characters of the whole.
+# Tokens that a cut text may have more than the same characters of the whole.
 _CUT_TOKENS = 64
 
 
 class TemplateChatCodec:
-    """See `Language`.
+    """See `ChatCodec`.
 
     Args:
         tokenizer: of the model.
@@ -54,7 +54,7 @@ class TemplateChatCodec:
         # The first use sets what later ones, in several threads, leave as it is.
         tokenizer.encode("")
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[Any], most: int) -> list[int]:
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Any], max_tokens: int) -> list[int]:
         if self._tokenizer.chat_template is None:
             raise ApiError(400, "the model has no chat template: use /v1/completions", reason="no_chat_template")
         try:
@@ -67,10 +67,10 @@ class TemplateChatCodec:
             )
         except template_errors() as error:
             raise ApiError(400, f"the chat template refuses these messages: {error}", param="messages") from error
-        return self.encode_more(str(text), most)
+        return self.encode_more(str(text), max_tokens)
 
-    def goes_on(
-        self, answer: Sequence[int], new: Sequence[Message], tools: Sequence[Any], most: int
+    def continuation(
+        self, answer: Sequence[int], new: Sequence[Message], tools: Sequence[Any], max_tokens: int
     ) -> list[int] | None:
         if any(not isinstance(value, str) for message in new for value in message.values()):
             return None
@@ -79,23 +79,25 @@ class TemplateChatCodec:
             text = chat.text_after_turn(new)
         except ConfigError:
             return None
-        return chat.after_end(answer, self.encode_more(text, most))
+        return chat.after_end(answer, self.encode_more(text, max_tokens))
 
-    def encode(self, text: str, most: int) -> list[int]:
-        return self._encoded(text, most, lambda part: list(self._tokenizer(part)["input_ids"]))
+    def encode(self, text: str, max_tokens: int) -> list[int]:
+        return self._encoded(text, max_tokens, lambda part: list(self._tokenizer(part)["input_ids"]))
 
-    def encode_more(self, text: str, most: int) -> list[int]:
-        return self._encoded(text, most, lambda part: list(self._tokenizer.encode(part, add_special_tokens=False)))
+    def encode_more(self, text: str, max_tokens: int) -> list[int]:
+        return self._encoded(
+            text, max_tokens, lambda part: list(self._tokenizer.encode(part, add_special_tokens=False))
+        )
 
-    def _encoded(self, text: str, most: int, encode: Callable[[str], list[int]]) -> list[int]:
+    def _encoded(self, text: str, max_tokens: int, encode: Callable[[str], list[int]]) -> list[int]:
         """A text's tokens; one that is far too long is not tokenised to its end."""
         text = as_unicode(text)
-        first = _TOKEN_CHARACTERS * most
+        first = _TOKEN_CHARACTERS * max_tokens
         if len(text) > first:
-            if len(text) > self._longest * most:
+            if len(text) > self._longest * max_tokens:
                 raise TooLongError(len(text) // self._longest)
             begun = len(encode(text[:first])) - _CUT_TOKENS
-            if begun > most:
+            if begun > max_tokens:
                 raise TooLongError(begun)
         return encode(text)
 
@@ -105,18 +107,18 @@ class TemplateChatCodec:
     def token(self, token_id: int) -> str:
         return str(self._tokenizer.decode([token_id], skip_special_tokens=False))
 
-    def answer(self, ids: Sequence[int], text: str, tools: Sequence[Any]) -> Answer:
+    def answer(self, ids: Sequence[int], text: str, tools: Sequence[Any]) -> ParsedAnswer:
         try:
             parse = choose_parser(self._parser, self._template_text())
         except ConfigError as error:
             raise ApiError(400, str(error), param="tools") from error
-        parsed = parse(self._chat(tools).said(ids))
-        if not parsed.good:
+        parsed = parse(self._chat(tools).decode_turn(ids))
+        if not parsed.valid:
             # Calls that cannot be read stay in the text: the agent sees what the model wrote.
-            return Answer(text)
-        return Answer(
+            return ParsedAnswer(text)
+        return ParsedAnswer(
             parsed.content,
-            tuple((call.name, typed_arguments(call, _parameters(tools, call.name))) for call in parsed.good),
+            tuple((call.name, typed_arguments(call, _parameters(tools, call.name))) for call in parsed.valid),
         )
 
     def check_tools(self, tools: Sequence[Any]) -> None:

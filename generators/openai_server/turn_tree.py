@@ -1,11 +1,11 @@
-"""What was sampled in a session, call by call, and the one trajectory that comes of it.
+"""The turns of a session, call by call, and the one trajectory that they make.
 
 A call's *turn* is its prompt and the tokens sampled after it. A turn whose prompt begins with another's tokens
-continues that one, and holds only what follows them; turns form a tree, because a client may rewrite its history or ask
+continues that one, and holds only what follows them. Turns form a tree, because a client may rewrite its history or ask
 several things at once.
 
-Invariants: sampled tokens stand in a later prompt as they were sampled, never made of text again; the trajectory is the
-chain of turns that ends in the last call's; a token of it has mask 1 exactly if it was sampled in a turn of the chain.
+Invariants: sampled tokens stand in a later prompt as they were sampled, never made of text again. The trajectory is the
+chain of turns that ends in the last call's. A token of it has mask 1 exactly if it was sampled in a turn of the chain.
 To place a call costs its new tokens, however long the session. Turns are added in the event loop's thread; any thread
 may look them up.
 """
@@ -32,7 +32,7 @@ from rollmesh.mesh.trajectory.payload_codec import Trajectory
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """Where an answer stands.
+    """The place of an answer in the tree.
 
     Attributes:
         parent: the turn that its prompt continues; None: none.
@@ -77,7 +77,7 @@ class Turn:
         return self.place.length + len(self.sampled)
 
     def chain(self) -> list[Turn]:
-        """From the first turn to this one."""
+        """The turns from the first to this one."""
         turns: list[Turn] = []
         turn: Turn | None = self
         while turn is not None:
@@ -96,23 +96,23 @@ class TurnTree:
 
     Attributes:
         turns: as they were answered.
-        tokens: that are held.
+        tokens: kept in all.
         messages: the conversation up to and with the last turn's answer, in normal form; none of a text completion.
-        said: the text of that answer.
+        last_text: the text of that answer.
     """
 
     def __init__(self) -> None:
         self.turns: list[Turn] = []
         self.tokens = 0
         self.messages: tuple[Message, ...] = ()
-        self.said = ""
+        self.last_text = ""
         self._last: Turn | None = None
         self._lock = threading.Lock()
         self._ends: PrefixIndex[Turn] = PrefixIndex()
-        self._told: PrefixIndex[Turn] = PrefixIndex()
+        self._stories: PrefixIndex[Turn] = PrefixIndex()
 
     def place(self, before: Turn | None, new_ids: Sequence[int]) -> Place:
-        """Where an answer will stand: after the longest turn whose tokens its prompt begins with.
+        """The place of an answer: after the longest turn whose tokens its prompt begins with.
 
         Args:
             before: a turn whose tokens the prompt is known to begin with.
@@ -120,11 +120,11 @@ class TurnTree:
         """
         ids = np.asarray(new_ids, np.int32)
         start, total = (0, 0) if before is None else (before.length, before.total)
-        found = totals(ids, start, total)
+        prefix_totals = totals(ids, start, total)
         with self._lock:
-            known = self._ends.longest(found, start)
-        length, parent = known or (start, None)
-        return Place(parent, ids[length - start :], start + len(ids), int(found[-1]))
+            match = self._ends.longest(prefix_totals, start)
+        length, parent = match or (start, None)
+        return Place(parent, ids[length - start :], start + len(ids), int(prefix_totals[-1]))
 
     def add(
         self,
@@ -136,37 +136,37 @@ class TurnTree:
         *,
         story: Story | None = None,
         messages: Sequence[Message] = (),
-        said: str = "",
+        text: str = "",
     ) -> Turn:
-        """Takes down an answer.
+        """Adds an answer.
 
         Args:
             call, choice, place, sampled, finish: see `Turn`.
-            story: prompt and answer as the client will send them when it continues; None: it cannot be known.
-            messages, said: see `TurnTree`.
+            story: prompt and answer as the client will send them when it continues; None: unknown.
+            messages, text: see `messages` and `last_text` of `TurnTree`.
         """
         total = int(totals(sampled.response_ids, place.length, place.total)[-1])
         turn = Turn(call, choice, place, sampled, finish, total)
         self.turns.append(turn)
         self.tokens += len(place.new_ids) + len(sampled)
         if self._last is None or (call, -choice) > (self._last.call, -self._last.choice):
-            self._last, self.messages, self.said = turn, tuple(messages), said
+            self._last, self.messages, self.last_text = turn, tuple(messages), text
         with self._lock:
             self._ends.add(turn.length, total, turn)
             if story is not None:
-                told = self._told.at(*story)
-                if told is None or told.call < call:
-                    self._told.put(*story, turn)
+                earlier = self._stories.get(*story)
+                if earlier is None or earlier.call < call:
+                    self._stories.put(*story, turn)
         return turn
 
-    def extended_by(self, told: Totals) -> tuple[int, Turn] | None:
+    def longest_story(self, story_totals: Totals) -> tuple[int, Turn] | None:
         """The turn whose story is the longest that another begins with, and of those the latest; with its length.
 
         Args:
-            told: of all beginnings of the other story that count.
+            story_totals: of all beginnings of the other story that count.
         """
         with self._lock:
-            return self._told.longest(told)
+            return self._stories.longest(story_totals)
 
     def last(self) -> Turn | None:
         """The turn in which the trajectory ends: of the last call that was answered, its first answer."""
@@ -215,9 +215,9 @@ def transcript(chain: Sequence[Turn], prompt_ids: Sequence[int]) -> Transcript |
     first = chain[0].place.new_ids
     if first[: len(prompt_ids)].tolist() != list(prompt_ids):
         return None
-    found = Transcript(prompt_ids)
+    response = Transcript(prompt_ids)
     for turn in chain:
         between = turn.place.new_ids if turn.parent is not None else first[len(prompt_ids) :]
-        found.add_masked(between.tolist())
-        found.add_turn(turn.sampled)
-    return found
+        response.add_masked(between.tolist())
+        response.add_turn(turn.sampled)
+    return response

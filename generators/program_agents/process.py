@@ -1,8 +1,8 @@
-"""Agents of a user's own, called: a function or a command that talks to the endpoint by OpenAI's API.
+"""Calls of a user's own agents: a function or a command that talks to the endpoint by OpenAI's API.
 
-Invariants: whatever the user's code does ends in an `Outcome` or an `AgentError`; a command and all that it starts in
-its process group is gone when its call is over, and no more of its output is kept than says how it ended. Of the
-generator's environment, where tokens may stand, a command gets what it needs to run and what the configuration names.
+Invariants: every call of user code ends in an `Outcome` or an `AgentError`. A command, and all that it starts in its
+process group, is gone when its call is over. Only the end of its output is kept. The generator's environment may hold
+tokens. A command gets the variables of it that it needs to run, and those that the configuration names.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from functools import partial
 from typing import Any, Protocol, Self
 
 from rollmesh.generators.agents.user_code_executor import OverdueError, UserCodeExecutor
-from rollmesh.generators.agents.values import as_number, as_text, told
+from rollmesh.generators.agents.values import as_number, as_text, describe_error
 from rollmesh.mesh.errors import ConfigError, RollmeshError
 from rollmesh.mesh.runtime.child_processes import start_process
 from rollmesh.mesh.user_code import load_callable
 
-# What a command gets of the generator's environment: where and as whom it runs, and in which language.
+# Variables of the generator's environment that a command gets: folders, user and language.
 _PASSED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG", "LC_ALL", "LC_CTYPE")
-# Of a command's output, in bytes: what is kept of each stream.
+# Bytes of a command's output that are kept of each stream.
 _OUTPUT_BYTES = 64 << 10
 _ERROR_CHARACTERS = 500
-# Seconds in which what a command has written is read once it is gone.
+# Seconds in which the output of a command is read once it is gone.
 _STREAMS_S = 2.0
 
 
@@ -44,7 +44,7 @@ class AgentError(RollmeshError):
 
 @dataclass(frozen=True, slots=True)
 class LaunchContext:
-    """How an agent reaches the model."""
+    """The address under which an agent reaches the model, and its key."""
 
     base_url: str
     api_key: str
@@ -53,7 +53,7 @@ class LaunchContext:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an agent says in the end.
+    """The outcome of an agent's episode.
 
     Attributes:
         rewards: by component; None: rewards are left to the run's reward functions.
@@ -67,7 +67,7 @@ class Outcome:
 class Program(Protocol):
     """A user's agent."""
 
-    async def __call__(self, task: Mapping[str, Any], way: LaunchContext, timeout_s: float) -> Outcome:
+    async def __call__(self, task: Mapping[str, Any], context: LaunchContext, timeout_s: float) -> Outcome:
         """Runs one episode.
 
         Raises:
@@ -81,7 +81,7 @@ class Program(Protocol):
 
 
 def outcome_of(value: Any) -> Outcome:
-    """What an agent's return value means: nothing, a reward, rewards by component, or its final answer.
+    """The meaning of an agent's return value: nothing, a reward, rewards by component, or its final answer.
 
     Raises:
         AgentError: it is none of them.
@@ -91,9 +91,9 @@ def outcome_of(value: Any) -> Outcome:
     if isinstance(value, str):
         return Outcome(answer=value)
     if isinstance(value, Mapping):
-        found = dict(value)
-        answer = found.pop("answer", None)
-        rewards = {as_text(name): _number(number, as_text(name)) for name, number in found.items()}
+        scores = dict(value)
+        answer = scores.pop("answer", None)
+        rewards = {as_text(name): _number(number, as_text(name)) for name, number in scores.items()}
         return Outcome(rewards or None, None if answer is None else as_text(answer))
     return Outcome({"reward": _number(value, "reward")})
 
@@ -132,19 +132,19 @@ class FunctionProgram:
         logging.getLogger("httpx").setLevel(logging.WARNING)
         self._calls = UserCodeExecutor(at_once)
 
-    async def __call__(self, task: Mapping[str, Any], way: LaunchContext, timeout_s: float) -> Outcome:
+    async def __call__(self, task: Mapping[str, Any], context: LaunchContext, timeout_s: float) -> Outcome:
         """Runs it.
 
         Raises:
-            AgentError: it raised, returned what has no meaning, or did not end in time.
+            AgentError: it raised, returned a value without meaning, or did not end in time.
         """
-        arguments = {"base_url": way.base_url, "api_key": way.api_key, "model": way.model}
+        arguments = {"base_url": context.base_url, "api_key": context.api_key, "model": context.model}
         try:
             value = await self._calls.call(partial(self._function, task, **arguments), timeout_s=timeout_s)
         except OverdueError as error:
             raise AgentError(f"the agent did not end: {error}") from error
-        except Exception as error:  # a user's function may raise anything
-            raise AgentError(f"the agent raised {told(error)}") from error
+        except Exception as error:  # any error of a user's function becomes one of the agent
+            raise AgentError(f"the agent raised {describe_error(error)}") from error
         return outcome_of(value)
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ class FunctionProgram:
 
 
 class CommandProgram:
-    """A command: the task on its standard input, the way to the model in its environment.
+    """A command: the task on its standard input, the model's address in its environment.
 
     Args:
         command: program and arguments.
@@ -178,65 +178,65 @@ class CommandProgram:
             )
         self._environment = {name: os.environ[name] for name in (*_PASSED, *pass_env) if name in os.environ}
         self._command = list(command)
-        self._turn = asyncio.Semaphore(at_once)
+        self._slots = asyncio.Semaphore(at_once)
 
-    async def __call__(self, task: Mapping[str, Any], way: LaunchContext, timeout_s: float) -> Outcome:
-        """Runs it; what it printed last is its outcome, as JSON or as its final answer.
+    async def __call__(self, task: Mapping[str, Any], context: LaunchContext, timeout_s: float) -> Outcome:
+        """Runs it; its last line is its outcome, as JSON or as its final answer.
 
         Raises:
-            AgentError: it cannot be started, ended with another code than 0, printed what has no meaning, or did not
-                end in time.
+            AgentError: it cannot be started, ended with another code than 0, printed a value without meaning, or did
+                not end in time.
         """
-        async with self._turn:
+        async with self._slots:
             try:
-                return await asyncio.wait_for(self._run(task, way), timeout_s)
+                return await asyncio.wait_for(self._run(task, context), timeout_s)
             except TimeoutError as error:
                 raise AgentError(f"the agent did not end within {timeout_s:g} s") from error
 
     def close(self) -> None:
         """Nothing is left between calls."""
 
-    async def _run(self, task: Mapping[str, Any], way: LaunchContext) -> Outcome:
-        found = {"OPENAI_BASE_URL": way.base_url, "OPENAI_API_KEY": way.api_key, "OPENAI_MODEL": way.model}
-        async with _Tail() as printed, _Tail() as said:
+    async def _run(self, task: Mapping[str, Any], context: LaunchContext) -> Outcome:
+        extra = {"OPENAI_BASE_URL": context.base_url, "OPENAI_API_KEY": context.api_key, "OPENAI_MODEL": context.model}
+        async with _Tail() as stdout, _Tail() as stderr:
             try:
                 process = await start_process(
                     self._command,
                     stdin=subprocess.PIPE,
-                    stdout=printed.end,
-                    stderr=said.end,
-                    env={**self._environment, **found},
+                    stdout=stdout.end,
+                    stderr=stderr.end,
+                    env={**self._environment, **extra},
                     start_new_session=True,
                 )
             except OSError as error:
                 raise AgentError(f"the agent {self._command[0]} cannot be started: {error.strerror}") from error
             assert process.stdin is not None
-            task_read = asyncio.ensure_future(_hand_over(process.stdin, json.dumps(task, ensure_ascii=False).encode()))
-            printed.close_end()
-            said.close_end()
+            task_read = asyncio.ensure_future(_write_task(process.stdin, json.dumps(task, ensure_ascii=False).encode()))
+            stdout.close_end()
+            stderr.close_end()
             try:
                 code = await process.wait()
             finally:
-                # Also what it has left behind, which may hold the streams open.
+                # Its children too, which may hold the streams open.
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
-                # What has left its process group is not waited for.
-                streams = {task_read, printed.whole, said.whole}
+                # Children that have left its process group are not waited for.
+                streams = {task_read, stdout.finished, stderr.finished}
                 await asyncio.wait(streams, timeout=_STREAMS_S)
                 for stream in streams:
                     stream.cancel()
         if code != 0:
-            raise AgentError(f"the agent ended with code {code}: {said.text.strip()[-_ERROR_CHARACTERS:]}")
-        return _of_last_line(printed.text)
+            raise AgentError(f"the agent ended with code {code}: {stderr.text.strip()[-_ERROR_CHARACTERS:]}")
+        return _of_last_line(stdout.text)
 
 
 class _Tail:
-    """The end of what a process writes, through a pipe that is closed with the context, whoever else holds it.
+    """The end of a process's output, through a pipe that is closed with the context, whatever process holds it.
 
     Attributes:
         end: for the process to write to.
-        whole: done when nobody can write any more.
+        finished: done when no process can write any more.
     """
 
     async def __aenter__(self) -> Self:
@@ -248,20 +248,20 @@ class _Tail:
             lambda: protocol, os.fdopen(reading, "rb", 0)
         )
         self._open = True
-        self.whole = asyncio.ensure_future(self._read(reader))
+        self.finished = asyncio.ensure_future(self._read(reader))
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self.close_end()
         self._transport.close()
-        self.whole.cancel()
+        self.finished.cancel()
 
     @property
     def text(self) -> str:
         return self._kept.decode(errors="replace")
 
     def close_end(self) -> None:
-        """The process has its own by now."""
+        """Closes our copy; the process has its own by now."""
         if self._open:
             self._open = False
             os.close(self.end)
@@ -271,7 +271,7 @@ class _Tail:
             self._kept = (self._kept + part)[-_OUTPUT_BYTES:]
 
 
-async def _hand_over(stdin: asyncio.StreamWriter, data: bytes) -> None:
+async def _write_task(stdin: asyncio.StreamWriter, data: bytes) -> None:
     # A command need not read its task.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         stdin.write(data)

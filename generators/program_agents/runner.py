@@ -1,10 +1,13 @@
-"""Episodes of agents that know OpenAI's API alone: each has a session at the endpoint, and what it samples is recorded.
+"""Episodes of agents that know OpenAI's API alone: each has a session at the endpoint, which records its samples.
 
-Invariants: every request ends in one `EpisodeResult`; its response is the chain of calls that ends in the last one,
-token by token as they were sampled, and begins where the group's prompt ends; an agent that fails, that never called
-the model, or whose conversation does not begin with the group's prompt ends in a failure, never in a reward. An episode
-that is overdue is ended as it is: its running call is cut, further ones are refused, then the agent is given up. So is
-one whose agent fails after a call was refused because its tokens are used up.
+Invariants:
+
+- Every request ends in one `EpisodeResult`. Its response is the chain of calls that ends in the last one, token by
+  token as they were sampled. It begins where the group's prompt ends.
+- An agent fails, never with a reward, that raises, that never called the model, or whose conversation does not begin
+  with the group's prompt.
+- An overdue episode ends with its tokens so far: its running call is cut, further ones are refused, then the agent is
+  abandoned. So does an episode whose agent fails after a call was refused because its tokens are used up.
 
 Everything here happens in the event loop's thread.
 """
@@ -22,7 +25,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from rollmesh.generators.agents.episode_results import empty_result
 from rollmesh.generators.engines.interface import (
     EngineStatus,
     FinishReason,
@@ -78,11 +80,11 @@ def program_of(section: AgentSection, at_once: int) -> Program:
 
 
 @dataclass(frozen=True, slots=True)
-class _End:
-    """How an agent's call ended.
+class _CallEnd:
+    """The end of an agent's call.
 
     Attributes:
-        outcome: what it said in the end.
+        outcome: of the agent.
         failure: why the episode says nothing about the policy; empty where all is well.
         overdue: its time was up.
     """
@@ -99,7 +101,7 @@ class _Episode:
     request: MemberRequest
     session: Session
     started: float
-    task: asyncio.Task[_End] | None = None
+    task: asyncio.Task[_CallEnd] | None = None
 
 
 class ProgramRunner:
@@ -136,18 +138,18 @@ class ProgramRunner:
         self._loop = asyncio.get_running_loop()
         self._episodes: dict[str, _Episode] = {}
         self._closed = False
-        self._figures: Counter[str] = Counter()
+        self._stats: Counter[str] = Counter()
 
     def connect(self, on_results: Callable[[list[GenerationResult]], None]) -> None:
         """Names what is called with results, in the event loop's thread."""
         self._on_results = on_results
 
     @property
-    def figures(self) -> dict[str, float]:
+    def stats(self) -> dict[str, float]:
         """Counts since the start, by name."""
-        return {name: float(self._figures[name]) for name in ("episodes", "episodes_failed", *_COUNTED)}
+        return {name: float(self._stats[name]) for name in ("episodes", "episodes_failed", *_COUNTED)}
 
-    # --------------------------------------------------------------------------------------------- the responder
+    # --------------------------------------------------------------------------------------- the response source
 
     def submit(self, requests: Sequence[MemberRequest]) -> None:
         """Starts an episode for each.
@@ -161,11 +163,11 @@ class ProgramRunner:
             if request.sampling.max_tokens < 1:
                 raise PayloadError("sampling.max_tokens", "must be at least 1")
         for request in requests:
-            rules = SamplingPolicy(tuple(request.prompt_ids), request.sampling, request.pinned, request.prefix)
-            episode = _Episode(request, self._sessions.train(rules), time.monotonic())
+            policy = SamplingPolicy(tuple(request.prompt_ids), request.sampling, request.pinned, request.prefix)
+            episode = _Episode(request, self._sessions.open_training(policy), time.monotonic())
             self._episodes[request.request_id] = episode
             episode.task = self._loop.create_task(self._run(episode), name=f"episode-{request.request_id}")
-            episode.task.add_done_callback(partial(self._ended, episode))
+            episode.task.add_done_callback(partial(self._on_ended, episode))
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Ends episodes early; each still gets its result."""
@@ -175,11 +177,11 @@ class ProgramRunner:
                 episode.task.cancel()
 
     def progress(self, at_least: Mapping[str, int]) -> Future[list[PartialResponse]]:
-        """Copies what there is of running episodes."""
+        """Copies the tokens of running episodes."""
         return asyncio.run_coroutine_threadsafe(self._progress(dict(at_least)), self._loop)
 
     def status(self) -> EngineStatus:
-        """The engine's."""
+        """Status of the engine."""
         return self._engine.status()
 
     async def close(self) -> None:
@@ -193,15 +195,15 @@ class ProgramRunner:
 
     # ------------------------------------------------------------------------------------------------ an episode
 
-    async def _run(self, episode: _Episode) -> _End:
+    async def _run(self, episode: _Episode) -> _CallEnd:
         session = episode.session
         try:
             return await self._call(session, episode.request)
         except AgentError as error:
             # That an agent does not survive the end of its tokens is the policy's doing.
-            return _End(failure="" if session.counts["no_room"] and session.record.turns else str(error))
+            return _CallEnd(failure="" if session.counts["no_room"] and session.record.turns else str(error))
 
-    def _ended(self, episode: _Episode, task: asyncio.Task[_End]) -> None:
+    def _on_ended(self, episode: _Episode, task: asyncio.Task[_CallEnd]) -> None:
         """Makes the result of an episode, also of one that was aborted before it had begun."""
         name = episode.request.request_id
         self._completions.abort(episode.session)
@@ -210,25 +212,25 @@ class ProgramRunner:
         if self._closed:
             return
         try:
-            end = _End() if task.cancelled() else task.result()
+            end = _CallEnd() if task.cancelled() else task.result()
             result = self._result(episode, end, aborted=task.cancelled())
-        except Exception as error:  # one that breaks leaves the others alone
+        except Exception as error:  # reported as a failure of this episode: the others continue
             log.exception("an episode failed")
-            result = empty_result(name, failure=f"{type(error).__name__}: {error}")
-        self._figures["episodes"] += 1
-        self._figures["episodes_failed"] += bool(result.failure)
-        for figure in _COUNTED:
-            self._figures[figure] += int(result.figures.get(figure, 0))
+            result = EpisodeResult.empty(name, failure=f"{type(error).__name__}: {error}")
+        self._stats["episodes"] += 1
+        self._stats["episodes_failed"] += bool(result.failure)
+        for name in _COUNTED:
+            self._stats[name] += int(result.stats.get(name, 0))
         self._on_results([result])
 
-    async def _call(self, session: Session, request: MemberRequest) -> _End:
-        way = LaunchContext(f"{self._base_url()}/sessions/{session.name}/v1", session.key, self._model)
-        work = asyncio.ensure_future(self._program(task_of(request), way, self._timeout_s + _GRACE_S))
+    async def _call(self, session: Session, request: MemberRequest) -> _CallEnd:
+        context = LaunchContext(f"{self._base_url()}/sessions/{session.name}/v1", session.key, self._model)
+        work = asyncio.ensure_future(self._program(task_of(request), context, self._timeout_s + _GRACE_S))
         try:
             done, _ = await asyncio.wait({work}, timeout=self._timeout_s)
             if done:
-                return _End(work.result())
-            # What is being sampled is recorded as far as it is; then the agent learns that it is over.
+                return _CallEnd(work.result())
+            # The running call is recorded with its tokens so far; then the agent learns that its session is over.
             session.over = True
             self._completions.abort(session)
             # It may have waited for its turn until now: its own time may end much later.
@@ -239,30 +241,30 @@ class ProgramRunner:
                 await asyncio.wait({work})
         log.info("an agent's episode was ended after %.0f s", self._timeout_s)
         said_in_time = not work.cancelled() and work.exception() is None
-        return _End(work.result() if said_in_time else Outcome(), overdue=True)
+        return _CallEnd(work.result() if said_in_time else Outcome(), overdue=True)
 
-    def _result(self, episode: _Episode, end: _End, *, aborted: bool) -> EpisodeResult:
+    def _result(self, episode: _Episode, end: _CallEnd, *, aborted: bool) -> EpisodeResult:
         request, record = episode.request, episode.session.record
         failure = end.failure
         chain = record.chain()
-        found = transcript(chain, request.prompt_ids) if chain else None
-        tokens = found.sampled() if found is not None else None
+        response = transcript(chain, request.prompt_ids) if chain else None
+        tokens = response.sampled() if response is not None else None
         if not failure and not aborted:
-            failure = _why_nothing(request, chain) if tokens is None else ""
-        if found is None or tokens is None:
+            failure = _missing_reason(request, chain) if tokens is None else ""
+        if response is None or tokens is None:
             tokens = Trajectory.empty()
         finish: FinishReason = chain[-1].finish if chain else "stop"
         cut = end.overdue or finish == "aborted" or episode.session.counts["no_room"] > 0
         finish = "length" if cut else finish
-        answer = record.said if end.outcome.answer is None and chain else end.outcome.answer
+        answer = record.last_text if end.outcome.answer is None and chain else end.outcome.answer
         return EpisodeResult(
             request_id=request.request_id,
             sampled=tokens,
             finish_reason="aborted" if aborted else finish,
-            side=found.side() if found is not None else {},
+            side=response.side() if response is not None else {},
             rewards=end.outcome.rewards,
             failure=failure,
-            figures=_figures(episode.session, record, chain, overdue=end.overdue),
+            stats=_stats(episode.session, record, chain, overdue=end.overdue),
             final_text=answer,
             messages=record.messages,
         )
@@ -278,19 +280,21 @@ class ProgramRunner:
                 latest[name] = max(running, key=lambda key: (running[key].call, -running[key].choice))
         parts: dict[str, Trajectory] = {}
         if latest:
-            found = await asyncio.wrap_future(self._engine.progress(dict.fromkeys(latest.values(), 1)))
-            parts = {part.request_id: part.sampled for part in found}
+            copies = await asyncio.wrap_future(self._engine.progress(dict.fromkeys(latest.values(), 1)))
+            parts = {part.request_id: part.sampled for part in copies}
         responses = []
         for name, least in at_least.items():
             episode = self._episodes.get(name)
-            tokens = _so_far(episode, latest.get(name, ""), parts, least) if episode is not None else None
+            tokens = _partial_trajectory(episode, latest.get(name, ""), parts, least) if episode is not None else None
             if episode is not None and tokens is not None:
                 responses.append(PartialResponse(name, tokens, time.monotonic() - episode.started))
         return responses
 
 
-def _so_far(episode: _Episode, running: str, parts: Mapping[str, Trajectory], least: int) -> Trajectory | None:
-    """The tokens of an episode: up to the call that is running where there is something of it, else to the last one.
+def _partial_trajectory(
+    episode: _Episode, running: str, parts: Mapping[str, Trajectory], least: int
+) -> Trajectory | None:
+    """The tokens of an episode, up to the running call where that has tokens, else up to the last one.
 
     None: they do not begin with the group's prompt, or there are fewer than `least`.
     """
@@ -301,22 +305,22 @@ def _so_far(episode: _Episode, running: str, parts: Mapping[str, Trajectory], le
         turn = Turn(begun.call, begun.choice, begun.place, parts[running], "aborted")
     if turn is None or turn.length - len(prompt_ids) < least:
         return None
-    found = transcript(turn.chain(), prompt_ids)
-    return found.sampled() if found is not None else None
+    response = transcript(turn.chain(), prompt_ids)
+    return response.sampled() if response is not None else None
 
 
-def _why_nothing(request: MemberRequest, chain: Sequence[Turn]) -> str:
+def _missing_reason(request: MemberRequest, chain: Sequence[Turn]) -> str:
     if not chain:
         return "the agent never called the model"
     expected = list(request.prompt_ids)[:8]
-    found = chain[0].place.new_ids[: len(expected)].tolist()
+    begin = chain[0].place.new_ids[: len(expected)].tolist()
     return (
-        f"the agent's conversation begins with tokens {found} ..., the group's prompt is {expected} ...: it has to "
+        f"the agent's conversation begins with tokens {begin} ..., the group's prompt is {expected} ...: it has to "
         "begin as the model's chat template does"
     )
 
 
-def _figures(session: Session, record: TurnTree, chain: Sequence[Turn], *, overdue: bool) -> dict[str, float]:
+def _stats(session: Session, record: TurnTree, chain: Sequence[Turn], *, overdue: bool) -> dict[str, float]:
     dropped = record.dropped(chain)
     return {
         "turns": len(chain),
@@ -330,7 +334,7 @@ def _figures(session: Session, record: TurnTree, chain: Sequence[Turn], *, overd
 
 
 def task_of(request: MemberRequest) -> dict[str, Any]:
-    """What an agent is told of its task, as JSON would hold it."""
+    """An agent's view of its task, as JSON would hold it."""
     task: trajectory_pb2.PromptTask = request.task
     messages = json.loads(task.messages_json) if task.messages_json else None
     return {
@@ -358,7 +362,7 @@ def open_runner(section: AgentSection, endpoint: Endpoint) -> ProgramRunner:
         endpoint.engine,
         endpoint.completions,
         endpoint.sessions,
-        program_of(section, endpoint.most),
+        program_of(section, endpoint.max_running),
         base_url=lambda: endpoint.server.agents_url,
         model=endpoint.model,
         timeout_s=section.episode_timeout_s,

@@ -32,7 +32,7 @@ class FinishedMember:
 
 @dataclass(slots=True, eq=False)
 class ActiveGroup:
-    """What a grant gave, and how far its members are.
+    """A granted group, and the progress of its members.
 
     Attributes:
         table: `train` or `eval`.
@@ -42,11 +42,11 @@ class ActiveGroup:
         pinned: the one version that may answer (evaluation); None for training.
         prefixes: member -> the tokens that an earlier holder had of it; the response continues after them.
         generating: member -> request id, given to the engine.
-        finished: sampled, not handed on to scoring yet.
+        finished: sampled, not submitted to scoring yet.
         answered: a member has a response.
-        undelivered: members handed on whose outcome is not stored yet.
-        incomplete: members are missing that are not sampled here any more; it goes back once the others are stored.
-        dropped: the group is not ours any more; whatever still arrives for it is thrown away.
+        undelivered: submitted members whose outcome is not stored yet.
+        incomplete: members are missing that are not sampled here any more; it is released once the others are stored.
+        dropped: the group is not ours any more; results that still arrive for it are thrown away.
     """
 
     table: str
@@ -86,7 +86,7 @@ class ActiveGroup:
 
     @property
     def is_done(self) -> bool:
-        """Nothing is left to do for it here."""
+        """True where nothing is left to do for it here."""
         return not self.generating and not self.finished and self.undelivered == 0
 
     def missing_members(self) -> list[int]:
@@ -99,7 +99,7 @@ class ActiveGroup:
         return len(self.prefixes.get(member, ()))
 
     def request(self, member: int, request_id: str) -> MemberRequest:
-        """The request for one member: the whole response, continued after what an earlier holder has of it."""
+        """The request for one member: the whole response, continued after the tokens of an earlier holder."""
         return MemberRequest(
             request_id=request_id,
             prompt_ids=self.prompt_ids,
@@ -118,24 +118,24 @@ class ActiveGroup:
 
 
 def _prefixes(grant: buffer_pb2.GroupGrant) -> dict[int, Trajectory]:
-    """Drafts by member; one that cannot be gone on from is worth as much as none."""
-    found = {}
+    """Drafts by member; one that cannot be read is left out."""
+    drafts = {}
     for draft in grant.drafts:
         if draft.member in grant.members_done or draft.member >= grant.task.n:
             continue
         try:
-            found[draft.member] = decode(draft.payload)
+            drafts[draft.member] = decode(draft.payload)
         except PayloadError as error:
             log.warning("the draft of member %d of group %s is left out: %s", draft.member, grant.group_id, error)
-    return found
+    return drafts
 
 
 def sampling_of(params: trajectory_pb2.SamplingParams, member: int = 0, *, greedy: bool = False) -> SamplingParams:
     """Sampling parameters of one member.
 
-    The members of a seeded group draw differently, and alike in each attempt. A member that goes on from a draft may
-    draw otherwise than it would have in one piece: other weights may serve by now, and what an engine draws behind a
-    prefix is its own affair (see `SamplingParams`).
+    The members of a seeded group draw differently, and alike in each attempt. A member that continues a draft may draw
+    otherwise than it would have in one piece. Other weights may serve by now, and draws after a prefix are left to the
+    engine (see `SamplingParams`).
 
     Args:
         params: of the task.

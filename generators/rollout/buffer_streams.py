@@ -1,8 +1,8 @@
-"""What a generator says to the buffer: its standing streams, and the groups that it gives back.
+"""A generator's streams to the buffer, and the release of groups.
 
-Invariant: the buffer knows the present credits and version of each table as soon as they have changed; changes of one
-turn of the event loop travel together, and nothing is sent where nothing changed. What the buffer cancels is dropped as
-soon as it says so. The buffer is told that a group is held for as long as it stands in the book of the rollout loop.
+Invariants: the buffer knows the present credits and version of each table as soon as they have changed. Changes of one
+turn of the event loop travel together, and nothing is sent where nothing changed. Groups that the buffer cancels are
+dropped at once. A group is reported as held for as long as the rollout loop has it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from rollmesh.generators.rollout.rollout_manager import RolloutManager
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.runtime.task_group import run_together
+from rollmesh.mesh.tables import TABLES, TRAIN
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2, trajectory_pb2
 
 log = logging.getLogger(__name__)
-TABLES = ("train", "eval")
 
 
 class AdmissionLoop:
@@ -38,23 +38,23 @@ class AdmissionLoop:
         self._rollout = rollout
         self._serving: PolicyVersion | None = None
         self._streams: dict[str, AdmitStream] = {}
-        # Per table: the credits that the buffer has left as far as we know, and the version it was told.
-        self._told: dict[str, tuple[int, PolicyVersion | None]] = dict.fromkeys(TABLES, (0, None))
-        self._telling = False
+        # Per table: the credits that the buffer has left as far as we know, and the version that it knows.
+        self._announced: dict[str, tuple[int, PolicyVersion | None]] = dict.fromkeys(TABLES, (0, None))
+        self._update_scheduled = False
 
-    def serve(self, version: PolicyVersion) -> None:
-        """From now on this version is in service."""
+    def set_serving(self, version: PolicyVersion) -> None:
+        """Records the version that is in service from now on."""
         self._serving = version
         self.refresh()
 
     def refresh(self) -> None:
-        """The load may have changed."""
-        if not self._telling and self._streams:
-            self._telling = True
-            asyncio.get_running_loop().call_soon(self._tell)
+        """Sends credits that may have changed."""
+        if not self._update_scheduled and self._streams:
+            self._update_scheduled = True
+            asyncio.get_running_loop().call_soon(self._send_updates)
 
     async def run(self) -> None:
-        """Takes grants until cancelled.
+        """Accepts grants until cancelled.
 
         Raises:
             UnreachableError: the buffer stayed away for too long.
@@ -66,40 +66,40 @@ class AdmissionLoop:
             self._streams[table] = stream
         try:
             self.refresh()
-            await run_together(*(self._take(table) for table in TABLES))
+            await run_together(*(self._accept_grants(table) for table in TABLES))
         finally:
             await self.close()
 
     async def close(self) -> None:
-        """Closes the streams; what is held is held for the reconnect grace only from now on."""
+        """Closes the streams; leases last for the reconnect grace alone from now on."""
         streams, self._streams = self._streams, {}
         await asyncio.gather(*(stream.close() for stream in streams.values()))
 
     def waiting_reason(self) -> str:
-        """Why nothing is granted for training at present."""
-        stream = self._streams.get("train")
+        """The reason why nothing is granted for training at present."""
+        stream = self._streams.get(TRAIN)
         return stream.waiting_reason if stream is not None else "waits for its first weights"
 
-    async def _take(self, table: str) -> None:
+    async def _accept_grants(self, table: str) -> None:
         async for grant in self._streams[table]:
-            credits_left, version = self._told[table]
-            self._told[table] = (max(0, credits_left - 1), version)
+            credits_left, version = self._announced[table]
+            self._announced[table] = (max(0, credits_left - 1), version)
             self._rollout.add(table, grant)
 
-    def _tell(self) -> None:
-        self._telling = False
+    def _send_updates(self) -> None:
+        self._update_scheduled = False
         for table, stream in self._streams.items():
-            wanted = (self._rollout.credits(table), self._serving)
-            if wanted != self._told[table]:
-                self._told[table] = wanted
-                # A stream that has ended for good raises here and, for everybody to see, in `_take`.
+            update = (self._rollout.credits(table), self._serving)
+            if update != self._announced[table]:
+                self._announced[table] = update
+                # A stream that has ended for good raises here, and again in `_accept_grants`, where it counts.
                 with contextlib.suppress(RollmeshError):
                     outstanding = self._rollout.outstanding(table)
-                    stream.update(credits=wanted[0], serving=wanted[1], outstanding=outstanding)
+                    stream.update(credits=update[0], serving=update[1], outstanding=outstanding)
 
 
 class LeaseReleaser:
-    """Gives groups back, in the background."""
+    """Releases groups, in the background."""
 
     def __init__(self, client: BufferClient, agent: MembershipAgent, rollout: RolloutManager) -> None:
         self._client = client
@@ -108,18 +108,18 @@ class LeaseReleaser:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def release(self, groups: Sequence[ActiveGroup]) -> None:
-        """Tells the buffer; members stored so far stay."""
+        """Sends a release to the buffer; members stored so far stay."""
         task = asyncio.get_running_loop().create_task(self._send(groups))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def sent(self) -> None:
-        """Waits until the buffer has been told of all."""
+    async def drained(self) -> None:
+        """Waits until all releases have been sent."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
     def close(self) -> None:
-        """Gives up what is under way."""
+        """Cancels releases that are under way."""
         for task in self._tasks:
             task.cancel()
 
@@ -131,7 +131,7 @@ class LeaseReleaser:
             for table, leases in by_table.items():
                 await self._send_table(table, leases)
         finally:
-            self._rollout.released(groups)
+            self._rollout.on_released(groups)
 
     async def _send_table(self, table: str, leases: Sequence[buffer_pb2.LeaseRef]) -> None:
         try:
@@ -148,7 +148,7 @@ class WriteStreams:
         self._agent = agent
         self._writers: dict[str, WriteStream] = {}
 
-    def of(self, table: str) -> WriteStream:
+    def writer(self, table: str) -> WriteStream:
         """The table's writer."""
         writer = self._writers.get(table)
         if writer is None:
@@ -163,5 +163,5 @@ class WriteStreams:
         return await self._client.upload_side(table, grant, member, name, array)
 
     async def close(self) -> None:
-        """Closes the streams; unanswered writes are given up."""
+        """Closes the streams; unanswered writes are abandoned."""
         await asyncio.gather(*(writer.close() for writer in self._writers.values()))

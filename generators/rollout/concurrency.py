@@ -1,23 +1,27 @@
-"""How many sequences a generator has in hand, from the engine's own figures: a clock-fed state machine, without I/O.
+"""An adaptive limit on the sequences in flight, AIMD over the engine's own load metrics: a pure state machine.
 
-An engine whose KV cache is too small for its slots throws sequences out and prefills them again, or leaves requests
-waiting although it has slots. Then fewer in hand are decoded sooner. The limit follows what the engine bears:
+An engine whose KV cache is too small for its slots preempts sequences and prefills them again, or leaves requests
+waiting while slots are free. Fewer sequences in flight are decoded sooner then. The limit follows the engine's load:
 
-- **Overload** is one of three. Preemptions, counted with a memory of `MEMORY_S` (P <- P exp(-dt / MEMORY_S) + new),
-  reach `LOST` of what is in hand, and two at least: a few in passing cost less than idle slots. The KV cache's use,
-  smoothed over the same time, reaches `FULL`. Or requests have waited for `WAIT_S` beside free slots. The limit L
-  becomes `CUT` x min(L, in hand), behind a probe no more than where that began, and the least level at which an
-  overload was seen is remembered as `bad`. What is in hand is not taken back: nothing is judged again until the surplus
-  has ended, and `MEMORY_S` have passed.
-- **Health** is a smoothed use of the KV cache below `ROOMY`, less than half of the preemptions that are an overload
-  (one that shows itself slowly must not pass for a level that holds), and nothing else the matter. While the limit
-  binds (all of it is in hand), L rises by one step, slots / `STEPS`, every `RISE_S`, up to just below `bad`; a step
-  beyond is a probe. Probes come after `PROBE_S`, twice as long after each that failed, at most `MAX_PROBE_S`; one that
-  held for as long forgets `bad`.
+- **Cut** on overload, which is one of three:
 
-Invariants: floor <= limit <= slots always; an engine that never complains stays at `slots`; under a constant plant the
-limit stays between `CUT` x capacity and one step above the capacity, probes grow rare, and after an overload has ended
-the limit returns to `slots`. Times are seconds of a monotonic clock that the caller reads.
+  - preemptions, decayed over `MEMORY_S` (`P <- P exp(-dt / MEMORY_S) + new`), reach `PREEMPTED_SHARE` of the sequences
+    in flight, and two at least: a few in passing cost less than idle slots;
+  - the use of the KV cache, smoothed over the same time, reaches `KV_USAGE_FULL`;
+  - requests have waited for `WAIT_S` although slots are free.
+
+  The limit L becomes `CUT_FACTOR` x min(L, in flight); after a probe, at most the level at which the probe began. The
+  lowest level at which an overload was seen is remembered. Sequences in flight are not aborted: the next judgement
+  comes when the surplus has ended, and `MEMORY_S` have passed.
+- **Rise** while the engine is healthy and the limit binds, that is, all of it is in flight. L rises by one step,
+  slots / `STEPS`, every `RISE_S`, up to just below the remembered level. Healthy means: the smoothed use of the KV
+  cache is below `KV_USAGE_ROOMY`, preemptions are below half of an overload's, and nothing waits for too long.
+- **Probe** beyond the remembered level after `PROBE_S`. Each failed probe doubles that time, up to `MAX_PROBE_S`. When
+  a probe has held for as long, the level is forgotten.
+
+Invariants: floor <= limit <= slots always. An engine that is never overloaded stays at `slots`. With a constant
+capacity the limit stays between `CUT_FACTOR` x capacity and one step above it, and probes grow rare. After an overload
+has ended the limit returns to `slots`. Times are seconds of a monotonic clock that the caller reads.
 """
 
 from __future__ import annotations
@@ -25,10 +29,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-CUT = 0.92
-FULL = 0.98
-ROOMY = 0.94
-LOST = 0.2
+CUT_FACTOR = 0.92
+KV_USAGE_FULL = 0.98
+KV_USAGE_ROOMY = 0.94
+PREEMPTED_SHARE = 0.2
 MEMORY_S = 10.0
 WAIT_S = 10.0
 RISE_S = 2.0
@@ -39,19 +43,19 @@ MAX_PROBE_S = 256.0
 
 @dataclass(frozen=True, slots=True)
 class LoadSample:
-    """What is seen of an engine at one moment.
+    """An engine's load at one moment.
 
     Attributes:
         at: seconds.
-        in_hand: sequences given to it and not finished.
+        in_flight: sequences given to it and not finished.
         active: of these, being decoded.
-        waiting: of these, those that wait for nothing but room (not for weights, nor behind pinned requests).
+        waiting: of these, those that wait for room alone (not for weights, nor for pinned requests).
         kv_usage: share of the KV cache in use; None where there is no such bound.
         preemptions: since the engine's start.
     """
 
     at: float
-    in_hand: int
+    in_flight: int
     active: int
     waiting: int
     kv_usage: float | None
@@ -66,7 +70,7 @@ class ConcurrencyController:
         least: sequences that must be possible (one group); the floor is that, or a sixteenth of the slots.
 
     Attributes:
-        limit: sequences that may be in hand; at `slots`, a line ahead of the engine comes on top (see
+        limit: sequences that may be in flight; at `slots`, a queue ahead of the engine comes on top (see
             `generators.rollout.credits`).
         reason: of the last cut; empty before the first.
         cuts: since the start.
@@ -77,102 +81,104 @@ class ConcurrencyController:
         self._floor = min(slots, max(least, math.ceil(slots / 16)))
         self._step = max(1, slots // STEPS)
         self._preemptions = 0
-        self._lost = 0.0
+        self._preempted = 0.0
         self._usage: float | None = None
-        self._seen_at: float | None = None
+        self._sampled_at: float | None = None
         self._waiting_since: float | None = None
-        self._bad: int | None = None
-        # Where the last rise began.
-        self._from = slots
+        self._overload_level: int | None = None
+        # The limit before the last rise.
+        self._risen_from = slots
         self._probe_s = PROBE_S
-        # Until when nothing is judged, at least; None where no surplus is being worked off.
-        self._settling: float | None = None
-        # When the limit last changed, or first bound in good health behind that: rises are counted from here.
-        self._since: float | None = None
+        # When the next judgement may come, at the earliest; None where there is no surplus.
+        self._judge_from: float | None = None
+        # When the limit last changed, or first bound in good health after that: rises are timed from here.
+        self._healthy_since: float | None = None
         self.limit = slots
         self.reason = ""
         self.cuts = 0
 
-    def observe(self, look: LoadSample) -> int:
-        """Takes a look in; returns the limit. Looks come in the order of their times."""
-        trouble = self._trouble(look)
-        if self._settling is not None:
-            if look.in_hand <= self.limit and look.at >= self._settling:
-                self._settling, self._since = None, None
-                # What happened while there was a surplus says nothing of the limit.
-                self._lost, self._waiting_since = 0.0, None
-        elif trouble:
-            self._cut(look, trouble)
-        elif self._lost >= _overload(look) / 2 or (self._usage is not None and self._usage >= ROOMY):
-            self._since = None
+    def observe(self, sample: LoadSample) -> int:
+        """Judges one sample and returns the limit; samples come in the order of their times."""
+        reason = self._overload_reason(sample)
+        if self._judge_from is not None:
+            if sample.in_flight <= self.limit and sample.at >= self._judge_from:
+                self._judge_from, self._healthy_since = None, None
+                # Overload while there was a surplus says nothing of the limit.
+                self._preempted, self._waiting_since = 0.0, None
+        elif reason:
+            self._cut(sample, reason)
+        elif self._preempted >= _preemption_bound(sample) / 2 or (
+            self._usage is not None and self._usage >= KV_USAGE_ROOMY
+        ):
+            self._healthy_since = None
         else:
-            self._rise(look)
+            self._raise_limit(sample)
         return self.limit
 
-    def _trouble(self, look: LoadSample) -> str:
-        """What is the matter; empty where nothing is."""
-        old = math.exp(-(look.at - self._seen_at) / MEMORY_S) if self._seen_at is not None else 0.0
-        self._seen_at = look.at
+    def _overload_reason(self, sample: LoadSample) -> str:
+        """The kind of overload; empty where there is none."""
+        old = math.exp(-(sample.at - self._sampled_at) / MEMORY_S) if self._sampled_at is not None else 0.0
+        self._sampled_at = sample.at
         # An engine that was started again counts from zero.
-        preempted = look.preemptions - min(self._preemptions, look.preemptions)
-        self._preemptions = look.preemptions
-        self._lost = self._lost * old + preempted
-        if look.kv_usage is None or self._usage is None:
-            self._usage = look.kv_usage
+        preempted = sample.preemptions - min(self._preemptions, sample.preemptions)
+        self._preemptions = sample.preemptions
+        self._preempted = self._preempted * old + preempted
+        if sample.kv_usage is None or self._usage is None:
+            self._usage = sample.kv_usage
         else:
-            self._usage = self._usage * old + look.kv_usage * (1 - old)
-        if not look.waiting or look.active >= self._slots:
+            self._usage = self._usage * old + sample.kv_usage * (1 - old)
+        if not sample.waiting or sample.active >= self._slots:
             self._waiting_since = None
         elif self._waiting_since is None:
-            self._waiting_since = look.at
-        if self._lost >= _overload(look):
-            return f"{self._lost:.0f} preemptions in {MEMORY_S:.0f} s"
-        if self._usage is not None and self._usage >= FULL:
+            self._waiting_since = sample.at
+        if self._preempted >= _preemption_bound(sample):
+            return f"{self._preempted:.0f} preemptions in {MEMORY_S:.0f} s"
+        if self._usage is not None and self._usage >= KV_USAGE_FULL:
             return f"its KV cache is {self._usage:.0%} full"
-        if self._waiting_since is not None and look.at - self._waiting_since >= WAIT_S:
-            return f"{look.waiting} requests wait beside free slots"
+        if self._waiting_since is not None and sample.at - self._waiting_since >= WAIT_S:
+            return f"{sample.waiting} requests wait although slots are free"
         return ""
 
-    def _cut(self, look: LoadSample, trouble: str) -> None:
-        level = min(self.limit, look.in_hand)
-        probed = self._bad is not None and self.limit >= self._bad
+    def _cut(self, sample: LoadSample, reason: str) -> None:
+        level = min(self.limit, sample.in_flight)
+        probed = self._overload_level is not None and self.limit >= self._overload_level
         if probed:
             self._probe_s = min(MAX_PROBE_S, 2 * self._probe_s)
-        # The least level that was bad stays, until it has held: what lies above it proves nothing.
-        self._bad = max(min(level, self._bad or level), self._floor + 1)
-        limit = math.floor(CUT * level)
+        # The lowest overloaded level stays until it has held: levels above it prove nothing.
+        self._overload_level = max(min(level, self._overload_level or level), self._floor + 1)
+        limit = math.floor(CUT_FACTOR * level)
         if probed:
             # A step may be wider than a cut; where it began was good.
-            limit = min(limit, self._from)
+            limit = min(limit, self._risen_from)
         self.limit = max(self._floor, limit)
-        self.reason = trouble
+        self.reason = reason
         self.cuts += 1
-        self._settling = look.at + MEMORY_S
+        self._judge_from = sample.at + MEMORY_S
 
-    def _rise(self, look: LoadSample) -> None:
-        if self.limit == self._slots and self._bad is None:
+    def _raise_limit(self, sample: LoadSample) -> None:
+        if self.limit == self._slots and self._overload_level is None:
             return
-        # Whatever is in hand below the limit proves nothing of the limit; groups are whole, hence the slack.
-        if look.in_hand + self._floor <= self.limit:
-            self._since = None
+        # Fewer sequences in flight prove nothing of the limit; groups are whole, hence the slack.
+        if sample.in_flight + self._floor <= self.limit:
+            self._healthy_since = None
             return
-        if self._since is None:
-            self._since = look.at
-        healthy_s = look.at - self._since
+        if self._healthy_since is None:
+            self._healthy_since = sample.at
+        healthy_s = sample.at - self._healthy_since
         beyond = min(self._slots, self.limit + self._step)
-        if self._bad is None or beyond < self._bad:
+        if self._overload_level is None or beyond < self._overload_level:
             if healthy_s >= RISE_S:
-                self._move(beyond, look.at)
+                self._set_limit(beyond, sample.at)
         elif healthy_s >= self._probe_s:
-            if self.limit >= self._bad:
-                # The level that was bad has held.
-                self._bad, self._probe_s = None, PROBE_S
-            self._move(beyond, look.at)
+            if self.limit >= self._overload_level:
+                # The overloaded level has held.
+                self._overload_level, self._probe_s = None, PROBE_S
+            self._set_limit(beyond, sample.at)
 
-    def _move(self, limit: int, at: float) -> None:
-        self._from, self.limit, self._since = self.limit, limit, at
+    def _set_limit(self, limit: int, at: float) -> None:
+        self._risen_from, self.limit, self._healthy_since = self.limit, limit, at
 
 
-def _overload(look: LoadSample) -> float:
-    """Preemptions in memory from which on they cost more than idle slots."""
-    return max(2.0, LOST * look.in_hand)
+def _preemption_bound(sample: LoadSample) -> float:
+    """The decayed preemptions from which on they cost more than idle slots."""
+    return max(2.0, PREEMPTED_SHARE * sample.in_flight)

@@ -1,7 +1,7 @@
-"""How many groups a generator asks for.
+"""Credits: the number of groups that a generator asks for.
 
-Invariant: while the buffer grants, the engine's line is never empty, so that a slot whose sequence ended is refilled in
-the next decode step; and no more than that is held, because what waits here grows stale and is missing elsewhere.
+Invariant: while the buffer grants, the engine's queue is never empty, so that a slot whose sequence ended is refilled
+in the next decode step. No more groups than that are held: waiting groups grow stale, and are missing elsewhere.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """What a generator has in hand, in members.
+    """The members that a generator has in progress.
 
     Attributes:
         generating: given to the engine, not finished yet.
@@ -23,7 +23,7 @@ class InFlight:
     undelivered: int
 
 
-def fair_share(groups_per_step: int, max_staleness: int, replicas: int) -> int:
+def group_share(groups_per_step: int, max_staleness: int, replicas: int) -> int:
     """Groups that one of `replicas` equal generators should have in generation at most.
 
     The gate lets (S + 1) B groups live at once. Where that is little, the first to ask would take it all and leave
@@ -33,7 +33,7 @@ def fair_share(groups_per_step: int, max_staleness: int, replicas: int) -> int:
 
 
 def credits_for(load: InFlight, *, slots: int, n: int, share: int | None = None, limit: int | None = None) -> int:
-    """Groups of `n` members that can be started beyond those in hand.
+    """Groups of `n` members that can be started beyond those in progress.
 
     Args:
         load: members held.
@@ -42,9 +42,10 @@ def credits_for(load: InFlight, *, slots: int, n: int, share: int | None = None,
         share: groups in generation above which others have precedence; none: no such bound.
         limit: sequences that the engine bears (`generators.rollout.concurrency`); none, or all slots: no such bound.
 
-    The line ahead of the engine is half a batch of slots, and at least one group: enough to refill slots that end
-    together while the next grants travel. Where rewards or the buffer are slow, finished members pile up; above four
-    batches of slots nothing more is taken on. Below its limit an engine decodes all it is given: there is no line then.
+    The queue ahead of the engine is half a batch of slots, and at least one group. That is enough to refill slots that
+    end together while the next grants travel. Where rewards or the buffer are slow, finished members pile up; above
+    four batches of slots nothing more is taken on. Below its limit an engine decodes all its sequences, without a
+    queue.
     """
     if load.undelivered > 4 * slots:
         return 0

@@ -1,10 +1,13 @@
-"""Drafts: what unfinished members have sampled so far, kept in the buffer for the next holder to continue from.
+"""Drafts: the tokens of unfinished members so far, kept in the buffer for the next holder to continue.
 
-Invariants: only members of training groups are drafted, and only where since the start of their response, or since
-their last draft, `every_s` seconds have passed (and a token was sampled) or `every_tokens` tokens were sampled; a
-response that is shorter costs nothing. Looks are taken `_LOOKS` times per `every_s`, one after the other: a buffer that
-is slow makes drafts rarer. A member's draft never follows its outcome. Drafts are not compressed: most are replaced
-before anybody reads them.
+Invariants:
+
+- Only members of training groups are drafted. One is due `every_s` seconds (with a new token) or `every_tokens` tokens
+  after the start of its response or its last draft. A shorter response costs nothing.
+- Members are checked `_CHECKS` times per `every_s`, one check after the other: a slow buffer makes drafts rarer.
+- A member's draft never follows its outcome.
+
+Drafts are not compressed: most are replaced before they are read.
 """
 
 from __future__ import annotations
@@ -21,12 +24,12 @@ from rollmesh.generators.engines.interface import PartialResponse
 from rollmesh.generators.rollout.active_group import ActiveGroup
 from rollmesh.generators.rollout.encoding import member_write
 from rollmesh.generators.rollout.response_source import ResponseSource
+from rollmesh.mesh.tables import TRAIN
 from rollmesh.mesh.trajectory.payload_codec import encode
 from rollmesh.protos import buffer_pb2, trajectory_pb2
 
 log = logging.getLogger(__name__)
-_TABLE = "train"
-_LOOKS = 8
+_CHECKS = 8
 
 
 class DraftWriter(Protocol):
@@ -46,25 +49,25 @@ class UnfinishedMembers(Protocol):
 
     @property
     def busy(self) -> asyncio.Event:
-        """Set while there are groups in hand."""
+        """Set while there are groups in progress."""
         ...
 
     def unfinished(self, table: str) -> dict[str, tuple[ActiveGroup, int]]:
-        """Request id -> (group, member) of what is being responded to."""
+        """Request id -> (group, member) of the unfinished members."""
         ...
 
     def drop(self, group: ActiveGroup) -> None:
-        """The group belongs to somebody else, or has ended: stops working on it."""
+        """Stops working on a group that has another holder, or has ended."""
         ...
 
 
 @dataclass(slots=True)
 class DraftState:
-    """How much of one response is in the buffer, and since when.
+    """The part of one response that is in the buffer, and its time.
 
     Attributes:
         tokens: in the buffer.
-        since: monotonic time, in seconds, of the last draft; before the first, of the start of the response as far as
+        since: monotonic time, in seconds, of the last draft. Before the first: of the start of the response as far as
             it is known (not before it was first seen).
         refused: the buffer takes no draft of it any more: it has grown too long.
     """
@@ -73,12 +76,12 @@ class DraftState:
     since: float
     refused: bool = False
 
-    def wanted(self, now: float, every_s: float, every_tokens: int) -> int:
-        """The length from which on the response is to be drafted, if it is."""
+    def due_length(self, now: float, every_s: float, every_tokens: int) -> int:
+        """The length from which on the response is to be drafted."""
         return self.tokens + (1 if now - self.since >= every_s else every_tokens)
 
-    def started(self, at: float) -> None:
-        """The response, of which there is no draft by this generator, was taken up at that time."""
+    def set_started(self, at: float) -> None:
+        """Records the start of the response, of which there is no draft by this generator yet."""
         self.since = max(self.since, at)
 
 
@@ -86,8 +89,8 @@ class DraftUploader:
     """Writes drafts while there is work.
 
     Args:
-        responder: gives the tokens.
-        members: what is unfinished.
+        source: gives the tokens.
+        members: the unfinished ones.
         writer: of the training table.
         every_s, every_tokens: `rollout.draft_every_s` and `rollout.draft_every_tokens`.
         clock: monotonic seconds.
@@ -98,7 +101,7 @@ class DraftUploader:
 
     def __init__(
         self,
-        responder: ResponseSource,
+        source: ResponseSource,
         members: UnfinishedMembers,
         writer: Callable[[], DraftWriter],
         *,
@@ -106,7 +109,7 @@ class DraftUploader:
         every_tokens: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._responder = responder
+        self._source = source
         self._members = members
         self._writer = writer
         self._every_s = every_s
@@ -117,51 +120,51 @@ class DraftUploader:
         self.written = 0
 
     async def run(self) -> None:
-        """Drafts what is due, again and again, until cancelled.
+        """Writes due drafts until cancelled.
 
         Raises:
             RollmeshError: the engine has failed, or the buffer stayed away for too long.
         """
         while True:
             await self._members.busy.wait()
-            await asyncio.sleep(self._every_s / _LOOKS)
+            await asyncio.sleep(self._every_s / _CHECKS)
             await self.write_due()
 
     async def write_due(self) -> None:
         """Drafts the members that are due."""
         async with self._one_at_a_time:
             now = self._clock()
-            self._look(now)
-            parts = await self._progress(lambda state: state.wanted(now, self._every_s, self._every_tokens))
+            self._refresh_states(now)
+            parts = await self._progress(lambda state: state.due_length(now, self._every_s, self._every_tokens))
             await self._write(now, [part for part in parts if self._is_due(now, part)])
 
     async def write_all(self) -> None:
         """Drafts all members that have tokens beyond their last draft."""
         async with self._one_at_a_time:
             now = self._clock()
-            self._look(now)
+            self._refresh_states(now)
             await self._write(now, await self._progress(lambda state: state.tokens + 1))
 
-    def _look(self, now: float) -> None:
-        """Forgets what is finished and notes what is new."""
-        unfinished = self._members.unfinished(_TABLE)
+    def _refresh_states(self, now: float) -> None:
+        """Forgets finished members and adds new ones."""
+        unfinished = self._members.unfinished(TRAIN)
         self._states = {
             name: self._states.get(name) or DraftState(group.draft_tokens(member), now)
             for name, (group, member) in unfinished.items()
         }
 
-    async def _progress(self, wanted: Callable[[DraftState], int]) -> list[PartialResponse]:
-        at_least = {name: wanted(state) for name, state in self._states.items() if not state.refused}
-        return await asyncio.wrap_future(self._responder.progress(at_least)) if at_least else []
+    async def _progress(self, length_of: Callable[[DraftState], int]) -> list[PartialResponse]:
+        at_least = {name: length_of(state) for name, state in self._states.items() if not state.refused}
+        return await asyncio.wrap_future(self._source.progress(at_least)) if at_least else []
 
     def _is_due(self, now: float, part: PartialResponse) -> bool:
         state = self._states[part.request_id]
         # It may have waited for a slot since it was first seen.
-        state.started(now - part.running_s)
-        return len(part.sampled) >= state.wanted(now, self._every_s, self._every_tokens)
+        state.set_started(now - part.running_s)
+        return len(part.sampled) >= state.due_length(now, self._every_s, self._every_tokens)
 
     async def _write(self, now: float, parts: Sequence[PartialResponse]) -> None:
-        unfinished = self._members.unfinished(_TABLE)
+        unfinished = self._members.unfinished(TRAIN)
         parts = [part for part in parts if part.request_id in unfinished]
         if not parts:
             return
@@ -172,7 +175,7 @@ class DraftUploader:
                 member_write(group, trajectory_pb2.MemberMeta(member=member), encode(part.sampled), draft=True)
             )
         results = await self._writer().write(writes)
-        unfinished = self._members.unfinished(_TABLE)
+        unfinished = self._members.unfinished(TRAIN)
         for part, result in zip(parts, results, strict=True):
             refused = result.status == buffer_pb2.WRITE_STATUS_REJECTED
             self._states[part.request_id] = DraftState(len(part.sampled), now, refused)
@@ -182,7 +185,7 @@ class DraftUploader:
             group, member = unfinished[part.request_id]
             if refused:
                 extra = {"group": group.group_id, "member": member}
-                what = f"{result.field}: {result.message}"
-                log.warning("member %d of group %s is not drafted: %s", member, group.group_id, what, extra=extra)
+                reason = f"{result.field}: {result.message}"
+                log.warning("member %d of group %s is not drafted: %s", member, group.group_id, reason, extra=extra)
             elif result.status == buffer_pb2.WRITE_STATUS_SUPERSEDED:
                 self._members.drop(group)

@@ -16,7 +16,7 @@ FINISH_REASONS = {
 def member_write(
     group: ActiveGroup, meta: trajectory_pb2.MemberMeta, payload: bytes, *, draft: bool = False
 ) -> PendingWrite:
-    """What is written of a member, in the name of the lease under which its group is held."""
+    """The write of a member, under the lease by which its group is held."""
     head = buffer_pb2.MemberWrite(
         group_id=group.group_id,
         lease_id=group.grant.lease_id,

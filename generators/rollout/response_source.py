@@ -1,9 +1,9 @@
-"""What the rollout loop asks for the responses of members: an inference engine, or an agent that uses one.
+"""The source of the members' responses: an inference engine, or an agent that uses one.
 
-The responses of one turn come straight from the engine. Those of several turns are episodes: what the model said,
-what tools or an environment answered (masked), what the model said then, up to the episode's end. Both look alike from
-here: a request goes in, one result comes out, drafts may be asked for meanwhile, and a request may bring the first
-tokens of its response with it, whoever sampled them.
+Responses of one turn come straight from the engine. Those of several turns are episodes: the model's turns, and
+between them the answers of tools or an environment (masked). Both look alike to the rollout loop: a request goes in,
+and one result comes out. Drafts may be requested meanwhile. A request may bring the first tokens of its response, which
+another generator may have sampled.
 """
 
 from __future__ import annotations
@@ -11,9 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
-from rollmesh.generators.engines.interface import EngineStatus, GenerationRequest, GenerationResult, PartialResponse
+from rollmesh.generators.engines.interface import (
+    EngineStatus,
+    FinishReason,
+    GenerationRequest,
+    GenerationResult,
+    PartialResponse,
+)
+from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.protos import trajectory_pb2
 
 
@@ -35,24 +42,36 @@ class EpisodeResult(GenerationResult):
     """A response of several turns.
 
     Attributes:
-        rewards: what the environment or the agent itself says it is worth, by component; None where it says nothing.
+        rewards: of the environment or the agent itself, by component; None where it gives none.
         failure: why the episode says nothing about the policy (the environment broke); empty where all is well. It
             ends as an error, never as a reward of zero.
-        figures: of the episode, for metrics: `turns`, `tool_calls`, `tool_errors`, `tool_seconds`, ...
-        final_text: what the model said in its last turn, special tokens left out: the `response` that rewards see.
+        stats: of the episode, for metrics: `turns`, `tool_calls`, `tool_errors`, `tool_seconds`, ...
+        final_text: text of the model's last turn, special tokens left out: the `response` that rewards see.
             None: the whole response, decoded.
         messages: the whole conversation as chat messages, the prompt's first: `extra_info.messages` for rewards.
     """
 
     rewards: Mapping[str, float] | None = None
     failure: str = ""
-    figures: Mapping[str, float] = field(default_factory=dict)
+    stats: Mapping[str, float] = field(default_factory=dict)
     final_text: str | None = None
     messages: Sequence[Mapping[str, Any]] = ()
 
+    @classmethod
+    def empty(cls, name: str, *, failure: str = "", aborted: bool = False) -> Self:
+        """The result of an episode of which no token is left.
+
+        Args:
+            name: request id of the member.
+            failure: as above.
+            aborted: it was ended from outside.
+        """
+        finish: FinishReason = "aborted" if aborted else "stop"
+        return cls(request_id=name, sampled=Trajectory.empty(), finish_reason=finish, failure=failure)
+
 
 def failure_of(result: GenerationResult) -> str:
-    """Why a response is no sample of the policy; empty where it is one."""
+    """The reason why a response is no sample of the policy; empty where it is one."""
     if isinstance(result, EpisodeResult) and result.failure:
         return f"episode failed: {result.failure}"
     if result.refusal:
@@ -77,7 +96,7 @@ class ResponseSource(Protocol):
         ...
 
     def progress(self, at_least: Mapping[str, int]) -> Future[list[PartialResponse]]:
-        """Copies what there is of running responses."""
+        """Copies the tokens of running responses."""
         ...
 
     def status(self) -> EngineStatus:

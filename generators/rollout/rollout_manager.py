@@ -1,10 +1,13 @@
 """The rollout loop: grants in, requests to an engine or agents, finished groups out.
 
-Invariants: every grant ends here in exactly one of three ways: all its missing members are delivered, it is released,
-or it was lost to another holder, or cancelled, and dropped. A group is handed on to scoring whole, or in parts once its
-first finished member has waited `PARTIAL_AFTER_S` (so that a crash costs no more than that); what is finished of it is
-stored before it is released. Members of a dropped group are aborted in the engine and never delivered. A member with a
-draft continues from it; a draft never makes a group fail.
+Invariants:
+
+- Every grant ends here in exactly one of three ways. All its missing members are delivered; it is released; or it was
+  lost to another holder, or cancelled, and dropped.
+- A group is submitted to scoring whole, or in parts once its first finished member has waited `PARTIAL_AFTER_S`: a
+  crash costs no more than that. Its finished members are stored before it is released.
+- Members of a dropped group are aborted in the engine and never delivered.
+- A member with a draft continues from it; a draft never makes a group fail.
 
 Everything here happens in the event loop's thread and never waits.
 """
@@ -39,13 +42,13 @@ Batch = list[tuple[ActiveGroup, list[FinishedMember]]]
 
 @dataclass(frozen=True, slots=True)
 class RolloutSettings:
-    """How much is sampled at once, and how.
+    """The amount of sequences that are sampled at once, and their kind.
 
     Attributes:
         slots: sequences that the responder decodes together.
         n_by_table: members per group, for credits; what is granted corrects it (greedy baselines come on top).
         share: see `credits_for`; for training alone.
-        adaptive: fewer than `slots` in hand where `observe` says that they are too many.
+        adaptive: fewer than `slots` sequences in flight where `observe` finds that they are too many.
         episodes: responses are episodes of several turns.
     """
 
@@ -58,12 +61,12 @@ class RolloutSettings:
 
 @dataclass(frozen=True, slots=True)
 class RolloutHandlers:
-    """What happens to groups that leave the rollout loop.
+    """The receivers of groups that leave the rollout loop.
 
     Attributes:
-        on_batch: scores and stores finished members; reports back through `settled`.
+        on_batch: scores and stores finished members; reports back through `on_stored`.
         on_failed: stores members that could not even be started, with the reason.
-        on_release: gives groups back to the buffer; reports back through `released`.
+        on_release: gives groups back to the buffer; reports back through `on_released`.
         on_load: called when the load has changed (credits may be due).
     """
 
@@ -77,23 +80,23 @@ class RolloutManager:
     """The groups in progress. `connect` comes before the first grant.
 
     Args:
-        responder: makes the responses.
+        source: makes the responses.
         settings: see `RolloutSettings`.
-        pinned: told of groups that need the weights in service.
+        pinned: groups that need the weights in service.
 
     Attributes:
-        idle: set while no group is in hand; `busy` is its opposite.
+        idle: set while no group is in progress; `busy` is its opposite.
         cancelled: groups that the buffer cancelled here.
         taken_over: tokens that came with grants and were not sampled again.
     """
 
     def __init__(
         self,
-        responder: ResponseSource,
+        source: ResponseSource,
         settings: RolloutSettings,
         pinned: PinnedGroups,
     ) -> None:
-        self._responder = responder
+        self._source = source
         self._settings = settings
         self._n_by_table = dict(settings.n_by_table)
         self._concurrency = (
@@ -102,7 +105,7 @@ class RolloutManager:
         self._breaker = CircuitBreaker()
         self._handlers: RolloutHandlers
         self._groups: dict[tuple[str, str], ActiveGroup] = {}
-        self._leaving: set[ActiveGroup] = set()
+        self._releasing: set[ActiveGroup] = set()
         self._requests: dict[str, tuple[ActiveGroup, int]] = {}
         self._ids = itertools.count()
         self._starting: list[ActiveGroup] = []
@@ -122,29 +125,31 @@ class RolloutManager:
 
     @property
     def active_groups(self) -> int:
-        """Groups in hand."""
+        """Number of groups in progress."""
         return len(self._groups)
 
     def leases(self, table: str) -> list[Lease]:
-        """The leases of the groups of `table` that are held, and of those on their way back: not named, they would be
-        lost instead of given back."""
-        return [group.key for group in (*self._groups.values(), *self._leaving) if group.table == table]
+        """The leases of the groups of `table` that are held, and of those that are being released.
+
+        The latter would be lost, instead of released, if they were not named.
+        """
+        return [group.key for group in (*self._groups.values(), *self._releasing) if group.table == table]
 
     @property
     def load(self) -> InFlight:
-        """Members in hand."""
+        """Members in progress."""
         return InFlight(generating=sum(self._generating.values()), undelivered=self._undelivered)
 
     @property
     def limit(self) -> int:
-        """Sequences that the engine is given at once, the line ahead of a full one not counted."""
+        """Sequences that the engine is given at once, without the queue ahead of a full one."""
         return self._settings.slots if self._concurrency is None else self._concurrency.limit
 
     def observe(self, status: EngineStatus, at: float) -> None:
-        """Takes the engine's figures in; how much is wanted in hand may change.
+        """Adapts the limit to the engine's load.
 
         Args:
-            at: when they were taken, in seconds of a monotonic clock.
+            at: time of the status, in seconds of a monotonic clock.
         """
         # Without weights, and after pinned groups while a swap waits, requests do not wait for room.
         if self._concurrency is None or status.state != "running" or status.serving is None or self._pinned.active:
@@ -153,7 +158,7 @@ class RolloutManager:
         sample = LoadSample(at, generating, status.active, status.queued, status.kv_usage, status.preemptions)
         limit = self._concurrency.observe(sample)
         if limit < before:
-            log.info("at most %d sequences in hand instead of %d: %s", limit, before, self._concurrency.reason)
+            log.info("at most %d sequences in flight instead of %d: %s", limit, before, self._concurrency.reason)
         if limit != before:
             self._handlers.on_load()
 
@@ -169,26 +174,28 @@ class RolloutManager:
         share: int | None = self._settings.share
         at_work = load.generating > 0
         if table != "train":
-            # Evaluation does not compete with training for credits: its groups are few and wait for no one.
+            # Evaluation does not compete with training for credits: its groups are few.
             load, share = InFlight(generating=self._generating[table], undelivered=load.undelivered), None
-        found = credits_for(load, slots=self._settings.slots, n=n, share=share, limit=self.limit)
-        return self._breaker.bounds(found, time.monotonic(), at_work=at_work)
+        allowed = credits_for(load, slots=self._settings.slots, n=n, share=share, limit=self.limit)
+        return self._breaker.limit_credits(allowed, time.monotonic(), at_work=at_work)
 
     @property
     def waiting_reason(self) -> str:
-        """Why fewer groups are asked for than there is room for."""
+        """The reason why fewer groups are requested than there is room for."""
         return self._breaker.waiting_reason
 
     # -------------------------------------------------------------------------------------------------- grants
 
     def add(self, table: str, grant: buffer_pb2.GroupGrant) -> None:
-        """Takes a group on; one that is held already under the same lease is passed over (grants are repeated when a
-        stream is opened again)."""
-        known = self._groups.get((table, grant.group_id))
-        if known is not None:
-            if known.grant.lease_id == grant.lease_id:
+        """Takes a group on; one that is held already under the same lease is ignored.
+
+        Grants are repeated when a stream is opened again.
+        """
+        earlier = self._groups.get((table, grant.group_id))
+        if earlier is not None:
+            if earlier.grant.lease_id == grant.lease_id:
                 return
-            self.drop(known)
+            self.drop(earlier)
         self._n_by_table[table] = grant.task.n
         group = ActiveGroup.from_grant(table, grant)
         self._groups[(table, grant.group_id)] = group
@@ -201,11 +208,11 @@ class RolloutManager:
         self._starting.append(group)
 
     def _start(self) -> None:
-        """Asks for the groups that came together together."""
+        """Submits the groups that came together in one submission."""
         groups, self._starting = self._starting, []
         requests: list[MemberRequest] = []
         misplaced = []
-        serving = self._responder.status().serving
+        serving = self._source.status().serving
         for group in groups:
             if group.dropped:
                 continue
@@ -236,7 +243,7 @@ class RolloutManager:
         if not requests:
             return
         try:
-            self._responder.submit(requests)
+            self._source.submit(requests)
         except PayloadError as error:
             if len({self._requests[request.request_id][0].group_id for request in requests}) == 1:
                 self._restart_without_draft(self._requests[requests[0].request_id][0], requests, error)
@@ -255,13 +262,13 @@ class RolloutManager:
         if not group.prefixes:
             self._fail(group, error)
             return
-        log.warning("group %s starts anew: %s", group.group_id, error, extra={"group": group.group_id})
+        log.warning("group %s starts again: %s", group.group_id, error, extra={"group": group.group_id})
         self.taken_over -= sum(group.draft_tokens(member) for member in group.generating)
         group.prefixes.clear()
         self._submit([replace(request, prefix=None) for request in requests])
 
     def _fail(self, group: ActiveGroup, error: PayloadError) -> None:
-        """This prompt cannot be answered: every missing member ends with an error outcome."""
+        """Fails a group whose prompt cannot be answered: every missing member ends with an error outcome."""
         log.warning("group %s cannot be generated: %s", group.group_id, error, extra={"group": group.group_id})
         self._forget_requests(group)
         members = group.missing_members()
@@ -271,11 +278,11 @@ class RolloutManager:
     # ------------------------------------------------------------------------------------------------- results
 
     def unfinished(self, table: str) -> dict[str, tuple[ActiveGroup, int]]:
-        """Request id -> (group, member) of what is being responded to."""
+        """Request id -> (group, member) of the unfinished members."""
         return {name: owner for name, owner in self._requests.items() if owner[0].table == table}
 
     def on_results(self, results: Sequence[GenerationResult]) -> None:
-        """Takes what one decode step finished."""
+        """Accepts the results of one decode step."""
         now = time.time_ns()
         complete: dict[int, ActiveGroup] = {}
         misplaced: list[ActiveGroup] = []
@@ -286,7 +293,7 @@ class RolloutManager:
             group, member = owner
             del group.generating[member]
             self._generating[group.table] -= 1
-            if (result.finish_reason == "aborted" and not result.refusal) or not _answers(group.pinned, result):
+            if (result.finish_reason == "aborted" and not result.refusal) or not _is_from_version(group.pinned, result):
                 misplaced.append(group)
                 continue
             if not group.finished and group.generating:
@@ -295,26 +302,28 @@ class RolloutManager:
             failure = failure_of(result)
             if not failure:
                 group.answered = True
-                self._breaker.answered()
+                self._breaker.record_success()
             if not group.generating:
                 self._pinned.end(group)
-                self._judge(group, failure)
+                self._record_outcome(group, failure)
                 complete[id(group)] = group
-        self._give_back(misplaced)
-        batch = [(group, self._take(group)) for group in complete.values() if group.finished and not group.dropped]
+        self._end_sampling(misplaced)
+        batch = [
+            (group, self._pop_finished(group)) for group in complete.values() if group.finished and not group.dropped
+        ]
         if batch:
             self._handlers.on_batch(batch)
         self._handlers.on_load()
 
-    def _judge(self, group: ActiveGroup, failure: str) -> None:
-        """Where all of a group fails here, and then the next, fewer are asked for."""
+    def _record_outcome(self, group: ActiveGroup, failure: str) -> None:
+        """Records a group of which no member was answered; after several of them fewer are requested."""
         if group.answered:
             return
-        if pause := self._breaker.failed(time.monotonic(), failure):
-            log.warning("no member of group %s was answered; the next is asked for in %.0f s", group.group_id, pause)
+        if pause := self._breaker.record_failure(time.monotonic(), failure):
+            log.warning("no member of group %s was answered; the next is requested in %.0f s", group.group_id, pause)
             asyncio.get_running_loop().call_later(pause, self._handlers.on_load)
 
-    def _take(self, group: ActiveGroup) -> list[FinishedMember]:
+    def _pop_finished(self, group: ActiveGroup) -> list[FinishedMember]:
         finished, group.finished = group.finished, []
         self._count_undelivered(group, len(finished))
         return finished
@@ -324,12 +333,12 @@ class RolloutManager:
         self._undelivered += members
 
     def _submit_part(self, group: ActiveGroup) -> None:
-        """The first finished member has waited long enough for the rest of its group."""
+        """Submits the finished members of a group whose first has waited long enough for the rest."""
         if group.finished and not group.dropped:
-            self._handlers.on_batch([(group, self._take(group))])
+            self._handlers.on_batch([(group, self._pop_finished(group))])
 
-    def settled(self, group: ActiveGroup, members: int) -> None:
-        """`members` handed on before have their outcome stored, or are not needed any more."""
+    def on_stored(self, group: ActiveGroup, members: int) -> None:
+        """Records that the outcome of `members` submitted members is stored, or not needed any more."""
         group.undelivered -= members
         self._undelivered -= members
         if group.is_done and not group.dropped:
@@ -339,10 +348,10 @@ class RolloutManager:
                 self._forget(group)
         self._handlers.on_load()
 
-    # ---------------------------------------------------------------------------------------------- giving up
+    # ------------------------------------------------------------------------------------------- drop and release
 
     def drop(self, group: ActiveGroup) -> None:
-        """The group belongs to somebody else, or has ended: stops working on it."""
+        """Stops working on a group that has another holder, or has ended."""
         if group.dropped:
             return
         group.dropped = True
@@ -359,33 +368,33 @@ class RolloutManager:
                 self.drop(group)
         self._handlers.on_load()
 
-    def _give_back(self, groups: Iterable[ActiveGroup]) -> None:
-        """Nothing more is sampled for these; each is released once its finished members are stored."""
+    def _end_sampling(self, groups: Iterable[ActiveGroup]) -> None:
+        """Ends the sampling of groups; each is released once its finished members are stored."""
         for group in groups:
             if group.dropped or group.incomplete:
                 continue
             group.incomplete = True
             self._forget_requests(group, abort=True)
             if group.finished:
-                self._handlers.on_batch([(group, self._take(group))])
+                self._handlers.on_batch([(group, self._pop_finished(group))])
             if group.is_done:
                 self.release([group])
 
     def release(self, groups: Sequence[ActiveGroup]) -> None:
-        """Gives groups back; members stored so far stay."""
+        """Releases groups to the buffer; members stored so far stay."""
         if not groups:
             return
         for group in groups:
             self.drop(group)
-        self._leaving.update(groups)
+        self._releasing.update(groups)
         self._handlers.on_release(list(groups))
 
-    def released(self, groups: Iterable[ActiveGroup]) -> None:
-        """The buffer knows that these were given back, or cannot be told."""
-        self._leaving.difference_update(groups)
+    def on_released(self, groups: Iterable[ActiveGroup]) -> None:
+        """Records that the buffer knows of the release, or cannot be reached."""
+        self._releasing.difference_update(groups)
 
-    def fail_at(self, request_id: str, reason: str) -> None:
-        """The engine has ended at a request: what is missing of its group ends as an error."""
+    def fail_request(self, request_id: str, reason: str) -> None:
+        """Fails the missing members of a group: the engine has ended at one of its requests."""
         owner = self._requests.get(request_id)
         if owner is not None:
             group, _ = owner
@@ -395,18 +404,18 @@ class RolloutManager:
             self._handlers.on_failed(group, members, reason)
 
     def stop_admitting(self) -> None:
-        """No more credits; what comes nevertheless is given back."""
+        """Asks for no more groups; those that come nevertheless are released."""
         self._draining = True
         self._handlers.on_load()
 
     def flush_finished(self) -> None:
-        """Hands on what is finished, without waiting for the rest of its groups."""
-        batch = [(group, self._take(group)) for group in self._groups.values() if group.finished]
+        """Submits finished members without waiting for the rest of their groups."""
+        batch = [(group, self._pop_finished(group)) for group in self._groups.values() if group.finished]
         if batch:
             self._handlers.on_batch(batch)
 
     def release_all(self) -> None:
-        """Gives back every group that still has members to be sampled."""
+        """Releases every group that still has members to be sampled."""
         self.release([group for group in self._groups.values() if group.generating or group in self._starting])
 
     def _forget_requests(self, group: ActiveGroup, *, abort: bool = False) -> None:
@@ -417,7 +426,7 @@ class RolloutManager:
         group.generating.clear()
         self._pinned.end(group)
         if abort and ids:
-            self._responder.abort(ids)
+            self._source.abort(ids)
 
     def _forget(self, group: ActiveGroup) -> None:
         if self._groups.get((group.table, group.group_id)) is group:
@@ -427,6 +436,6 @@ class RolloutManager:
             self.busy.clear()
 
 
-def _answers(pinned: PolicyVersion | None, result: GenerationResult) -> bool:
-    """Whether a response comes from the version it has to."""
+def _is_from_version(pinned: PolicyVersion | None, result: GenerationResult) -> bool:
+    """True where a response comes from the version that it has to."""
     return pinned is None or all(version == pinned for _, version in result.sampled.versions.runs)

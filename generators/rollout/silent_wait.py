@@ -1,6 +1,6 @@
-"""Names a wait that nothing else names: members are held, and no token is sampled.
+"""The reason of a wait that no other component names: members are held, and no token is sampled.
 
-Their engine is stuck, or their tools and programs take their time; the generator's log says which.
+Their engine is stuck, or their tools and programs are slow; the generator's log says which.
 """
 
 from __future__ import annotations
@@ -8,15 +8,15 @@ from __future__ import annotations
 _AFTER_S = 10.0
 
 
-class Silence:
-    """Looked at now and then; the clock runs from the last new token, or from the first member held."""
+class SilenceClock:
+    """A clock that runs from the last new token, or from the first member held; read now and then."""
 
     def __init__(self) -> None:
         self._tokens = 0
         self._since: float | None = None
 
     def reason(self, *, tokens: int, generating: int, now_s: float) -> str:
-        """Why nothing comes of what is held; empty while something does.
+        """The reason why no token comes; empty while tokens do.
 
         Args:
             tokens: sampled for groups since the start.

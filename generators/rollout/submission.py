@@ -1,9 +1,12 @@
 """Finished members: scored, packed, stored.
 
-Invariants: every member handed in ends with an outcome acknowledged by the buffer, or with the answer that it is not
-needed any more. Nothing is written of a group that has been dropped. A score that could not be had is an error outcome,
-never a number. While the buffer is away finished work is kept; when it stays away `on_error` is called. An episode that
-failed is an error, whatever it sampled. Side data is in the buffer before the member that names it.
+Invariants:
+
+- Every submitted member ends with an outcome acknowledged by the buffer, or with the answer that it is not needed any
+  more. Nothing is written of a group that has been dropped.
+- A missing score is an error outcome, never a number. An episode that failed is an error, whatever it sampled.
+- While the buffer is away finished work is kept; when it stays away `on_error` is called.
+- Side data is in the buffer before the member that names it.
 """
 
 from __future__ import annotations
@@ -50,9 +53,9 @@ class MemberWriter(Protocol):
 
 
 class MemberStore(Protocol):
-    """Where members are stored."""
+    """The store of members."""
 
-    def of(self, table: str) -> MemberWriter:
+    def writer(self, table: str) -> MemberWriter:
         """The writer of a table."""
         ...
 
@@ -69,14 +72,14 @@ class MemberStore(Protocol):
 
 
 class GroupOwner(Protocol):
-    """The part of the rollout loop that learns what became of members."""
+    """The part of the rollout loop that receives the outcome of members."""
 
-    def settled(self, group: ActiveGroup, members: int) -> None:
-        """So many members of a group need no more work."""
+    def on_stored(self, group: ActiveGroup, members: int) -> None:
+        """Records that `members` members of a group need no more work."""
         ...
 
     def drop(self, group: ActiveGroup) -> None:
-        """The group belongs to somebody else, or has ended: stops working on it."""
+        """Stops working on a group that has another holder, or has ended."""
         ...
 
 
@@ -88,8 +91,8 @@ class TrajectorySubmitter:
         text: decodes responses for the rewards.
         scorer: scores.
         store: stores members and their side data.
-        owner: told what became of them.
-        on_error: told when delivery cannot go on (the buffer stayed away).
+        owner: receives their outcome.
+        on_error: called when delivery cannot continue (the buffer stayed away).
         encode: makes payloads of finished responses.
 
     Attributes:
@@ -125,7 +128,7 @@ class TrajectorySubmitter:
         self.superseded = 0
 
     def waiting_for_rewards(self) -> tuple[int, float]:
-        """Members whose reward is not there yet, and for how many seconds the first of them has waited."""
+        """Number of members without their reward, and the seconds for which the first of them has waited."""
         if not self._waiting:
             return 0, 0.0
         return (
@@ -148,7 +151,7 @@ class TrajectorySubmitter:
             await asyncio.wait(self._tasks)
 
     async def close(self) -> None:
-        """Gives up what is under way."""
+        """Cancels work that is under way."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -156,9 +159,9 @@ class TrajectorySubmitter:
     def _spawn(self, work: asyncio._CoroutineLike[None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._on_task_done)
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if task.cancelled():
             return
@@ -181,7 +184,7 @@ class TrajectorySubmitter:
                     self.fail(group, [finished.member], reason)
                 else:
                     members.append((group, finished))
-            _tell_once(group, "have no response", reasons)
+            _log_once(group, "have no response", reasons)
         if not members:
             return
         # Long responses take seconds to decode, in which leases have to be renewed.
@@ -200,7 +203,7 @@ class TrajectorySubmitter:
         for (group, finished), result in zip(members, results, strict=True):
             if group.dropped:
                 self.superseded += 1
-                self._owner.settled(group, 1)
+                self._owner.on_stored(group, 1)
                 continue
             write = self._write_of(group, finished, result)
             if write.head.meta.outcome == trajectory_pb2.OUTCOME_ERROR:
@@ -209,12 +212,12 @@ class TrajectorySubmitter:
                 uploads.append(self._upload(group, finished, write.head.meta))
             writes.append((group, write))
         for group, reasons in unscored.items():
-            _tell_once(group, "could not be scored", reasons)
+            _log_once(group, "could not be scored", reasons)
         await run_together(*uploads)
         await self._store(writes)
 
     async def _upload(self, group: ActiveGroup, finished: FinishedMember, meta: trajectory_pb2.MemberMeta) -> None:
-        """Stores a member's side data; what the buffer does not take is left out."""
+        """Stores a member's side data; arrays that the buffer does not take are left out."""
         for name, array in finished.result.side.items():
             try:
                 async with self._uploading:
@@ -222,8 +225,8 @@ class TrajectorySubmitter:
             except UnreachableError:
                 raise
             except RollmeshError as error:
-                what = f"{name} of member {finished.member} of group {group.group_id}"
-                log.warning("%s is left out: %s", what, error, extra={"group": group.group_id})
+                subject = f"{name} of member {finished.member} of group {group.group_id}"
+                log.warning("%s is left out: %s", subject, error, extra={"group": group.group_id})
                 continue
             meta.side.append(entry)
 
@@ -260,7 +263,7 @@ class TrajectorySubmitter:
             newest=sampled.versions.newest._asdict(),
             generator=self._member_id,
             finished_unix_ns=finished.finished_unix_ns,
-            figures=result.figures if isinstance(result, EpisodeResult) else None,
+            figures=result.stats if isinstance(result, EpisodeResult) else None,
         )
 
     def _write_of_failure(self, group: ActiveGroup, member: int, reason: str) -> PendingWrite:
@@ -282,11 +285,11 @@ class TrajectorySubmitter:
         for group, write in writes:
             by_table.setdefault(group.table, []).append((group, write))
         for table, part in by_table.items():
-            results = await self._members.of(table).write([write for _, write in part])
-            self._settle(part, results)
+            results = await self._members.writer(table).write([write for _, write in part])
+            self._record_results(part, results)
 
-    def _settle(self, writes: Writes, results: Sequence[WriteResult]) -> None:
-        """Closes the books of stored members; a rejected member is stored as an error in its place."""
+    def _record_results(self, writes: Writes, results: Sequence[WriteResult]) -> None:
+        """Records the results of writes; a rejected member is stored as an error in its place."""
         for (group, write), result in zip(writes, results, strict=True):
             meta = write.head.meta
             if result.status == buffer_pb2.WRITE_STATUS_SUPERSEDED:
@@ -299,14 +302,14 @@ class TrajectorySubmitter:
                     self.fail(group, [meta.member], reason)
                     continue
                 self._owner.drop(group)
-            self._owner.settled(group, 1)
+            self._owner.on_stored(group, 1)
 
 
-def _tell_once(group: ActiveGroup, what: str, reasons: Sequence[str]) -> None:
-    """One line for all members of a group that failed together, with the first cause."""
+def _log_once(group: ActiveGroup, event: str, reasons: Sequence[str]) -> None:
+    """Logs one message for all members of a group that failed together, with the first cause."""
     if reasons:
         extra = {"group": group.group_id}
-        log.warning("%d members of group %s %s: %s", len(reasons), group.group_id, what, reasons[0], extra=extra)
+        log.warning("%d members of group %s %s: %s", len(reasons), group.group_id, event, reasons[0], extra=extra)
 
 
 def _score_item(group: ActiveGroup, finished: FinishedMember, text: str) -> reward_pb2.ScoreItem:
@@ -327,18 +330,18 @@ def _score_item(group: ActiveGroup, finished: FinishedMember, text: str) -> rewa
     )
 
 
-def _extra_info(given: str, result: EpisodeResult) -> str:
-    """The dataset's extra_info with what the episode adds: `messages`, and `environment_reward` where there is one."""
+def _extra_info(extra_info_json: str, result: EpisodeResult) -> str:
+    """The dataset's extra_info with the episode's `messages`, and its `environment_reward` where there is one."""
     try:
-        info = json.loads(given or "{}") or {}
+        info = json.loads(extra_info_json or "{}") or {}
     except ValueError:
-        # The scorer names what is wrong with it.
-        return given
+        # The scorer reports the error in it.
+        return extra_info_json
     if not isinstance(info, dict):
-        return given
+        return extra_info_json
     if result.messages:
         info["messages"] = list(result.messages)
     if result.rewards is not None:
         info["environment_reward"] = dict(result.rewards)
-    # Messages come from tools and users' code: what JSON does not know is told as text.
+    # Messages come from tools and users' code: values without a form in JSON become text.
     return json.dumps(info, default=str)

@@ -1,4 +1,4 @@
-"""Obtains the bytes of a version: by differences where these are fewer, over the first transport that brings them."""
+"""Fetches the bytes of a version: by deltas where these are fewer, over the first transport that brings them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from rollmesh.generators.weights.delta_base import DeltaBase
 from rollmesh.generators.weights.learner_connection import LearnerConnection
 from rollmesh.generators.weights.relay import Relay
-from rollmesh.generators.weights.transport_choice import TransportChoice
+from rollmesh.generators.weights.transport_log import TransportLog
 from rollmesh.generators.weights.transports import Transfer, Transport, choose
 from rollmesh.generators.weights.verified_transfer import VerifiedWeights, receive_verified
-from rollmesh.mesh.config.models import EncodingName, TransportName
+from rollmesh.mesh.config.weights import EncodingName, TransportName
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
-from rollmesh.mesh.weights import Wanted
+from rollmesh.mesh.weights import BucketSet
 from rollmesh.protos import weights_pb2
 
 log = logging.getLogger(__name__)
@@ -26,11 +26,11 @@ class Announcement:
     """A version that a learner has announced.
 
     Attributes:
-        manifest: what was announced.
+        manifest: as announced.
         policy: of the manifest.
         connection: to the learner that announced it.
-        since_ns: Unix time in nanoseconds from which its way into service is timed.
-        superseded: whether its bytes are of no use any more.
+        since_ns: Unix time in nanoseconds at which the timing of its way into service begins.
+        superseded: True once its bytes are of no use any more.
     """
 
     manifest: weights_pb2.Manifest
@@ -41,11 +41,11 @@ class Announcement:
 
 
 class WeightFetcher:
-    """Brings verified bytes.
+    """Fetches verified bytes.
 
     Args:
         available: transports, the cheapest first; closed by `close`.
-        relay: serves others what comes here.
+        relay: serves received bytes to others.
         transport, encoding, timeout_s: as in `weights`.
         member_id: of this generator, under which others route to it.
 
@@ -70,56 +70,58 @@ class WeightFetcher:
         self._timeout_s = timeout_s
         self._member_id = member_id
         self._base = DeltaBase()
-        self.chosen = TransportChoice()
+        self.chosen = TransportLog()
 
     async def close(self) -> None:
-        """Gives back what transports keep between transfers."""
+        """Releases resources that transports keep between transfers."""
         for transport in self._available:
             await transport.close()
 
     @property
     def kept_bytes(self) -> int:
-        """What is kept to apply the next differences to."""
+        """Bytes kept as the base of the next deltas."""
         return self._base.nbytes
 
-    async def obtain(self, announcement: Announcement) -> VerifiedWeights:
+    async def fetch(self, announcement: Announcement) -> VerifiedWeights:
         """All bytes of the version.
 
         Raises:
-            WeightsError: no transport brings them; what the last one said.
+            WeightsError: no transport brings them; the error of the last one.
         """
-        wanted = Wanted.full(announcement.manifest)
+        bucket_set = BucketSet.full(announcement.manifest)
 
-        async def fetch(link: Wanted) -> VerifiedWeights:
-            return await self._receive(announcement, link)
+        async def receive(part: BucketSet) -> VerifiedWeights:
+            return await self._receive(announcement, part)
 
-        advanced = await self._base.advance(announcement.manifest, fetch) if self._by_differences(wanted) else None
-        return advanced or await fetch(wanted)
+        applied = (
+            await self._base.apply_deltas(announcement.manifest, receive) if self._prefers_deltas(bucket_set) else None
+        )
+        return applied or await receive(bucket_set)
 
-    def taken(self, manifest: weights_pb2.Manifest, received: VerifiedWeights) -> None:
-        """The bytes are in service: the next differences are from them."""
-        if self._by_differences(Wanted.full(manifest)):
+    def set_base(self, manifest: weights_pb2.Manifest, received: VerifiedWeights) -> None:
+        """Records that the bytes are in service: they are the base of the next deltas."""
+        if self._prefers_deltas(BucketSet.full(manifest)):
             self._base.keep(manifest, received.data)
         else:
             self._base.drop()
 
-    def _by_differences(self, wanted: Wanted) -> bool:
-        """Whether differences are of use; where the full bytes come faster than over gRPC, these cost less."""
+    def _prefers_deltas(self, bucket_set: BucketSet) -> bool:
+        """True where deltas are of use; full bytes cost less where they come faster than over gRPC."""
         if self._encoding == "auto":
-            return choose(self._available, self._transport, wanted)[0].name == "grpc"
+            return choose(self._available, self._transport, bucket_set)[0].name == "grpc"
         return self._encoding == "delta"
 
-    async def _receive(self, announcement: Announcement, wanted: Wanted) -> VerifiedWeights:
-        """By the first transport that brings it; the error of the last one where none does."""
+    async def _receive(self, announcement: Announcement, bucket_set: BucketSet) -> VerifiedWeights:
+        """Receives over the first transport that succeeds; raises the error of the last one where none does."""
         transfer = Transfer(
-            wanted,
+            bucket_set,
             announcement.connection,
             self._timeout_s,
             superseded=announcement.superseded,
             member_id=self._member_id,
             relay_address=self._relay.address,
         )
-        *others, last = choose(self._available, self._transport, wanted)
+        *others, last = choose(self._available, self._transport, bucket_set)
         failures: dict[str, str] = {}
         for transport in (*others, last):
             try:
@@ -128,21 +130,21 @@ class WeightFetcher:
                 if transport is last:
                     raise
                 failures[transport.name] = error.message
-                log.info("version %s does not come over %s: %s", wanted.policy, transport.name, error.message)
+                log.info("version %s does not come over %s: %s", bucket_set.policy, transport.name, error.message)
             else:
-                self.chosen.note(transport.name, wanted, self._available, self._transport, failures)
+                self.chosen.record(transport.name, bucket_set, self._available, self._transport, failures)
                 return verified
         raise AssertionError("the last one brings the bytes or raises")
 
     async def _receive_over(self, transport: Transport, transfer: Transfer) -> VerifiedWeights:
-        """Over one transport; what has come is served to others meanwhile, where they are sent here."""
+        """Receives over one transport; received buckets are served to others meanwhile, where they are sent here."""
         if not transport.relays:
             return await receive_verified(transport, transfer)
-        holding = self._relay.begin(transfer.wanted)
+        buckets = self._relay.begin(transfer.bucket_set)
         try:
-            verified = await receive_verified(transport, transfer, holding.verified)
+            verified = await receive_verified(transport, transfer, buckets.add_verified)
         except BaseException:
-            self._relay.end(holding)
+            self._relay.end(buckets)
             raise
-        self._relay.finish(holding)
+        self._relay.finish(buckets)
         return verified

@@ -20,7 +20,7 @@ def allocate(nbytes: int) -> memoryview:
         area = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
         raise WeightsError(
-            f"no memory for {nbytes} bytes of weights beside those in service: {error}",
+            f"no memory for {nbytes} bytes of weights next to those in service: {error}",
             hint="a version needs its full size of free memory while it is received",
         ) from error
     if hasattr(mmap, "MADV_HUGEPAGE"):

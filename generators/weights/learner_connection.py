@@ -1,6 +1,6 @@
 """The connection to the learner, which may move: after a restart it has another address.
 
-Invariant: there is at most one connection in use, to the learner that the mesh named last; when it names another, the
+Invariant: there is at most one connection in use, to the learner that the mesh named last. When it names another, the
 former connection is marked `replaced` and closed. A learner that the mesh misses for a while keeps its connection.
 """
 
@@ -15,7 +15,7 @@ from functools import partial
 import grpc
 
 from rollmesh.mesh.access.credentials import Identity, Role
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import UnauthenticatedError
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.rpc.channel import open_channel
@@ -27,7 +27,7 @@ _REFRESH_INTERVAL_S = 0.25
 
 
 def is_channel_closed(error: BaseException) -> bool:
-    """Whether a call ended because its channel was closed for another learner's.
+    """True where a call ended because its channel was closed for another learner's.
 
     gRPC raises `CancelledError` then, as if the calling task had been cancelled; a real cancellation is told apart by
     the task's own count of requests.
@@ -39,7 +39,7 @@ def is_channel_closed(error: BaseException) -> bool:
 
 
 class LearnerConnection:
-    """A channel to one learner, and further ones where several transfers are to go on at once.
+    """A channel to one learner, and further ones for concurrent transfers.
 
     Args:
         member_id, address: of that learner.
@@ -60,7 +60,7 @@ class LearnerConnection:
         self.replaced = asyncio.Event()
 
     def transfer_channels(self, count: int) -> Sequence[grpc.aio.Channel]:
-        """`count` channels besides the one for everything else: bytes do not delay short calls."""
+        """`count` channels in addition to the one for all other calls: bytes do not delay short calls."""
         while not self.replaced.is_set() and len(self._channels) <= count:
             self._channels.append(self._connect())
         return self._channels[1 : count + 1] or self._channels[:1]
@@ -81,7 +81,7 @@ class LearnerConnection:
 
 
 class LearnerDirectory:
-    """Follows the membership's word on who the learner is."""
+    """Follows the membership's view of the learner."""
 
     def __init__(self, agent: MembershipAgent, security: SecuritySection, *, max_message_mb: int = 64) -> None:
         self._agent = agent
@@ -90,23 +90,23 @@ class LearnerDirectory:
         self._known = asyncio.Event()
         self._current: LearnerConnection | None = None
         self._closing: set[asyncio.Task[None]] = set()
-        agent.on_change(self._follow)
-        self._follow()
+        agent.on_change(self._on_mesh_change)
+        self._on_mesh_change()
 
     @property
     def policy_in_force(self) -> PolicyVersion | None:
-        """What the mesh says is the newest published version."""
+        """The newest published version, as the mesh knows it."""
         return self._agent.policy
 
     @property
     def learner_is_known(self) -> bool:
-        """Whether the mesh names a learner at present."""
+        """True while the mesh names a learner."""
         return self._agent.learner is not None
 
     async def connection(self) -> LearnerConnection:
         """The connection to use now; waits until the mesh has named a learner."""
         while self._current is None:
-            # Heartbeats are seconds apart; at the start of a run everybody waits for this.
+            # Heartbeats are seconds apart; at the start of a run all generators wait for this.
             await self.refresh()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._known.wait(), _REFRESH_INTERVAL_S)
@@ -115,7 +115,7 @@ class LearnerDirectory:
     async def refresh(self) -> None:
         """Asks the mesh now, ahead of the next heartbeat."""
         try:
-            await self._agent.beat()
+            await self._agent.heartbeat()
         except (grpc.aio.AioRpcError, UnauthenticatedError) as error:
             # The heartbeats, which meet the same, judge it.
             log.debug("the mesh does not say who the learner is: %s", error)
@@ -126,7 +126,7 @@ class LearnerDirectory:
             await self._current.close()
         await asyncio.gather(*self._closing)
 
-    def _follow(self) -> None:
+    def _on_mesh_change(self) -> None:
         learner, former = self._agent.learner, self._current
         if learner is None or not learner.address:
             return

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Hashable
 
-# After the last group, weights are held this much longer: the next of its round may be on their way, and once every
-# generator has newer weights no one could answer them.
+# Weights are held this much longer after the last group. The next of its round may be on their way, and once every
+# generator has newer weights none could answer them.
 QUIET_S = 0.25
 
 
 class PinnedGroups:
-    """The pinned groups in progress; shared by what samples them and what swaps the weights. Used in one event loop."""
+    """The pinned groups in progress; shared by rollout loop and weight receiver. Used in one event loop."""
 
     def __init__(self) -> None:
         self._groups: set[Hashable] = set()
@@ -25,16 +25,16 @@ class PinnedGroups:
 
     @property
     def active(self) -> bool:
-        """Whether one is in progress."""
+        """True while one is in progress."""
         return bool(self._groups)
 
     def begin(self, group: Hashable) -> None:
-        """The group needs the weights in service."""
+        """Adds a group that needs the weights in service."""
         self._groups.add(group)
         self._none.clear()
 
     def end(self, group: Hashable) -> None:
-        """The group needs them no longer; one that is not pinned is ignored."""
+        """Removes a group that needs them no longer; one that is not pinned is ignored."""
         if group in self._groups:
             self._groups.discard(group)
             if not self._groups:
@@ -48,7 +48,7 @@ class PinnedGroups:
             await self._none.wait()
             await asyncio.sleep(self._quiet_at - loop.time())
 
-    def on_hold(self, cancel_swap: Callable[[], None]) -> None:
+    def set_cancel_swap(self, cancel_swap: Callable[[], None]) -> None:
         """Names what `hold_swap` calls."""
         self._cancel_swap = cancel_swap
 

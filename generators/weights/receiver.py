@@ -1,9 +1,11 @@
 """Keeps the engine on the newest weights.
 
-Invariants: the version in service (`serving`) changes only after the bytes of the new one agreed with their digests and
-the engine has swapped; whatever fails before leaves the old version in service and is reported; weights of an
-incarnation below one already seen, here or by the mesh, are refused; of several announcements only the newest is
-fetched.
+Invariants:
+
+- The version in service (`serving`) changes only after the bytes of the new one agreed with their digests and the
+  engine has swapped. A failure before that leaves the old version in service and is reported.
+- Weights of an incarnation below one already seen, here or by the mesh, are refused.
+- Of several announcements only the newest is fetched.
 """
 
 from __future__ import annotations
@@ -25,9 +27,11 @@ from rollmesh.generators.weights.learner_connection import LearnerConnection, Le
 from rollmesh.generators.weights.pinned_groups import PinnedGroups
 from rollmesh.generators.weights.relay import Relay
 from rollmesh.generators.weights.swap_reports import SwapReporter, failure, success
-from rollmesh.generators.weights.transport_choice import TransportChoice
+from rollmesh.generators.weights.transport_log import TransportLog
 from rollmesh.generators.weights.transports import transports
-from rollmesh.mesh.config.models import Config, EncodingName, SecuritySection, TransportName
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.config.network import SecuritySection
+from rollmesh.mesh.config.weights import EncodingName, TransportName
 from rollmesh.mesh.errors import VersionGoneError, WeightsError
 from rollmesh.mesh.runtime.hosts import host_id
 from rollmesh.mesh.runtime.task_group import run_together
@@ -46,7 +50,7 @@ _IDLE_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiverSettings:
-    """What a receiver is, and how it receives.
+    """Identity and rules of a receiver.
 
     Attributes:
         member_id: of this generator, for reports.
@@ -73,7 +77,7 @@ class ReceiverSettings:
     security: SecuritySection | None = None
 
     @classmethod
-    def of(cls, config: Config, member_id: str, security: SecuritySection) -> ReceiverSettings:
+    def for_member(cls, config: Config, member_id: str, security: SecuritySection) -> ReceiverSettings:
         """Those of a run's configuration, for this process."""
         weights = config.weights
         return cls(
@@ -93,23 +97,23 @@ class WeightReceiver:
     """Watches the learner, receives, verifies, swaps, reports.
 
     Args:
-        link: to the learner that the mesh names at present.
+        directory: leads to the learner that the mesh names at present.
         engine: takes the tensors.
         settings: see `ReceiverSettings`.
-        relay: serves others what is received here; None: no one is served.
+        relay: serves received bytes to others; None: nothing is served.
         pinned: groups for which newer weights wait before they are fetched.
         on_serving: called after each swap, in the event loop.
-        on_report: told what is reported to the learner, in the event loop.
+        on_report: called with each report to the learner, in the event loop.
 
     Attributes:
-        serving, digest: what is in service; None and empty before the first weights.
+        serving, digest: of the weights in service; None and empty before the first ones.
         waiting_reason: why the newest weights are not in service yet; empty when they are.
-        gate_open: set once the first weights are in service.
+        has_weights: set once the first weights are in service.
     """
 
     def __init__(
         self,
-        link: LearnerDirectory,
+        directory: LearnerDirectory,
         engine: InferenceEngine,
         settings: ReceiverSettings,
         *,
@@ -118,10 +122,10 @@ class WeightReceiver:
         on_serving: Callable[[PolicyVersion], None] | None = None,
         on_report: Callable[[weights_pb2.SwapReport], None] | None = None,
     ) -> None:
-        self._link = link
+        self._directory = directory
         self._engine = engine
         self._settings = settings
-        self._obtainer = WeightFetcher(
+        self._fetcher = WeightFetcher(
             transports(
                 settings.host_id,
                 shared=settings.shared,
@@ -137,52 +141,53 @@ class WeightReceiver:
         )
         self._reporter = SwapReporter(on_report)
         self._pinned = pinned if pinned is not None else PinnedGroups()
-        self._pinned.on_hold(self._hold_swap)
+        self._pinned.set_cancel_swap(self._hold_swap)
         self._on_serving = on_serving
-        # Of the version in service, and of the one that is about to be: the engine changes a moment before `serving`.
+        # Manifests of the version in service, and of the one that is about to be: the engine changes a moment before
+        # `serving`.
         self._manifests: dict[PolicyVersion, weights_pb2.Manifest] = {}
         self._incarnation = 0
         self._swapping: Future[SwapTimings] | None = None
-        self._held = False
+        self._swap_held = False
         self._pending: Announcement | None = None
-        self._news = asyncio.Event()
+        self._announced = asyncio.Event()
         self.serving: PolicyVersion | None = None
         self.digest = ""
         self.waiting_reason = "waits for a learner"
-        self.gate_open = asyncio.Event()
+        self.has_weights = asyncio.Event()
 
     async def run(self) -> None:
         """Runs until cancelled."""
-        await run_together(self._watch(), self._apply_newest())
+        await run_together(self._watch_learner(), self._apply_newest())
 
     async def close(self) -> None:
-        """Gives back what transports keep between transfers; after `run`."""
-        await self._obtainer.close()
+        """Releases resources that transports keep between transfers; after `run`."""
+        await self._fetcher.close()
 
     @property
-    def chosen(self) -> TransportChoice:
-        """Which transport brings the weights, and why no cheaper one."""
-        return self._obtainer.chosen
+    def chosen(self) -> TransportLog:
+        """The transport that brings the weights, and the reasons against cheaper ones."""
+        return self._fetcher.chosen
 
     def manifest(self, policy: PolicyVersion) -> weights_pb2.Manifest | None:
-        """What was announced of a version that the engine serves; None of any other."""
+        """The announced manifest of a version that the engine serves; None for any other."""
         return self._manifests.get(policy)
 
     # ------------------------------------------------------------------------------------------- announcements
 
-    async def _watch(self) -> None:
+    async def _watch_learner(self) -> None:
         """Follows the learner's announcements, over reconnects and from learner to learner."""
         pause = _FIRST_RETRY_S
         while True:
             if self.serving is None:
-                self._say("waits for weights" if self._link.learner_is_known else "waits for a learner")
-            connection = await self._link.connection()
+                self._set_reason("waits for weights" if self._directory.learner_is_known else "waits for a learner")
+            connection = await self._directory.connection()
             try:
                 if await self._follow(connection):
                     pause = _FIRST_RETRY_S
             except grpc.aio.AioRpcError as error:
-                self._say(f"the learner at {connection.address} does not answer: {error.details()}")
-                await self._link.refresh()
+                self._set_reason(f"the learner at {connection.address} does not answer: {error.details()}")
+                await self._directory.refresh()
             await connection.replaced_within(pause)
             pause = min(2 * pause, _LONGEST_RETRY_S)
 
@@ -201,14 +206,14 @@ class WeightReceiver:
                     return came
                 if not done:
                     if self._missed_announcements():
-                        log.warning("no announcement for %.0f s, yet there are newer weights: watching anew", _IDLE_S)
+                        log.warning("no announcement for %.0f s, yet there are newer weights: watching again", _IDLE_S)
                         return came
                     continue
                 manifest = read.result()
                 if manifest is grpc.aio.EOF:
                     return came
                 # The first manifest may have been announced long before this receiver came.
-                self._offer(manifest, connection, manifest.announced_unix_ns if came else time.time_ns())
+                self._on_announcement(manifest, connection, manifest.announced_unix_ns if came else time.time_ns())
                 came = True
                 read = asyncio.ensure_future(call.read())
         finally:
@@ -217,16 +222,16 @@ class WeightReceiver:
             call.cancel()
 
     def _missed_announcements(self) -> bool:
-        known = self._pending.policy if self._pending else self.serving
-        in_force = self._link.policy_in_force
-        return in_force is not None and (known is None or known < in_force)
+        newest = self._pending.policy if self._pending else self.serving
+        in_force = self._directory.policy_in_force
+        return in_force is not None and (newest is None or newest < in_force)
 
-    def _offer(self, manifest: weights_pb2.Manifest, connection: LearnerConnection, since_ns: int) -> None:
+    def _on_announcement(self, manifest: weights_pb2.Manifest, connection: LearnerConnection, since_ns: int) -> None:
         policy = PolicyVersion.from_proto(manifest.policy)
         # Useless once another learner has announced something.
         superseded = partial(self._is_superseded, connection)
         announcement = Announcement(manifest, policy, connection, since_ns, superseded)
-        if (over := self._over(policy)) is not None:
+        if (over := self._fencing_error(policy)) is not None:
             self._refuse(announcement, over)
             return
         if manifest.run != self._settings.run:
@@ -235,15 +240,16 @@ class WeightReceiver:
         if policy.incarnation > self._incarnation:
             self._incarnation = policy.incarnation
             if self._swapping is not None:
-                # Of the learner before; too late where the engine is at it already.
+                # A swap to the former learner's weights; the cancellation is too late where the engine is at it
+                # already.
                 self._swapping.cancel()
         if self.serving is None or policy > self.serving:
             self._pending = announcement
-            self._news.set()
+            self._announced.set()
 
-    def _over(self, policy: PolicyVersion) -> WeightsError | None:
-        """Why a version is refused whose learner has been followed by another; None where it has not."""
-        in_force = self._link.policy_in_force
+    def _fencing_error(self, policy: PolicyVersion) -> WeightsError | None:
+        """The error of a version whose learner has been succeeded by another; None where it has not."""
+        in_force = self._directory.policy_in_force
         newest = max(self._incarnation, in_force.incarnation if in_force is not None else 0)
         if policy.incarnation >= newest:
             return None
@@ -254,32 +260,32 @@ class WeightReceiver:
 
     def _hold_swap(self) -> None:
         """See `PinnedGroups.hold_swap`."""
-        self._held = True
+        self._swap_held = True
         if self._swapping is not None:
             self._swapping.cancel()
 
     # ----------------------------------------------------------------------------------------------- transfers
 
     async def _apply_newest(self) -> None:
-        """Puts the newest announcement into service, again and again; a failed one is tried again with pauses."""
+        """Puts each newest announcement into service; a failed one is tried again with pauses."""
         pause = _FIRST_RETRY_S
         failed: PolicyVersion | None = None
         while True:
-            await self._news.wait()
-            self._say("holds its weights until pinned evaluation groups are done")
+            await self._announced.wait()
+            self._set_reason("holds its weights until pinned evaluation groups are done")
             await self._pinned.finished()
-            self._news.clear()
+            self._announced.clear()
             announcement, self._pending = self._pending, None
             if announcement is None or (self.serving is not None and announcement.policy <= self.serving):
-                self._say("")
+                self._set_reason("")
                 continue
-            self._say(f"receives version {announcement.policy}")
+            self._set_reason(f"receives version {announcement.policy}")
             try:
                 await self._apply(announcement)
             except WeightsError as error:
                 if isinstance(error, VersionGoneError) and failed != announcement.policy:
-                    # The learner has let go of it for newer ones: no failure, if these are heard of now.
-                    self._say(f"version {announcement.policy} was overtaken by newer ones")
+                    # The learner has released it for newer ones: no failure, if these are announced now.
+                    self._set_reason(f"version {announcement.policy} was overtaken by newer ones")
                 else:
                     self._refuse(announcement, error)
                 pause = min(2 * pause, _LONGEST_RETRY_S) if failed == announcement.policy else _FIRST_RETRY_S
@@ -292,11 +298,11 @@ class WeightReceiver:
         """Receives a version and puts it into service."""
         manifest = announcement.manifest
         check_manifest(manifest)
-        received = await self._obtainer.obtain(announcement)
+        received = await self._fetcher.fetch(announcement)
         policy, digest = announcement.policy, manifest.digest
-        if (over := self._over(policy)) is not None:
+        if (over := self._fencing_error(policy)) is not None:
             raise over
-        self._say(f"waits for the engine to swap to version {policy} (pinned evaluation requests finish first)")
+        self._set_reason(f"waits for the engine to swap to version {policy} (pinned evaluation requests finish first)")
         # Imported late: torch takes a second, and the learner is waited for meanwhile.
         from rollmesh.mesh.weights.tensors import named_tensors
 
@@ -304,42 +310,45 @@ class WeightReceiver:
         try:
             timings = None
             while timings is None:
-                if self._held:
+                if self._swap_held:
                     await self._pinned.finished()
-                self._held = False
+                self._swap_held = False
                 tensors = named_tensors(manifest, received.data)
                 self._swapping = await asyncio.to_thread(self._engine.update_weights, policy, tensors, digest)
-                timings = await self._swapped(policy)
+                timings = await self._await_swap(policy)
         except BaseException:
             del self._manifests[policy]
             raise
         self.serving, self.digest = policy, digest
         self._manifests = {policy: manifest}
-        self._obtainer.taken(manifest, received)
-        self._say("")
-        self.gate_open.set()
+        self._fetcher.set_base(manifest, received)
+        self._set_reason("")
+        self.has_weights.set()
         if self._on_serving is not None:
             self._on_serving(policy)
         report = success(self._settings.member_id, policy, received, timings, announcement.since_ns)
-        report.kept_bytes = self._obtainer.kept_bytes
+        report.kept_bytes = self._fetcher.kept_bytes
         report.choice = bounded(self.chosen.text, REPORT_CHARACTERS)
         self._reporter.send(announcement.connection, report)
 
-    async def _swapped(self, policy: PolicyVersion) -> SwapTimings | None:
-        """Returns when the engine has swapped, or (None) when the swap has been taken back by `_hold_swap`; who is
-        followed by another learner while the engine waits does not."""
+    async def _await_swap(self, policy: PolicyVersion) -> SwapTimings | None:
+        """Waits until the engine has swapped; None where `_hold_swap` has cancelled the swap.
+
+        Raises:
+            WeightsError: another learner has succeeded while the engine waited.
+        """
         swapping, task = self._swapping, asyncio.current_task()
         assert swapping is not None and task is not None, "the engine was asked before"  # noqa: PT018
-        if self._held or self._over(policy) is not None:
+        if self._swap_held or self._fencing_error(policy) is not None:
             swapping.cancel()
         try:
             return await asyncio.wrap_future(swapping)
         except asyncio.CancelledError:
             if task.cancelling():
                 raise
-            if (over := self._over(policy)) is not None:
+            if (over := self._fencing_error(policy)) is not None:
                 raise over from None
-            if self._held:
+            if self._swap_held:
                 return None
             raise
         finally:
@@ -348,20 +357,20 @@ class WeightReceiver:
     async def _retry_after(self, pause_s: float, announcement: Announcement) -> None:
         """Tries the same version again after a pause, unless news come first."""
         try:
-            await asyncio.wait_for(self._news.wait(), pause_s)
+            await asyncio.wait_for(self._announced.wait(), pause_s)
         except TimeoutError:
             # News may come at the very moment at which the pause ends.
             if self._pending is None:
                 self._pending = announcement
-                self._news.set()
+                self._announced.set()
 
     def _refuse(self, announcement: Announcement, error: WeightsError) -> None:
         log.warning("version %s is not in service: %s", announcement.policy, error)
-        self._say(f"version {announcement.policy} could not be taken: {error.message}")
+        self._set_reason(f"version {announcement.policy} could not be taken: {error.message}")
         report = failure(self._settings.member_id, announcement.policy, error, self.digest)
         self._reporter.send(announcement.connection, report)
 
-    def _say(self, reason: str) -> None:
+    def _set_reason(self, reason: str) -> None:
         if reason != self.waiting_reason:
             self.waiting_reason = reason
             if reason:

@@ -1,12 +1,15 @@
-"""What a generator serves to others: the buckets of a version that it is receiving, or has received.
+"""Relays weights to other generators: the buckets of a version that this one is receiving, or has received.
 
-Invariants: only verified buckets are served, each as soon as it is; whoever waits for one hears something at least
-every `HEARTBEAT_S`, so that a relay that waits itself is told from one that is dead; a version's full bytes are kept
-until those of the next one are whole, and in addition the oldest one that is being fetched, so that a slow link brings
-a version in the end; a few links of differences are kept as well, nothing for which nobody has asked for a while;
-without an address nothing is kept.
+Invariants:
 
-A receiver verifies what it gets from here against the learner's manifest: a relay can delay a version, not change it.
+- Only verified buckets are served, each as soon as it is verified. A caller that waits for one gets a message at least
+  every `HEARTBEAT_S`: a relay that waits itself differs from a dead one.
+- A version's full bytes are kept until those of the next one are complete. The oldest one that is being fetched is kept
+  too, so that a slow link brings a version in the end.
+- A few deltas are kept as well. Bytes that were not requested for a while are released.
+- Without an address nothing is kept.
+
+A receiver verifies the bytes from here against the learner's manifest: a relay can delay a version, not change it.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import grpc
 
 from rollmesh.mesh.errors import PayloadError, WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
-from rollmesh.mesh.weights import Wanted
+from rollmesh.mesh.weights import BucketSet
 from rollmesh.mesh.weights.active_readers import ActiveReaders
 from rollmesh.mesh.weights.chunk_framing import frame, frames
 from rollmesh.protos import weights_pb2
@@ -29,8 +32,8 @@ SERVICE_NAME = weights_pb2.DESCRIPTOR.services_by_name["Weights"].full_name
 HEARTBEAT_S = 1.0
 # A whole version that was not requested for so long is released: others find it at the learner.
 _IDLE_S = 60.0
-# Links of differences kept: those who follow a chain are rarely at the same one.
-_LINKS = 8
+# Deltas kept: generators that follow a chain are rarely at the same one.
+_DELTAS = 8
 _NOTHING = memoryview(b"")
 
 
@@ -38,37 +41,37 @@ class RelayedBuckets:
     """The buckets of one version, or of one delta, as they arrive.
 
     Args:
-        wanted: what they are.
+        bucket_set: the version or delta.
     """
 
-    def __init__(self, wanted: Wanted) -> None:
-        self.wanted = wanted
-        self.asked_for = False
+    def __init__(self, bucket_set: BucketSet) -> None:
+        self.bucket_set = bucket_set
+        self.requested = False
         self._parts: dict[int, memoryview] = {}
         self._news = asyncio.Event()
         self._dropped = False
 
     @property
-    def whole(self) -> bool:
-        """Whether every bucket is there."""
-        return len(self._parts) == len(self.wanted.buckets)
+    def is_complete(self) -> bool:
+        """True once every bucket is there."""
+        return len(self._parts) == len(self.bucket_set.buckets)
 
-    def verified(self, data: memoryview, index: int) -> None:
-        """A bucket is there and agrees with its digest.
+    def add_verified(self, data: memoryview, index: int) -> None:
+        """Adds a bucket that agrees with its digest.
 
         Args:
             data: memory of all buckets.
             index: which one.
         """
         if not self._dropped:
-            self._parts[index] = self.wanted.part(data, index)
-            self._tell()
+            self._parts[index] = self.bucket_set.part(data, index)
+            self._notify()
 
     def drop(self) -> None:
-        """Lets go of the bytes; who waits for more is told."""
+        """Releases the bytes; waiting callers fail."""
         self._dropped = True
         self._parts.clear()
-        self._tell()
+        self._notify()
 
     async def chunks(self, index: int, offset: int) -> AsyncIterator[bytes]:
         """The serialized chunks of a bucket from `offset` bytes on; empty ones while it is waited for.
@@ -77,14 +80,16 @@ class RelayedBuckets:
             PayloadError: there is no such bucket, or it ends before the offset.
             WeightsError: it was given up.
         """
-        if index >= len(self.wanted.buckets):
-            raise PayloadError("bucket", f"{index} does not exist, there are {len(self.wanted.buckets)}")
-        if offset > self.wanted.buckets[index].nbytes:
-            raise PayloadError("offset", f"{offset} lies behind the bucket's {self.wanted.buckets[index].nbytes} bytes")
-        self.asked_for = True
+        if index >= len(self.bucket_set.buckets):
+            raise PayloadError("bucket", f"{index} does not exist, there are {len(self.bucket_set.buckets)}")
+        if offset > self.bucket_set.buckets[index].nbytes:
+            raise PayloadError(
+                "offset", f"{offset} is beyond the bucket's {self.bucket_set.buckets[index].nbytes} bytes"
+            )
+        self.requested = True
         while index not in self._parts:
             if self._dropped:
-                raise WeightsError(f"{self.wanted.name(index)} is not held here any more")
+                raise WeightsError(f"{self.bucket_set.name(index)} is not held here any more")
             news = self._news
             try:
                 await asyncio.wait_for(news.wait(), HEARTBEAT_S)
@@ -93,13 +98,13 @@ class RelayedBuckets:
         for chunk in frames(self._parts[index], offset):
             yield chunk
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
 
 
 class Relay:
-    """Holdings by what they are. Used in one event loop.
+    """The buckets that are kept for others. Used in one event loop.
 
     Args:
         address: under which others reach this process; empty: none do, and nothing is kept.
@@ -107,51 +112,51 @@ class Relay:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._holdings: list[RelayedBuckets] = []
+        self._kept: list[RelayedBuckets] = []
         self._readers = ActiveReaders()
 
-    def begin(self, wanted: Wanted) -> RelayedBuckets:
-        """What is about to be received."""
-        holding = RelayedBuckets(wanted)
+    def begin(self, bucket_set: BucketSet) -> RelayedBuckets:
+        """Begins to keep a version or delta that is about to be received."""
+        buckets = RelayedBuckets(bucket_set)
         if self.address:
-            for other in list(self._holdings):
-                if not other.whole:
+            for other in list(self._kept):
+                if not other.is_complete:
                     self.end(other)
-            self._holdings.append(holding)
-        return holding
+            self._kept.append(buckets)
+        return buckets
 
-    def finish(self, holding: RelayedBuckets) -> None:
-        """All of it is there: earlier ones give way."""
-        if holding not in self._holdings:
+    def finish(self, buckets: RelayedBuckets) -> None:
+        """Records that all of it is there, and releases earlier ones."""
+        if buckets not in self._kept:
             return
-        links = [other for other in self._holdings if other.wanted.base is not None]
-        full = [other for other in self._holdings if other.wanted.base is None]
-        older = full[:-1] if holding in full else []
-        fetched = next((other for other in older if self._readers.active(other.wanted.policy)), None)
-        for other in [*links[:-_LINKS], *(other for other in older if other is not fetched)]:
+        deltas = [other for other in self._kept if other.bucket_set.base is not None]
+        full = [other for other in self._kept if other.bucket_set.base is None]
+        older = full[:-1] if buckets in full else []
+        fetched = next((other for other in older if self._readers.active(other.bucket_set.policy)), None)
+        for other in [*deltas[:-_DELTAS], *(other for other in older if other is not fetched)]:
             self.end(other)
-        asyncio.get_running_loop().call_later(_IDLE_S, self._end_if_idle, holding)
+        asyncio.get_running_loop().call_later(_IDLE_S, self._end_if_idle, buckets)
 
-    def end(self, holding: RelayedBuckets) -> None:
+    def end(self, buckets: RelayedBuckets) -> None:
         """Releases it: it could not be received, or is of no use any more."""
-        if holding in self._holdings:
-            self._holdings.remove(holding)
-        holding.drop()
+        if buckets in self._kept:
+            self._kept.remove(buckets)
+        buckets.drop()
 
     def close(self) -> None:
         """Releases everything."""
-        for holding in list(self._holdings):
-            self.end(holding)
+        for buckets in list(self._kept):
+            self.end(buckets)
 
-    def holding(self, policy: PolicyVersion, base: PolicyVersion | None) -> RelayedBuckets:
-        """What was asked for.
+    def find(self, policy: PolicyVersion, base: PolicyVersion | None) -> RelayedBuckets:
+        """The buckets of a version or delta.
 
         Raises:
             WeightsError: it is not held.
         """
-        for holding in self._holdings:
-            if (holding.wanted.policy, holding.wanted.base) == (policy, base):
-                return holding
+        for buckets in self._kept:
+            if (buckets.bucket_set.policy, buckets.bucket_set.base) == (policy, base):
+                return buckets
         raise WeightsError(f"version {policy} is not held here", hint="fetch it from the learner")
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -166,16 +171,16 @@ class Relay:
     async def _fetch_bucket(self, request: weights_pb2.FetchBucketRequest, _context: Any) -> AsyncIterator[bytes]:
         policy = PolicyVersion.from_proto(request.policy)
         base = PolicyVersion.from_proto(request.base) if request.HasField("base") else None
-        holding = self.holding(policy, base)
+        buckets = self.find(policy, base)
         with nullcontext() if base else self._readers.reading(policy):
-            async for chunk in holding.chunks(request.bucket, request.offset):
+            async for chunk in buckets.chunks(request.bucket, request.offset):
                 yield chunk
 
-    def _end_if_idle(self, holding: RelayedBuckets) -> None:
-        if holding not in self._holdings:
+    def _end_if_idle(self, buckets: RelayedBuckets) -> None:
+        if buckets not in self._kept:
             return
-        if holding.asked_for:
-            holding.asked_for = False
-            asyncio.get_running_loop().call_later(_IDLE_S, self._end_if_idle, holding)
+        if buckets.requested:
+            buckets.requested = False
+            asyncio.get_running_loop().call_later(_IDLE_S, self._end_if_idle, buckets)
         else:
-            self.end(holding)
+            self.end(buckets)

@@ -1,4 +1,4 @@
-"""What is in an engine, compared with what was announced: digests computed again from the engine's own tensors."""
+"""Compares an engine's weights with the announced ones: digests computed again from the engine's own tensors."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rollmesh.protos import weights_pb2
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """The outcome.
+    """The outcome of a comparison.
 
     Attributes:
-        digest: manifest digest of what was found; empty where it cannot be told.
+        digest: manifest digest of the engine's tensors; empty where it cannot be computed.
         not_comparable: why it cannot; empty where it can.
         differing: names of tensors whose bytes are not those announced, in the manifest's order.
     """
@@ -36,7 +36,7 @@ def inspect(manifest: weights_pb2.Manifest, tensors: Mapping[str, torch.Tensor] 
     """
     if tensors is None:
         return Inspection("", "the engine keeps the weights in a form of its own: log-probs tell", [])
-    found: list[weights_pb2.TensorEntry] = []
+    entries: list[weights_pb2.TensorEntry] = []
     differing = []
     digests: dict[str, str] = {}
     for entry in manifest.tensors:
@@ -44,8 +44,8 @@ def inspect(manifest: weights_pb2.Manifest, tensors: Mapping[str, torch.Tensor] 
         if tensor is None:
             return Inspection("", f"the engine has no tensor {entry.name}", [])
         wire = dtype_of(entry.dtype)
-        if not _holds(tensor.dtype, wire):
-            # What a narrower dtype has rounded away cannot be brought back.
+        if not _is_lossless(tensor.dtype, wire):
+            # Digits that a narrower dtype has rounded away cannot be brought back.
             return Inspection("", f"the engine holds {entry.name} as {tensor.dtype}, it travelled as {wire}", [])
         digest = digest_of(bytes_of(to_wire(tensor, wire)))
         digests[entry.name] = digest
@@ -55,17 +55,17 @@ def inspect(manifest: weights_pb2.Manifest, tensors: Mapping[str, torch.Tensor] 
         if not entry.tied_to:
             copy.digest = digest
         elif digest != announced:
-            # A tie that is none: the manifest has no digest of its own for it.
+            # The engine does not tie it: the manifest has no digest of its own for it.
             copy.tied_to = ""
             copy.digest = digest
-        found.append(copy)
+        entries.append(copy)
         if digest != announced:
             differing.append(entry.name)
-    return Inspection(manifest_digest(found), "", differing)
+    return Inspection(manifest_digest(entries), "", differing)
 
 
-def _holds(dtype: torch.dtype, wire: torch.dtype) -> bool:
-    """Whether every value of `wire` comes back from `dtype` as it was."""
+def _is_lossless(dtype: torch.dtype, wire: torch.dtype) -> bool:
+    """True where every value of `wire` comes back from `dtype` as it was."""
     if dtype == wire or not (dtype.is_floating_point and wire.is_floating_point):
         return dtype == wire
     wide, narrow = torch.finfo(dtype), torch.finfo(wire)

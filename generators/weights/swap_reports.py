@@ -1,4 +1,4 @@
-"""What the learner is told of each version: that it is in service and how it came, or why it is not."""
+"""Reports to the learner of each version: that it is in service and how it came, or why it is not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TIMEOUT_S = 10.0
 
 
 def failure(member_id: str, policy: PolicyVersion, error: WeightsError, digest: str) -> weights_pb2.SwapReport:
-    """The version is not in service; `digest` is that of the weights that are."""
+    """The report of a version that is not in service; `digest` is that of the weights that are."""
     return weights_pb2.SwapReport(
         member_id=member_id, policy=policy.to_proto(), error=bounded(str(error), REPORT_CHARACTERS), digest=digest
     )
@@ -31,7 +31,7 @@ def failure(member_id: str, policy: PolicyVersion, error: WeightsError, digest: 
 def success(
     member_id: str, policy: PolicyVersion, received: VerifiedWeights, timings: SwapTimings, since_ns: int
 ) -> weights_pb2.SwapReport:
-    """The version is in service; its times count from `since_ns` (Unix)."""
+    """The report of a version in service; its times count from `since_ns` (Unix)."""
 
     def since_us(moment_ns: int) -> int:
         # Clocks of two hosts may differ; a negative time would be worse than none.
@@ -56,17 +56,17 @@ class SwapReporter:
     """Sends reports in the background; a learner that is gone does not get them.
 
     Args:
-        told: is called with each report, in the event loop.
+        on_report: is called with each report, in the event loop.
     """
 
-    def __init__(self, told: Callable[[weights_pb2.SwapReport], None] | None) -> None:
-        self._told = told
+    def __init__(self, on_report: Callable[[weights_pb2.SwapReport], None] | None) -> None:
+        self._on_report = on_report
         self._under_way: set[asyncio.Task[None]] = set()
 
     def send(self, connection: LearnerConnection, report: weights_pb2.SwapReport) -> None:
-        """Returns at once."""
-        if self._told is not None:
-            self._told(report)
+        """Sends a report; returns at once."""
+        if self._on_report is not None:
+            self._on_report(report)
         task = asyncio.create_task(_send(connection, report), name="report-swap")
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)

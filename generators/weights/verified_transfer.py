@@ -1,6 +1,6 @@
-"""Getting the bytes of a version, verified, whatever brings them.
+"""Verified transfers of a version, over any transport.
 
-Invariant: what `receive_verified` returns agrees with the announced digests; anything else ends in a WeightsError.
+Invariant: the bytes that `receive_verified` returns agree with the announced digests; all else ends in a WeightsError.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rollmesh.mesh.weights import Encoding
 
 # Verifying more than this would hold up the event loop for milliseconds.
 _VERIFY_INLINE_BYTES = 8 << 20
-# Larger buckets verified at once, each in a thread: where pages are touched for the first time, two are 1.4 times as
+# Larger buckets verified at once, each in a thread. Where pages are touched for the first time, two are 1.4 times as
 # fast as one, and decoding needs the cores as well.
 _VERIFIERS = 2
 
@@ -30,7 +30,7 @@ class VerifiedWeights:
         transport: on which they came.
         encoding: as which they came.
         nbytes: that were transferred.
-        source: address of whom they came from; empty for the learner.
+        source: address of the generator that sent them; empty for the learner.
         first_byte_ns, last_byte_ns: Unix time in nanoseconds: the first bucket there, the last one verified.
     """
 
@@ -50,13 +50,13 @@ async def receive_verified(
 
     Args:
         transport: brings the bytes.
-        transfer: what is wanted.
+        transfer: of one version or delta.
         verified: called with all buckets' memory and the index of each bucket that agrees with its digest, at once.
 
     Raises:
         WeightsError: a bucket did not come, or is damaged.
     """
-    wanted = transfer.wanted
+    bucket_set = transfer.bucket_set
     first_byte_ns = 0
     verifying: list[asyncio.Future[None]] = []
     damage: list[WeightsError] = []
@@ -68,18 +68,18 @@ async def receive_verified(
         if damage:
             # The rest is not needed.
             raise damage[0]
-        part = wanted.part(data, index)
+        part = bucket_set.part(data, index)
         if len(part) <= _VERIFY_INLINE_BYTES:
-            wanted.verify(index, part)
+            bucket_set.verify(index, part)
             if verified is not None:
                 verified(data, index)
         else:
-            verifying.append(asyncio.ensure_future(verify_aside(data, index)))
+            verifying.append(asyncio.ensure_future(verify_in_thread(data, index)))
 
-    async def verify_aside(data: memoryview, index: int) -> None:
+    async def verify_in_thread(data: memoryview, index: int) -> None:
         async with verifiers:
             try:
-                await asyncio.to_thread(wanted.verify, index, wanted.part(data, index))
+                await asyncio.to_thread(bucket_set.verify, index, bucket_set.part(data, index))
             except WeightsError as error:
                 damage.append(error)
                 return
@@ -92,10 +92,10 @@ async def receive_verified(
         if damage:
             raise damage[0]
     finally:
-        # A verification cannot be stopped; nobody waits for one whose result is of no use any more.
+        # A verification cannot be stopped; one whose result is of no use any more is not awaited.
         for task in verifying:
             task.cancel()
-    moved = sum(bucket.nbytes for bucket in wanted.buckets)
+    moved = sum(bucket.nbytes for bucket in bucket_set.buckets)
     return VerifiedWeights(
-        received.data, transport.name, wanted.encoding, moved, received.source, first_byte_ns, time.time_ns()
+        received.data, transport.name, bucket_set.encoding, moved, received.source, first_byte_ns, time.time_ns()
     )

@@ -1,8 +1,8 @@
-"""From per-token losses to the batch's loss.
+"""Aggregation of per-token losses to the batch's loss.
 
-Every mode divides by counts of the whole optimizer batch (all micro-batches, all ranks), so a micro-batch's result is
-its share: shares add up to the same loss whatever the split. With L_it the loss of token t of sequence i, |y_i| its
-trained tokens, N all trained tokens and G all sequences that have any:
+Every mode divides by counts of the whole optimizer batch (all micro-batches, all ranks). So a micro-batch's result is
+its share: shares add up to the same loss whatever the split. L_it is the loss of token t of sequence i, |y_i| its
+trained tokens. With N all trained tokens and G all sequences that have any:
 
 ==========================  =================================================================
 token_mean                  sum_it L_it / N                       (DAPO, arXiv:2503.14476, eq. 12)

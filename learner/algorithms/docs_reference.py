@@ -1,8 +1,8 @@
 """The reference of the algorithms as Markdown, made from registries, signatures and docstrings.
 
-Invariant: nothing is said here twice. A summary is a docstring's first paragraph, a formula stands in the paragraphs
-after it, the meaning of a setting under `Args:` or `Attributes:`, its default in the signature, and sources are the
-arXiv numbers that the docstring names. `docs/algorithms.md` holds the result between markers.
+Invariant: nothing is documented twice. A summary is a docstring's first paragraph; a formula stands in the paragraphs
+after it. A setting's meaning stands under `Args:` or `Attributes:`, its default in the signature. Sources are the arXiv
+numbers that the docstring names. `docs/algorithms.md` holds the result between markers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Documentation:
 
 
 def read_documentation(described: object) -> Documentation:
-    """Takes the docstring of a function or class apart; empty where there is none."""
+    """Parses the docstring of a function or class; empty without one."""
     text = inspect.getdoc(described) or ""
     parts = _SECTION.split(text)
     prose = parts[0].strip()
@@ -86,7 +86,7 @@ def sections() -> dict[str, str]:
 
 
 def fill(page: str, content: Mapping[str, str]) -> str:
-    """Replaces what stands between `<!-- generated: NAME -->` and `<!-- end of NAME -->`.
+    """Replaces the text between `<!-- generated: NAME -->` and `<!-- end of NAME -->`.
 
     Args:
         page: Markdown with markers.
@@ -182,7 +182,7 @@ def _keywords(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _settings() -> str:
-    """Every setting of the common dataflow; then what the others add or start from."""
+    """Every setting of the common dataflow; then additions and presets of the others."""
     head = ("setting", "type", "default", "meaning")
     base = dict(_fields(PolicyGradientSettings, ""))
     parts = [markdown_table(head, [(f"`{key}`", *row) for key, row in base.items()])]

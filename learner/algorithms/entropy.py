@@ -8,9 +8,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from rollmesh.learner.algorithms.settings import Settings, SettingsError
 
 
@@ -41,7 +38,7 @@ class EntropySettings(Settings):
 
     @property
     def active(self) -> bool:
-        """Whether the loss needs the entropy's gradient."""
+        """True where the loss needs the entropy's gradient."""
         return self.coefficient != 0 or self.target is not None
 
 
@@ -75,19 +72,3 @@ def applied_entropy_coefficient(coefficient: float, entropy: float, settings: En
         settings: the target.
     """
     return coefficient if settings.target is None or not entropy > settings.target else 0.0
-
-
-def entropy_from_logits(logits: Tensor) -> Tensor:
-    """Entropy of softmax(logits): logsumexp(z) - sum_v p_v z_v.
-
-    The plain form, for whole rows in memory; engines compute the same in chunks.
-
-    Args:
-        logits: float [R, V]; -inf forbids a token, and at least one is allowed in every row.
-
-    Returns:
-        float [R], nats, with gradient.
-    """
-    # A forbidden token has probability 0: 0 * -inf would be NaN.
-    finite = torch.where(torch.isneginf(logits), 0.0, logits)
-    return torch.logsumexp(logits, -1) - (torch.softmax(logits, -1) * finite).sum(-1)

@@ -1,8 +1,8 @@
-"""Which groups, sequences and tokens are not trained although they were scored.
+"""Filters: groups, sequences and tokens that are not trained although they were scored.
 
-Groups are judged one by one before training (`filter_group`): a dropped one is counted under its reason, and another
-takes its place, so that batches stay full (DAPO's dynamic sampling, arXiv:2503.14476, sec. 3.2). Sequences and whole
-groups of a batch that is full already are masked (`truncated_keep`, `advantage_keep`).
+Groups are judged one by one before training (`filter_group`). A dropped one is counted under its reason, and another
+takes its place. So batches stay full (DAPO's dynamic sampling, arXiv:2503.14476, sec. 3.2). Sequences and whole groups
+of a batch that is full already are masked (`truncated_keep`, `advantage_keep`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rollmesh.learner.algorithms.types import Group, Rollouts
 
 @dataclass(frozen=True)
 class FilterSettings(Settings):
-    """What is not trained.
+    """Settings of the filters.
 
     Attributes:
         zero_variance: drop groups whose members all have the same metric: they have no advantage.
@@ -63,7 +63,7 @@ def filter_group(group: Group, settings: FilterSettings) -> str | None:
 
     Args:
         group: rewards, components and lengths of its members.
-        settings: what is dropped.
+        settings: of the filters.
 
     Returns:
         `zero_variance`, `accuracy_low`, `accuracy_high`, `response_too_short`, `response_too_long`,

@@ -1,7 +1,7 @@
 """User code by import path: `package.module:attribute` or `path/to/file.py:attribute`.
 
-The rules are those of `mesh.user_code`, which algorithms may not import: modules are also looked for in the working
-directory, files may import their neighbours, a file is run once per process (also where both have loaded it).
+The rules are those of `mesh.user_code`, which algorithms may not import. Modules are also looked for in the working
+directory, and files may import their neighbours. A file is run once per process, also where both have loaded it.
 """
 
 from __future__ import annotations

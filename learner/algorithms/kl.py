@@ -1,6 +1,6 @@
 """Estimators of the KL divergence to a reference policy, as a penalty in the reward or a term of the loss.
 
-With x = log pi(a) - log pi_ref(a) of the sampled token a ~ pi (J. Schulman, "Approximating KL divergence", 2020):
+With `x = log pi(a) - log pi_ref(a)` of the sampled token `a ~ pi` (J. Schulman, "Approximating KL divergence", 2020):
 
 ====== ============= =============== =====================================================================
 name   aliases       value           as an estimate of KL(pi || pi_ref)
@@ -11,12 +11,12 @@ k3     low_var_kl    e^-x - 1 + x    unbiased, low variance, never negative
 abs                  abs(x)          biased; the scale of x
 ====== ============= =============== =====================================================================
 
-A `+` behind a name (`k3+`) keeps the value and takes the gradient of k2: straight-through. The gradient of k2 under
+A `+` after a name (`k3+`) keeps the value and takes the gradient of k2: straight-through. The gradient of k2 under
 samples of pi is the gradient of the KL divergence; those of k1 and k3 are not.
 
-Everything is finite: log-ratios are cut at `numerics.MIN_LOG_PROB` and its negative (-inf counts as it), and k3, which
-grows exponentially, has its log-ratio cut at +-20 and its value at 10. Where a cut is active the gradient is 0; that of
-a `+` knows only the first cut.
+Everything is finite. Log-ratios are cut at `numerics.MIN_LOG_PROB` and its negative (-inf counts as it). The value of
+k3 grows exponentially: its log-ratio is cut at +-20 and its value at 10. Where a cut is active the gradient is 0; that
+of a `+` knows only the first cut.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ class KLSettings(Settings):
     """The penalty for leaving the reference policy.
 
     Attributes:
-        where: `reward` subtracts it from the reward of every token (PPO, RLOO, REINFORCE++), `loss` adds it to the
-            loss (GRPO); `none`: no reference policy is needed.
-        estimator: k1, k2, k3 or abs, also with `+`; None: k1 in the reward, where only the value counts and k1 has no
+        where: `reward` subtracts it from the reward of every token (PPO, RLOO, REINFORCE++), `loss` adds it to the loss
+            (GRPO). `none`: no reference policy is needed.
+        estimator: k1, k2, k3 or abs, also with `+`. None: k1 in the reward, where only the value counts and k1 has no
             bias, and k3 in the loss (DeepSeekMath, arXiv:2402.03300, eq. 4).
         coefficient: weight of the penalty (at start, with `target`).
         target: KL per token to which the coefficient adapts; None: it stays.
         horizon: trajectories over which the adaptive coefficient reacts.
         unbiased: in the loss, weigh each token's estimate by the ratio of the policy to the one that sampled it, with
-            its gradient: then value and gradient of k1 and k3 are unbiased, however stale the token is (DeepSeek-V3.2,
+            its gradient. Then value and gradient of k1 and k3 are unbiased, however stale the token is (DeepSeek-V3.2,
             arXiv:2512.02556, sec. 3.1).
     """
 
@@ -147,8 +147,9 @@ def kl_estimate(
 def sampling_ratio(log_probs: Tensor, behaviour_log_probs: Tensor) -> Tensor:
     """pi / pi_behaviour of the sampled tokens, [R], with the gradient of pi: `KLSettings.unbiased`.
 
-    Under samples of the behaviour policy, the mean of this ratio times any f(pi) is the mean of f under pi itself, and
-    so is its gradient. A behaviour log-prob that is not finite was not recorded: the token counts as sampled by pi.
+    Under samples of the behaviour policy, the mean of this ratio times any f(pi) is the mean of f under pi itself. The
+    same holds for its gradient. A behaviour log-prob that is not finite was not recorded: the token counts as sampled
+    by pi.
 
     Args:
         log_probs: float [R], current policy.

@@ -1,4 +1,4 @@
-"""From the name and settings in a configuration to an algorithm."""
+"""Builds an algorithm from the name and settings in a configuration."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rollmesh.learner.algorithms import presets  # noqa: F401 - entering the registries
-from rollmesh.learner.algorithms.base import Algorithm
+from rollmesh.learner.algorithms.interface import Algorithm
 from rollmesh.learner.algorithms.registry import ALGORITHMS
 from rollmesh.learner.algorithms.settings import Settings, SettingsError, merge, parse
 from rollmesh.learner.algorithms.types import UpdatePlan
@@ -46,6 +46,6 @@ def read_settings(name: str, params: Mapping[str, Any]) -> tuple[type[Algorithm]
     algorithm_type = ALGORITHMS.get(name, "algorithm.name").target
     if not (isinstance(algorithm_type, type) and issubclass(algorithm_type, Algorithm)):
         raise SettingsError(
-            "algorithm.name", f"{name!r} is not a subclass of rollmesh.learner.algorithms.base.Algorithm"
+            "algorithm.name", f"{name!r} is not a subclass of rollmesh.learner.algorithms.interface.Algorithm"
         )
     return algorithm_type, parse(algorithm_type.settings_type, merge(algorithm_type.defaults, params))

@@ -1,8 +1,8 @@
-"""Metrics that add up: sums, maxima and histograms that micro-batches and ranks combine into exact figures.
+"""Metrics that add up: sums, maxima and histograms that micro-batches and ranks combine exactly.
 
-A micro-batch contributes sums over its tokens, never means: means of unequal parts do not add up. Whoever has seen
-all parts divides once. Everything is detached and stays on the device until `summarize`. The tokens seen are those
-that were computed: where sequences without advantage are left out, figures are over the others.
+A micro-batch contributes sums over its tokens, never means: means of unequal parts do not add up. `summarize` sees all
+parts and divides once. Everything is detached and stays on the device until `summarize`. The tokens seen are those that
+were computed: where sequences without advantage are left out, metrics are over the others.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Metrics:
         )
 
     def scaled(self, factor: float) -> Metrics:
-        """The same, counted `factor` times: 1, or 0 for tokens that only fill a micro-batch up."""
+        """These metrics counted `factor` times: 1, or 0 for tokens that only fill a micro-batch up."""
         if factor == 1.0:
             return self
         return Metrics(
@@ -57,7 +57,7 @@ class Metrics:
 
 
 def distribution(name: str, values: Tensor) -> dict[str, float]:
-    """Mean, standard deviation, extremes and quartiles of values [N], as figures `name/mean` ...; none for none."""
+    """Mean, standard deviation, extremes and quartiles of values [N], named `name/mean` ...; none without values."""
     if not values.numel():
         return {}
     data = values.detach().double().flatten()
@@ -88,7 +88,7 @@ def summarize(
     reduce_sum: Callable[[Tensor], Tensor] | None = None,
     reduce_max: Callable[[Tensor], Tensor] | None = None,
 ) -> dict[str, float]:
-    """Combines micro-batches (and ranks) into figures.
+    """Combines micro-batches (and ranks) into metrics.
 
     Args:
         parts: contributions with the same names; every rank has at least one.
@@ -109,17 +109,17 @@ def summarize(
     # One reading for all: the host waits for the device with each.
     seen, *values = torch.cat(vectors).tolist()
     tokens = max(int(seen), 1)
-    figures = {name: value / tokens for name, value in zip(first.sums, values, strict=False)}
+    metrics = {name: value / tokens for name, value in zip(first.sums, values, strict=False)}
     at = len(first.sums)
     for name in first.weights:
         total, squares = values[at : at + 2]
-        figures[f"{name}/mean"] = total / tokens
-        figures[f"{name}/ess"] = total * total / (squares * tokens) if squares > 0 else 0.0
+        metrics[f"{name}/mean"] = total / tokens
+        metrics[f"{name}/ess"] = total * total / (squares * tokens) if squares > 0 else 0.0
         at += 2
     for name in first.log_ratios:
-        figures |= {f"{name}/{q}": value for q, value in _quantiles(values[at : at + _BINS]).items()}
+        metrics |= {f"{name}/{q}": value for q, value in _quantiles(values[at : at + _BINS]).items()}
         at += _BINS
-    return figures | dict(zip(first.maxima, values[at:], strict=True))
+    return metrics | dict(zip(first.maxima, values[at:], strict=True))
 
 
 def _reduced(vectors: Sequence[Tensor], device: torch.device, reduce: Callable[[Tensor], Tensor] | None) -> Tensor:

@@ -1,10 +1,10 @@
-"""Settings that can have no effect in the run at hand: decided from settings and plan alone, said at start.
+"""Notices of settings that can have no effect in a run, from settings and plan alone; shown at start.
 
 The ratio of a loss compares the current policy with the one that anchors it. Where the anchor is the current policy
-itself, the ratio is 1 and everything that bounds it is idle: with one optimizer step per batch and a proximal policy,
-which is then the policy before that very step. What corrects for staleness there is the importance weight alone.
+itself, the ratio is 1 and everything that bounds it is idle. So it is with one optimizer step per batch and a proximal
+policy, which is then the policy before that very step. The importance weight alone corrects for staleness there.
 
-Invariant: a setting that is named here changes no gradient of the run; `python -m benchmarks.clips` shows it.
+Invariant: a setting that is named here changes no gradient of the run; `python -m benchmarks.learner.clips` shows it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rollmesh.learner.algorithms.types import UpdatePlan
 
 
 def ratio_is_one(correction: CorrectionSettings, plan: UpdatePlan) -> bool:
-    """Whether the policy that anchors the losses is the one that is being optimized, in every optimizer step."""
+    """True where the policy that anchors the losses is the one that is being optimized, in every optimizer step."""
     return plan.updates == 1 and correction.mode != "behaviour" and correction.proximal == "recompute"
 
 
@@ -38,7 +38,7 @@ def idle_loss_settings(on_ratio: Sequence[str], settings: Mapping[str, Any]) -> 
 
 
 def idle_value_clip(clip: float | None, plan: UpdatePlan) -> str:
-    """A sentence for a critic's clip that bounds no distance; empty where it does, or there is none."""
+    """A sentence for a critic's clip that bounds no distance; empty where it bounds one, and without a clip."""
     if clip is None or plan.updates > 1:
         return ""
     return (

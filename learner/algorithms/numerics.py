@@ -1,4 +1,4 @@
-"""What keeps formulas finite: bounds on log-ratios and log-probs.
+"""Bounds on log-ratios and log-probs, which keep formulas finite.
 
 A sampled token can have probability 0 under another policy (log-prob -inf), and log-ratios of long drifts overflow
 exp(). Bounded values have the gradient 0, as if the token were clipped.

@@ -1,4 +1,4 @@
-"""Rewards of length: what is added to a response's reward, or takes its place, because of how long it is.
+"""Rewards of length: added to a response's reward, or in its place.
 
 Every function is pure and takes one entry per response [S].
 """
@@ -16,8 +16,8 @@ from rollmesh.learner.algorithms.ragged import segment_max, segment_min
 def soft_overlong(lengths: Tensor, *, max_response_tokens: int, buffer_tokens: int, factor: float = 1.0) -> Tensor:
     """Penalty that grows linearly over the last tokens of the budget.
 
-    0 up to L - c, factor * ((L - c) - |y|) / c up to L, -factor beyond, with the budget L and the buffer c
-    (DAPO, arXiv:2503.14476, eq. 13).
+    With the budget L and the buffer c: 0 up to `L - c`, `factor * ((L - c) - |y|) / c` up to L, `-factor` beyond (DAPO,
+    arXiv:2503.14476, eq. 13).
 
     Args:
         lengths: int64 [S], response tokens.
@@ -37,8 +37,8 @@ def soft_overlong(lengths: Tensor, *, max_response_tokens: int, buffer_tokens: i
 def shortest_correct(rewards: Tensor, lengths: Tensor, group_ids: Tensor, *, correct_above: float = 0.5) -> Tensor:
     """Length reward within a group: short correct responses gain, long ones lose, wrong ones never gain.
 
-    lambda = 0.5 - (|y| - min) / (max - min) over the lengths of the group; lambda for a correct response,
-    min(0, lambda) for a wrong one, 0 where all are equally long (Kimi k1.5, arXiv:2501.12599, sec. 2.3.3).
+    `lambda = 0.5 - (|y| - min) / (max - min)` over the lengths of the group. A correct response gets lambda, a wrong
+    one `min(0, lambda)`; 0 where all are equally long (Kimi k1.5, arXiv:2501.12599, sec. 2.3.3).
 
     Args:
         rewards: float [S].
@@ -72,7 +72,7 @@ def cosine(
     """Reward by correctness and length: correct ones should be short, wrong ones may think longer.
 
     From the first number at length 0 to the second at the whole budget L, along half a cosine:
-    last + (first - last) * (1 + cos(pi * |y| / L)) / 2 (Yeo et al., arXiv:2502.03373, sec. 4.2).
+    `last + (first - last) * (1 + cos(pi * |y| / L)) / 2` (Yeo et al., arXiv:2502.03373, sec. 4.2).
 
     Args:
         rewards: float [S], which only say what is correct.

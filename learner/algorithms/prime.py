@@ -1,7 +1,7 @@
 """PRIME: process rewards from an implicit reward model (arXiv:2502.01456).
 
-A language model phi, trained as a classifier of outcomes through its log-ratio to a reference, has learned a reward of
-every token beside it (arXiv:2412.01981): r_phi(y_t) = beta * log(phi(y_t) / ref(y_t)). The estimator that uses these
+A language model phi is trained as a classifier of outcomes, through its log-ratio to a reference. So it also learns a
+reward of every token (arXiv:2412.01981): r_phi(y_t) = beta * log(phi(y_t) / ref(y_t)). The estimator that uses these
 rewards is `learner.algorithms.advantages.process`.
 """
 
@@ -55,8 +55,8 @@ def prm_loss(
 ) -> LossOutput:
     """Cross-entropy of the outcome under the implicit reward model (arXiv:2502.01456): a micro-batch's share.
 
-    -(z log sigma(x_i) + (1 - z) log(1 - sigma(x_i))), averaged over the sequences of the optimizer batch, with
-    x_i = sum_t r_phi(y_it) and z = 1 for a response whose reward is over 0.5.
+    `-(z log sigma(x_i) + (1 - z) log(1 - sigma(x_i)))`, averaged over the sequences of the optimizer batch, with
+    `x_i = sum_t r_phi(y_it)` and z = 1 for a response whose reward is over 0.5.
 
     Args:
         log_probs: float [R], of the reward model, with gradient.

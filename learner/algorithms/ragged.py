@@ -51,15 +51,6 @@ def segment_min(values: Tensor, segments: Tensor, count: int) -> Tensor:
     return -segment_max(-values, segments, count)
 
 
-def segment_std(values: Tensor, segments: Tensor, count: int, *, correction: int = 1) -> Tensor:
-    """Standard deviations per segment [count], in two passes; 0 where a segment has `correction` elements or fewer."""
-    sizes = segment_count(segments, count)
-    centred = values - segment_mean(values, segments, count)[segments]
-    squares = segment_sum(centred.square(), segments, count)
-    freedom = (sizes - correction).clamp_min(1).to(values.dtype)
-    return torch.where(sizes > correction, (squares / freedom).sqrt(), 0.0)
-
-
 def expand(values: Tensor, lengths: Tensor, total: int | None = None) -> Tensor:
     """One value per sequence [S] at each of its tokens, [R]; with gradient where they have one.
 
@@ -113,11 +104,11 @@ def shift_left(values: Tensor, lengths: Tensor, fill: Tensor | float = 0.0) -> T
 
 
 def reverse_scan(inputs: Tensor, decays: Tensor | float, lengths: Tensor, last: Tensor | None = None) -> Tensor:
-    """Solves x_t = inputs_t + decays_t * x_{t+1} backwards in time, with x behind the last token given by `last`.
+    """Solves x_t = inputs_t + decays_t * x_{t+1} backwards in time, with x after the last token given by `last`.
 
-    All sequences are one long recurrence whose decay is 0 behind each of them. It is cut into blocks of equal size,
-    whatever the lengths: all blocks are solved side by side for an unknown x behind them, the same recurrence over
-    blocks gives those, and a second pass fills them in. Nothing is padded to the longest sequence, and a token's
+    All sequences are one long recurrence whose decay is 0 after each of them. It is cut into blocks of equal size,
+    whatever the lengths. All blocks are solved at once for an unknown x after them. The same recurrence over blocks
+    gives these unknowns, and a second pass fills them in. Nothing is padded to the longest sequence, and a token's
     arithmetic is that of the plain loop.
 
     Args:
@@ -150,22 +141,22 @@ def running_sums(values: Tensor, lengths: Tensor) -> Tensor:
 
 
 def _solve(inputs: Tensor, decays: Tensor) -> Tensor:
-    """x_t = inputs_t + decays_t * x_{t+1} over one sequence [N], with 0 behind it."""
+    """x_t = inputs_t + decays_t * x_{t+1} over one sequence [N], with 0 after it."""
     size = inputs.numel()
     steps = min(_BLOCK, math.isqrt(max(size - 1, 0)) + 1)
     blocks = -(-size // steps)
     summands, factors = _by_step(inputs, steps, blocks), _by_step(decays, steps, blocks)
     bound = torch.finfo(inputs.dtype).max
-    behind = inputs.new_zeros(blocks)
+    following = inputs.new_zeros(blocks)
     if blocks > 1:
-        heads = behind.clone()
+        heads = following.clone()
         for summand, factor in zip(reversed(summands.unbind()), reversed(factors.unbind()), strict=True):
             torch.addcmul(summand, factor, heads, out=heads).clamp_(-bound, bound)
         # Where a factor is 0 the product is, even if others overflow: that is the NaN of inf * 0.
         products = factors.prod(0).nan_to_num_(nan=0.0)
-        behind[:-1] = _solve(heads, products)[1:]
+        following[:-1] = _solve(heads, products)[1:]
     for summand, factor in zip(reversed(summands.unbind()), reversed(factors.unbind()), strict=True):
-        behind = summand.addcmul_(factor, behind).clamp_(-bound, bound)
+        following = summand.addcmul_(factor, following).clamp_(-bound, bound)
     return summands.t().reshape(-1)[:size]
 
 

@@ -1,4 +1,4 @@
-"""Registries: what can be named in a configuration.
+"""Registries of everything that can be named in a configuration.
 
 Three kinds of things have names: advantage estimators, policy losses and algorithms. The keyword-only arguments of an
 estimator or a loss are its settings, so one decorated function is a complete extension::
@@ -7,7 +7,7 @@ estimator or a loss are its settings, so one decorated function is a complete ex
     def mine(log_probs, anchor_log_probs, tokens, *, sharpness: float = 2.0): ...
 
 Instead of a registered name, `package.module:attribute` or `path/to/file.py:attribute` names something of the user's.
-What a function needs or promises beyond its signature is said to the decorator and found again by import path too.
+Needs and promises of a function beyond its signature are arguments of the decorator; they hold for import paths too.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from torch import Tensor
 
-from rollmesh.learner.algorithms.base import Algorithm
 from rollmesh.learner.algorithms.imports import import_attribute
+from rollmesh.learner.algorithms.interface import Algorithm
 from rollmesh.learner.algorithms.metrics import Metrics
 from rollmesh.learner.algorithms.settings import Component, SettingsError, convert
 from rollmesh.learner.algorithms.types import Estimate, Rollouts, StepView, TokenBatch
@@ -60,7 +60,7 @@ Selection = Callable[[StepView], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class AdvantageTraits:
-    """What an estimator needs.
+    """Needs and promises of an estimator.
 
     Attributes:
         needs: fields of `Rollouts`.
@@ -76,7 +76,7 @@ class AdvantageTraits:
 
 @dataclass(frozen=True, slots=True)
 class LossTraits:
-    """What a policy loss promises and needs.
+    """Promises and needs of a policy loss.
 
     Attributes:
         silent_without_advantage: loss and gradient of a token are 0 where its advantage is 0, for whole sequences.
@@ -92,8 +92,8 @@ class LossTraits:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry(Generic[T]):
-    """A registered thing and what is known of it."""
+class RegistryEntry(Generic[T]):
+    """A registered thing and its traits."""
 
     name: str
     target: T
@@ -111,7 +111,7 @@ class Registry(Generic[T]):
     def __init__(self, kind: str, traits: Any = None) -> None:
         self._kind = kind
         self._traits = traits
-        self._entries: dict[str, Entry[T]] = {}
+        self._entries: dict[str, RegistryEntry[T]] = {}
 
     def register(self, name: str, traits: Any = None) -> Callable[[T], T]:
         """Decorator that enters its object under `name`.
@@ -123,7 +123,7 @@ class Registry(Generic[T]):
         def enter(target: T) -> T:
             if name in self._entries:
                 raise ValueError(f"{self._kind} {name!r} is registered already")
-            self._entries[name] = Entry(name, target, self._traits if traits is None else traits)
+            self._entries[name] = RegistryEntry(name, target, self._traits if traits is None else traits)
             return target
 
         return enter
@@ -133,11 +133,11 @@ class Registry(Generic[T]):
         """Registered names, sorted."""
         return sorted(self._entries)
 
-    def get(self, name: str, path: str) -> Entry[T]:
+    def get(self, name: str, path: str) -> RegistryEntry[T]:
         """Finds by registered name or import path.
 
         Args:
-            name: what the configuration says.
+            name: from the configuration.
             path: the setting that says it, for errors.
 
         Raises:
@@ -148,7 +148,7 @@ class Registry(Generic[T]):
         if ":" in name:
             target = typing.cast(T, import_attribute(name, path))
             known = (entry for entry in self._entries.values() if entry.target is target)
-            return next(known, Entry(name, target, self._traits))
+            return next(known, RegistryEntry(name, target, self._traits))
         near = difflib.get_close_matches(name, self._entries, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "or give module:attribute or file.py:attribute"
         raise SettingsError(path, f"unknown {self._kind} {name!r}; known: {', '.join(self.names)}", hint=hint)
@@ -224,13 +224,13 @@ def keyword_settings(function: Callable[..., Any], params: Mapping[str, Any]) ->
 
 
 def build_advantage(component: Component, path: str = "advantage") -> tuple[AdvantageFunction, AdvantageTraits]:
-    """The estimator of a component, with its settings bound, and what it needs."""
+    """The estimator of a component, with its settings bound, and its needs."""
     entry = ADVANTAGES.get(component.name, path)
     return bind(entry.target, component.params, path), entry.traits
 
 
 def build_policy_loss(component: Component, path: str = "loss") -> tuple[PolicyLoss, Selection | None, LossTraits]:
-    """The policy loss of a component with its settings bound, its selection likewise, and what is known of it."""
+    """The policy loss of a component with its settings bound, its selection likewise, and its traits."""
     entry = POLICY_LOSSES.get(component.name, path)
     traits: LossTraits = entry.traits
     select = None

@@ -1,6 +1,6 @@
 """Settings of algorithms: frozen dataclasses filled from a mapping, strict about names and types.
 
-Values from a configuration file are plain YAML; `parse` checks them against the fields' annotations, recurses into
+Values from a configuration file are plain YAML. `parse` checks them against the fields' annotations, recurses into
 nested settings, and reports an unknown key with the nearest name.
 """
 
@@ -20,7 +20,7 @@ class SettingsError(ValueError):
 
     Args:
         field: dotted path of the offending setting.
-        message: what is wrong with it.
+        message: the mistake.
         hint: what to do.
     """
 

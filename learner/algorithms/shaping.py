@@ -1,4 +1,4 @@
-"""From the rewards as scored to those that are trained on: length, scale, clip, normalization, in this order.
+"""Reward shaping: length, scale, clip, normalization, in this order.
 
 shaped = normalize(clip((reward + penalties + bias) * scale)). Invariants: nothing is changed in place, no gradient,
 the same numbers on every rank; with the default settings rewards come out as they went in.
@@ -24,7 +24,7 @@ class RewardSettings(Settings):
     """Reward shaping.
 
     Attributes:
-        overlong_buffer_tokens: DAPO's soft overlong penalty over the last so many tokens of the response budget;
+        overlong_buffer_tokens: DAPO's soft overlong penalty over this many last tokens of the response budget;
             0: none.
         overlong_factor: its size at the whole budget.
         length_reward: `shortest_correct` adds Kimi k1.5's length reward; `cosine` replaces the reward by one that
@@ -35,7 +35,7 @@ class RewardSettings(Settings):
         bias: added to the reward.
         scale: factor of the reward, after the bias.
         clip: rewards are cut to +-clip; None: not.
-        normalize: `batch`: by mean and standard deviation of this batch; `running`: of all batches of the run so far,
+        normalize: `batch`: by mean and standard deviation of this batch. `running`: of all batches of the run so far,
             this one included, for critics, whose targets should keep their scale. Group-relative estimators
             normalize by themselves.
     """
@@ -62,7 +62,7 @@ class RewardSettings(Settings):
 
     @property
     def keeps_equal(self) -> bool:
-        """Whether equal rewards are equal afterwards: nothing depends on a response's length or its end."""
+        """True where equal rewards are equal afterwards: nothing depends on a response's length or its end."""
         return not (self.overlong_buffer_tokens or self.truncation_penalty) and self.length_reward == "none"
 
 
@@ -86,7 +86,7 @@ class RunningMoments:
         return math.sqrt(self.m2 / self.count) if self.count > 1 else 0.0
 
     def updated(self, values: Tensor) -> RunningMoments:
-        """With the values [N] added."""
+        """The moments with the values [N] added."""
         count = values.numel()
         if not count:
             return self
@@ -106,7 +106,7 @@ class RunningMoments:
         return (values - self.mean) / (self.std if varies else 1.0)
 
     def to_wire(self) -> dict[str, float]:
-        """As JSON."""
+        """The moments as JSON."""
         return {"count": self.count, "mean": self.mean, "m2": self.m2}
 
     @classmethod
@@ -122,39 +122,39 @@ def shape_rewards(
 
     Args:
         rollouts: rewards, lengths, groups and truncation; not changed.
-        settings: what is done.
+        settings: of the shaping.
         moments: of all earlier batches, for `normalize: running`.
         max_response_tokens: the response budget, for penalties of length.
 
     Returns:
-        rewards float [S], in the dtype they had; the moments with this batch (unchanged unless `running`); figures:
-        distributions `reward/raw`, of every penalty in use, and `reward/shaped` where anything is done, and
-        `reward/clipped`, the share of rewards that were cut.
+        Rewards float [S], in the dtype they had; the moments with this batch (unchanged unless `running`); metrics.
+        The metrics are distributions: `reward/raw`, one of every penalty in use, and `reward/shaped` where anything is
+        done. Also `reward/clipped`, the share of rewards that were cut.
     """
     raw = rollouts.rewards.detach()
-    figures = distribution("reward/raw", raw)
+    metrics = distribution("reward/raw", raw)
     if settings == RewardSettings():
-        return raw.clone(), moments, figures
+        return raw.clone(), moments, metrics
     rewards = raw
     for name, term in _length_terms(rollouts, settings, max_response_tokens).items():
-        figures |= distribution(f"reward/{name}", term)
+        metrics |= distribution(f"reward/{name}", term)
         rewards = rewards + term.to(raw.dtype)
     rewards = (rewards + settings.bias) * settings.scale
     if settings.clip is not None:
         cut = rewards.abs() > settings.clip
-        figures["reward/clipped"] = float(cut.double().mean()) if cut.numel() else 0.0
+        metrics["reward/clipped"] = float(cut.double().mean()) if cut.numel() else 0.0
         rewards = rewards.clamp(-settings.clip, settings.clip)
     if settings.normalize == "running":
         moments = moments.updated(rewards)
         rewards = moments.normalized(rewards)
-        figures |= {"reward/running_mean": moments.mean, "reward/running_std": moments.std}
+        metrics |= {"reward/running_mean": moments.mean, "reward/running_std": moments.std}
     elif settings.normalize == "batch":
         rewards = RunningMoments().updated(rewards).normalized(rewards)
-    return rewards, moments, figures | distribution("reward/shaped", rewards)
+    return rewards, moments, metrics | distribution("reward/shaped", rewards)
 
 
 def _length_terms(rollouts: Rollouts, settings: RewardSettings, max_response_tokens: int) -> dict[str, Tensor]:
-    """What is added to the rewards, by name, each [S]."""
+    """Terms that are added to the rewards, by name, each [S]."""
     rewards, lengths = rollouts.rewards.detach(), rollouts.lengths
     terms: dict[str, Tensor] = {}
     if settings.length_reward == "cosine":

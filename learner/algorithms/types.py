@@ -1,4 +1,4 @@
-"""What an algorithm sees of the data: complete groups, a whole batch, the trained tokens of a micro-batch.
+"""The data that algorithms see: complete groups, a whole batch, the trained tokens of a micro-batch.
 
 Layout. Nothing is padded: tokens of all sequences stand side by side. R = trained tokens (response tokens whose mask
 is 1, sequence after sequence), S = sequences, G = groups, n = members of a group. A tensor [R] has one value per
@@ -20,7 +20,7 @@ from rollmesh.learner.algorithms.metrics import Metrics
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """All members of one prompt, in the order of their member index: what filters look at.
+    """All members of one prompt, in the order of their member index: the input of filters.
 
     Attributes:
         rewards: float32 [n]; meaningful where `scored`.
@@ -120,7 +120,7 @@ class Rollouts:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What an estimator gives whose advantages differ between the tokens of a sequence.
+    """The result of an estimator whose advantages differ between the tokens of a sequence.
 
     Attributes:
         advantages: float [R].
@@ -133,7 +133,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class ModelOutput:
-    """What a role's model says of the trained tokens; which fields are there depends on the role and on the request.
+    """The output of a role's model for the trained tokens; its fields depend on the role and the request.
 
     Attributes:
         log_probs: float32 [R], of the tokens (language models).
@@ -160,7 +160,7 @@ class ModelOutput:
 
 @dataclass(slots=True)
 class TokenBatch:
-    """The trained tokens of one micro-batch: what a loss sees beside the model's output.
+    """The trained tokens of one micro-batch: a loss's input in addition to the model's output.
 
     Attributes:
         sequence_ids: int64 [R], the sequence (0 .. S-1) of every token, non-decreasing.
@@ -174,7 +174,7 @@ class TokenBatch:
         importance_weights: float [R], computed by the batch stage; None where it did not.
         old_values: float [R], the critic's estimates before this batch; None without a critic.
         returns: float [R], targets of the critic; None without one.
-        selected: float or bool [R], what the loss's selection gave for this optimizer step; None without one.
+        selected: float or bool [R], the loss's selection for this optimizer step; None without one.
         extra: further values per trained token [R] from `Rollouts.extra`.
     """
 
@@ -225,7 +225,7 @@ class StepView:
 
 @dataclass(frozen=True, slots=True)
 class GlobalCounts:
-    """Sizes of the whole optimizer batch, over all micro-batches and ranks: what losses are normalized by.
+    """Sizes of the whole optimizer batch, over all micro-batches and ranks: the denominators of losses.
 
     Attributes:
         tokens: trained tokens.
@@ -241,7 +241,7 @@ class GlobalCounts:
 
 @dataclass(frozen=True, slots=True)
 class UpdatePlan:
-    """What the run will do with each batch; known at start.
+    """The run's plan for each batch; known at start.
 
     Attributes:
         minibatches: optimizer steps into which a batch is divided.
@@ -282,7 +282,7 @@ class LossOutput:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A model that an algorithm needs beside the actor.
+    """A model that an algorithm needs in addition to the actor.
 
     Attributes:
         name: `critic`, `reference`, `teacher` ...; its model is `learner.roles.<name>` of the configuration, by
@@ -298,10 +298,10 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What the learner, the buffer and the generators must provide for an algorithm.
+    """Needs of an algorithm that the learner, the buffer and the generators must meet.
 
     Attributes:
-        roles: models beside the actor.
+        roles: models in addition to the actor.
         group_size: smallest number of members per group.
         greedy_baseline: every group gets one more response, decoded greedily.
         components: names of reward components; empty: none by name.

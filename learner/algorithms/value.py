@@ -16,7 +16,7 @@ ValueLossKind = Literal["mse", "huber"]
 
 @dataclass(frozen=True)
 class ValueSettings(Settings):
-    """How the critic is trained.
+    """The training of the critic.
 
     Attributes:
         clip: how far a value may move from the old one before the loss stops rewarding it; None: any distance.
@@ -47,9 +47,10 @@ def value_loss(
 ) -> tuple[Tensor, Metrics]:
     """Loss of the critic per token.
 
-    max(l(V - R), l(V' - R)) with V' = clip(V, V_old - clip, V_old + clip) and l(d) = d^2 / 2 (mse), or, beyond delta,
-    delta * (|d| - delta / 2) (huber). The clipped value function is from PPO's reference implementation (Schulman et
-    al., arXiv:1707.06347); the larger of the two losses is taken, so that clipping never hides an error.
+    `max(l(V - R), l(V' - R))` with `V' = clip(V, V_old - clip, V_old + clip)` and `l(d) = d^2 / 2` (mse). For huber,
+    `l(d)` is `delta * (|d| - delta / 2)` beyond delta. The clipped value function is from PPO's reference
+    implementation (Schulman et al., arXiv:1707.06347). The larger of the two losses is taken, so that clipping never
+    hides an error.
 
     Args:
         values: float [R], with gradient.
@@ -60,8 +61,9 @@ def value_loss(
         huber_delta: see there.
 
     Returns:
-        loss float [R]; metrics as sums over tokens: `critic/vf_loss`, `critic/vpred_mean`, `critic/vf_clipfrac` (the
-        clipped loss is the larger one) and `critic/vf_outside` (the value has left the clip range).
+        Loss float [R], and metrics as sums over tokens: `critic/vf_loss`, `critic/vpred_mean`, `critic/vf_clipfrac`,
+        `critic/vf_outside`. The last two count tokens whose clipped loss is the larger one, and those whose value has
+        left the clip range.
     """
     loss = _penalty(values - returns, kind, huber_delta)
     clipped_share = outside = torch.zeros_like(loss)

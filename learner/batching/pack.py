@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rollmesh.learner.algorithms.types import GlobalCounts, TokenBatch
 from rollmesh.learner.batching.transfer import to_device
-from rollmesh.learner.batching.types import PackedBatch, Row, Segments, TrainSequence
+from rollmesh.learner.batching.types import PackedBatch, PackedRow, Segments, TrainSequence
 from rollmesh.mesh.errors import PayloadError
 
 _CPU = torch.device("cpu")
@@ -41,7 +41,7 @@ def pack(
     sources = range(len(sequences)) if indices is None else indices
     chosen = [sequences[index] for index in sources]
     for source, sequence in zip(sources, chosen, strict=True):
-        check(source, sequence)
+        check_sequence(source, sequence)
     lengths = response_lengths(chosen)
     mask = trained_mask(chosen)
     counts = GlobalCounts(int(mask.sum()), int(_any(mask, lengths).sum()))
@@ -58,10 +58,10 @@ def pack(
         staleness=to_device(staleness, device),
         sequence_rewards=to_device(np.array([s.reward for s in chosen], dtype=np.float32), device),
     )
-    return row.with_tokens(tokens, counts)
+    return PackedBatch(row, tokens, counts)
 
 
-def lay_out(chosen: Sequence[TrainSequence], mask: NDArray[np.bool_], device: torch.device = _CPU) -> Row:
+def lay_out(chosen: Sequence[TrainSequence], mask: NDArray[np.bool_], device: torch.device = _CPU) -> PackedRow:
     """Places checked sequences side by side.
 
     Args:
@@ -89,7 +89,7 @@ def lay_out(chosen: Sequence[TrainSequence], mask: NDArray[np.bool_], device: to
         return to_device(array, device, torch.int64)
 
     positions = np.arange(len(ids)) - np.repeat(segments.starts - segments.prefix_lengths, segments.lengths)
-    return Row(
+    return PackedRow(
         input_ids=to(ids)[None],
         position_ids=to(positions)[None],
         segments=segments,
@@ -128,7 +128,7 @@ def sampled_values(
     return behaviour[mask], staleness[mask]
 
 
-def check(index: int, sequence: TrainSequence) -> None:
+def check_sequence(index: int, sequence: TrainSequence) -> None:
     """Checks the shapes of a sequence.
 
     Raises:
@@ -178,7 +178,7 @@ def _place(
 
 
 def _any(flags: NDArray[np.bool_], lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Per sequence: whether any of its response tokens has the flag."""
+    """Flags of sequences any of whose response tokens has the flag."""
     if not len(flags):
         return np.zeros(len(lengths), dtype=bool)
     owner = np.repeat(np.arange(len(lengths)), lengths)

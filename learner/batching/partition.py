@@ -1,8 +1,8 @@
 """Dividing items over ranks and micro-batches so that the largest part is as small as can be.
 
-The largest differencing method (Karmarkar and Karp, "The differencing method of set partitioning", 1982), then an
-exchange of items out of the largest part while that helps. Invariants: every index stands in exactly one part; with
-at least as many items as parts none is empty; the same input gives the same division on every rank.
+First comes the largest differencing method (Karmarkar and Karp, "The differencing method of set partitioning", 1982).
+Then items are exchanged out of the largest part while that helps. Invariants: every index stands in exactly one part.
+With at least as many items as parts none is empty. The same input gives the same division on every rank.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _Part = tuple[int, tuple[int, ...]]
 def sequence_cost(tokens: int, context: int = 0, *, hidden_size: int = 4096) -> int:
     """Relative time of a transformer layer on a sequence: matrix products are linear in its length, attention square.
 
-    A layer of width h takes 24 h^2 L + 4 h L^2 floating point operations on L tokens, which is 4 h times
-    6 h L + L^2; with a context of C tokens in front (a prompt computed once for several responses), attention looks
-    at both: L (L + 2 C), so that the costs of prompt and response add up to that of the whole.
+    A layer of width h takes 24 h^2 L + 4 h L^2 floating point operations on L tokens: 4 h times 6 h L + L^2. With a
+    context of C tokens in front (a prompt computed once for several responses), attention looks at both: L (L + 2 C).
+    So the costs of prompt and response add up to that of the whole.
 
     Args:
         tokens: L.

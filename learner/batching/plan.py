@@ -1,8 +1,8 @@
-"""Which sequence is computed where: token-budget micro-batches, balanced over ranks.
+"""The division of sequences: token-budget micro-batches, balanced over ranks.
 
-Pure planning on lengths. Invariants: every item appears exactly once; a micro-batch holds at most `token_budget`
-tokens, padding included, unless it is a single item over it; minibatches hold whole groups, in order. Where prompts are
-shared, neighbours of one group stay together where budget and balance allow, so that their prompt is computed once; in
+Pure planning on lengths. Invariants: every item appears exactly once. A micro-batch holds at most `token_budget`
+tokens, padding included, unless it is a single item over it. Minibatches hold whole groups, in order. Where prompts are
+shared, neighbours of one group stay together where budget and balance allow, so that their prompt is computed once. In
 rows, sequences of similar length stand together, so that little is padded.
 """
 
@@ -18,14 +18,14 @@ from rollmesh.learner.batching.types import Packing
 MicroBatchPlan = tuple[int, ...]
 """Indices of items, groups side by side."""
 
-# A group is divided over ranks where one rank would otherwise have so much more than the mean.
+# A group is divided over ranks where one rank would otherwise have this much more than the mean.
 _UNEVEN = 1.1
-# What is not trained is still fetched and held: ranks have equal parts of it too.
+# Tokens that are not trained are still fetched and held: ranks have equal parts of them too.
 _SMALLEST_SHARE = 1 / 64
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class PlanItem:
     """One sequence, as the planner sees it.
 
     Attributes:
@@ -50,7 +50,7 @@ class BatchPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """Members of one group that are computed together: their number of tokens, and what they cost."""
+    """Members of one group that are computed together: their number of tokens, and their cost."""
 
     indices: tuple[int, ...]
     tokens: int
@@ -58,7 +58,7 @@ class _Unit:
 
 
 def plan_batch(
-    items: Sequence[Item],
+    items: Sequence[PlanItem],
     *,
     token_budget: int,
     ranks: int = 1,
@@ -89,17 +89,17 @@ def plan_batch(
 
 
 def _groups_by_rank(
-    items: Sequence[Item], groups: Sequence[Sequence[int]], budget: int, ranks: int
+    items: Sequence[PlanItem], groups: Sequence[Sequence[int]], budget: int, ranks: int
 ) -> list[list[_Unit]]:
     """The units of every rank: whole groups, or where these do not come out even, large ones divided."""
-    whole = [unit for group in groups for unit in _units(items, group, budget)]
-    division = _shared_out(whole, ranks)
-    mean = sum(unit.cost for unit in whole) / ranks
+    units = [unit for group in groups for unit in _units(items, group, budget)]
+    division = _shared_out(units, ranks)
+    mean = sum(unit.cost for unit in units) / ranks
     if _largest(division) <= _UNEVEN * mean:
         return division
     pieces: list[_Unit] = []
-    for unit in whole:
-        # What is small compared with a rank's part is not what is uneven.
+    for unit in units:
+        # Units that are small compared with a rank's part do not make it uneven.
         large = unit.cost > (_UNEVEN - 1.0) * mean
         pieces += [_unit(items, [index]) for index in unit.indices] if large else [unit]
     divided = [_joined(items, part, budget) for part in _shared_out(pieces, ranks)]
@@ -114,14 +114,14 @@ def _largest(division: Iterable[Sequence[_Unit]]) -> int:
     return max(sum(unit.cost for unit in units) for units in division)
 
 
-def _joined(items: Sequence[Item], units: Sequence[_Unit], budget: int) -> list[_Unit]:
+def _joined(items: Sequence[PlanItem], units: Sequence[_Unit], budget: int) -> list[_Unit]:
     """A rank's members, those of one group together again."""
     members = sorted(index for unit in units for index in unit.indices)
     groups = itertools.groupby(members, key=lambda i: items[i].group)
     return [unit for _, group in groups for unit in _units(items, list(group), budget)]
 
 
-def _units(items: Sequence[Item], group: Sequence[int], budget: int) -> list[_Unit]:
+def _units(items: Sequence[PlanItem], group: Sequence[int], budget: int) -> list[_Unit]:
     units: list[_Unit] = []
     members: list[int] = []
     tokens = 0
@@ -137,7 +137,7 @@ def _units(items: Sequence[Item], group: Sequence[int], budget: int) -> list[_Un
     return units
 
 
-def _unit(items: Sequence[Item], members: Sequence[int]) -> _Unit:
+def _unit(items: Sequence[PlanItem], members: Sequence[int]) -> _Unit:
     prompt = items[members[0]].prompt_tokens
     responses = [items[index].response_tokens for index in members]
     shares = [max(items[index].share, _SMALLEST_SHARE) for index in members]

@@ -1,4 +1,4 @@
-"""Host arrays on their way to the device, without waiting for what the device has under way."""
+"""Copies of host arrays to the device, without waiting for the device's queued work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 def to_device(array: NDArray[Any], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
     """The array as a tensor on a device.
 
-    A plain copy to CUDA makes the host wait until the device has done everything before it; one from pinned memory is
+    A plain copy to CUDA makes the host wait until the device has done everything before it. One from pinned memory is
     queued like a kernel.
 
     Args:

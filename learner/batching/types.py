@@ -1,12 +1,12 @@
 """Sequences on their way into the model: one prompt with its response, and the packed micro-batch of many.
 
-Layout of a packed micro-batch: N tokens in one row, made of segments. A prompt is one segment and appears once for
-all neighbouring sequences that share it; a response is a segment that continues its prompt's. Positions count from 0
-in a prompt and continue in its responses. Attention sees a token's own segment and the one it continues: no token is
-padding, none sees another sequence, and a group's prompt is computed once. The log-prob of a token is read
-from the hidden state of the token before it: `predictors` holds these places for the R trained tokens, in order. A
-token that predicts nothing trained at the end of a response is left out, and so is a sequence that trains nothing. A
-sequence is never divided between micro-batches.
+Layout of a packed micro-batch: N tokens in one row, made of segments. A prompt is one segment and appears once for all
+neighbouring sequences that share it. A response is a segment that continues its prompt's. Positions count from 0 in a
+prompt and continue in its responses. Attention sees a token's own segment and the one that it continues. No token is
+padding, none sees another sequence, and a group's prompt is computed once. The log-prob of a token is read from the
+hidden state of the token before it. The places of these, for the R trained tokens in order, are `predictors`. A token
+at the end of a response that predicts nothing trained is left out. So is a sequence that trains nothing. A sequence is
+never divided between micro-batches.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Segments:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Row:
+class PackedRow:
     """The model's input of a micro-batch, without the values that a loss sees; tensors on the micro-batch's device.
 
     Attributes:
@@ -101,40 +101,22 @@ class Row:
     sequence_ids: Tensor
     sequence_lengths: Tensor
 
-    def with_tokens(self, tokens: TokenBatch, counts: GlobalCounts) -> PackedBatch:
-        """The micro-batch with the values of its trained tokens."""
-        return PackedBatch(
-            input_ids=self.input_ids,
-            position_ids=self.position_ids,
-            segments=self.segments,
-            predictors=self.predictors,
-            labels=self.labels,
-            temperatures=self.temperatures,
-            tokens=tokens,
-            counts=counts,
-        )
-
 
 @dataclass(slots=True, eq=False)
 class PackedBatch:
     """A micro-batch as the engine takes it; tensors on the device it was packed for.
 
     Attributes:
-        input_ids, position_ids, segments, predictors, labels, temperatures: see `Row`.
+        row: the model's input.
         tokens: what algorithms see of the trained tokens.
         counts: this micro-batch's share of the global counts, sequences left out for their advantage included.
     """
 
-    input_ids: Tensor
-    position_ids: Tensor
-    segments: Segments
-    predictors: Tensor
-    labels: Tensor
-    temperatures: Tensor | float
+    row: PackedRow
     tokens: TokenBatch
     counts: GlobalCounts
 
     @property
     def num_tokens(self) -> int:
-        """N: what the model computes, prompts included."""
-        return self.input_ids.shape[1]
+        """N: tokens that the model computes, prompts included."""
+        return self.row.input_ids.shape[1]

@@ -1,10 +1,10 @@
-"""Which checkpoint is the best one: `checkpoints/best.json`, one file that is replaced whole.
+"""The best checkpoint: `checkpoints/best.json`, one file that is replaced whole.
 
-It names the best checkpoint with what was measured there, the candidates (checkpoints of versions whose evaluation is
-under way) and the incarnation that may write it. Invariants: what it names is never pruned; a better value takes the
-place of the best one, an equal one does not, so that of ties the earliest stays; every change is made under a lock and
-refused to all but the newest incarnation that has claimed the file, so that a learner that was superseded changes
-nothing; a checkpoint becomes the best only while it is there.
+It names the best checkpoint with its measurement, the candidates and the incarnation that may write the file.
+Candidates are checkpoints of versions whose evaluation is under way. Invariants: checkpoints that it names are never
+pruned. A better value takes the place of the best one, an equal one does not: the earliest of ties stays. Every change
+is made under a lock, and only the newest incarnation that has claimed the file may make one: a superseded learner
+changes nothing. A checkpoint becomes the best only while it exists.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -22,7 +21,7 @@ from typing import Literal
 from pydantic import TypeAdapter
 
 from rollmesh.mesh.errors import DataError, FencedError
-from rollmesh.mesh.runtime.files import fsync_path
+from rollmesh.mesh.files import write_atomically
 
 FILE = "best.json"
 _LOCK = ".best.lock"
@@ -35,7 +34,7 @@ class Best:
     Attributes:
         checkpoint: name of its folder.
         incarnation, version: whose weights it holds.
-        metric, direction: what was compared, and whether `max` or `min` is better.
+        metric, direction: the compared metric, and whether `max` or `min` is better.
         value: of the metric.
         measured_by: values under another name cannot be compared (`learner.evaluation.measurement_identity`).
     """
@@ -49,7 +48,7 @@ class Best:
     measured_by: str
 
     def yields_to(self, other: Best) -> bool:
-        """Whether another one is better; values of another metric, or measured otherwise, give way."""
+        """True where another one is better; values of another metric, or measured otherwise, give way."""
         mine, others = (
             (self.metric, self.direction, self.measured_by),
             (other.metric, other.direction, other.measured_by),
@@ -60,13 +59,13 @@ class Best:
 
 
 @dataclass(frozen=True, slots=True)
-class _Book:
+class _Record:
     writer: int = 0
     best: Best | None = None
     candidates: tuple[str, ...] = ()
 
 
-_BOOK = TypeAdapter(_Book)
+_RECORD = TypeAdapter(_Record)
 
 
 class BestCheckpoint:
@@ -88,7 +87,7 @@ class BestCheckpoint:
             FencedError: a later incarnation has it.
         """
         self._root.mkdir(parents=True, exist_ok=True)
-        return self._change(lambda book: dataclasses.replace(book, writer=self._incarnation, candidates=())).best
+        return self._change(lambda record: dataclasses.replace(record, writer=self._incarnation, candidates=())).best
 
     def keep_candidate(self, checkpoint: str) -> None:
         """Keeps a checkpoint until it is evaluated.
@@ -96,7 +95,7 @@ class BestCheckpoint:
         Raises:
             FencedError: another learner has taken over.
         """
-        self._change(lambda book: dataclasses.replace(book, candidates=(*book.candidates, checkpoint)))
+        self._change(lambda record: dataclasses.replace(record, candidates=(*record.candidates, checkpoint)))
 
     def release(self, checkpoint: str) -> None:
         """Drops a candidate that is not evaluated after all.
@@ -104,7 +103,7 @@ class BestCheckpoint:
         Raises:
             FencedError: another learner has taken over.
         """
-        self._change(lambda book: _without(book, checkpoint))
+        self._change(lambda record: _without(record, checkpoint))
 
     def record_value(self, found: Best) -> bool:
         """Records the value of a candidate; returns whether it is the best one now.
@@ -113,26 +112,23 @@ class BestCheckpoint:
             FencedError: another learner has taken over.
         """
 
-        def decide(book: _Book) -> _Book:
-            book = _without(book, found.checkpoint)
-            better = book.best is None or book.best.yields_to(found)
+        def decide(record: _Record) -> _Record:
+            record = _without(record, found.checkpoint)
+            better = record.best is None or record.best.yields_to(found)
             there = (self._root / found.checkpoint).is_dir()
-            return dataclasses.replace(book, best=found) if better and there else book
+            return dataclasses.replace(record, best=found) if better and there else record
 
         return self._change(decide).best == found
 
-    def _change(self, change: Callable[[_Book], _Book]) -> _Book:
+    def _change(self, change: Callable[[_Record], _Record]) -> _Record:
         with _locked(self._root):
             before = _read(self._root)
             if before.writer > self._incarnation:
-                raise FencedError(
-                    f"incarnation {before.writer} has taken over, this learner is {self._incarnation}",
-                    hint="it continues the run; this one ends",
-                )
-            book = change(before)
-            if book != before:
-                _write(self._root, book)
-            return book
+                raise FencedError(f"incarnation {before.writer} has taken over, this learner is {self._incarnation}")
+            record = change(before)
+            if record != before:
+                _write(self._root, record)
+            return record
 
 
 def best_checkpoint(root: Path) -> Best | None:
@@ -153,13 +149,13 @@ def protected_names(root: Path) -> frozenset[str]:
     Raises:
         DataError: the file cannot be read.
     """
-    book = _read(root)
-    best = () if book.best is None else (book.best.checkpoint,)
-    return frozenset((*best, *book.candidates))
+    record = _read(root)
+    best = () if record.best is None else (record.best.checkpoint,)
+    return frozenset((*best, *record.candidates))
 
 
-def _without(book: _Book, checkpoint: str) -> _Book:
-    return dataclasses.replace(book, candidates=tuple(name for name in book.candidates if name != checkpoint))
+def _without(record: _Record, checkpoint: str) -> _Record:
+    return dataclasses.replace(record, candidates=tuple(name for name in record.candidates if name != checkpoint))
 
 
 @contextmanager
@@ -169,11 +165,11 @@ def _locked(root: Path) -> Iterator[None]:
         yield
 
 
-def _read(root: Path) -> _Book:
+def _read(root: Path) -> _Record:
     try:
-        return _BOOK.validate_json((root / FILE).read_bytes())
+        return _RECORD.validate_json((root / FILE).read_bytes())
     except FileNotFoundError:
-        return _Book()
+        return _Record()
     except (OSError, ValueError) as error:
         raise DataError(
             f"{root / FILE} cannot be read: {error}",
@@ -181,11 +177,5 @@ def _read(root: Path) -> _Book:
         ) from error
 
 
-def _write(root: Path, book: _Book) -> None:
-    scratch = root / f".{FILE}.tmp"
-    with scratch.open("w", encoding="utf-8") as file:
-        json.dump(asdict(book), file, indent=2)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(root / FILE)
-    fsync_path(root)
+def _write(root: Path, record: _Record) -> None:
+    write_atomically(root / FILE, json.dumps(asdict(record), indent=2), durable=True)

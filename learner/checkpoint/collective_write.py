@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
-from rollmesh.learner.engines.base import Engine
+from rollmesh.learner.engines.interface import Engine
 
 
 def on_every_rank(engine: Engine, part: Callable[[], object]) -> None:

@@ -1,4 +1,4 @@
-"""Whether a checkpoint is one of an algorithm: asked before a start, of its files, and where it is loaded."""
+"""Compatibility of checkpoints and algorithms: checked before a start, on the files, and when one is loaded."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rollmesh.learner.checkpoint.names import STATE_NAME, newest
-from rollmesh.learner.checkpoint.names import name_of as checkpoint_name
+from rollmesh.learner.checkpoint.names import STATE_NAME, checkpoint_name, newest_version
 from rollmesh.mesh.errors import DataError
 
 if TYPE_CHECKING:
-    from rollmesh.learner.algorithms.base import Algorithm
+    from rollmesh.learner.algorithms.interface import Algorithm
 
 _HINT = "resume with the algorithm that wrote it, or start a run under another name"
 
@@ -25,9 +24,9 @@ def check_newest(root: Path, algorithm: Algorithm) -> None:
         algorithm: of the run.
 
     Raises:
-        DataError: naming what is another one. A damaged checkpoint is named where it is loaded.
+        DataError: naming the difference. A damaged checkpoint is named where it is loaded.
     """
-    if (version := newest(root)) is None:
+    if (version := newest_version(root)) is None:
         return
     folder = root / checkpoint_name(version)
     check_roles(folder, (role.name for role in algorithm.needs.roles if role.trained))
@@ -52,7 +51,7 @@ def check_roles(folder: Path, roles: Iterable[str]) -> None:
         raise DataError(f"checkpoint {folder} holds no state of {', '.join(missing)}", hint=_HINT)
 
 
-def name_of(algorithm: Algorithm) -> str:
+def algorithm_name(algorithm: Algorithm) -> str:
     """The name under which an algorithm's state is stored."""
     return type(algorithm).__qualname__
 
@@ -62,13 +61,13 @@ def algorithm_state(folder: Path, extra: Mapping[str, Any], algorithm: Algorithm
 
     Args:
         folder: of the checkpoint.
-        extra: what was stored with the weights.
-        algorithm: that is to take it over.
+        extra: the data stored with the weights.
+        algorithm: to restore.
 
     Raises:
         DataError: it is another algorithm's.
     """
-    stored, name = extra.get("algorithm"), name_of(algorithm)
+    stored, name = extra.get("algorithm"), algorithm_name(algorithm)
     found = stored.get("name") if isinstance(stored, dict) else None
     if not isinstance(stored, dict) or found != name:
         raise DataError(f"checkpoint {folder} holds the state of the algorithm {found}, not of {name}", hint=_HINT)

@@ -1,6 +1,6 @@
-"""Digests of a checkpoint's files: a disk may keep a file and not its bytes, and torch would load those unseen.
+"""Digests of a checkpoint's files: a disk may change the bytes of a file, and torch would load them unseen.
 
-Every rank reads what it has written itself, still in memory as a rule, and at a resumption its share of all files.
+Every rank reads the files that it has written, usually still in memory, and at a resumption its share of all files.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pydantic import TypeAdapter
 
 from rollmesh.learner.checkpoint.collective_write import on_every_rank
 from rollmesh.learner.checkpoint.names import STATE_NAME
-from rollmesh.learner.engines.base import Engine
+from rollmesh.learner.engines.interface import Engine
 
 _FILE = "digests.json"
 _DIGESTS = TypeAdapter(dict[str, str])
 _PIECE_BYTES = 1 << 20
-# How torch names what a rank has written.
+# The pattern of torch's names for a rank's files.
 _OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")
 
 
@@ -30,21 +30,21 @@ def write_digests(engine: Engine, folder: Path) -> None:
     Raises:
         OSError: a file cannot be read, or the digests not be written, on whichever rank.
     """
-    mine: dict[str, str] = {}
+    own_digests: dict[str, str] = {}
 
     def read() -> None:
         for path in _files(folder):
             written = _OF_RANK.fullmatch(path.name)
             if (int(written[1]) if written else 0) == engine.rank:
-                mine[str(path.relative_to(folder))] = _digest(path)
+                own_digests[str(path.relative_to(folder))] = _digest(path)
 
     def write() -> None:
-        (folder / _FILE).write_text(json.dumps(everything, indent=1), encoding="utf-8")
+        (folder / _FILE).write_text(json.dumps(all_digests, indent=1), encoding="utf-8")
 
     on_every_rank(engine, read)
-    everything: dict[str, str] = {}
-    for message in engine.gather_bytes(json.dumps(mine).encode()):
-        everything |= json.loads(message)
+    all_digests: dict[str, str] = {}
+    for message in engine.gather_bytes(json.dumps(own_digests).encode()):
+        all_digests |= json.loads(message)
     on_every_rank(engine, write if engine.rank == 0 else lambda: None)
 
 

@@ -1,8 +1,8 @@
 """Fallbacks of a run whose last checkpoint cannot be loaded: proposed to the user, never chosen.
 
-Going back undoes steps that are committed: their groups stay trained, so that nothing is trained twice, but the weights
-that learned from them are gone. Invariant: what is offered are ancestors of the present weights alone. Groups of steps
-that were undone before were offered again, and another checkpoint's weights may have learned from them already.
+Going back undoes steps that are committed. Their groups stay trained, so that nothing is trained twice, but the weights
+that learned from them are gone. Invariant: only ancestors of the present weights are offered. Groups of steps that were
+undone before were offered again, and another checkpoint's weights may have learned from them already.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from rollmesh.learner.checkpoint.names import listed, version_of
+from rollmesh.learner.checkpoint.names import list_checkpoints, version_of
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 
@@ -22,7 +22,7 @@ def fallback_hint(failed: Path, survives: Callable[[PolicyVersion], bool]) -> st
         survives: whether no later learner has undone a version.
     """
     last = version_of(failed.name)
-    before = [(v.version, v.incarnation, path.name) for v, path in listed(failed.parent) if survives(v)]
+    before = [(v.version, v.incarnation, path.name) for v, path in list_checkpoints(failed.parent) if survives(v)]
     if last is not None:
         before = [found for found in before if found[0] < last.version]
     if last is None or not before:

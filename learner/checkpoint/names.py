@@ -10,11 +10,11 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 CHECKPOINTS_NAME = "checkpoints"
 """Folder of the checkpoints in a run's."""
 STATE_NAME = "state.json"
-"""What every engine writes into each, next to its tensors."""
+"""File that every engine writes into each, next to its tensors."""
 _NAME = re.compile(r"^i(\d{4,})-v(\d{8,})$")
 
 
-def name_of(version: PolicyVersion) -> str:
+def checkpoint_name(version: PolicyVersion) -> str:
     """The name of a version's checkpoint."""
     return f"i{version.incarnation:04d}-v{version.version:08d}"
 
@@ -25,7 +25,7 @@ def version_of(name: str) -> PolicyVersion | None:
     return PolicyVersion(int(match[1]), int(match[2])) if match else None
 
 
-def listed(root: Path) -> list[tuple[PolicyVersion, Path]]:
+def list_checkpoints(root: Path) -> list[tuple[PolicyVersion, Path]]:
     """Complete checkpoints below a folder, by incarnation and version."""
     if not root.is_dir():
         return []
@@ -33,7 +33,7 @@ def listed(root: Path) -> list[tuple[PolicyVersion, Path]]:
     return sorted((version, path) for version, path in found if version is not None)
 
 
-def newest(root: Path) -> PolicyVersion | None:
+def newest_version(root: Path) -> PolicyVersion | None:
     """The version of the checkpoint of the newest learner that was written last."""
-    found = listed(root)
+    found = list_checkpoints(root)
     return found[-1][0] if found else None

@@ -1,9 +1,9 @@
-"""Which checkpoints stay on the disk, and what goes with those that do not; rank 0's work alone.
+"""Retention: removal of checkpoints that are not needed any more; rank 0's work alone.
 
-Invariants: a checkpoint goes only after a newer one was committed; the committed one, the best one and those of
-versions that are being evaluated stay however old they are; what is removed is renamed first, so that an interrupted
-removal leaves no incomplete checkpoint under a valid name. What a learner of an older incarnation has left half written
-or half removed goes once it is fenced, which it is when its successor starts.
+Invariants: a checkpoint is removed only after a newer one was committed. The committed one, the best one and those of
+versions that are being evaluated stay however old they are. Each is renamed before its removal, so that an interrupted
+removal leaves no incomplete checkpoint under a valid name. Half-written and half-removed folders of an older
+incarnation are removed once it is fenced, which it is when its successor starts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import shutil
 from pathlib import Path
 
 from rollmesh.learner.checkpoint.best import protected_names
-from rollmesh.learner.checkpoint.names import listed
+from rollmesh.learner.checkpoint.names import list_checkpoints
 
 _log = logging.getLogger(__name__)
 _UNFINISHED = re.compile(r"^\.(?:partial|removed)-i(\d{4,})-v\d{8,}$")
@@ -34,14 +34,14 @@ def prune(root: Path, *, committed: str, keep: int) -> None:
     """
     spared = protected_names(root) - {committed}
     # By name, which is by incarnation and version: a learner that was fenced may have written its last one later.
-    others = [path for _, path in listed(root) if path.name not in spared]
+    others = [path for _, path in list_checkpoints(root) if path.name not in spared]
     for path in others[:-keep]:
         if path.name != committed:
             _remove(path)
 
 
 def sweep(root: Path, incarnation: int) -> None:
-    """Removes what the learners before this one have left unfinished.
+    """Removes unfinished checkpoints of earlier learners.
 
     Args:
         root: folder of the checkpoints.
@@ -51,7 +51,7 @@ def sweep(root: Path, incarnation: int) -> None:
         match = _UNFINISHED.match(path.name)
         if match and int(match[1]) < incarnation:
             _log.info("removing %s, which a learner before this one left unfinished", path)
-            # At once: who still writes there finds nothing, and knows that it has been taken over.
+            # At once: a learner that still writes there finds nothing, and knows that it has been taken over.
             doomed = path.with_name(path.name.replace(".partial-", ".removed-"))
             with contextlib.suppress(OSError):
                 path.rename(doomed)

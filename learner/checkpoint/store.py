@@ -1,10 +1,10 @@
 """A folder of checkpoints, each complete or absent.
 
 A checkpoint is written into a hidden folder, made durable, and renamed: a name that exists is complete. Names carry the
-incarnation, so a fenced learner cannot overwrite what its successor wrote. Rank 0 makes and renames folders; where any
-rank fails, all fail together and nothing is left. Which checkpoint is the latest one is the buffer's to say, not the
-folder's; which ones stay says `learner.checkpoint.retention`. The actor's state is at the folder's root, that of every
-other trained role in a subfolder of its name; models that are not trained have no part in it.
+incarnation, so a fenced learner cannot overwrite its successor's checkpoints. Rank 0 makes and renames folders; where
+any rank fails, all fail together and nothing is left. The buffer, not the folder, knows which checkpoint is the latest
+one; `learner.checkpoint.retention` decides which ones stay. The actor's state is at the folder's root, that of every
+other trained role in a subfolder of its name. Models that are not trained have no part in it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from pathlib import Path
 from rollmesh.learner.checkpoint.collective_write import on_every_rank
 from rollmesh.learner.checkpoint.compatibility import check_roles
 from rollmesh.learner.checkpoint.digests import check_digests, write_digests
-from rollmesh.learner.checkpoint.names import listed, name_of
-from rollmesh.learner.engines.base import ACTOR, Engine
+from rollmesh.learner.checkpoint.names import checkpoint_name, list_checkpoints
+from rollmesh.learner.engines.interface import ACTOR, Engine
 from rollmesh.mesh.errors import ConfigError, DataError, FencedError
-from rollmesh.mesh.runtime.files import fsync_path
+from rollmesh.mesh.files import fsync_path
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 
@@ -50,7 +50,7 @@ class CheckpointStore:
         (name,) = filter(None, actor.gather_bytes(uuid.uuid4().hex.encode() if actor.rank == 0 else b""))
         probe = self._root / f".probe-{name.decode()}"
         try:
-            on_every_rank(actor, partial(_make, probe) if actor.rank == 0 else _nothing)
+            on_every_rank(actor, partial(_make, probe) if actor.rank == 0 else _no_work)
             on_every_rank(actor, (probe / str(actor.rank)).touch)
         except OSError as error:
             raise ConfigError(
@@ -71,7 +71,7 @@ class CheckpointStore:
 
         Raises:
             DataError: the disk refuses, on whichever rank.
-            FencedError: another learner has removed what was written: it has taken the run over.
+            FencedError: another learner has removed the written files: it has taken the run over.
         """
         final = self.path(version)
         unfinished = self._root / f".partial-{final.name}"
@@ -84,19 +84,18 @@ class CheckpointStore:
         stamp: dict[str, object] = {"incarnation": version.incarnation, "version": version.version}
         made = False
         try:
-            on_every_rank(actor, partial(_make, *(folder for _, _, folder in parts)) if first else _nothing)
+            on_every_rank(actor, partial(_make, *(folder for _, _, folder in parts)) if first else _no_work)
             on_every_rank(actor, partial(os.stat, unfinished))
             made = True
             for role, engine, folder in parts:
                 on_every_rank(actor, partial(engine.save_checkpoint, folder, extra | stamp if role == ACTOR else stamp))
             write_digests(actor, unfinished)
-            on_every_rank(actor, partial(_finish, unfinished, final) if first else _nothing)
+            on_every_rank(actor, partial(_finish, unfinished, final) if first else _no_work)
         except OSError as error:
-            # Who takes a run over sweeps what is unfinished; no one else does.
+            # Only a learner that takes the run over sweeps unfinished checkpoints.
             if made and self._root.is_dir() and not unfinished.exists():
                 raise FencedError(
-                    f"{final.name} was removed while it was written: another learner has taken this run over",
-                    hint="stop this process; the newer incarnation continues the run",
+                    f"{final.name} was removed while it was written: another learner has taken this run over"
                 ) from error
             if first:
                 shutil.rmtree(unfinished, ignore_errors=True)
@@ -105,11 +104,11 @@ class CheckpointStore:
 
     def path(self, version: PolicyVersion) -> Path:
         """The folder of a version's checkpoint, written or not."""
-        return self._root / name_of(version)
+        return self._root / checkpoint_name(version)
 
     def list(self) -> list[tuple[PolicyVersion, Path]]:
         """Complete checkpoints, by incarnation and version."""
-        return listed(self._root)
+        return list_checkpoints(self._root)
 
 
 def load_checkpoint(engines: Mapping[str, Engine], folder: Path) -> dict[str, object]:
@@ -148,12 +147,12 @@ def _parts(engines: Mapping[str, Engine], folder: Path) -> Iterator[tuple[str, E
             yield role, engine, folder / role
 
 
-def _nothing() -> None:
-    """The part of a rank that has none."""
+def _no_work() -> None:
+    """The part of a rank without work."""
 
 
 def _make(*folders: Path) -> None:
-    """Makes folders; removes what is in the first one before."""
+    """Makes folders; first empties the first one."""
     shutil.rmtree(folders[0], ignore_errors=True)
     for folder in folders:
         folder.mkdir(parents=True)

@@ -17,19 +17,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rollmesh.buffer.client.client import Lease
-from rollmesh.learner.algorithms.base import Algorithm
+from rollmesh.learner.algorithms.interface import Algorithm
 from rollmesh.learner.coordinator.checkpoint_scheduler import CheckpointScheduler
 from rollmesh.learner.coordinator.priorities import PrioritySetter
 from rollmesh.learner.coordinator.run_progress import RunProgress
 from rollmesh.learner.coordinator.train_table import TrainTable
 from rollmesh.learner.distributed.rank_payloads import Unusable
-from rollmesh.learner.recovery.consumption_log import ConsumptionLog, Use, UsedGroup
+from rollmesh.learner.recovery.consumption_log import ConsumptionLog, StepUse, UsedGroup
 from rollmesh.learner.rollouts.group import SampledGroup
 from rollmesh.learner.rollouts.group_filter import filter_groups
 from rollmesh.learner.rollouts.group_stream import UNREADABLE
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import StarvedError
-from rollmesh.mesh.runtime.service import AsyncBridge
+from rollmesh.mesh.runtime.async_bridge import AsyncBridge
+from rollmesh.mesh.tables import TRAIN
 from rollmesh.protos import buffer_pb2
 
 _log = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ class ClaimRules:
 
     @classmethod
     def of(cls, config: Config, progress: RunProgress) -> ClaimRules:
-        """Those of a run that a learner continues."""
+        """The rules of a run that a learner continues."""
         learner = config.learner
         return cls(progress.incarnation, progress.resumed_at, learner.batch.groups, learner.steps)
 
@@ -83,7 +84,7 @@ class BatchClaimer:
 
     Args:
         bridge: the event loop.
-        table: has the groups, and is told of what was claimed.
+        table: has the groups, and is notified of claims.
         algorithm: keeps or drops groups.
         log: records claims.
         checkpoints: asked for a checkpoint where the buffer wants one.
@@ -185,13 +186,13 @@ class BatchClaimer:
     async def _claim_and_log(self, candidate: CandidateBatch) -> buffer_pb2.ClaimResponse:
         """One claim, on disk when this returns."""
         leases = [group.lease for group in candidate.groups]
-        response = await self._table.client.claim("train", self._rules.incarnation, candidate.version, leases)
+        response = await self._table.client.claim(TRAIN, self._rules.incarnation, candidate.version, leases)
         if response.claimed:
             groups = [
                 UsedGroup(g.group_id, [m.meta.member for m in g.scored_members], g.leased.task.ordinal, g.leased.use)
                 for g in candidate.groups
             ]
-            use = Use(self._rules.incarnation, candidate.version, self._rules.resumed_at, groups)
+            use = StepUse(self._rules.incarnation, candidate.version, self._rules.resumed_at, groups)
             await asyncio.to_thread(self._consumption.append, use)
         return response
 

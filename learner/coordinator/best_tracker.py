@@ -1,8 +1,8 @@
 """The best checkpoint: matches the checkpoint of an evaluated version with its result, whichever comes first.
 
-The training thread writes the checkpoint at the version's own state. The result comes later, from a thread of the
-event loop, when the training has usually passed the version. Invariant: a checkpoint is a candidate only while its
-round runs; one that is written after its round has ended is judged at once, or left alone.
+The training thread writes the checkpoint at the version's own state. The result comes later, from a thread of the event
+loop, when the training has usually passed the version. Invariant: a checkpoint is a candidate only while its round
+runs. One that is written after its round has ended is judged at once, or left alone.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class BestTracker:
         self._metric = metric
         self._direction: Literal["max", "min"] = direction
         self._lock = threading.Lock()
-        self._held: dict[PolicyVersion, str] = {}
+        self._candidates: dict[PolicyVersion, str] = {}
         # The version whose round ended last, and its result where no checkpoint was there for it.
         self._ended: tuple[PolicyVersion, EvalResult | None] | None = None
 
     def checkpoint_written(self, policy: PolicyVersion, checkpoint: str) -> None:
-        """A checkpoint of a version that is, or was just, evaluated is there; may be told again at any time.
+        """Matches the checkpoint of a version that is, or was just, evaluated; may be repeated at any time.
 
         Raises:
             FencedError: another learner has taken over.
@@ -48,31 +48,31 @@ class BestTracker:
                 self._ended = (policy, None)
                 if result is not None:
                     self._decide(result, checkpoint)
-            elif policy not in self._held:
-                self._held[policy] = checkpoint
+            elif policy not in self._candidates:
+                self._candidates[policy] = checkpoint
                 self._file.keep_candidate(checkpoint)
 
     def round_finished(self, result: EvalResult) -> None:
-        """A round has finished.
+        """Matches the result of a finished round with its checkpoint.
 
         Raises:
             FencedError: another learner has taken over.
         """
         with self._lock:
-            checkpoint = self._held.pop(result.policy, None)
+            checkpoint = self._candidates.pop(result.policy, None)
             self._ended = (result.policy, result if checkpoint is None else None)
             if checkpoint is not None:
                 self._decide(result, checkpoint)
 
     def round_abandoned(self, policy: PolicyVersion) -> None:
-        """A round was given up.
+        """Drops the candidate of a round that was given up.
 
         Raises:
             FencedError: another learner has taken over.
         """
         with self._lock:
             self._ended = (policy, None)
-            checkpoint = self._held.pop(policy, None)
+            checkpoint = self._candidates.pop(policy, None)
             if checkpoint is not None:
                 self._file.release(checkpoint)
 

@@ -1,9 +1,9 @@
 """The schedule of checkpoints: when one is written, its commit, and the removal of those that it replaces.
 
-Invariants: the buffer is told of a checkpoint only when it is whole on disk; none is removed before a newer one was
-committed, so that the one the buffer names exists at every moment. One that it could not be told of is found on disk by
-its successor. An evaluated version whose step changed the weights gets its checkpoint before the next step: it may turn
-out to be the best one.
+Invariants: a checkpoint is committed to the buffer only when it is whole on disk. None is removed before a newer one
+was committed, so that the one the buffer names exists at every moment. A checkpoint that could not be committed is
+found on disk by the successor. An evaluated version whose step changed the weights gets its checkpoint before the next
+step: it may turn out to be the best one.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from rollmesh.learner.coordinator.best_tracker import BestTracker
 from rollmesh.learner.coordinator.run_progress import RunProgress
 from rollmesh.learner.coordinator.runtime import LearnerRuntime
 from rollmesh.learner.coordinator.version_announcer import VersionAnnouncer
-from rollmesh.mesh.config.models import CheckpointSection
+from rollmesh.mesh.config.evaluation import CheckpointSection
 from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.tables import TRAIN
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 # Longest commit; its client repeats the call for less than this.
@@ -30,7 +31,7 @@ class CheckpointScheduler:
 
     Args:
         runtime: of rank 0; all ranks write, each its part.
-        client: commits what is written.
+        client: commits written checkpoints.
         section: how often.
         progress: stored with every checkpoint; the version from which it was resumed is durable already.
         announcer: of the versions, all of which have to be in force before a checkpoint.
@@ -68,7 +69,7 @@ class CheckpointScheduler:
 
         Args:
             version: in force.
-            changed: its weights differ from those of the version before. Else only the buffer's word counts, so that
+            changed: its weights differ from those of the version before. Otherwise only the buffer's request counts:
                 weights that cannot be trained any more do not take the place of those that could.
         """
         section = self._section
@@ -90,14 +91,14 @@ class CheckpointScheduler:
             for request in requests:
                 request.set_result((folder, version))
 
-    def write_unannounced(self, version: int, *, at_step_boundary: bool) -> str:
-        """Writes a checkpoint where the mesh cannot be told of it; says what the next start will continue from.
+    def write_uncommitted(self, version: int, *, at_step_boundary: bool) -> str:
+        """Writes a checkpoint that cannot be committed; returns a sentence about where the next start continues.
 
-        Who continues finds it on the disk, and speaks for this learner (`learner.coordinator.coordinator`).
+        The next learner finds it on the disk, and commits it for this one (`learner.coordinator.takeover`).
 
         Args:
-            version: that was trained last.
-            at_step_boundary: whether a step has begun since; then it is too late.
+            version: the last that was trained.
+            at_step_boundary: no step has begun since; else it is too late.
         """
         durable, _ = self._written
         if version == durable:
@@ -124,7 +125,7 @@ class CheckpointScheduler:
             folder = self._save(version)
             self._status.durable = (version, str(folder.resolve()))
             self._bridge.call(
-                self._client.commit("train", self._progress.incarnation, version, checkpoint=self._status.durable[1]),
+                self._client.commit(TRAIN, self._progress.incarnation, version, checkpoint=self._status.durable[1]),
                 _COMMIT_S,
             )
             self._status.committed = version

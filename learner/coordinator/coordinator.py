@@ -1,11 +1,11 @@
 """Rank 0 from start to end: opens the data, joins, takes the run over, trains, evaluates last, leaves.
 
-The data, the prompts and the user's code are checked before anything touches the mesh. What rank 0 is made of:
+The data, the prompts and the user's code are checked before anything touches the mesh. The parts of rank 0:
 
 - `MeshSession`: membership, the weights service, the table `train` with its prompts, groups and recovery.
 - `RunTakeover`: the last checkpoint, and the incarnation that continues from it.
 - `TrainingLoop`: gathers and trains batches, with
-  `BatchClaimer` (where they come from), `VersionAnnouncer` (where weights go) and `CheckpointScheduler`.
+  `BatchClaimer` (source of batches), `VersionAnnouncer` (destination of weights) and `CheckpointScheduler`.
 - `Evaluator` and `BestTracker`: held-out rewards, concurrently with the training.
 - `StepRecorder`: metrics, samples and totals.
 """
@@ -19,7 +19,7 @@ from concurrent.futures import CancelledError
 from functools import partial
 from pathlib import Path
 
-from rollmesh.learner.algorithms.base import Algorithm
+from rollmesh.learner.algorithms.interface import Algorithm
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME
 from rollmesh.learner.checkpoint.retention import sweep
 from rollmesh.learner.coordinator.batch_claim import BatchClaimer, ClaimRules
@@ -31,7 +31,7 @@ from rollmesh.learner.coordinator.prompt_sources import open_prompts
 from rollmesh.learner.coordinator.run_progress import RunProgress
 from rollmesh.learner.coordinator.runtime import LearnerRuntime
 from rollmesh.learner.coordinator.step_recorder import StepRecorder
-from rollmesh.learner.coordinator.takeover import RunTakeover, TakenOver
+from rollmesh.learner.coordinator.takeover import RunTakeover, TakeoverResult
 from rollmesh.learner.coordinator.training_loop import TURN_S, LoopRules, TrainingLoop
 from rollmesh.learner.coordinator.version_announcer import AnnouncementRules, VersionAnnouncer
 from rollmesh.learner.evaluation.evaluator import Evaluator
@@ -133,15 +133,15 @@ class Coordinator:
         return self._controls.stop_reason is None
 
     def _leave(self, finished: bool) -> None:
-        """Leaves in order, or else without: what ended the run is not hidden by a mesh that does not answer."""
+        """Leaves in order where the mesh answers: one that does not must not hide the cause of the run's end."""
         try:
             self._bridge.call(self._session.close(run_finished=finished), _LEAVE_S)
         except UnreachableError as error:
-            _log.warning("left the mesh without a word: %s", error)
+            _log.warning("could not leave the mesh in order: %s", error)
         finally:
             self._publisher.close()
 
-    def _train(self, run: TakenOver) -> bool:
+    def _train(self, run: TakeoverResult) -> bool:
         """Trains; True where the run is complete."""
         config, session, progress = self._config, self._session, run.progress
         folder = config.run.folder
@@ -166,7 +166,9 @@ class Coordinator:
         )
         return reason in (*_NATURAL_ENDS, "request")
 
-    def _run_loop(self, run: TakenOver, writer: MetricsWriter, consumption: ConsumptionLog) -> tuple[TrainingLoop, str]:
+    def _run_loop(
+        self, run: TakeoverResult, writer: MetricsWriter, consumption: ConsumptionLog
+    ) -> tuple[TrainingLoop, str]:
         """Builds the parts of the training and runs them; gives the loop, and why it ended."""
         config, session, runtime, progress = self._config, self._session, self._runtime, run.progress
         recorder = StepRecorder(
@@ -211,7 +213,7 @@ class Coordinator:
             self._bridge.call(session.monitor.refresh(), self._patience_s)
         except (StalledError, StarvedError, StoreError, UnreachableError) as end:
             self._status.phase = "ending"
-            left = checkpoints.write_unannounced(loop.version, at_step_boundary=loop.at_step_boundary)
+            left = checkpoints.write_uncommitted(loop.version, at_step_boundary=loop.at_step_boundary)
             raise type(end)(end.message, hint=f"{end.hint}; {left}" if end.hint else left) from end
         return loop, reason
 

@@ -40,7 +40,7 @@ class EvaluationParts:
 
 
 class _Results:
-    """Keeps results in the run folder, tells the tracker of the best checkpoint, and records them."""
+    """Stores results in the run folder, passes them to the tracker of the best checkpoint, and records them."""
 
     def __init__(
         self, log: ResultLog, best: BestTracker | None, recorder: StepRecorder, totals: RunTotals, *, keep_rows: int
@@ -51,16 +51,16 @@ class _Results:
         self._totals = totals
         self._keep_rows = keep_rows
 
-    def keep(self, result: EvalResult) -> None:
+    def store_result(self, result: EvalResult) -> None:
         entry = {**result.summary(), "wall_s": self._totals.elapsed_s, "time": time.time()}
         self._log.write(entry, result.rows[: self._keep_rows])
         if self._best is not None:
             self._best.round_finished(result)
 
-    def finished(self, result: EvalResult) -> None:
+    def round_finished(self, result: EvalResult) -> None:
         self._recorder.record_evaluation(result)
 
-    def abandoned(self, policy: PolicyVersion) -> None:
+    def round_abandoned(self, policy: PolicyVersion) -> None:
         if self._best is not None:
             self._best.round_abandoned(policy)
 
@@ -76,8 +76,7 @@ def build_evaluation(
 ) -> EvaluationParts:
     """Builds the parts; results that are in the run folder and not in the checkpoint come back into the totals.
 
-    Results that were measured otherwise stay out of them: what there is to compare with begins at this learner's
-    first version.
+    Results that were measured otherwise stay out of them: comparisons begin at this learner's first version.
 
     Args:
         config: of the run.

@@ -1,35 +1,37 @@
-"""Watches the mesh for the learner: heartbeats' gauges, the buffer's clocks, and what must end the run.
+"""Watches the mesh for the learner: heartbeats' gauges, the buffer's clocks, and reasons to end the run.
 
-Invariants: a learner that was taken over, or that has lost the mesh, ends through `ControlRequests.fail`; a run
-whose groups all fail ends with an error that names the reason instead of eating the data set in silence.
+Invariants: a learner that was taken over, or that has lost the mesh, ends through `ControlRequests.fail`. A run whose
+groups all fail ends with an error that names the reason; it does not use up the data set in silence.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections import Counter
+from collections.abc import Mapping
 
 import psutil
+from prometheus_client import CollectorRegistry, Gauge
 
 from rollmesh.buffer.client.client import BufferClient
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.coordinator.batch_claim import MAX_DROPPED_BATCHES
 from rollmesh.learner.liveness.stall_reporter import StallReporter
-from rollmesh.learner.rollouts.group_stream import fenced_error
 from rollmesh.learner.status import LearnerStatus
-from rollmesh.mesh.errors import RollmeshError, StarvedError, ended_by
+from rollmesh.mesh.errors import FencedError, RollmeshError, StarvedError, ended_by
 from rollmesh.mesh.membership import MembershipAgent
-from rollmesh.mesh.runtime.prometheus import GaugeSet
+from rollmesh.mesh.tables import TRAIN
 from rollmesh.protos import buffer_pb2
 
 _log = logging.getLogger(__name__)
 _INTERVAL_S = 1.0
 # A wait for groups is logged when it begins to matter, and then at this interval.
 _WAIT_LOG_S = 15.0
-# A phase that takes longer is told with its seconds.
+# A phase that takes longer is reported with its seconds.
 _LONG_PHASE_S = 10.0
-# Failed groups whose causes are told where a run ends for them.
+# Failed groups whose causes are counted where a run ends because of them.
 _FAILED_LOOKED_AT = 20
 
 
@@ -40,7 +42,7 @@ class MeshMonitor:
         client: of the buffer.
         agent: this learner's membership.
         status, controls: of this learner.
-        stalls: tells where nothing moves.
+        stalls: reports stalls.
         batch: groups per batch.
     """
 
@@ -61,7 +63,7 @@ class MeshMonitor:
         self._stalls = stalls
         self._batch = batch
         self._process = psutil.Process()
-        self.board = GaugeSet("learner")
+        self.board = GaugeSet()
         """The heartbeats' gauges, for Prometheus."""
         self._task: asyncio.Task[None] | None = None
         self._failed_at_step = (-1, 0)
@@ -76,7 +78,7 @@ class MeshMonitor:
         """Begins to watch."""
         self._agent.on_change(self._changed.set)
         self._task = asyncio.create_task(self._run(), name="monitor")
-        self._task.add_done_callback(self._ended)
+        self._task.add_done_callback(self._on_task_done)
 
     async def close(self) -> None:
         if self._task is not None:
@@ -84,7 +86,7 @@ class MeshMonitor:
             await asyncio.gather(self._task, return_exceptions=True)
         await self._stalls.close()
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         """Ends the run: unwatched it might stall, or train on after another learner has taken it over."""
         if task.cancelled() or (error := task.exception()) is None:
             return
@@ -93,7 +95,7 @@ class MeshMonitor:
 
     async def refresh(self) -> buffer_pb2.DescribeResponse:
         """Describes the table now."""
-        self.described = await self._client.describe("train")
+        self.described = await self._client.describe(TRAIN)
         self._status.committed = self.described.committed_version
         return self.described
 
@@ -115,7 +117,7 @@ class MeshMonitor:
             except TimeoutError:
                 pass
             if self._agent.fenced.is_set():
-                self._controls.fail(fenced_error())
+                self._controls.fail(FencedError())
             if self._agent.lost.is_set() and self._agent.lost_error is not None:
                 self._controls.fail(self._agent.lost_error)
             try:
@@ -145,7 +147,7 @@ class MeshMonitor:
 
     async def _frequent_cause(self) -> str:
         """The most frequent cause among members of the latest failed groups."""
-        failed = (await self._client.ledger("train", _FAILED_LOOKED_AT)).failed
+        failed = (await self._client.ledger(TRAIN, _FAILED_LOOKED_AT)).failed
         causes = Counter(cause for group in failed for cause in group.causes if cause)
         return f"; mostly: {causes.most_common(1)[0][0]}" if causes else ""
 
@@ -174,9 +176,9 @@ class MeshMonitor:
         gauges["rss_bytes"] = float(self._process.memory_info().rss)
         gauges[f"phase/{status.phase}"] = 1.0
         stale_phases = {f"phase/{name}": 0.0 for name in _PHASES if name != status.phase}
-        told = {**gauges, **stale_phases, **self._stalls.gauges()}
-        self.board.set(told)
-        self._agent.set_status(serving=status.published, gauges=told, waiting_reason=reason)
+        reported = {**gauges, **stale_phases, **self._stalls.gauges()}
+        self.board.set(reported)
+        self._agent.set_status(serving=status.published, gauges=reported, waiting_reason=reason)
 
     def _phase_reason(self, now: float) -> str:
         """The phase that takes long, with its seconds; waits for groups have reasons of their own."""
@@ -185,6 +187,23 @@ class MeshMonitor:
             self._phase, self._phase_since = present, now
         lasted = now - self._phase_since
         return f"{self._status.phase} for {lasted:.0f} s" if lasted > _LONG_PHASE_S else ""
+
+
+class GaugeSet:
+    """Prometheus gauges of the learner, each made with its first value, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._gauges: dict[str, Gauge] = {}
+
+    def set(self, values: Mapping[str, float]) -> None:
+        """Sets gauges by name; characters that Prometheus does not allow become underscores."""
+        for name, value in values.items():
+            gauge = self._gauges.get(name)
+            if gauge is None:
+                clean = re.sub(r"[^a-zA-Z0-9_]", "_", f"rollmesh_learner_{name}")
+                gauge = self._gauges[name] = Gauge(clean, f"{name} as last reported", registry=self.registry)
+            gauge.set(value)
 
 
 _GAUGES = (

@@ -20,7 +20,7 @@ from rollmesh.learner.coordinator.mesh_monitor import MeshMonitor
 from rollmesh.learner.coordinator.prompt_seeder import PromptSeeder, SeedingRules
 from rollmesh.learner.coordinator.train_table import TrainTable
 from rollmesh.learner.data import PromptStream
-from rollmesh.learner.liveness.hang_guard import end_where_it_hangs
+from rollmesh.learner.liveness.hang_guard import end_process_on_hang
 from rollmesh.learner.liveness.stall_reporter import StallReporter
 from rollmesh.learner.recording.recording import FOLDER, BatchRecorder
 from rollmesh.learner.recovery.consumption_log import LOG_NAME
@@ -39,6 +39,7 @@ from rollmesh.mesh.rpc.failover_channel import open_mesh
 from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.hosts import host_id
 from rollmesh.mesh.runtime.service import add_health_and_reflection, advertised_address, set_serving, write_ready_file
+from rollmesh.mesh.tables import TRAIN
 from rollmesh.mesh.trajectory.lineage import Lineage
 from rollmesh.protos import learner_pb2_grpc, membership_pb2, weights_pb2_grpc
 
@@ -145,10 +146,10 @@ class MeshSession:
 
         Raises:
             TakeoverRefusedError: another learner holds the run.
-            LostStateError: Redis may have lost what it had acknowledged: call `recover_for` first.
+            LostStateError: Redis may have lost acknowledged state: call `recover_for` first.
             DataError: `version` lies below the last commit, and `force` is not set.
         """
-        response = await self.client.resume("train", self.agent.member_id, version, takeover=takeover, force=force)
+        response = await self.client.resume(TRAIN, self.agent.member_id, version, takeover=takeover, force=force)
         self.agent.set_status(incarnation=response.incarnation)
         _log.info(
             "incarnation %d continues from version %d",
@@ -159,7 +160,7 @@ class MeshSession:
         return response.incarnation, response.seeded
 
     async def recover_for(self, history: RunHistory) -> None:
-        """Reports to the buffer what the predecessor has used, because the predecessor cannot do so any more."""
+        """Reports the groups that the predecessor has used, in its place."""
         await assert_history(self.client, self.agent.member_id, history, patience_s=self._config.network.retry_s)
 
     async def start(
@@ -194,7 +195,7 @@ class MeshSession:
         )
         self.monitor.start()
         self._closers.push_async_callback(self.monitor.close)
-        watch = end_where_it_hangs(
+        watch = end_process_on_hang(
             self._status,
             self._controls,
             judges_steps=self._config.resources.frozen_after_s > 0,

@@ -1,4 +1,4 @@
-"""Priorities of groups that may be trained again: what the learner tells the buffer as it uses a group.
+"""Priorities of groups that may be trained again; the learner sets them when it uses a group.
 
 A new group enters with priority 1; from its first use on it has the priority that `buffer.priority` gives it.
 """
@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from rollmesh.buffer.client.client import BufferClient
 from rollmesh.learner.algorithms.types import Group
 from rollmesh.learner.rollouts.group import SampledGroup
-from rollmesh.learner.rollouts.group_filter import algorithm_view
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.tables import TRAIN
 from rollmesh.mesh.user_code import load_callable
 
 Priority = Callable[[Group], float]
@@ -58,19 +58,19 @@ class PrioritySetter:
         self._max_reuse = max_reuse
 
     async def set(self, groups: Sequence[SampledGroup]) -> None:
-        """Tells the buffer the priorities that leased groups have after this use; those that it uses up are left out.
+        """Sets the priorities that leased groups have after this use; groups that it uses up are left out.
 
         Raises:
             ConfigError: the user's function raised, or gave no positive number.
         """
         again = [group for group in groups if group.leased.use < self._max_reuse]
         if again:
-            values = {group.group_id: self._checked(group) for group in again}
-            await self._client.set_priorities("train", self._incarnation, values)
+            values = {group.group_id: self._checked_priority(group) for group in again}
+            await self._client.set_priorities(TRAIN, self._incarnation, values)
 
-    def _checked(self, group: SampledGroup) -> float:
+    def _checked_priority(self, group: SampledGroup) -> float:
         try:
-            value = float(self._priority(algorithm_view(group)))
+            value = float(self._priority(group.algorithm_view))
         except Exception as error:  # a user's function may raise anything
             raise ConfigError(
                 f"buffer.priority raised {type(error).__name__} for group {group.group_id}: {error}",

@@ -1,7 +1,7 @@
 """Keeps prompt tasks in the buffer, a bounded window ahead of the generators.
 
 Invariants: the cursor is the buffer's `seeded` mark, so that a learner that takes over continues after it. After a loss
-it goes back to what the buffer still knows; the buffer skips what was used meanwhile. At most `window + batch` tasks
+it returns to the buffer's last task; the buffer skips tasks that were used meanwhile. At most `window + batch` tasks
 are pending. Prompts are tokenised in the order of their ordinals, window by window, off the event loop.
 """
 
@@ -15,15 +15,16 @@ from functools import partial
 
 from rollmesh.buffer.client.client import BufferClient
 from rollmesh.learner.data import PromptStream
-from rollmesh.learner.data.stream import Window
+from rollmesh.learner.data.stream import TaskWindow
 from rollmesh.learner.recovery.redis_recovery import RedisRecovery
 from rollmesh.mesh.errors import RollmeshError, ended_by
+from rollmesh.mesh.tables import TRAIN
 from rollmesh.protos import buffer_pb2
 
 _log = logging.getLogger(__name__)
 # Tasks per Seed call: bounds the size of the message.
 _CHUNK = 256
-# The window is looked at this often even where nothing has told of a change (failed groups eat tasks unseen).
+# The window is checked this often even without a notification: failed groups use up tasks unseen.
 _RECHECK_S = 1.0
 
 
@@ -51,7 +52,7 @@ class PromptSeeder:
         recovery: replays what Redis has lost.
         rules: how far ahead.
         cursor: ordinal of the last task that was seeded.
-        on_error: told of what ends the seeder early.
+        on_error: called with an error that ends the seeder early.
     """
 
     def __init__(
@@ -89,15 +90,15 @@ class PromptSeeder:
         """
         await self._fill()
         self._task = asyncio.create_task(self._run(), name="seed")
-        self._task.add_done_callback(self._has_ended)
+        self._task.add_done_callback(self._on_task_done)
 
     def batch_used(self) -> None:
-        """A batch was claimed: about as many tasks have left the window."""
+        """Refills the window after a claim: about a batch of tasks has left it."""
         self._pending = max(0, self._pending - self._rules.batch)
         self._nudged.set()
 
     def rewind(self, known: buffer_pb2.DescribeResponse) -> None:
-        """Redis was restarted: continues after the last task that it knows."""
+        """Continues after the last task that a restarted Redis knows."""
         self._cursor = known.seeded
         self._pending = known.counts.pending
         self._ended = known.end_of_data
@@ -108,7 +109,7 @@ class PromptSeeder:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def _has_ended(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         """Ends the run, which would stall without new tasks."""
         if task.cancelled() or (error := task.exception()) is None:
             return
@@ -124,7 +125,7 @@ class PromptSeeder:
             except TimeoutError:
                 if self._ended:
                     continue
-                self._pending = (await self._client.describe("train")).counts.pending
+                self._pending = (await self._client.describe(TRAIN)).counts.pending
             await self._fill()
 
     async def _fill(self) -> None:
@@ -134,11 +135,11 @@ class PromptSeeder:
             window = await asyncio.to_thread(self._prompts.after, cursor, count)
             await self._recovery.with_recovery(partial(self._seed, cursor, window))
 
-    async def _seed(self, cursor: int, window: Window) -> None:
+    async def _seed(self, cursor: int, window: TaskWindow) -> None:
         """Seeds a window, unless the cursor has gone back meanwhile."""
         if cursor != self._cursor:
             return
-        response = await self._client.seed("train", self._rules.incarnation, window.tasks, end_of_data=window.end)
+        response = await self._client.seed(TRAIN, self._rules.incarnation, window.tasks, end_of_data=window.end)
         self._cursor = window.last_ordinal
         self._pending = response.pending
         if window.end:

@@ -1,8 +1,8 @@
 """Replay: a learner alone trains on recorded batches, without buffer, Redis or generators.
 
-Loop, plan, worker and algorithm are the learner's own. Batches come from the recording, weights are discarded, and
-one checkpoint is written at the end. From the same start, with the same settings, threads and number of ranks, every
-step repeats the recorded one bit by bit on the same machine. With other settings it is an experiment on the same data.
+Loop, plan, worker and algorithm are the learner's own. Batches come from the recording, weights are discarded, and one
+checkpoint is written at the end. Every step repeats the recorded one bit by bit on the same machine, from the same
+start, with the same settings, threads and ranks. With other settings it is an experiment on the same data.
 
 Invariants: the run's own folder is only read; batches are trained in the order of their versions, without gaps.
 """
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rollmesh.learner.algorithms.base import Algorithm
+from rollmesh.learner.algorithms.interface import Algorithm
 from rollmesh.learner.builders import build_algorithm, build_engines, build_worker, set_learner_threads
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, STATE_NAME
 from rollmesh.learner.checkpoint.store import CheckpointStore
@@ -31,8 +31,7 @@ from rollmesh.learner.distributed.rank_group import RankChannel, RankGroup, run_
 from rollmesh.learner.distributed.rank_payloads import Unusable
 from rollmesh.learner.distributed.train_plan import PlannedMember
 from rollmesh.learner.distributed.trajectories import InlineTrajectories, TrajectoryOrError, TrajectorySource
-from rollmesh.learner.engines.base import ACTOR
-from rollmesh.learner.metrics.run_totals import RunTotals
+from rollmesh.learner.engines.interface import ACTOR
 from rollmesh.learner.metrics.sample_log import SampleLog
 from rollmesh.learner.metrics.trackers import open_trackers
 from rollmesh.learner.metrics.writer import MetricsWriter
@@ -44,8 +43,8 @@ from rollmesh.learner.status import LearnerStatus
 from rollmesh.learner.weights.push_statistics import PushStatistics
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.mesh.runtime.ranks import check_ranks
-from rollmesh.mesh.runtime.service import AsyncBridge
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
@@ -56,7 +55,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
+class ReplayOutcome:
     """The outcome of a replay.
 
     Attributes:
@@ -73,8 +72,8 @@ class Replayed:
 
 def replay(
     config: Config, recorded: Path, out: Path, *, checkpoint: Path | None = None, steps: int | None = None
-) -> Replayed | None:
-    """Trains on what a run has recorded.
+) -> ReplayOutcome | None:
+    """Trains on the recorded batches of a run.
 
     Args:
         config: the run's, or with other settings of algorithm and learner.
@@ -84,10 +83,10 @@ def replay(
         steps: batches to train at most; None: all that follow without a gap.
 
     Returns:
-        What was done; None on ranks above 0.
+        The outcome; None on ranks above 0.
 
     Raises:
-        DataError: nothing is recorded, or not from that start on; `checkpoint` is none.
+        DataError: nothing is recorded, or not from that start on; `checkpoint` is no checkpoint.
         ConfigError: the settings do not go together.
     """
     check_ranks(config.security)
@@ -128,7 +127,7 @@ def _prepare(out: Path) -> None:
     """An empty folder.
 
     Raises:
-        DataError: there is something else than an earlier replay.
+        DataError: the folder holds something else than an earlier replay.
     """
     mark = out / _MARK
     if out.exists() and any(out.iterdir()):
@@ -149,7 +148,7 @@ def _train(
     algorithm: Algorithm,
     checkpoint: Path | None,
     steps: int | None,
-) -> Replayed:
+) -> ReplayOutcome:
     extra = runtime.ranks.load(checkpoint) if checkpoint is not None else {}
     first = int(str(extra.get("version", 0)))
     if recording.batch(first) is None:
@@ -157,8 +156,7 @@ def _train(
             f"the recording has no batch of version {first}; it begins with version {recording.versions[0]}",
             hint="start from a checkpoint of a version that is recorded (--from-checkpoint)",
         )
-    totals = RunTotals.from_wire(extra["figures"]) if "figures" in extra else RunTotals()  # type: ignore[arg-type]
-    progress = RunProgress(recording.lineage, totals)
+    progress = RunProgress.replay(extra, recording.lineage)
     out = config.run.folder
     writer = MetricsWriter(open_trackers(config))
     recorder = StepRecorder(
@@ -180,11 +178,11 @@ def _train(
     loop = TrainingLoop(runtime, batches, _DiscardWeights(), _NoCheckpoints(), recorder, algorithm, rules)
     try:
         reason = loop.run()
-        runtime.ranks.save(PolicyVersion(progress.incarnation, loop.version), {"figures": totals.to_wire()})
+        runtime.ranks.save(PolicyVersion(progress.incarnation, loop.version), progress.totals_to_wire())
     finally:
         writer.close()
     _log.info("replayed versions %d to %d: %s", first, loop.version, reason)
-    return Replayed(first, loop.version, reason, out)
+    return ReplayOutcome(first, loop.version, reason, out)
 
 
 class RecordedBatches:
@@ -200,7 +198,7 @@ class RecordedBatches:
         self._algorithm = algorithm
 
     def gather(self, candidate: CandidateBatch, timeout_s: float) -> bool:
-        """Fills a candidate with the batch of its version; False where there is none.
+        """Fills a candidate with the batch of its version; False without one.
 
         Raises:
             DataError: the algorithm drops every group of the batch.
@@ -224,7 +222,7 @@ class RecordedBatches:
         return True
 
     def discard(self, candidate: CandidateBatch, unusable: Unusable) -> None:
-        """A recording has nothing to put in their place.
+        """Fails: a recording has no groups to put in their place.
 
         Raises:
             DataError: always.
@@ -251,17 +249,17 @@ class RecordedTrajectories:
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
         self._versions = list(recording.versions)
-        self._held: dict[tuple[str, int], Trajectory] = {}
+        self._batch_trajectories: dict[tuple[str, int], Trajectory] = {}
 
     def get(self, members: Sequence[PlannedMember]) -> Sequence[TrajectoryOrError]:
         """The trajectories of `members`, in their order."""
-        wanted = [(member.group_id, member.member) for member in members]
-        while self._versions and not all(name in self._held for name in wanted):
+        names = [(member.group_id, member.member) for member in members]
+        while self._versions and not all(name in self._batch_trajectories for name in names):
             batch = self._recording.batch(self._versions.pop(0))
             groups = decode_groups(batch) if batch is not None else []
-            self._held = {name: found for group in groups for name, found in _trajectories(group)}
+            self._batch_trajectories = {name: found for group in groups for name, found in _trajectories(group)}
         gone = DataError("the recording lacks a trajectory that the plan names", hint="is it the same folder?")
-        return [self._held.get(name, gone) for name in wanted]
+        return [self._batch_trajectories.get(name, gone) for name in names]
 
 
 def _trajectories(group: SampledGroup) -> Iterable[tuple[tuple[str, int], Trajectory]]:
@@ -280,16 +278,16 @@ class _DiscardWeights:
             pass
 
     async def in_force(self) -> None:
-        """At once."""
+        """Returns at once."""
 
 
 class _NoCheckpoints:
     """Writes no checkpoints: only the end of a replay is kept."""
 
     def serve_requests(self, version: int) -> None:
-        """There are none."""
+        """Does nothing: there are no requests."""
 
     def write_if_due(self, version: int, *, changed: bool) -> float:
-        """Never."""
+        """Writes nothing."""
         del version, changed
         return 0.0

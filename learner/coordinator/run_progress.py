@@ -1,4 +1,4 @@
-"""The progress of a run, which every checkpoint stores besides the state of the engines."""
+"""The progress of a run, which every checkpoint stores in addition to the state of the engines."""
 
 from __future__ import annotations
 
@@ -36,8 +36,21 @@ class RunProgress:
     def resume(cls, extra: Mapping[str, Any], incarnation: int, version: int) -> RunProgress:
         """The progress that a checkpoint stores (empty for a new run), continued by `incarnation` from `version`."""
         lineage = Lineage.from_wire(extra.get("lineage", [])).with_takeover(incarnation, version)
-        return cls(lineage, RunTotals.from_wire(extra["figures"]) if "figures" in extra else RunTotals())
+        return cls(lineage, _stored_totals(extra))
+
+    @classmethod
+    def replay(cls, extra: Mapping[str, Any], lineage: Lineage) -> RunProgress:
+        """The progress of a replay of recorded batches, with the totals that a checkpoint stores."""
+        return cls(lineage, _stored_totals(extra))
 
     def to_wire(self) -> dict[str, object]:
         """The progress as JSON, for the checkpoint."""
-        return {"lineage": self.lineage.to_wire(), "figures": self.totals.to_wire()}
+        return {"lineage": self.lineage.to_wire(), **self.totals_to_wire()}
+
+    def totals_to_wire(self) -> dict[str, object]:
+        """The totals alone: a replay continues no lineage."""
+        return {"figures": self.totals.to_wire()}
+
+
+def _stored_totals(extra: Mapping[str, Any]) -> RunTotals:
+    return RunTotals.from_wire(extra["figures"]) if "figures" in extra else RunTotals()

@@ -8,7 +8,7 @@ from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.distributed.rank_group import RankGroup
 from rollmesh.learner.distributed.trajectories import InlineTrajectories
 from rollmesh.learner.status import LearnerStatus
-from rollmesh.mesh.runtime.service import AsyncBridge
+from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class LearnerRuntime:
         ranks: all ranks.
         trajectories: where one rank keeps those that came with the leases.
         controls: requests to the training thread, from signals, the control service and background tasks.
-        status: what the learner reports of itself.
+        status: of the learner, for its reports.
     """
 
     bridge: AsyncBridge

@@ -1,6 +1,6 @@
-"""The limit of batches in a row that change nothing.
+"""The limit of consecutive batches that change nothing.
 
-A gradient that is not finite is not followed, which now and then does no harm. Where it is so in batch after batch
+A gradient that is not finite is not followed, which is harmless now and then. If it happens in batch after batch
 (weights that are NaN, a loss that overflows), the run would use up its data and train nothing.
 """
 
@@ -25,11 +25,11 @@ class SkipLimit:
 
     @property
     def last_batch_stepped(self) -> bool:
-        """Whether every role has changed with its last batch."""
+        """True where every role has changed with its last batch."""
         return not self._in_a_row.total()
 
     def record(self, version: int, stopped: Mapping[str, bool]) -> None:
-        """Notes a batch.
+        """Counts a batch.
 
         Args:
             version: that was trained.

@@ -89,7 +89,7 @@ class StepRecorder:
         writer: takes the records; its thread computes them.
         samples: keeps some responses.
         progress: its totals are updated here, by the training thread (steps) and by results of evaluations.
-        status: told the last metrics.
+        status: gets the last metrics.
         pushes: what generators report of the weights.
         clocks: of waiting and of stalls.
     """
@@ -120,7 +120,7 @@ class StepRecorder:
         return self._eval_reward
 
     def start_clock(self) -> None:
-        """The first version of this learner has been published: the run's time counts."""
+        """Starts the run's clock: the first version of this learner has been published."""
         self._totals.start_clock()
 
     def record_step(self, finished: FinishedStep) -> None:
@@ -182,4 +182,4 @@ class StepRecorder:
             numbers["eval/reward"] = self._eval_reward
         self._status.last_metrics = numbers
         self._writer.write_now(step, record)
-        self._samples.keep(step, finished.groups)
+        self._samples.append(step, finished.groups)

@@ -1,7 +1,7 @@
 """The takeover of a run: the last checkpoint is loaded, then the old learner is fenced.
 
-Invariants: a learner that cannot continue the run takes nothing over; what the last learner has used is known to the
-buffer before anything else is asked of it; where Redis has lost state, it is told again what was used.
+Invariants: a learner that cannot continue the run takes nothing over. The buffer knows the groups that the last learner
+has used before anything else is asked of it. Where Redis has lost state, their use is reported again.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from rollmesh.learner.coordinator.runtime import LearnerRuntime
 from rollmesh.learner.recovery.redis_recovery import RunHistory, read_history
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import DataError, LostStateError
+from rollmesh.mesh.tables import TRAIN
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2
 
@@ -33,7 +34,7 @@ _TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class TakenOver:
+class TakeoverResult:
     """A run that is this learner's.
 
     Attributes:
@@ -65,9 +66,9 @@ class RunTakeover:
         self._ranks = runtime.ranks
         self._status = runtime.status
         self._patience_s = patience_s
-        self._left: RunHistory | None = None
+        self._history: RunHistory | None = None
 
-    def take_over(self, start_from: Path | None, *, takeover: bool) -> TakenOver:
+    def take_over(self, start_from: Path | None, *, takeover: bool) -> TakeoverResult:
         """Loads the last checkpoint and becomes the learner of the run.
 
         Args:
@@ -77,18 +78,18 @@ class RunTakeover:
         Raises:
             RollmeshError: the run cannot be continued, or another learner holds it.
         """
-        # Who names a checkpoint undoes what was committed since. Commits per step run ahead of the checkpoints by
-        # design. Either way what lies between is at most once.
+        # A named checkpoint undoes all commits since. Commits per step run ahead of the checkpoints by design. Either
+        # way the groups in between are trained at most once.
         force = start_from is not None or self._commits_steps
-        self._left = read_history(self._folder)
-        # Else the first checkpoint would end the run, by what it must not remove.
+        self._history = read_history(self._folder)
+        # Otherwise the first checkpoint would end the run when it asks which ones it must not remove.
         protected_names(self._folder / CHECKPOINTS_NAME)
         self._check_survives(start_from)
         for _ in range(_TRIES):
             described = self._bridge.call(self._session.monitor.refresh(), self._patience_s)
             known = described.policy.incarnation
-            if self._left is not None and self._left.incarnation > known:
-                self._bridge.call(self._session.recover_for(self._left), 2 * self._patience_s)
+            if self._history is not None and self._history.incarnation > known:
+                self._bridge.call(self._session.recover_for(self._history), 2 * self._patience_s)
                 continue
             folder = self._checkpoint(described) if start_from is None else str(start_from.resolve())
             extra = self._load(folder)
@@ -102,12 +103,12 @@ class RunTakeover:
                     self._commit(incarnation, version, folder)
             except LostStateError:
                 nothing = RunHistory(known, {}, [], 0, 0, "")
-                last = dataclasses.replace(self._left or nothing, incarnation=known)
+                last = dataclasses.replace(self._history or nothing, incarnation=known)
                 self._bridge.call(self._session.recover_for(last), 2 * self._patience_s)
                 continue
             progress = RunProgress.resume(extra, incarnation, version)
-            before = self._left.takeovers if self._left is not None else {}
-            return TakenOver(progress, {**before, **dict(progress.lineage.resumed)}, seeded)
+            before = self._history.takeovers if self._history is not None else {}
+            return TakeoverResult(progress, {**before, **dict(progress.lineage.resumed)}, seeded)
         raise LostStateError(f"Redis has lost state {_TRIES} times", hint="see the log of Redis, and its disk")
 
     def _check_survives(self, start_from: Path | None) -> None:
@@ -119,20 +120,20 @@ class RunTakeover:
             )
 
     def _checkpoint(self, described: buffer_pb2.DescribeResponse) -> str:
-        """The last one; the buffer is told of it where the last learner could not do so any more.
+        """The last checkpoint; committed here where the last learner could not do so any more.
 
-        What was claimed before it is in it.
+        It includes everything that was claimed before it.
         """
-        left = self._left
-        if left is None or not left.untold(described):
+        history = self._history
+        if history is None or not history.lacks_checkpoint(described):
             return described.latest_checkpoint
-        # A Redis that may have lost state is told of it with all the rest.
+        # A Redis that may have lost state gets it with the whole history.
         with contextlib.suppress(LostStateError):
-            self._commit(described.policy.incarnation, left.committed, left.checkpoint)
-        return left.checkpoint
+            self._commit(described.policy.incarnation, history.committed, history.checkpoint)
+        return history.checkpoint
 
     def _commit(self, incarnation: int, version: int, folder: str) -> None:
-        commit = self._session.client.commit("train", incarnation, version, checkpoint=folder)
+        commit = self._session.client.commit(TRAIN, incarnation, version, checkpoint=folder)
         self._bridge.call(commit, self._patience_s)
 
     def _load(self, name: str) -> dict[str, Any]:
@@ -152,7 +153,7 @@ class RunTakeover:
             raise DamagedCheckpointError(error.message, hint=fallback_hint(folder, self._survives())) from error
 
     def _survives(self) -> Callable[[PolicyVersion], bool]:
-        return self._left.survives if self._left is not None else _all_survive
+        return self._history.survives if self._history is not None else _all_survive
 
 
 def _all_survive(_version: PolicyVersion) -> bool:

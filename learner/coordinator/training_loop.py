@@ -1,8 +1,9 @@
 """The training loop, on one page.
 
-One turn: gather a batch for the present version, train on it, publish the next version, record the step, write a
-checkpoint where one is due. During forward and backward the batch is claimed, the last version is announced and the
-groups of the next batch arrive. The optimizer waits for the claim's answer; a refused batch changes nothing.
+One turn gathers a batch for the present version, trains on it and publishes the next version. Then it records the step,
+and writes a checkpoint where one is due. During forward and backward the batch is claimed, the last version is
+announced and the groups of the next batch arrive. The optimizer waits for the claim's answer; a refused batch changes
+nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from rollmesh.learner.algorithms.base import Algorithm
+from rollmesh.learner.algorithms.interface import Algorithm
 from rollmesh.learner.coordinator.batch_claim import CandidateBatch
 from rollmesh.learner.coordinator.run_progress import RunProgress
 from rollmesh.learner.coordinator.runtime import LearnerRuntime
@@ -21,10 +22,9 @@ from rollmesh.learner.coordinator.step_recorder import FinishedStep, StepRecorde
 from rollmesh.learner.distributed.rank_payloads import Unusable
 from rollmesh.learner.distributed.train_plan import TrainPlan, plan_training
 from rollmesh.learner.distributed.worker import TrainResult
-from rollmesh.learner.rollouts.group_filter import algorithm_view
 from rollmesh.learner.rollouts.group_stream import Interrupted
 from rollmesh.mesh.config import Config
-from rollmesh.mesh.config.models import BatchSection
+from rollmesh.mesh.config.learner import BatchSection
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.trajectory.lineage import Lineage
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TURN_S = 30.0
-"""Longest wait of rank 0 before the other ranks hear that they are to wait further."""
+"""Longest wait of rank 0 before it asks the other ranks to keep waiting."""
 # Longest wait for the answer of a claim; its client repeats the call for less than this.
 _CLAIM_S = 180.0
 
@@ -45,7 +45,7 @@ class BatchSource(Protocol):
         ...
 
     async def claim(self, candidate: CandidateBatch) -> bool:
-        """Makes the candidate ours; False where some of it was refused, and has to be gathered again."""
+        """Claims the candidate; False where some of it was refused, and has to be gathered again."""
         ...
 
     def discard(self, candidate: CandidateBatch, unusable: Unusable) -> None:
@@ -104,7 +104,7 @@ class LoopRules:
 
     @classmethod
     def of(cls, config: Config, progress: RunProgress) -> LoopRules:
-        """Those of a run that a learner continues."""
+        """The rules of a run that a learner continues."""
         learner = config.learner
         return cls(
             progress.lineage,
@@ -125,7 +125,7 @@ class TrainingLoop:
         weights: published here.
         checkpoints: written here.
         recorder: of steps; knows the last held-out reward.
-        algorithm: expects what a group costs to train.
+        algorithm: estimates the cost of training a group.
         rules: of the run.
     """
 
@@ -155,7 +155,7 @@ class TrainingLoop:
         self._timings = StepTimings()
         self.version = rules.version
         self.at_step_boundary = True
-        """Whether every rank has the weights of `version`, and waits for the next order."""
+        """True while every rank has the weights of `version`, and waits for the next order."""
 
     def run(self) -> str:
         """Trains until there is a reason to end, and returns it: steps, stop_at, end_of_data, a signal, a request.
@@ -208,20 +208,20 @@ class TrainingLoop:
         if unusable:
             self._batches.discard(candidate, unusable)
             return
-        # A claimed batch counts as used: so every rank has its share before.
+        # A claimed batch counts as used, so every rank must have its share before the claim.
         claim = self._bridge.submit(self._claim(candidate))
         failure: list[RollmeshError] = []
 
         def claimed() -> bool:
             began = time.perf_counter()
             try:
-                ours = self._bridge.result(claim, _CLAIM_S)
+                is_claimed = self._bridge.result(claim, _CLAIM_S)
             except RollmeshError as error:
-                # Every rank goes back to where it was, as after a refusal, before the run ends.
+                # Every rank returns to its earlier state, as after a refusal, before the run ends.
                 failure.append(error)
-                ours = False
+                is_claimed = False
             timings.claim_s += time.perf_counter() - began
-            return ours
+            return is_claimed
 
         self.at_step_boundary = False
         result = self._ranks.train(claimed)
@@ -247,7 +247,7 @@ class TrainingLoop:
             minibatches=self._rules.batch.minibatches,
             ranks=ranks,
             packing=self._ranks.packing,
-            shares=[self._algorithm.expected_cost(algorithm_view(g)) for g in candidate.groups] if ranks > 1 else None,
+            shares=[self._algorithm.expected_cost(g.algorithm_view) for g in candidate.groups] if ranks > 1 else None,
         )
 
     def _finish(self, batch: CandidateBatch, result: TrainResult) -> None:

@@ -18,6 +18,7 @@ from rollmesh.learner.coordinator.runtime import LearnerRuntime
 from rollmesh.learner.evaluation.evaluator import Evaluator
 from rollmesh.learner.weights.publisher import WeightPublisher
 from rollmesh.mesh.config import Config
+from rollmesh.mesh.tables import TRAIN
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class AnnouncementRules:
         wire_dtype: dtype in which weights travel.
         commit_each: every step counts as trained at once (`commit: step`).
         timeout_s: deadline of one announcement.
-        evaluate_first: version that is evaluated whatever `evaluate_every` says; None: there is none.
+        evaluate_first: version that is evaluated whatever `evaluate_every` is; None: no such version.
         evaluate_every: versions from one evaluation to the next; None: only the first and the last.
     """
 
@@ -46,7 +47,7 @@ class AnnouncementRules:
 
     @classmethod
     def of(cls, config: Config, progress: RunProgress, timeout_s: float) -> AnnouncementRules:
-        """Those of a run that a learner continues; a run without a result begins with an evaluation."""
+        """The rules of a run that a learner continues; a run without a result begins with an evaluation."""
         return cls(
             incarnation=progress.incarnation,
             wire_dtype=config.model.dtype,
@@ -57,7 +58,7 @@ class AnnouncementRules:
         )
 
     def evaluates(self, version: int) -> bool:
-        """Whether a version is due for evaluation."""
+        """True where a version is due for evaluation."""
         every = self.evaluate_every
         return version == self.evaluate_first or (every is not None and version > 0 and version % every == 0)
 
@@ -91,7 +92,7 @@ class VersionAnnouncer:
         self._evaluating: PolicyVersion | None = None
 
     def publish(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Makes the weights fetchable and starts to announce them; errors of the announcement before come out here.
+        """Makes the weights fetchable and starts to announce them; raises errors of the announcement before.
 
         Raises:
             FencedError: another learner has taken over.
@@ -106,7 +107,7 @@ class VersionAnnouncer:
         self._running = self._bridge.submit(self._announce(policy))
 
     def is_evaluated(self, version: int) -> bool:
-        """Whether the last version, which is `version`, is or was evaluated; waits until it is in force if it is due.
+        """True where `version`, the last one, is or was evaluated; waits until it is in force if it is due.
 
         Raises:
             RollmeshError: the announcement failed.
@@ -127,7 +128,7 @@ class VersionAnnouncer:
             self._bridge.result(running, self._rules.timeout_s)
 
     async def in_force(self) -> None:
-        """Returns when the last version is in force; its errors come out of `settle`."""
+        """Returns when the last version is in force; its errors are raised by `wait_in_force`."""
         if (running := self._running) is not None:
             await asyncio.gather(asyncio.shield(asyncio.wrap_future(running)), return_exceptions=True)
 
@@ -137,5 +138,5 @@ class VersionAnnouncer:
         await self._client.set_policy_version(self._rules.incarnation, policy.version)
         if self._rules.commit_each and policy.version > 0:
             self._status.durable = (policy.version, self._status.durable[1])
-            await self._client.commit("train", self._rules.incarnation, policy.version)
+            await self._client.commit(TRAIN, self._rules.incarnation, policy.version)
             self._status.committed = policy.version

@@ -1,8 +1,7 @@
 """Dataset files, checked when they are opened and read row by row afterwards.
 
-Invariant: a dataset that was opened has no row without a needed
-field, so that a run does not stop hours later at row 40,000. Nothing is tokenised here and a JSONL file is not held in
-memory.
+Invariant: a dataset that was opened has no row without a needed field, so that a run does not stop hours later at row
+40,000. Nothing is tokenised here and a JSONL file is not held in memory.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from rollmesh.learner.data.rows import Row, RowSource, parse_row
 from rollmesh.mesh.errors import DataError
 
 _JSON_LINES = (".jsonl", ".json", ".ndjson")
-# Rows that are looked at in a moment.
+# Rows that are checked in a moment.
 _LOOKED_AT = 1000
 
 
@@ -48,14 +47,14 @@ def open_dataset(path: Path, prompt_key: str = "prompt") -> RowSource:
     return source
 
 
-def check_beginning(path: Path, prompt_key: str = "prompt") -> None:
-    """Refuses a dataset for what its first rows show in a moment; `open_dataset` looks at all of them.
+def check_first_rows(path: Path, prompt_key: str = "prompt") -> None:
+    """Refuses a dataset for mistakes in its first rows, in a moment; `open_dataset` checks all of them.
 
     Raises:
         DataError: as `open_dataset`.
     """
     if path.suffix.lower() not in _JSON_LINES or not path.is_file():
-        # A Parquet file holds its columns apart, so that looking at all rows takes no longer.
+        # A Parquet file stores its columns separately, so that checking all rows takes no longer.
         open_dataset(path, prompt_key)
         return
     with path.open("rb") as file:
@@ -102,7 +101,7 @@ def _json_row(path: Path, index: int, line: bytes, prompt_key: str) -> Row:
         raise DataError(f"{path}, row {index}: not valid JSON: {error}") from error
     if not isinstance(record, dict):
         raise DataError(f"{path}, row {index}: expected an object, got {type(record).__name__}")
-    # Only an escape can stand for half a character; looking at all text would cost as much as reading it.
+    # Only an escape can stand for half a character; checking all text would cost as much as reading it.
     if b"\\ud" in line.lower():
         try:
             json.dumps(record, ensure_ascii=False).encode()

@@ -1,4 +1,4 @@
-"""Images of rows: in every form that datasets have them, told apart when a row is read, loaded when it is encoded.
+"""Images of rows in every form that datasets have: recognized when a row is read, loaded when it is encoded.
 
 Forms: a path (relative ones from the dataset's folder), encoded bytes, `{bytes, path}`, a `data:` URL, base64 of a
 file. They stand in the row's `images`, in the order of their marks, or in the parts of its messages (`image`,
@@ -18,9 +18,9 @@ from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.trajectory.images import MAX_IMAGE_BYTES
 
 MARK = "<image>"
-# A file, or what it holds.
+# A file, or its bytes.
 ImageSource = Path | bytes
-# How base64 of PNG, JPEG, GIF and WebP files begins.
+# First characters of base64 of PNG, JPEG, GIF and WebP files.
 _BASE64 = ("iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR")
 _IMAGE_PARTS = ("image", "image_url")
 
@@ -29,7 +29,7 @@ def image_source(value: Any, folder: Path) -> ImageSource:
     """The source of an image of a row.
 
     Raises:
-        ValueError: it has none of the known forms.
+        ValueError: its form is unknown.
     """
     if isinstance(value, Mapping):
         content = value.get("bytes")
@@ -49,14 +49,14 @@ def image_source(value: Any, folder: Path) -> ImageSource:
     return folder / value
 
 
-def parted(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[Any]]:
+def split_images(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[Any]]:
     """Messages whose contents are lists of parts: images as parts without content, and that content separately.
 
     Args:
         messages: contents are strings, or lists of parts.
 
     Returns:
-        The messages, and what their image parts brought with them (None where nothing), in their order.
+        The messages, and the content of their image parts (None for an empty part), in their order.
 
     Raises:
         ValueError: a part is neither text nor image.

@@ -1,8 +1,8 @@
 """The order of the prompts: a pure function of (seed, rows, ordinal).
 
 Ordinals count the prompts of a run over all epochs, from 1. Ordinal `o` lies in epoch `(o - 1) // rows`, at position
-`(o - 1) % rows` of that epoch's permutation. Invariant: the same seed and row count give the same row for an ordinal
-on every machine and after every restart, so a cursor is one integer.
+`(o - 1) % rows` of that epoch's permutation. Invariant: the same seed and row count give the same row for an ordinal,
+on every machine and after every restart. So a cursor is one integer.
 """
 
 from __future__ import annotations

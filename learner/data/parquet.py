@@ -29,8 +29,8 @@ class ParquetRows:
                 if column not in present and file.metadata.num_rows:
                     # The row parser words the error; row 0 is the first that lacks the column.
                     parse_row(path, 0, _first_record(file), prompt_key)
-            wanted = [n for n in (prompt_key, "data_source", "reward_model", "extra_info", "images") if n in present]
-            self._table = file.read(columns=wanted)
+            columns = [n for n in (prompt_key, "data_source", "reward_model", "extra_info", "images") if n in present]
+            self._table = file.read(columns=columns)
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"cannot read {path}: {error}", hint="is it a Parquet file?") from error
         self._check_nulls()

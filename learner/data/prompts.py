@@ -1,14 +1,14 @@
 """Rows become prompt tasks: chat template, tokenisation, length check.
 
-A string prompt is tokenised with the tokenizer's own special tokens; chat messages go through its chat template with
-a generation prompt, which brings its special tokens itself.
+A string prompt is tokenised with the tokenizer's own special tokens. Chat messages go through its chat template with a
+generation prompt, which brings its special tokens itself.
 
 Agents with tools or an environment need chat messages, and the model is shown the schemas of its tools. Where an
-environment drives the episodes its first observation continues within the last user message: such a prompt ends there,
-open (without the end of the message and without a generation prompt, which the generator adds, masked); rows that end
+environment drives the episodes its first observation continues within the last user message. Such a prompt ends there,
+open: without the end of the message and without a generation prompt, which the generator adds, masked. Rows that end
 with another message get an empty user message for it.
 
-Prompts of rows with images hold one placeholder token per image; their length is what the model sees of them.
+Prompts of rows with images hold one placeholder token per image; their length counts these tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from rollmesh.learner.data.images import MARK, load_images, parted
+from rollmesh.learner.data.images import MARK, load_images, split_images
 from rollmesh.learner.data.rows import Row
 from rollmesh.mesh.agent_tools import agent_schemas
 from rollmesh.mesh.errors import DataError, PayloadError
@@ -38,7 +38,7 @@ _MARK = "rollmeshopen"
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedRow:
     """A row that cannot be rolled out."""
 
     row: int
@@ -81,8 +81,8 @@ class AgentPrompts:
     Attributes:
         tools: schemas that the model is shown.
         open: they end within their last user message.
-        own: agents write the conversation themselves, from its first message on. Of a row with chat messages the task
-            then has the one token with which every conversation begins; the rest lies in the responses, masked, and
+        own: agents write the conversation themselves, from its first message on. The task of a row with chat messages
+            then has only the token with which every conversation begins. The rest lies in the responses, masked, and
             their budget holds a prompt too.
     """
 
@@ -92,7 +92,7 @@ class AgentPrompts:
 
     @classmethod
     def of(cls, agent: AgentSection) -> AgentPrompts | None:
-        """Those of a configuration; None without agents.
+        """The settings of a configuration; None without agents.
 
         Raises:
             ConfigError: its tools or its environment cannot be loaded.
@@ -109,7 +109,7 @@ class PromptEncoder:
         tokenizer: of the model that is trained.
         max_prompt_tokens: longer prompts are refused.
         template_kwargs: extra arguments of `apply_chat_template`.
-        agent: what agents need; None: responses have one turn.
+        agent: settings of agents; None: responses have one turn.
         images: of the model; None: rows with images are refused.
     """
 
@@ -131,20 +131,22 @@ class PromptEncoder:
         own = images.chat_template if images is not None else None
         self._template: Any = own or tokenizer.chat_template
 
-    def encode(self, row: Row, shape: TaskShape, *, task_id: str, ordinal: int) -> trajectory_pb2.PromptTask | Refused:
-        """The task of a row, or why there is none.
+    def encode(
+        self, row: Row, shape: TaskShape, *, task_id: str, ordinal: int
+    ) -> trajectory_pb2.PromptTask | RefusedRow:
+        """The task of a row, or the reason why it is refused.
 
         Raises:
-            DataError: chat messages and a tokenizer without (or with a failing) chat template; a ground truth that
-                is not JSON; images that cannot be read, or that no model can take.
+            DataError: chat messages and a tokenizer without (or with a failing) chat template; a ground truth that is
+                no JSON; unreadable or unusable images.
         """
         images = self._load(row)
         text, ids = self._tokenise(row)
         if not ids:
-            return Refused(row.index, "empty_prompt", 0)
+            return RefusedRow(row.index, "empty_prompt", 0)
         length = self._seen(row, ids, images)
         if length > self._max_tokens:
-            return Refused(row.index, "long_prompt", length)
+            return RefusedRow(row.index, "long_prompt", length)
         sampling = shape.sampling()
         if self._agent is not None and self._agent.own and not isinstance(row.prompt, str):
             ids = ids[:1]
@@ -214,7 +216,9 @@ class PromptEncoder:
     def _render(self, row: Row) -> str:
         if self._agent is None or not self._agent.open:
             # Templates of processors read parts.
-            parts = parted(row.prompt)[0] if self._images is not None and isinstance(row.prompt, list) else row.prompt
+            parts = (
+                split_images(row.prompt)[0] if self._images is not None and isinstance(row.prompt, list) else row.prompt
+            )
             return self._apply(row, parts, generation_prompt=True)
         assert isinstance(row.prompt, list), "checked before"
         messages = list(row.prompt)

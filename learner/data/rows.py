@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from rollmesh.learner.data.images import MARK, ImageSource, image_source, parted
+from rollmesh.learner.data.images import MARK, ImageSource, image_source, split_images
 from rollmesh.mesh.errors import DataError
 
 _FORM_HINT = (
@@ -109,7 +109,7 @@ def _with_images(
     if isinstance(prompt, str):
         brought = [None] * prompt.count(MARK)
     else:
-        prompt, brought = parted(prompt)
+        prompt, brought = split_images(prompt)
     places = sum(value is None for value in brought)
     if places != len(given):
         raise ValueError(f"has {len(given)} images for {places} marks ({MARK}, or parts of type image)")

@@ -1,6 +1,6 @@
 """The stream of prompt tasks after a cursor, tokenised window by window.
 
-Invariants: the tasks after ordinal `o` depend on nothing but the dataset, the seed and `o`; a refused row keeps its
+Invariants: the tasks after ordinal `o` depend on nothing but the dataset, the seed and `o`. A refused row keeps its
 ordinal, so skipping one moves no other.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rollmesh.learner.data.order import DataOrder
-from rollmesh.learner.data.prompts import PromptEncoder, Refused, TaskShape
+from rollmesh.learner.data.prompts import PromptEncoder, RefusedRow, TaskShape
 from rollmesh.learner.data.rows import RowSource
 from rollmesh.mesh.errors import DataError
 from rollmesh.protos import trajectory_pb2
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class TaskWindow:
     """A run of consecutive ordinals.
 
     Attributes:
@@ -74,9 +74,9 @@ class PromptStream:
             for start in range(0, len(self._source), chunk):
                 indices = range(start, min(start + chunk, len(self._source)))
                 for row in self._source.rows(indices):
-                    self._take(self._encoder.encode(row, self._shape, task_id="check", ordinal=1))
+                    self._accept(self._encoder.encode(row, self._shape, task_id="check", ordinal=1))
 
-    def after(self, ordinal: int, count: int) -> Window:
+    def after(self, ordinal: int, count: int) -> TaskWindow:
         """At least one and at most `count` tasks after `ordinal` (fewer only at the end of the data).
 
         Raises:
@@ -97,7 +97,7 @@ class PromptStream:
                 )
             cursor = chunk[-1]
             end = self._ends_at(cursor)
-        return Window(tasks, cursor, end)
+        return TaskWindow(tasks, cursor, end)
 
     def _ends_at(self, ordinal: int) -> bool:
         return self._order.last_ordinal is not None and ordinal >= self._order.last_ordinal
@@ -114,12 +114,12 @@ class PromptStream:
         tasks = []
         for ordinal, (epoch, index), row in zip(ordinals, places, rows, strict=True):
             encoded = self._encoder.encode(row, self._shape, task_id=f"{epoch}-{index}", ordinal=ordinal)
-            if (task := self._take(encoded)) is not None:
+            if (task := self._accept(encoded)) is not None:
                 tasks.append(task)
         return tasks
 
-    def _take(self, encoded: trajectory_pb2.PromptTask | Refused) -> trajectory_pb2.PromptTask | None:
-        if not isinstance(encoded, Refused):
+    def _accept(self, encoded: trajectory_pb2.PromptTask | RefusedRow) -> trajectory_pb2.PromptTask | None:
+        if not isinstance(encoded, RefusedRow):
             return encoded
         refused = encoded
         if self._on_refused == "refuse":

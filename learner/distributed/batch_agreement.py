@@ -1,10 +1,10 @@
 """One result of the batch stage for all ranks: rank 0's.
 
 Every rank runs the stage on the same data, and mostly comes to the same result. But sums on a GPU depend on the order
-of their terms, and a user's code may draw or iterate as it likes; a threshold then falls differently, and ranks that
-keep different tokens count a different batch. So ranks compare checksums, and only what differs travels.
+of their terms, and a user's code may draw or iterate as it likes. A threshold then falls differently, and ranks that
+keep different tokens count a different batch. So ranks compare checksums, and only differing values travel.
 
-Invariants: afterwards every rank holds the same values to the bit, with the names and shapes of rank 0; where all
+Invariants: afterwards every rank holds the same values to the bit, with the names and shapes of rank 0. Where all
 agree, a few hundred bytes have travelled and no value has left its device.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rollmesh.learner.engines.base import Engine
+from rollmesh.learner.engines.interface import Engine
 
 # Elements that are summed up at once; their weights are as many.
 _CHUNK = 1 << 20
@@ -26,26 +26,26 @@ _STRIDE = 0x9E3779B97F4A7C15 - (1 << 64)
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def agree(engine: Engine, values: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
+def agree_on_values(engine: Engine, values: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
     """The values to replace on this rank, so that all ranks hold those of rank 0; collective.
 
     Args:
         engine: of the ranks.
-        values: this rank's, by name; None: there is none.
+        values: this rank's, by name; None: no value.
 
     Returns:
         Rank 0's values of every name of which some rank had another value; the same names on all ranks.
     """
     if engine.world_size == 1:
         return {}
-    everyone = [json.loads(said) for said in engine.gather_bytes(_described(values))]
-    first: dict[str, list[Any] | None] = everyone[0]
-    names = [*first, *sorted({name for said in everyone for name in said} - set(first))]
+    described_by_rank = [json.loads(on_rank) for on_rank in engine.gather_bytes(_describe(values))]
+    first: dict[str, list[Any] | None] = described_by_rank[0]
+    names = [*first, *sorted({name for on_rank in described_by_rank for name in on_rank} - set(first))]
     replaced: dict[str, Tensor | None] = {}
     for name in names:
         described = first.get(name)
-        if any(said.get(name) != described for said in everyone):
-            replaced[name] = None if described is None else _sent(engine, values.get(name), described)
+        if any(on_rank.get(name) != described for on_rank in described_by_rank):
+            replaced[name] = None if described is None else _broadcast_rank_0(engine, values.get(name), described)
     return replaced
 
 
@@ -53,10 +53,10 @@ def agree_on_state(engine: Engine, state: Mapping[str, Any]) -> dict[str, Any] |
     """Rank 0's state (JSON) where some rank's differs, else None; collective."""
     if engine.world_size == 1:
         return None
-    everyone = engine.gather_bytes(json.dumps(state, sort_keys=True).encode())
-    if all(said == everyone[0] for said in everyone):
+    states = engine.gather_bytes(json.dumps(state, sort_keys=True).encode())
+    if all(other == states[0] for other in states):
         return None
-    found: dict[str, Any] = json.loads(everyone[0])
+    found: dict[str, Any] = json.loads(states[0])
     return found
 
 
@@ -73,7 +73,7 @@ def checksum(values: Tensor) -> Tensor:
     return total
 
 
-def _described(values: Mapping[str, Tensor | None]) -> bytes:
+def _describe(values: Mapping[str, Tensor | None]) -> bytes:
     """Dtype, shape and checksum by name, as JSON."""
     there = {name: found for name, found in values.items() if found is not None}
     sums = torch.stack([checksum(found) for found in there.values()]).tolist() if there else []
@@ -83,7 +83,7 @@ def _described(values: Mapping[str, Tensor | None]) -> bytes:
     return json.dumps(described).encode()
 
 
-def _sent(engine: Engine, own: Tensor | None, described: list[Any]) -> Tensor:
+def _broadcast_rank_0(engine: Engine, own: Tensor | None, described: list[Any]) -> Tensor:
     """Rank 0's tensor."""
     dtype, shape, _ = described
     if engine.rank > 0 or own is None:

@@ -1,7 +1,7 @@
 """A batch's rollouts become this rank's packed micro-batches.
 
-Invariants: a micro-batch's values are those of the rollouts at the moment of packing; tokens that are not kept are in
-no micro-batch and in no count; sequences left out because they are silent are in the counts; a sequence that is
+Invariants: a micro-batch's values are those of the rollouts at the moment of packing. Tokens that are not kept are in
+no micro-batch and in no count; sequences left out because they are silent are in the counts. A sequence that is
 repeated k times is in micro-batches and counts k times. Counts are over all ranks and need no communication, because
 every rank holds all rollouts.
 """
@@ -19,9 +19,9 @@ from torch import Tensor
 
 from rollmesh.learner.algorithms.types import GlobalCounts, Rollouts, TokenBatch
 from rollmesh.learner.batching.pack import lay_out, trained_mask
-from rollmesh.learner.batching.plan import Item, plan_batch
+from rollmesh.learner.batching.plan import PlanItem, plan_batch
 from rollmesh.learner.batching.transfer import to_device
-from rollmesh.learner.batching.types import PackedBatch, Row, TrainSequence
+from rollmesh.learner.batching.types import PackedBatch, PackedRow, TrainSequence
 from rollmesh.learner.distributed.train_plan import TrainPlan
 
 Integers = NDArray[np.int64]
@@ -39,12 +39,12 @@ class MicroBatch:
     """
 
     members: tuple[int, ...]
-    row: Row
+    row: PackedRow
     sequence_indices: Tensor
     token_indices: Tensor
 
     def pack(self, rollouts: Rollouts) -> PackedBatch:
-        """With the values of the rollouts as they are now."""
+        """Packs the micro-batch with the values of the rollouts as they are now."""
         indices = self.token_indices
 
         def at(values: Tensor | None) -> Tensor | None:
@@ -67,11 +67,11 @@ class MicroBatch:
             extra={name: values[indices] for name, values in rollouts.extra.items()},
         )
         lengths = self.row.sequence_lengths
-        return self.row.with_tokens(tokens, GlobalCounts(indices.numel(), int((lengths > 0).sum())))
+        return PackedBatch(self.row, tokens, GlobalCounts(indices.numel(), int((lengths > 0).sum())))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Step:
+class OptimizerStep:
     """One optimizer step of one role: this rank's micro-batches, and the counts over all ranks."""
 
     micro_batches: list[MicroBatch]
@@ -145,8 +145,8 @@ class RankBatch:
             self._planned[minibatch] = [self._lay_out(micro, None) for micro in planned]
         return self._planned[minibatch]
 
-    def steps(self, rollouts: Rollouts, *, skip_zero_advantage: bool) -> list[Step]:
-        """One optimizer step per minibatch, as the rollouts say what is trained.
+    def steps(self, rollouts: Rollouts, *, skip_zero_advantage: bool) -> list[OptimizerStep]:
+        """One optimizer step per minibatch of the tokens that the rollouts keep.
 
         Args:
             rollouts: the batch.
@@ -166,11 +166,11 @@ class RankBatch:
             counts = GlobalCounts(
                 int((lengths * repeats)[members].sum()), int(((lengths > 0) * repeats)[members].sum())
             )
-            steps.append(Step(micro_batches, [micro.pack(rollouts) for micro in micro_batches], counts))
+            steps.append(OptimizerStep(micro_batches, [micro.pack(rollouts) for micro in micro_batches], counts))
         return steps
 
-    def minibatch_view(self, minibatch: int, step: Step, rollouts: Rollouts) -> MinibatchView:
-        """Everything that a minibatch trains, silent sequences included, and where this rank's part is in it."""
+    def minibatch_view(self, minibatch: int, step: OptimizerStep, rollouts: Rollouts) -> MinibatchView:
+        """All tokens that a minibatch trains, silent sequences included, and the places of this rank's part."""
         kept = _kept(rollouts)
         lengths = self._kept_lengths(kept)
         repeats = _repeats(rollouts)
@@ -203,7 +203,7 @@ class RankBatch:
     def _divide(self, members: Sequence[int]) -> list[tuple[int, ...]]:
         """Micro-batches of sequences of one minibatch, in the plan's order."""
         items = [
-            Item(
+            PlanItem(
                 self._plan.members[member].prompt,
                 len(self._sequences[member].prompt_ids),
                 len(self._sequences[member].response_ids),

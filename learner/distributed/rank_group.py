@@ -1,6 +1,6 @@
 """The ranks as one: rank 0 gives orders, the others follow them.
 
-Rank 0 alone talks to the buffer about batches. What it decides it tells the others as a message (msgpack over a gloo
+Rank 0 alone talks to the buffer about batches. It sends its decisions to the others as messages (msgpack over a gloo
 broadcast), then every rank does the same with its `Worker`. With one rank nothing is sent.
 """
 
@@ -71,23 +71,23 @@ class RankGroup:
 
     @property
     def packing(self) -> Packing:
-        """That all models of the run can take."""
+        """The packing that all models of the run can take."""
         return self._worker.packing
 
     def prepare(self, plan: TrainPlan) -> Unusable:
-        """Every rank gets its share; gives the groups that cannot be trained, and why."""
+        """Gives every rank its share; returns the groups that cannot be trained, and why."""
         if self._channel is not None:
             self._send_order("prepare", plan=plan.to_bytes())
         return self._worker.prepare(plan)
 
     def train(self, may_update: Callable[[], bool]) -> TrainResult | None:
-        """Every rank trains on what it prepared.
+        """Trains every rank on the share that it prepared.
 
         Args:
             may_update: asked once, when the first update is ready.
 
         Returns:
-            None where the answer was no; then nothing has changed.
+            None where `may_update` returned False; then nothing has changed.
         """
         self._send_order("train")
 
@@ -109,12 +109,12 @@ class RankGroup:
         yield from self._worker.export()
 
     def save(self, version: PolicyVersion, extra: dict[str, object]) -> Path:
-        """Every rank writes its part of a checkpoint."""
+        """Writes a checkpoint, each rank its part."""
         self._send_order("save", version=str(version), extra=extra)
         return self._worker.save(version, extra)
 
     def load(self, folder: Path) -> dict[str, object]:
-        """Every rank goes back to a checkpoint."""
+        """Restores a checkpoint on every rank."""
         self._send_order("load", folder=str(folder))
         return self._worker.load(folder)
 
@@ -143,7 +143,7 @@ def _train_if_allowed(worker: Worker, channel: RankChannel) -> None:
 def run_follower(worker: Worker, channel: RankChannel) -> None:
     """Runs a rank above 0: follows orders until the last one.
 
-    Rank 0 hears as well what any rank cannot get of a batch, and decides: it may write a checkpoint first.
+    Rank 0 also learns which part of a batch any rank cannot get, and decides: it may write a checkpoint first.
     """
     while True:
         message = msgpack.unpackb(channel.receive())

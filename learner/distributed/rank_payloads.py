@@ -1,4 +1,4 @@
-"""The payloads of a rank's share of a plan, opened and checked, and what the ranks tell one another about them.
+"""The payloads of a rank's share of a plan: opened, checked, and their problems shared between the ranks.
 
 Invariant: every rank learns which problem any of them has, so that all train, all drop the same groups, or all give up.
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 import msgpack
 import numpy as np
 
-from rollmesh.learner.batching.pack import check
+from rollmesh.learner.batching.pack import check_sequence
 from rollmesh.learner.batching.types import TrainSequence
 from rollmesh.learner.distributed.train_plan import TrainPlan
 from rollmesh.learner.distributed.trajectories import TrajectorySource
-from rollmesh.learner.engines.base import Engine
+from rollmesh.learner.engines.interface import Engine
 from rollmesh.mesh.errors import DataError, PayloadError, StoreError, UnreachableError
 
 Unusable = dict[str, str]
@@ -25,12 +25,12 @@ def gather_sequences(
     """This rank's sequences by their index in the plan; collective.
 
     Args:
-        engine: knows the ranks, and what the model reads.
+        engine: knows the ranks, and the model's vocabulary.
         plan: of the batch.
         payloads: of this rank.
 
     Returns:
-        The sequences, and what any rank has found unusable.
+        The sequences, and the groups that any rank has found unusable.
 
     Raises:
         UnreachableError: the buffer stayed away, from this rank or another.
@@ -73,7 +73,7 @@ def _decode(engine: Engine, plan: TrainPlan, payloads: TrajectorySource) -> tupl
                 staleness=plan.lineage.per_token(found.versions, plan.version),
                 temperature=plan.prompts[member.prompt].temperature,
             )
-            check(index, sequences[index])
+            check_sequence(index, sequences[index])
             _check_values(sequences[index], engine.vocab_size)
         except (PayloadError, DataError) as error:
             unusable.setdefault(member.group_id, f"member {member.member}: {error}")

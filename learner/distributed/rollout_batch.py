@@ -1,8 +1,8 @@
-"""The batch as an algorithm sees it (`learner.algorithms.base.Batch`): all rollouts on every rank, and the models.
+"""The batch as an algorithm sees it (`learner.algorithms.interface.Batch`): all rollouts on every rank, and the models.
 
-Invariants: every method is collective; after it all ranks hold the same values, in the order of the plan's members,
-whatever rank has computed them; what the algorithm fills in is rank 0's before it is trained on. With one rank nothing
-is communicated.
+Invariants: every method is collective. After it all ranks hold the same values, in the order of the plan's members,
+whatever rank has computed them. Fields that the algorithm fills in are rank 0's before they are trained on. With one
+rank nothing is communicated.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rollmesh.learner.algorithms.base import Algorithm, Loss
+from rollmesh.learner.algorithms.interface import Algorithm, Loss
 from rollmesh.learner.algorithms.types import ModelOutput, Rollouts, StepView
 from rollmesh.learner.batching.pack import response_lengths, sampled_values, trained_mask
 from rollmesh.learner.batching.transfer import to_device
 from rollmesh.learner.batching.types import TrainSequence
-from rollmesh.learner.distributed.batch_agreement import agree
-from rollmesh.learner.distributed.rank_batch import Integers, RankBatch, Step, members_of, rank_order
+from rollmesh.learner.distributed.batch_agreement import agree_on_values
+from rollmesh.learner.distributed.rank_batch import Integers, OptimizerStep, RankBatch, members_of, rank_order
 from rollmesh.learner.distributed.train_plan import TrainPlan
-from rollmesh.learner.engines.base import ACTOR, Engine, StepResult
+from rollmesh.learner.engines.interface import ACTOR, Engine, StepResult
 from rollmesh.mesh.errors import ConfigError
 
 _EXTRA = "extra."
@@ -95,10 +95,10 @@ class RolloutBatch:
         for step in self.steps(role):
             self.update(role, loss, step)
 
-    def report(self, figures: Mapping[str, float]) -> None:
-        self.metrics.update({name: float(value) for name, value in figures.items()})
+    def report(self, metrics: Mapping[str, float]) -> None:
+        self.metrics.update({name: float(value) for name, value in metrics.items()})
 
-    def steps(self, role: str, *, skip_zero_advantage: bool = False) -> list[Step]:
+    def steps(self, role: str, *, skip_zero_advantage: bool = False) -> list[OptimizerStep]:
         """A role's optimizer steps on the rollouts as they are now, one per minibatch.
 
         Raises:
@@ -109,13 +109,13 @@ class RolloutBatch:
         _check_shapes(self._rollouts)
         return self._rank_batch.steps(self._rollouts, skip_zero_advantage=skip_zero_advantage)
 
-    def update(self, role: str, loss: Loss, step: Step) -> None:
+    def update(self, role: str, loss: Loss, step: OptimizerStep) -> None:
         """One optimizer step."""
         result = self._engine(role).train_batch(step.batches, loss, step.counts, self._before_update)
         self.results.setdefault(role, []).append(result)
 
-    def select(self, algorithm: Algorithm, minibatch: int, step: Step) -> None:
-        """Lets the algorithm look at a whole minibatch under the current policy; fills `TokenBatch.selected`."""
+    def select(self, algorithm: Algorithm, minibatch: int, step: OptimizerStep) -> None:
+        """Shows the algorithm a whole minibatch under the current policy; fills `TokenBatch.selected`."""
         log_probs, entropy = self._infer(ACTOR, [minibatch]).policy()
         rollouts = self._rollouts
         view = self._rank_batch.minibatch_view(minibatch, step, rollouts)
@@ -125,15 +125,15 @@ class RolloutBatch:
         selected = algorithm.select(
             StepView(log_probs[indices], entropy[indices], anchor[indices], advantages[indices], self._generator)
         )
-        replaced = agree(self._engines[ACTOR], {"selected": selected})
-        selected = selected if (theirs := replaced.get("selected")) is None else theirs
+        replaced = agree_on_values(self._engines[ACTOR], {"selected": selected})
+        selected = selected if (rank_0_selected := replaced.get("selected")) is None else rank_0_selected
         for batch, positions in zip(step.batches, view.positions, strict=True):
             batch.tokens.selected = selected[positions]
 
     def _adopt_rank_0(self) -> None:
-        """Replaces what came out differently on some rank by what rank 0 has."""
+        """Replaces values that differ on some rank by rank 0's."""
         rollouts = self._rollouts
-        replaced = agree(self._engines[ACTOR], {name: values for name, values, _ in _stage_outputs(rollouts)})
+        replaced = agree_on_values(self._engines[ACTOR], {name: values for name, values, _ in _stage_outputs(rollouts)})
         for name, values in replaced.items():
             if not name.startswith(_EXTRA):
                 setattr(rollouts, name, values)
@@ -163,15 +163,15 @@ class RolloutBatch:
         parts = engine.infer_batch(batches, sum_pi_squared=sum_pi_squared)
         order = self._rank_batch.token_indices(rank_order(self._plan, minibatches))
 
-        def gathered(name: str) -> Tensor:
+        def gather_values(name: str) -> Tensor:
             return self._in_order(_concatenated([getattr(part, name) for part in parts], self._device), order)
 
         if self._kinds[role] == "value_model":
-            return ModelOutput(values=gathered("values"))
+            return ModelOutput(values=gather_values("values"))
         return ModelOutput(
-            log_probs=gathered("log_probs"),
-            entropy=gathered("entropy"),
-            sum_pi_squared=gathered("sum_pi_squared") if sum_pi_squared else None,
+            log_probs=gather_values("log_probs"),
+            entropy=gather_values("entropy"),
+            sum_pi_squared=gather_values("sum_pi_squared") if sum_pi_squared else None,
         )
 
     def _gather_lengths(self, own: Sequence[TrainSequence], mask: NDArray[np.bool_]) -> Integers:
@@ -186,7 +186,7 @@ class RolloutBatch:
         plan, device = self._plan, self._device
         order = self._rank_batch.token_indices(rank_order(plan, range(self.minibatches)))
         behaviour, staleness = (to_device(values, device) for values in sampled_values(own, mask))
-        chances = [plan.prompts[member.prompt].probability for member in plan.members]
+        probabilities = [plan.prompts[member.prompt].probability for member in plan.members]
         baselines = [plan.prompts[member.prompt].baseline_reward for member in plan.members]
 
         def per_sequence(values: Sequence[float | None]) -> Tensor:
@@ -204,7 +204,7 @@ class RolloutBatch:
                 for position, name in enumerate(plan.components)
             },
             baseline_rewards=None if None in baselines else per_sequence(baselines),
-            probabilities=None if all(chance == 1.0 for chance in chances) else per_sequence(chances),
+            probabilities=None if all(p == 1.0 for p in probabilities) else per_sequence(probabilities),
         )
 
     def _all_gather(self, values: Tensor) -> Tensor:
@@ -218,17 +218,17 @@ class RolloutBatch:
             values: this rank's.
             order: place of every value, rank after rank.
         """
-        everyone = self._all_gather(values)
+        gathered = self._all_gather(values)
         total = self._rank_batch.num_tokens
         if len(order) == total and (order == np.arange(total)).all():
-            return everyone
+            return gathered
         result = torch.zeros(total, dtype=values.dtype, device=self._device)
-        result[to_device(order, self._device)] = everyone
+        result[to_device(order, self._device)] = gathered
         return result
 
 
 def _stage_outputs(rollouts: Rollouts) -> list[tuple[str, Tensor | None, tuple[int]]]:
-    """Name, value and declared shape of what a batch stage may fill in."""
+    """Name, value and declared shape of the fields that a batch stage may fill in."""
     tokens, sequences = (rollouts.num_tokens,), (rollouts.num_sequences,)
     return [
         ("advantages", rollouts.advantages, tokens),
@@ -245,7 +245,7 @@ def _stage_outputs(rollouts: Rollouts) -> list[tuple[str, Tensor | None, tuple[i
 
 
 def _check_shapes(rollouts: Rollouts) -> None:
-    """Checks the sizes of what a batch stage has filled in against those that `Rollouts` declares.
+    """Checks the sizes of the fields that a batch stage has filled in against those that `Rollouts` declares.
 
     Raises:
         ConfigError: names the field.

@@ -1,7 +1,7 @@
 """The plan of one batch, made by rank 0 on metadata and sent to all ranks.
 
-How a batch is divided is `learner.batching`'s decision; this module says which trajectories that concerns, and carries
-it over the wire (msgpack). The plan is the same on every rank.
+`learner.batching` divides the batch. This module names the trajectories and carries the plan over the wire (msgpack).
+The plan is the same on every rank.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from rollmesh.learner.batching.plan import BatchPlan, Item, plan_batch
+from rollmesh.learner.batching.plan import BatchPlan, PlanItem, plan_batch
 from rollmesh.learner.batching.types import Packing
 from rollmesh.learner.rollouts.group import SampledGroup
 from rollmesh.mesh.trajectory.lineage import Lineage
@@ -42,7 +42,7 @@ class PlannedMember:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class PlannedPrompt:
     """The prompt and the values that the members of a group share.
 
     Attributes:
@@ -68,7 +68,7 @@ class TrainPlan:
 
     Attributes:
         version: policy version that is trained.
-        lineage: to tell the staleness of tokens.
+        lineage: gives the staleness of tokens.
         prompts: of the groups.
         members: all responses that are trained, those of a group side by side.
         components: names of the reward components.
@@ -78,7 +78,7 @@ class TrainPlan:
 
     version: int
     lineage: Lineage
-    prompts: Sequence[Prompt]
+    prompts: Sequence[PlannedPrompt]
     members: Sequence[PlannedMember]
     components: Sequence[str]
     division: BatchPlan
@@ -109,7 +109,7 @@ class TrainPlan:
         return cls(
             version=wire["version"],
             lineage=Lineage.from_wire(wire["lineage"]),
-            prompts=[Prompt(*prompt) for prompt in wire["prompts"]],
+            prompts=[PlannedPrompt(*prompt) for prompt in wire["prompts"]],
             members=[PlannedMember(*member) for member in wire["members"]],
             components=wire["components"],
             division=BatchPlan(
@@ -149,7 +149,9 @@ def plan_training(
     for index, group in enumerate(groups):
         task = group.leased.task
         prompts.append(
-            Prompt(task.prompt_ids, task.sampling.temperature, group.baseline_reward, group.leased.probability or 1.0)
+            PlannedPrompt(
+                task.prompt_ids, task.sampling.temperature, group.baseline_reward, group.leased.probability or 1.0
+            )
         )
         share = 1.0 if shares is None else shares[index]
         for member in group.scored_members:
@@ -160,6 +162,6 @@ def plan_training(
                     index, group.group_id, meta.member, meta.response_tokens, meta.reward, member.truncated, components
                 )
             )
-            items.append(Item(index, len(group.prompt_ids), meta.response_tokens, share))
+            items.append(PlanItem(index, len(group.prompt_ids), meta.response_tokens, share))
     division = plan_batch(items, token_budget=token_budget, ranks=ranks, minibatches=minibatches, packing=packing)
     return TrainPlan(version, lineage, prompts, members, names, division, packing)

@@ -10,13 +10,14 @@ from rollmesh.buffer.client.client import BufferClient
 from rollmesh.learner.distributed.train_plan import PlannedMember
 from rollmesh.learner.rollouts.group import SampledGroup
 from rollmesh.mesh.errors import DataError, PayloadError
-from rollmesh.mesh.runtime.service import AsyncBridge
+from rollmesh.mesh.runtime.async_bridge import AsyncBridge
+from rollmesh.mesh.tables import TRAIN
 from rollmesh.mesh.trajectory import payload_codec
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.protos import buffer_pb2
 
 TrajectoryOrError = Trajectory | PayloadError | DataError
-"""A trajectory, or why there is none: it is malformed, or its group has ended."""
+"""A trajectory, or the reason for its absence: it is malformed, or its group has ended."""
 
 
 class TrajectorySource(Protocol):
@@ -31,11 +32,11 @@ class InlineTrajectories:
     """Trajectories that came with the leases (one rank)."""
 
     def __init__(self) -> None:
-        self._held: dict[tuple[str, int], Trajectory] = {}
+        self._trajectories: dict[tuple[str, int], Trajectory] = {}
 
     def set_batch(self, groups: Sequence[SampledGroup]) -> None:
-        """Takes the groups of a batch in place of those of the batch before."""
-        self._held = {
+        """Replaces the former batch's groups by those of a batch."""
+        self._trajectories = {
             (group.group_id, member.meta.member): member.trajectory
             for group in groups
             for member in group.members
@@ -43,7 +44,7 @@ class InlineTrajectories:
         }
 
     def get(self, members: Sequence[PlannedMember]) -> Sequence[TrajectoryOrError]:
-        return [self._held[member.group_id, member.member] for member in members]
+        return [self._trajectories[member.group_id, member.member] for member in members]
 
 
 class FetchedTrajectories:
@@ -73,7 +74,7 @@ class FetchedTrajectories:
         try:
             await self._fetch(members, found)
         except DataError:
-            # A call ends with the first group that is gone, and says which one to readers only.
+            # A call ends with the first group that is gone; only its message names the group.
             for _, group in groupby(members[len(found) :], key=lambda member: member.group_id):
                 of_group = list(group)
                 opened: list[TrajectoryOrError] = []
@@ -88,7 +89,7 @@ class FetchedTrajectories:
         """Opens each payload as soon as it is there."""
         refs = [buffer_pb2.MemberRef(group_id=member.group_id, member=member.member) for member in members]
         waiting = iter(members)
-        async for data in self._client.fetch("train", refs):
+        async for data in self._client.fetch(TRAIN, refs):
             try:
                 found.append(payload_codec.decode(data, tokens=next(waiting).response_tokens))
             except PayloadError as error:

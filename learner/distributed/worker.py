@@ -1,7 +1,7 @@
 """One rank's part of the training: its share of a plan becomes packed micro-batches, then optimizer steps.
 
-Invariants: every method is collective. All ranks call the same methods in the same order with the same plan, so that
-each optimizer step and each checkpoint sees all of them; a rank without a share of a minibatch takes part with nothing.
+Invariants: every method is collective. All ranks call the same methods in the same order with the same plan. So each
+optimizer step and each checkpoint sees all of them. A rank without a share of a minibatch takes part with nothing.
 A batch that is refused has changed neither weights nor algorithm.
 """
 
@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rollmesh.learner.algorithms.base import Algorithm
+from rollmesh.learner.algorithms.interface import Algorithm
 from rollmesh.learner.batching.types import Packing, TrainSequence
-from rollmesh.learner.checkpoint.compatibility import algorithm_state, name_of
+from rollmesh.learner.checkpoint.compatibility import algorithm_name, algorithm_state
 from rollmesh.learner.checkpoint.store import CheckpointStore, load_checkpoint
 from rollmesh.learner.distributed.batch_agreement import agree_on_state
 from rollmesh.learner.distributed.rank_payloads import Unusable, gather_sequences
 from rollmesh.learner.distributed.rollout_batch import RolloutBatch
 from rollmesh.learner.distributed.train_plan import TrainPlan
 from rollmesh.learner.distributed.trajectories import TrajectorySource
-from rollmesh.learner.engines.base import ACTOR, Engine
+from rollmesh.learner.engines.interface import ACTOR, Engine
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class Worker:
 
         Raises:
             UpdateRefused: passed on.
-            ConfigError: the algorithm does what it must not.
+            ConfigError: the algorithm breaks a rule of its interface.
         """
         if self._prepared is None:
             raise RuntimeError("no batch is prepared")
@@ -149,7 +149,7 @@ class Worker:
         results = [result for role in batch.results.values() for result in role]
         metrics: dict[str, float] = {}
         for role, done in batch.results.items():
-            metrics |= _named(role, _mean([result.metrics for result in done]))
+            metrics |= _with_role(role, _mean([result.metrics for result in done]))
         due = {role: [result for result in done if result.metrics] for role, done in batch.results.items()}
         stopped = {role: all(result.skipped for result in steps) for role, steps in due.items() if steps}
         return TrainResult(metrics | batch.metrics, sum(result.skipped for result in results), stopped)
@@ -159,7 +159,7 @@ class Worker:
         return self._actor.export_weights()
 
     def check_folder(self) -> None:
-        """Refuses a folder of checkpoints that not every rank can write and see.
+        """Refuses a folder of checkpoints that some rank cannot write or see.
 
         Raises:
             ConfigError: names the folder and a rank.
@@ -172,7 +172,7 @@ class Worker:
         Raises:
             DataError: the disk refuses.
         """
-        algorithm = {"name": name_of(self._algorithm), "state": self._algorithm.state()}
+        algorithm = {"name": algorithm_name(self._algorithm), "state": self._algorithm.state()}
         return self._store.save(self._engines, version, extra | {"algorithm": algorithm})
 
     def load(self, folder: Path) -> dict[str, object]:
@@ -214,7 +214,7 @@ class _CallOnce:
             ask()
 
 
-def _named(role: str, metrics: Mapping[str, float]) -> dict[str, float]:
+def _with_role(role: str, metrics: Mapping[str, float]) -> dict[str, float]:
     """The engine's metrics under the role's name; those of the algorithm have their own."""
     names = _METRIC_NAMES.get(role, {})
     return {

@@ -1,4 +1,4 @@
-"""Which engine serves (model type, backend, device).
+"""Registry of engines by (model type, backend, device).
 
 Engines are named by import path, so that a backend's packages load only when it is chosen.
 """
@@ -9,7 +9,7 @@ import importlib
 from collections.abc import Callable
 from typing import Literal
 
-from rollmesh.learner.engines.base import Engine, EngineSpec
+from rollmesh.learner.engines.interface import Engine, EngineSpec
 from rollmesh.mesh.errors import ConfigError
 
 ModelType = Literal["language_model", "value_model"]

@@ -1,15 +1,16 @@
-"""Tolerances of the start-up probe: when two ways of computing the same model agree, apart from all computing.
+"""Tolerances of the start-up probe: decides, without computing, when two ways of computing a model agree.
 
-Differences are relative, so that neither the scale of the weights nor the size of the vocabulary counts: outputs by the
-standard deviation of the outputs, gradients by their norm. Unrelated outputs are 1.4 apart.
+Differences are relative, so that neither the scale of the weights nor the size of the vocabulary counts. Those of
+outputs are divided by the standard deviation of the outputs, those of gradients by their norm. Unrelated outputs are
+1.4 apart.
 
-What is computed is judged in float32, whatever the compute dtype: rounding makes up to 5e-6 there (28 layers, experts
-among them), and the faintest of the mistakes known 1.4e-2. A model that jumps at the smallest change (sparse
-activations) gets a multiple of its noise, measured on the model itself, and never enough to hide a mistake.
+The computation is judged in float32, whatever the compute dtype. Rounding makes up to 5e-6 there (28 layers, experts
+among them), and the smallest known mistake 1.4e-2. A model that jumps at the smallest change (sparse activations) gets
+a multiple of its noise. The noise is measured on the model itself; the multiple is never enough to hide a mistake.
 
-The compute dtype is then held against float32, where the same computation is proven already: rounding makes 0.01 in a
+The compute dtype is then compared with float32, where the same computation is already proven. Rounding makes 0.01 in a
 shallow model, 0.1 in a deep one, and more where near ties decide which experts a token sees. So beyond a floor the
-tolerance is a multiple of the noise here as well, but less than what a gradient of zero is off.
+tolerance is a multiple of the noise here as well, but less than the error of a gradient of zero.
 """
 
 from __future__ import annotations
@@ -18,25 +19,26 @@ from dataclasses import dataclass
 
 REFUSED_HINT = "choose another model: docs/architectures.md lists what is proven"
 ROUNDED_HINT = "set learner.param_dtype: float32, or choose another model"
-# Of outputs and gradients against transformers' own, computed in the same dtype.
+# Tolerances of outputs and gradients against transformers' own, computed in the same dtype.
 FLOORS = {"float32": 1e-3, "bfloat16": 0.1}
 # However noisy a model is in float32: less than the faintest mistake.
 _MOST = 1e-2
 # However noisy it is in another compute dtype: a gradient of zero is 1 off.
 _MOST_ROUNDED = 0.99
-# Of outputs whose sequence has other neighbours: the same kernels see the same shapes, and exactly 0 was found.
+# Tolerance of outputs whose sequence has other neighbours: the same kernels see the same shapes, and exactly 0 was
+# found.
 _LEAK = 1e-3
-# Roundings that the whole model may make of one: 3.6 were seen.
+# Roundings into which the whole model may turn one: 3.6 were seen.
 _ROUNDINGS = 6.0
-# Of the compute dtype against float32, in any model: a single token of the probe that changes its experts makes 0.2 of
-# outputs; gradients of recurrences were up to 0.5 off.
+# Tolerances of the compute dtype against float32, in any model. A single token of the probe that changes its experts
+# makes 0.2 of outputs; gradients of recurrences were up to 0.5 off.
 _ROUNDED = 0.3
 _ROUNDED_GRADIENT = 0.6
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How far two computations are apart; NaN where one of them is not finite.
+    """The distance of two computations; NaN where one of them is not finite.
 
     Attributes:
         outputs: root mean square of the differences of log-probs or values, over the outputs' standard deviation.
@@ -68,12 +70,12 @@ class Evidence:
 
 
 def problem_of_structure(truth: Difference, leak: float, dtype: str, noise: float = 0.0) -> str | None:
-    """What is wrong with what is computed, with numbers; None where all is within the tolerances.
+    """The problem of a computation, with numbers; None where all is within the tolerances.
 
     Args:
         truth, leak: as in `Evidence`.
         dtype: both ways were computed in it.
-        noise: what one rounding more of float32 makes of the truth.
+        noise: effect of one more rounding of float32 on the truth.
     """
     # Written so that NaN is a problem.
     if not leak <= _LEAK:
@@ -87,11 +89,11 @@ def problem_of_structure(truth: Difference, leak: float, dtype: str, noise: floa
 
 
 def problem_of_rounding(rounded: Difference, noise: float = 0.0) -> str | None:
-    """What is wrong with the compute dtype, with numbers; None where all is within the tolerances.
+    """The problem of the compute dtype, with numbers; None where all is within the tolerances.
 
     Args:
         rounded: as in `Evidence`.
-        noise: what one rounding more of the compute dtype makes of the truth.
+        noise: effect of one more rounding of the compute dtype on the truth.
     """
     allowed = min(_MOST_ROUNDED, _ROUNDINGS * noise)
     return _too_far(rounded, Difference(max(_ROUNDED, allowed), max(_ROUNDED_GRADIENT, allowed)), "float32")

@@ -26,12 +26,13 @@ from typing import Any, Protocol
 
 from rollmesh.buffer.client.client import BufferClient, ReceivedGroup, SampleStream
 from rollmesh.learner.data import PromptEncoder, RowSource
-from rollmesh.learner.data.prompts import Refused, TaskShape
+from rollmesh.learner.data.prompts import RefusedRow, TaskShape
 from rollmesh.learner.evaluation.metrics import pass_metrics
-from rollmesh.learner.evaluation.result_log import shortened
+from rollmesh.learner.evaluation.result_log import shorten_text
 from rollmesh.learner.rollouts.group import is_scored
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.errors import DataError, RollmeshError
+from rollmesh.mesh.tables import EVAL
 from rollmesh.mesh.trajectory import payload_codec
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2, trajectory_pb2
@@ -39,7 +40,7 @@ from rollmesh.protos import buffer_pb2, trajectory_pb2
 Decode = Callable[[list[int]], str]
 
 _log = logging.getLogger(__name__)
-# How often a round looks whether anybody can still serve it.
+# Seconds between a round's checks that some generator can still serve it.
 _CHECK_S = 0.5
 
 
@@ -73,7 +74,7 @@ class EvalResult:
     measured_by: str = ""
 
     def value(self, metric: str) -> float | None:
-        """A figure by name: `reward`, `reward/<data source>`, `mean@8`, `pass@4`, ...; None where there is none."""
+        """A metric by name: `reward`, `reward/<data source>`, `mean@8`, `pass@4`, ...; None for an unknown one."""
         whole, _, source = metric.partition("/")
         if whole != "reward":
             return self.metrics.get(metric)
@@ -126,7 +127,7 @@ def evaluation_tasks(
         encoder.encode(row, shape, task_id=str(row.index), ordinal=0)
         for row in source.rows(range(min(len(source), rows or len(source))))
     ]
-    tasks = [task for task in encoded if not isinstance(task, Refused)]
+    tasks = [task for task in encoded if not isinstance(task, RefusedRow)]
     if len(tasks) < len(encoded):
         _log.warning("%d held-out prompts are left out: empty or too long", len(encoded) - len(tasks))
     if not tasks:
@@ -152,18 +153,18 @@ class RoundRules:
 
 
 class RoundListener(Protocol):
-    """Hears what became of a round. A finished one is kept before it is announced."""
+    """Receives the outcome of a round. A finished one is stored before it is announced."""
 
-    def keep(self, result: EvalResult) -> None:
+    def store_result(self, result: EvalResult) -> None:
         """Stores a finished round; called in a thread of its own."""
         ...
 
-    def finished(self, result: EvalResult) -> None:
+    def round_finished(self, result: EvalResult) -> None:
         """Announces a finished round."""
         ...
 
-    def abandoned(self, policy: PolicyVersion) -> None:
-        """The round of a version was given up; called in a thread of its own."""
+    def round_abandoned(self, policy: PolicyVersion) -> None:
+        """Handles a round that was given up; called in a thread of its own."""
         ...
 
 
@@ -176,7 +177,7 @@ class Evaluator:
         rules: of all rounds.
         decode: token ids to text.
         status: says which version is in force.
-        listener: hears what became of every round.
+        listener: receives the outcome of every round.
 
     Attributes:
         latest: the last result; None before the first.
@@ -208,14 +209,14 @@ class Evaluator:
 
     @property
     def retry_due(self) -> bool:
-        """Whether a round was missed, so that the next version should be evaluated instead."""
+        """True where a round was missed, so that the next version should be evaluated instead."""
         return self._retry_due
 
     async def start_round(self, policy: PolicyVersion) -> bool:
         """Seeds a round for a version that is about to come into force, and collects it in the background.
 
         Returns:
-            False where a round still runs; then none begins: that of another version is left out.
+            False where a round still runs; then this version's round is left out.
 
         Raises:
             FencedError: another learner has taken over.
@@ -235,8 +236,8 @@ class Evaluator:
         self.skipped += 1
         if self.skipped == 1:
             _log.warning(
-                "evaluation of version %s is left out, for that of version %s still runs: rounds come due faster than "
-                "they end; raise eval.every_steps, or lower eval.rows (further ones are counted as eval/skipped)",
+                "evaluation of version %s is left out, because that of version %s still runs: rounds come due faster "
+                "than they end; raise eval.every_steps, or lower eval.rows (further ones are counted as eval/skipped)",
                 policy,
                 self.policy,
             )
@@ -265,11 +266,11 @@ class Evaluator:
             return
         self._round.cancel()
         await asyncio.gather(self._round, return_exceptions=True)
-        await asyncio.to_thread(self._listener.abandoned, self.policy)
+        await asyncio.to_thread(self._listener.round_abandoned, self.policy)
 
     async def _seed(self, policy: PolicyVersion) -> None:
         """Seeds the tasks of a round; those that an earlier one left are withdrawn in the same call."""
-        mark = (await self._client.describe("eval")).seeded
+        mark = (await self._client.describe(EVAL)).seeded
         pinned = policy.to_proto()
         tasks = []
         for ordinal, template in enumerate(self._tasks, start=mark + 1):
@@ -278,25 +279,25 @@ class Evaluator:
             task.task_id, task.ordinal = f"eval-{policy}-{ordinal}", ordinal
             task.pinned.CopyFrom(pinned)
             tasks.append(task)
-        await self._client.seed("eval", self._rules.incarnation, tasks, end_of_data=True, withdraw_pending=True)
+        await self._client.seed(EVAL, self._rules.incarnation, tasks, end_of_data=True, withdraw_pending=True)
 
     async def _run(self, policy: PolicyVersion, began: float) -> None:
         try:
             result = await self._result(policy, began)
-            await asyncio.to_thread(self._listener.keep, result)
+            await asyncio.to_thread(self._listener.store_result, result)
         except (_NotServedError, TimeoutError) as error:
             why = "found no generator at its version" if isinstance(error, _NotServedError) else self._overdue()
             _log.warning("evaluation of version %s is given up: it %s", policy, why)
             self._retry_due = True
             await self._withdraw()
-            await asyncio.to_thread(self._listener.abandoned, policy)
+            await asyncio.to_thread(self._listener.round_abandoned, policy)
         except RollmeshError as error:
             _log.warning("evaluation of version %s failed: %s", policy, error)
             self._retry_due = True
-            await asyncio.to_thread(self._listener.abandoned, policy)
+            await asyncio.to_thread(self._listener.round_abandoned, policy)
         else:
             self.latest = result
-            self._listener.finished(result)
+            self._listener.round_finished(result)
 
     def _overdue(self) -> str:
         return (
@@ -306,7 +307,7 @@ class Evaluator:
 
     async def _result(self, policy: PolicyVersion, began: float) -> EvalResult:
         """Collects a round, summarizes it, and commits its groups, which stay leased until then."""
-        stream = self._client.sample("eval", self._rules.incarnation)
+        stream = self._client.sample(EVAL, self._rules.incarnation)
         try:
             async with asyncio.timeout(self._rules.timeout_s):
                 arrived = await self._collect(stream, policy)
@@ -326,7 +327,7 @@ class Evaluator:
         return replace(result, skipped=self.skipped, measured_by=self._rules.measured_by)
 
     async def _collect(self, stream: SampleStream, policy: PolicyVersion) -> list[ReceivedGroup]:
-        """The groups of a round, each once: one that comes again comes under the lease that counts."""
+        """The groups of a round, each once; for one that arrives again, the later lease counts."""
         groups: dict[str, ReceivedGroup] = {}
         self._answered = 0
         stream.holdings = lambda: [group.lease for group in groups.values()]
@@ -350,7 +351,7 @@ class Evaluator:
         """Ends the round where its version has passed and tasks are left that no generator has begun."""
         if self._status.published in (None, policy):
             return
-        counts = (await self._client.describe("eval")).counts
+        counts = (await self._client.describe(EVAL)).counts
         if counts.pending and not counts.generating:
             raise _NotServedError
 
@@ -358,14 +359,14 @@ class Evaluator:
         leases = [buffer_pb2.LeaseRef(group_id=group.group_id, lease_id=group.lease_id) for group in groups]
         if not leases:
             return
-        response = await self._client.claim("eval", self._rules.incarnation, policy.version, leases)
+        response = await self._client.claim(EVAL, self._rules.incarnation, policy.version, leases)
         if not response.claimed:
             _log.warning("%d evaluated groups could not be claimed; they are withdrawn", len(response.refused))
-        await self._client.commit("eval", self._rules.incarnation, policy.version + 1)
+        await self._client.commit(EVAL, self._rules.incarnation, policy.version + 1)
 
     async def _withdraw(self) -> None:
         try:
-            await self._client.seed("eval", self._rules.incarnation, [], withdraw_pending=True)
+            await self._client.seed(EVAL, self._rules.incarnation, [], withdraw_pending=True)
         except RollmeshError as error:
             _log.warning("the evaluation round was not withdrawn: %s", error)
 
@@ -422,17 +423,21 @@ def summarize(
 
 
 def _row(leased: buffer_pb2.LeasedGroup, texts: Sequence[str]) -> dict[str, Any]:
-    """A prompt as it is kept; a response without a score has the reason in its place."""
+    """A prompt as it is stored; a response without a score has the reason in its place."""
     task = leased.task
     responses = [
-        {"text": shortened(text), "reward": member.reward if is_scored(member) else None, "reason": member.reason}
-        | {"tokens": member.response_tokens}
+        {
+            "text": shorten_text(text),
+            "reward": member.reward if is_scored(member) else None,
+            "reason": member.reason,
+            "tokens": member.response_tokens,
+        }
         for member, text in zip(leased.members, texts, strict=True)
     ]
     return {
         "row": task.row,
         "data_source": task.data_source,
-        "prompt": shortened(task.prompt_text),
+        "prompt": shorten_text(task.prompt_text),
         "ground_truth": json.loads(task.ground_truth_json or "null"),
         "responses": responses,
     }

@@ -17,9 +17,9 @@ _DATA = {"prompt_key", "chat_template_kwargs"}
 
 
 def measured_by(config: Config) -> str:
-    """The same for two runs whose held-out values mean the same: rewards, held-out data, how responses are sampled.
+    """Identity of held-out values: equal for runs with the same rewards, held-out data and sampling of responses.
 
-    Addresses of reward services do not count: the same service may be elsewhere, and what is in it is not known.
+    Addresses of reward services do not count: the same service may be elsewhere, and its contents are not known.
     """
     files = {str(path): fingerprint([path]) for path in reward_files(config.reward)}
     routes = {
@@ -41,7 +41,7 @@ def measured_by(config: Config) -> str:
 
 
 def _scorer(name: str, files: dict[str, str]) -> str:
-    """By content where it is a file of the user's."""
+    """A scorer, by its content where it is a file of the user's."""
     if "://" in name:
         return "remote"
     file, _, function = name.rpartition(":")

@@ -1,15 +1,15 @@
-"""Figures of an evaluation round with several responses per prompt.
+"""Metrics of an evaluation round with several responses per prompt.
 
-Of a prompt with n scored responses, c of them right (reward of at least `right_at`):
+For a prompt with n scored responses, c of them right (reward of at least `right_at`):
 
-- mean@n is the mean reward;
-- pass@k is the chance that k of them, drawn without putting back, hold a right one: 1 - C(n - c, k) / C(n, k), the
-  unbiased estimate of Chen et al., "Evaluating Large Language Models Trained on Code" (arXiv:2107.03374);
+- mean@n is the mean reward.
+- pass@k is the chance that k of them, drawn without putting back, hold a right one: `1 - C(n - c, k) / C(n, k)`. This
+  is the unbiased estimate of Chen et al., "Evaluating Large Language Models Trained on Code" (arXiv:2107.03374).
 - maj@n is the reward of the answer given most often (Wang et al., "Self-Consistency", arXiv:2203.11171), the mean over
-  the responses that give it; among answers given equally often, the mean over these.
+  the responses that give it. Among answers given equally often, it is the mean over these.
 
-Each is averaged over prompts. Responses that failed are no wrong ones: a prompt with fewer than k scored responses does
-not count for pass@k, one without any counts for nothing.
+Each is averaged over prompts. Failed responses do not count as wrong. A prompt with fewer than k scored responses does
+not count for pass@k, and one without any counts for nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-# What precedes an answer, by falling precedence; the last mark of the first kind found counts.
+# Marks before an answer, by falling precedence; the last mark of the first kind found counts.
 _MARKS = (r"\boxed{", "####", "=")
 _SPACE = re.compile(r"\s+")
 
@@ -47,7 +47,7 @@ def answer_of(response: str) -> str:
     for mark in _MARKS:
         _, found, after = response.rpartition(mark)
         if found:
-            return _plain(_braced(after) if mark == _MARKS[0] else after.partition("\n")[0])
+            return _plain(_until_closing_brace(after) if mark == _MARKS[0] else after.partition("\n")[0])
     return _plain(response)
 
 
@@ -69,18 +69,18 @@ def pass_metrics(prompts: Iterable[Sequence[tuple[float, str]]], *, n: int, righ
         right = sum(reward >= right_at for reward in rewards)
         values[f"mean@{n}"].append(sum(rewards) / len(rewards))
         values[f"maj@{n}"].append(majority_reward([answer_of(text) for _, text in scored], rewards))
-        for k in draws(n):
+        for k in pass_k_values(n):
             if k <= len(scored):
                 values[f"pass@{k}"].append(pass_at_k(len(scored), right, k))
     return {name: sum(found) / len(found) for name, found in values.items()}
 
 
-def draws(n: int) -> list[int]:
+def pass_k_values(n: int) -> list[int]:
     """The k of pass@k: powers of two below n, and n."""
     return [*(1 << power for power in range(n.bit_length()) if 1 << power < n), n]
 
 
-def _braced(text: str) -> str:
+def _until_closing_brace(text: str) -> str:
     """Up to the brace that closes the one before `text`; all of it where none does."""
     depth = 1
     for index, character in enumerate(text):

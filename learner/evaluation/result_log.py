@@ -1,8 +1,8 @@
 """Results of evaluation rounds, in files: `RUN/eval/i<incarnation>-v<version>.jsonl`, one per version.
 
 The first line is the result, every further one a prompt with its responses and their rewards. Invariants: a file that
-exists is whole and durable; the newest `FILES_WITH_ROWS` files keep their rows, older ones their first line alone, so
-that a long run stays bounded; a version that is evaluated again replaces its file.
+exists is whole and durable. The newest `FILES_WITH_ROWS` files keep their rows, older ones their first line alone, so
+that a long run stays bounded. A version that is evaluated again replaces its file.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rollmesh.mesh.files import write_atomically
+
 _log = logging.getLogger(__name__)
 FOLDER = "eval"
 FILES_WITH_ROWS = 32
-# Characters of one response that are kept: its end says what it answers.
+# Characters of one response that are stored: its end has the answer.
 MAX_TEXT = 4000
 
 
@@ -32,7 +34,7 @@ class ResultLog:
         self._folder = run / FOLDER
 
     def write(self, result: dict[str, Any], rows: Iterable[dict[str, Any]]) -> None:
-        """Keeps a round; a full disk is reported, not raised.
+        """Stores a round; a full disk is reported, not raised.
 
         Args:
             result: with `incarnation` and `version`.
@@ -44,7 +46,7 @@ class ResultLog:
             _replace(path, [result, *rows])
             newest_first = sorted(self._files(), key=lambda file: file.stat().st_mtime_ns, reverse=True)
             for old in newest_first[FILES_WITH_ROWS : FILES_WITH_ROWS + 2]:
-                # Each falls behind the limit once; the one behind it is there for a writer that was interrupted.
+                # Each file passes the limit once; one more is trimmed in case a writer was interrupted.
                 _keep_first_line(old)
         except OSError as error:
             _log.warning("evaluation of version %s not kept: %s", result["version"], error.strerror or error)
@@ -58,7 +60,7 @@ class ResultLog:
         return sorted(found, key=lambda result: (result["incarnation"], result["version"]))
 
     def rows(self, incarnation: int, version: int) -> list[dict[str, Any]]:
-        """Prompts of a round as they were kept; none where only its result is left, or there was none."""
+        """Prompts of a round as they were stored; none where only its result is left, and for an unknown round."""
         path = self._folder / f"i{incarnation:04d}-v{version:08d}.jsonl"
         if not path.is_file():
             return []
@@ -68,8 +70,8 @@ class ResultLog:
         return list(self._folder.glob("i*-v*.jsonl"))
 
 
-def shortened(text: str) -> str:
-    """A response as it is kept."""
+def shorten_text(text: str) -> str:
+    """A text as it is stored."""
     return text if len(text) <= MAX_TEXT else f"... {text[-MAX_TEXT:]}"
 
 
@@ -83,9 +85,5 @@ def _keep_first_line(path: Path) -> None:
 
 
 def _replace(path: Path, lines: Sequence[dict[str, Any]]) -> None:
-    scratch = path.with_suffix(".tmp")
-    with scratch.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)
+    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    write_atomically(path, text, durable=True)

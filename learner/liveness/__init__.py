@@ -1,1 +1,1 @@
-"""Whether a run stands still, who is told, and what ends a learner that hangs."""
+"""Liveness: detection and reports of stalled runs, and the end of a learner that hangs."""

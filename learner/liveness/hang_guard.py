@@ -1,12 +1,13 @@
-"""Ends a learner whose main thread hangs: its event loop answers for it, so no one else can see that.
+"""Ends a learner whose main thread hangs: its event loop still answers, so no other process can see that.
 
 Invariants:
 - a step hangs when it lasts `FACTOR` times as long as the longest so far, and at least `AT_LEAST_S`. That is more than
   any deadline within a step; the first one after a start may compile, and has a bound of its own;
-- an error that ends the run (`ControlRequests.fail`) is heard between two steps. Where the learner has not begun to end
-  after `AT_LEAST_S`, its process ends with that error, whatever the thread does: it may be in code of the user;
-- else waits for groups, publications and checkpoints are not judged: they have deadlines, or wait for a disk;
-- an observation that comes late counts for `MAX_LOOK_S` at most: a learner that was stopped itself does not hang.
+- an error that ends the run (`ControlRequests.fail`) is raised between two steps. Where the learner has not begun to
+  end after `AT_LEAST_S`, its process ends with that error, whatever the thread does: it may be in code of the user;
+- otherwise waits for groups, publications and checkpoints are not judged: they have deadlines, or wait for a disk;
+- an observation that comes late counts for `MAX_OBSERVATION_S` at most: a learner that was itself stopped
+  does not hang.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ import os
 from typing import NoReturn
 
 from rollmesh.learner.control_requests import ControlRequests
-from rollmesh.learner.liveness.stall_detector import MAX_LOOK_S
+from rollmesh.learner.liveness.stall_detector import MAX_OBSERVATION_S
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.errors import RollmeshError, StuckError
 
 _log = logging.getLogger(__name__)
 AT_LEAST_S = 600.0
 FACTOR = 20.0
-_LOOK_S = 1.0
+_OBSERVATION_S = 1.0
 
 
 class HangWatch:
-    """Judges the main thread; sees looks in the order of time.
+    """Judges the main thread from observations in the order of time.
 
     Args:
         first_s: bound of the first step, where it is more than `at_least_s`.
@@ -40,34 +41,35 @@ class HangWatch:
         self._at_least_s = at_least_s
         self._present = (False, 0)
         self._first: int | None = None
-        self._last_s = self._lasted_s = self._unheard_s = 0.0
+        self._last_s = self._lasted_s = self._error_pending_s = 0.0
         self.longest_s = 0.0
 
-    def observe(self, now_s: float, *, training: bool, steps: int, unheard: bool = False) -> float | None:
-        """Seconds for which the present step has lasted, or an error was not heard, where the thread hangs.
+    def observe(self, now_s: float, *, training: bool, steps: int, error_pending: bool = False) -> float | None:
+        """Seconds for which the present step, or the wait for an error to be raised, has lasted, where the thread
+        hangs.
 
         Args:
             now_s: of a monotonic clock.
             training: a batch is worked on.
             steps: that are done.
-            unheard: there is an error that ends the run, and the learner has not begun to end.
+            unheard: an error ends the run, and the learner has not begun to end.
         """
-        elapsed_s, self._last_s = min(max(0.0, now_s - self._last_s), MAX_LOOK_S), now_s
+        elapsed_s, self._last_s = min(max(0.0, now_s - self._last_s), MAX_OBSERVATION_S), now_s
         self._first = steps if self._first is None else self._first
         if self._present != (training, steps):
             self.longest_s = max(self.longest_s, self._lasted_s)
             self._present, self._lasted_s = (training, steps), 0.0
         elif training:
             self._lasted_s += elapsed_s
-        if unheard:
-            self._unheard_s += elapsed_s
-            if self._unheard_s > self._at_least_s:
-                return self._unheard_s
+        if error_pending:
+            self._error_pending_s += elapsed_s
+            if self._error_pending_s > self._at_least_s:
+                return self._error_pending_s
         bound_s = max(self._at_least_s, FACTOR * self.longest_s, self._first_s if steps == self._first else 0.0)
         return self._lasted_s if self._lasted_s > bound_s else None
 
 
-async def end_where_it_hangs(
+async def end_process_on_hang(
     status: LearnerStatus,
     controls: ControlRequests,
     *,
@@ -78,9 +80,9 @@ async def end_where_it_hangs(
     """Watches the main thread until cancelled; ends the process without asking that thread.
 
     Args:
-        status: as that thread tells it.
+        status: written by that thread.
         controls: have the error that ends the run.
-        judges_steps: else errors alone count.
+        judges_steps: otherwise errors alone count.
         first_s, at_least_s: see `HangWatch`.
     """
     watch, clock = HangWatch(first_s, at_least_s), asyncio.get_running_loop().time
@@ -89,13 +91,13 @@ async def end_where_it_hangs(
             clock(),
             training=judges_steps and status.phase == "training",
             steps=status.steps,
-            unheard=controls.error is not None and status.phase != "ending",
+            error_pending=controls.error is not None and status.phase != "ending",
         )
         if lasted_s is not None:
             break
-        await asyncio.sleep(min(_LOOK_S, at_least_s / 4))
+        await asyncio.sleep(min(_OBSERVATION_S, at_least_s / 4))
     if controls.error is not None:
-        _log.warning("the main thread (%s) has not heard for %.0f s that the run ends", status.phase, lasted_s)
+        _log.warning("the main thread (%s) has not begun for %.0f s to end the run", status.phase, lasted_s)
         _end(controls.error)
     _end(
         StuckError(

@@ -1,15 +1,16 @@
-"""Whether a run stalls: a pure decision, fed with observations of the mesh.
+"""Detection of stalled runs: a pure decision, fed with observations of the mesh.
 
 Invariants:
-- the clock runs only while the learner waits for groups, and begins again with every progress: a member or a longer
-  draft stored, a batch claimed, a fate. What can be undone and done again for ever (leases, releases, re-admissions,
-  refused claims) never stops it (`note_progress` in `buffer/lua/lib/common.lua`);
+- the clock runs only while the learner waits for groups. It begins again with every progress: a member or a longer
+  draft stored, a batch claimed, a fate. Changes that can be undone and repeated for ever (leases, releases,
+  re-admissions, refused claims) never stop it (`note_progress` in `buffer/lua/lib/common.lua`);
 - tokens sampled for groups are progress as well, so that long answers are no stall. They count above the most seen
   since the last other progress, because generators come and go. After a group has changed hands they may be the same
   tokens, sampled again, and do not count. They count for `MAX_SAMPLING_S` at most: gauges may grow without a result;
 - the clock of the limit also stops while no generator serves and one still loads or compiles a model. It stops for
   `MAX_LOADING_S` since the last progress at most, because not every engine has a deadline;
-- an observation that comes late counts for `MAX_LOOK_S` at most: a learner that was stopped itself blames no one.
+- an observation that comes late counts for `MAX_OBSERVATION_S` at most: a learner that was itself stopped
+  blames no one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-MAX_LOOK_S = 10.0
+MAX_OBSERVATION_S = 10.0
 MAX_LOADING_S = 1800.0
 MAX_SAMPLING_S = 3600.0
 
@@ -45,7 +46,7 @@ class MeshObservation:
 
 @dataclass(frozen=True, slots=True)
 class Stalled:
-    """Nothing has moved for so many seconds: told when it begins to matter, then whenever they have doubled."""
+    """Nothing has moved for these seconds: reported when it begins to matter, then whenever they have doubled."""
 
     seconds: float
     begins: bool
@@ -53,7 +54,7 @@ class Stalled:
 
 @dataclass(frozen=True, slots=True)
 class StallEnded:
-    """Groups move again after so many seconds; `by_tokens`: what moved first was sampling."""
+    """Groups move again after these seconds; `by_tokens`: sampling moved first."""
 
     seconds: float
     by_tokens: bool
@@ -61,7 +62,7 @@ class StallEnded:
 
 @dataclass(frozen=True, slots=True)
 class LimitExceeded:
-    """The limit is reached after so many seconds: the run cannot continue."""
+    """The limit is reached after these seconds: the run cannot continue."""
 
     seconds: float
 
@@ -83,43 +84,43 @@ class StallDetector:
         self._quiet_s = 0.0
         self._counted_s = 0.0
         self._loading_s = 0.0
-        self._tell_at_s = stall_s
+        self._next_report_s = stall_s
         self._ended_s = 0.0
         self.stalls = 0
 
     @property
     def stalled_s(self) -> float:
-        """Seconds of the present stall; 0 while there is none."""
-        return self._quiet_s if self._tell_at_s > self._stall_s else 0.0
+        """Seconds of the present stall; 0 without one."""
+        return self._quiet_s if self._next_report_s > self._stall_s else 0.0
 
     @property
     def total_s(self) -> float:
         """Seconds of all stalls."""
         return self._ended_s + self.stalled_s
 
-    def observe(self, look: MeshObservation) -> Stalled | StallEnded | LimitExceeded | None:
+    def observe(self, observation: MeshObservation) -> Stalled | StallEnded | LimitExceeded | None:
         """The event of this observation, if any; `LimitExceeded` comes once."""
-        last, self._last = self._last, look
-        if last is None or look.moved != last.moved:
-            self._handovers, self._most_tokens, self._sampling_s = look.handovers, look.tokens, 0.0
+        last, self._last = self._last, observation
+        if last is None or observation.moved != last.moved:
+            self._handovers, self._most_tokens, self._sampling_s = observation.handovers, observation.tokens, 0.0
             return self._progressed(by_tokens=False)
-        elapsed = min(max(0.0, look.now_s - last.now_s), MAX_LOOK_S) if look.waits else 0.0
+        elapsed = min(max(0.0, observation.now_s - last.now_s), MAX_OBSERVATION_S) if observation.waits else 0.0
         self._sampling_s += elapsed
-        sampled = look.tokens > self._most_tokens and look.handovers == self._handovers
+        sampled = observation.tokens > self._most_tokens and observation.handovers == self._handovers
         if sampled and self._sampling_s <= MAX_SAMPLING_S:
-            self._most_tokens = look.tokens
+            self._most_tokens = observation.tokens
             return self._progressed(by_tokens=True)
-        if not look.waits:
+        if not observation.waits:
             return None
         self._quiet_s += elapsed
-        if look.loading and self._loading_s < MAX_LOADING_S:
+        if observation.loading and self._loading_s < MAX_LOADING_S:
             self._loading_s += elapsed
         else:
             self._counted_s += elapsed
-        if self._quiet_s >= self._tell_at_s:
-            begins = self._tell_at_s == self._stall_s
+        if self._quiet_s >= self._next_report_s:
+            begins = self._next_report_s == self._stall_s
             self.stalls += begins
-            self._tell_at_s = 2 * self._quiet_s
+            self._next_report_s = 2 * self._quiet_s
             return Stalled(self._quiet_s, begins)
         if self._counted_s >= self._limit_s:
             self._limit_s = math.inf
@@ -129,5 +130,5 @@ class StallDetector:
     def _progressed(self, *, by_tokens: bool) -> StallEnded | None:
         stalled_s, self._ended_s = self.stalled_s, self.total_s
         self._quiet_s = self._counted_s = self._loading_s = 0.0
-        self._tell_at_s = self._stall_s
+        self._next_report_s = self._stall_s
         return StallEnded(stalled_s, by_tokens) if stalled_s else None

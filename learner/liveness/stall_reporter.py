@@ -1,6 +1,6 @@
 """Reports a run that stalls: in the log, in `RUN/stalls.jsonl`, in heartbeats, and at last by its end.
 
-Leases are named again by their holders every third of a term (`buffer.lease_s`), and what no one names is given back.
+Holders name their leases again every third of a term (`buffer.lease_s`), and leases that are not named are returned.
 So a holder that is named here is alive and holds its groups.
 """
 
@@ -19,6 +19,7 @@ from rollmesh.learner.liveness.stall_detector import LimitExceeded, MeshObservat
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.errors import RollmeshError, StalledError
 from rollmesh.mesh.lease_holders import NAMED, describe_holders
+from rollmesh.mesh.tables import TRAIN
 from rollmesh.protos import buffer_pb2
 
 _log = logging.getLogger(__name__)
@@ -52,23 +53,23 @@ class StallReporter:
         self._status = status
         self._controls = controls
         self._path = folder / FILE
-        self._watchdog = StallDetector(stall_s=stall_s, limit_s=limit_s)
+        self._detector = StallDetector(stall_s=stall_s, limit_s=limit_s)
         self._limit_s = limit_s
         self._clock = clock
         self._over = False
 
     def gauges(self) -> dict[str, float]:
-        """For heartbeats and Prometheus: the present stall, and all of this learner's."""
-        dog = self._watchdog
+        """Gauges for heartbeats and Prometheus: the present stall, and all of this learner's."""
+        detector = self._detector
         return {
-            "stalled_seconds": dog.stalled_s,
-            "stalled_seconds_total": dog.total_s,
-            "stalls_total": float(dog.stalls),
+            "stalled_seconds": detector.stalled_s,
+            "stalled_seconds_total": detector.total_s,
+            "stalls_total": float(detector.stalls),
         }
 
     async def observe(self, table: buffer_pb2.DescribeResponse) -> None:
         """Observes a description of the table."""
-        told = self._watchdog.observe(
+        event = self._detector.observe(
             MeshObservation(
                 now_s=self._clock(),
                 moved=table.moved_unix_ms,
@@ -78,45 +79,47 @@ class StallReporter:
                 loading=bool(table.generators_loading) and not table.generators_serving,
             )
         )
-        match told:
+        match event:
             case Stalled():
-                await self._stalled(told, table)
+                await self._report_stall(event, table)
             case StallEnded():
-                _log.warning("groups move again after %.0f s", told.seconds)
-                await self._keep("over", told.seconds, "tokens are sampled" if told.by_tokens else "groups move again")
+                _log.warning("groups move again after %.0f s", event.seconds)
+                await self._append(
+                    "over", event.seconds, "tokens are sampled" if event.by_tokens else "groups move again"
+                )
             case LimitExceeded():
-                await self._exceeded(told, table)
+                await self._end_run(event, table)
 
     async def close(self) -> None:
-        """Notes a stall that lasts while the learner ends."""
-        if self._watchdog.stalled_s and not self._over:
-            await self._keep("over", self._watchdog.stalled_s, "the learner ended")
+        """Records a stall that lasts while the learner ends."""
+        if self._detector.stalled_s and not self._over:
+            await self._append("over", self._detector.stalled_s, "the learner ended")
 
-    async def _stalled(self, told: Stalled, table: buffer_pb2.DescribeResponse) -> None:
-        why = await self._held(table)
-        _log.warning("nothing has moved for %.0f s: %s", told.seconds, why)
-        await self._keep("begins" if told.begins else "lasts", told.seconds, why)
+    async def _report_stall(self, event: Stalled, table: buffer_pb2.DescribeResponse) -> None:
+        why = await self._describe_holders(table)
+        _log.warning("nothing has moved for %.0f s: %s", event.seconds, why)
+        await self._append("begins" if event.begins else "lasts", event.seconds, why)
 
-    async def _exceeded(self, told: LimitExceeded, table: buffer_pb2.DescribeResponse) -> None:
+    async def _end_run(self, event: LimitExceeded, table: buffer_pb2.DescribeResponse) -> None:
         self._over = True
-        await self._keep("over", told.seconds, "the run ended: buffer.stall_limit_s was reached")
+        await self._append("over", event.seconds, "the run ended: buffer.stall_limit_s was reached")
         self._controls.fail(
             StalledError(
-                f"nothing has moved for {told.seconds:.0f} s (buffer.stall_limit_s: {self._limit_s:g}): "
-                f"{await self._held(table)}",
+                f"nothing has moved for {event.seconds:.0f} s (buffer.stall_limit_s: {self._limit_s:g}): "
+                f"{await self._describe_holders(table)}",
                 hint=_HINT if table.generators else "start one: `rollmesh generator --mesh ADDRESS`",
             )
         )
 
-    async def _held(self, table: buffer_pb2.DescribeResponse) -> str:
-        """The holders of groups in words; a stall is also reported where the buffer does not name them."""
+    async def _describe_holders(self, table: buffer_pb2.DescribeResponse) -> str:
+        """The holders of groups in words, or the reason why they are not known."""
         try:
-            return describe_holders(table, await self._client.holders("train", NAMED))
+            return describe_holders(table, await self._client.holders(TRAIN, NAMED))
         except RollmeshError as error:
             return f"who holds groups is not known: {error.message}"
 
-    async def _keep(self, event: str, seconds: float, text: str) -> None:
-        record = {"time": round(time.time(), 3), "event": event, "seconds": round(seconds, 3), "text": text}
+    async def _append(self, kind: str, seconds: float, text: str) -> None:
+        record = {"time": round(time.time(), 3), "event": kind, "seconds": round(seconds, 3), "text": text}
         await asyncio.to_thread(_append, self._path, json.dumps(record) + "\n")
 
 

@@ -1,7 +1,7 @@
-"""Every metric of a run: what it means, in which unit, and under which names users of verl and TRL know it.
+"""Every metric of a run: its meaning, its unit, and its names in verl and TRL.
 
-Invariants: whatever a run writes is described here; a metric has its peers' name wherever one of them has a name for
-the same figure, and a name here never means another figure there. A name may stand for several: `<...>` for any text
+Invariants: everything that a run writes is described here. A metric has its peers' name wherever one of them measures
+the same, and a name here never means another metric there. A name may stand for several: `<...>` for any text
 without a slash, as in `rewards/<function>/mean`, and `{a,b}` for one of the words.
 """
 
@@ -55,7 +55,7 @@ def _group(placeholder: re.Match[str]) -> str:
 
 
 def _verl(name: str, meaning: str, unit: str = "", trl: str = "") -> Metric:
-    """A metric under verl's name; where TRL has another for the same figure, it is written under both."""
+    """A metric under verl's name; where TRL has another for the same metric, it is written under both."""
     return Metric(name, meaning, unit, (trl,) if trl and trl != name else (), name, trl)
 
 
@@ -65,7 +65,7 @@ def _trl(name: str, meaning: str, unit: str = "") -> Metric:
 
 
 def _distribution(name: str, meaning: str, unit: str = "", verl: str = "") -> Metric:
-    """What `learner.algorithms.metrics.distribution` gives; the p are quantiles."""
+    """The metrics of `learner.algorithms.metrics.distribution`; the p are quantiles."""
     return Metric(f"{name}/{{mean,std,min,max,p25,p50,p75}}", meaning, unit, verl=verl)
 
 
@@ -77,7 +77,7 @@ REWARDS = [
     _trl("rewards/<function>/mean", "Mean of one reward function or component."),
     _trl("rewards/<function>/std", "Its standard deviation over the batch, of a sample (n - 1)."),
     Metric("rewards/<function>/<part>/{mean,std}", "The same of a part that a function reports."),
-    Metric("agent/<figure>/mean", "Of an episode, e.g. `turns`, `tool_calls`, `tool_errors` (see agents.md)."),
+    Metric("agent/<metric>/mean", "Mean per episode: `turns`, `tool_calls`, `tool_errors` (see agents.md)."),
     _trl("reward_std", "Standard deviation of the rewards in a group, of a sample (n - 1): mean over the groups."),
     _trl(
         "frac_reward_zero_std", "Groups in which all rewards are equal: without a signal for most algorithms.", "share"
@@ -187,12 +187,12 @@ OFF_POLICY = [
     _verl("rollout_corr/rollout_is_mean", "Mean importance weight.", "", "sampling/importance_sampling_ratio/mean"),
     _verl("rollout_corr/rollout_is_eff_sample_size", "Effective sample size of the weights.", "share"),
     _verl(
-        "rollout_corr/rollout_is_<figure>",
+        "rollout_corr/rollout_is_<statistic>",
         "Further statistics of the weights, over tokens and over responses (`seq_`).",
     ),
     _verl("rollout_corr/rollout_rs_masked_fraction", "Tokens that a rule rejects.", "share"),
     _verl("rollout_corr/rollout_rs_seq_masked_fraction", "Responses that lose tokens to a rule.", "share"),
-    _verl("rollout_corr/rollout_rs_<figure>", "Statistics of every rejection rule, and what it rejects."),
+    _verl("rollout_corr/rollout_rs_<statistic>", "Statistics of every rejection rule, and of its rejected tokens."),
 ]
 
 TIMING = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import time
 from collections import Counter
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rollmesh.learner.weights.push_statistics import PushSummary
+from rollmesh.mesh.files import write_atomically
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class RunTotals:
     _began: float | None = None
 
     def start_clock(self) -> None:
-        """The first version of this learner has been published: its clock runs."""
+        """Starts the clock: the first version of this learner has been published."""
         self._began = time.monotonic()
 
     @property
@@ -134,9 +134,7 @@ def write_learner_json(
         "refused_prompts": dict(refused_prompts),
         "peak_rss_bytes": peak_rss_bytes(),
     }
-    scratch = path.with_suffix(f".{os.getpid()}.tmp")
-    scratch.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    scratch.replace(path)
+    write_atomically(path, json.dumps(content, indent=2) + "\n")
 
 
 def peak_rss_bytes() -> int:

@@ -39,8 +39,8 @@ class SampleLog:
         self._tokenizer = tokenizer
         self._per_step = per_step
 
-    def keep(self, step: int, groups: Sequence[SampledGroup]) -> None:
-        """Keeps some of a step's samples; a full disk is reported, not raised."""
+    def append(self, step: int, groups: Sequence[SampledGroup]) -> None:
+        """Appends some of a step's samples; a full disk is reported, not raised."""
         candidates = [
             (group, member.meta, member.trajectory)
             for group in groups

@@ -18,7 +18,7 @@ from rollmesh.mesh.trajectory.lineage import Lineage
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import trajectory_pb2
 
-# Of a cause's code: reward services may send any.
+# Characters of a cause's code that are kept: reward services may send any.
 _CODE_CHARACTERS = 64
 
 
@@ -77,7 +77,7 @@ def _unscored(without: Sequence[trajectory_pb2.MemberMeta]) -> dict[str, Any]:
 
 
 def _code(member: trajectory_pb2.MemberMeta) -> str:
-    """What a reason begins with: `reward_timeout`, `episode_failed`; `unscorable` where that is the reward's answer."""
+    """The code in a reason, such as `reward_timeout`, `episode_failed`; `unscorable` for the reward's own answer."""
     if member.outcome == trajectory_pb2.OUTCOME_UNSCORABLE:
         return "unscorable"
     return re.sub(r"[^\w.-]+", "_", member.reason.partition(":")[0])[:_CODE_CHARACTERS] or "unknown"
@@ -100,7 +100,7 @@ def _sample_std(values: Sequence[float]) -> float:
 
 
 def staleness_histogram(groups: Sequence[SampledGroup], lineage: Lineage, now: int) -> Counter[int]:
-    """Trained tokens by staleness; members without payload at hand count by their oldest token."""
+    """Trained tokens by staleness; members whose payload is not here count by their oldest token."""
     histogram: Counter[int] = Counter()
     for group in groups:
         for member in group.scored_members:

@@ -1,4 +1,4 @@
-"""Trackers: where the records of a run go.
+"""Trackers: the destinations of a run's records.
 
 A record is flat: metric name -> value, names with slashes (`critic/score/mean`). Values that are no numbers
 (histograms as maps, texts) are kept by the jsonl file and left out by trackers that draw curves.
@@ -39,7 +39,7 @@ class Tracker(Protocol):
 
 
 class JsonlTracker:
-    """One JSON object per record, complete lines only; appended to what an earlier learner of the run wrote."""
+    """One JSON object per record, complete lines only; appended to the file of the run's earlier learners."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ class JsonlTracker:
 
 
 class ConsoleTracker:
-    """A plain log line for every so many steps, and one for each evaluation."""
+    """A plain log line at a fixed interval of steps, and one for each evaluation."""
 
     def __init__(self, every_steps: int) -> None:
         self._every = every_steps

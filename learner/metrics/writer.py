@@ -1,7 +1,7 @@
 """The thread that hands records to the trackers, so that no tracker's I/O is on the training path.
 
-Invariants: records arrive in order; `log` never blocks and never raises; a tracker that fails is reported once and
-left out from then on, the others continue; every record is written under its second names too.
+Invariants: records arrive in order; `log` never blocks and never raises. A tracker that fails is reported once and left
+out from then on; the others continue. Every record is written under its second names too.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from rollmesh.learner.metrics.names import with_aliases
+from rollmesh.learner.metrics.catalogue import describe
 from rollmesh.learner.metrics.trackers import Record, Tracker
 
 _log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ class MetricsWriter:
         self._fan_out(step, record)
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """Writes what is queued and closes the trackers."""
+        """Writes the queued records and closes the trackers."""
         self._jobs.put(None)
         self._thread.join(timeout_s)
         if self._thread.is_alive():
@@ -68,3 +69,18 @@ class MetricsWriter:
             _log.warning("%s failed and is left out: %s", type(tracker).__name__, error)
             if tracker in self._trackers:
                 self._trackers.remove(tracker)
+
+
+def with_aliases(record: Record) -> dict[str, Any]:
+    """The record followed by its metrics under the names that peers' dashboards look for.
+
+    A name that the record has itself is never overwritten.
+    """
+    second = {alias: value for name, value in record.items() for alias in _aliases(name)}
+    return {**record, **{alias: value for alias, value in second.items() if alias not in record}}
+
+
+@functools.lru_cache(maxsize=4096)
+def _aliases(name: str) -> tuple[str, ...]:
+    metric = describe(name)
+    return () if metric is None else tuple(metric.aliases_of(name))

@@ -1,1 +1,1 @@
-"""A model's folder: where it is, and what its files show before anything is loaded."""
+"""A model's folder: its location, and checks of its files before anything is loaded."""

@@ -1,4 +1,4 @@
-"""The files of a model's folder, looked at without loading anything: what is missing, cut off, or no model at all.
+"""Checks of a model's files without loading them: missing files, truncated files, folders that are no model.
 
 Nothing heavy is imported here: it is also asked before any service is started.
 """
@@ -17,7 +17,7 @@ _TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken")
 _AGAIN = "download or copy the folder again"
 _SIZES = ("hidden_size", "n_embd", "num_hidden_layers", "n_layer", "intermediate_size", "vocab_size")
 _CONTEXT = ("max_position_embeddings", "n_positions")
-# The header of a safetensors file says how long it is.
+# The header of a safetensors file has its length.
 _LENGTH_BYTES = 8
 _POINTER = b"version https://git-lfs"
 
@@ -50,7 +50,7 @@ def read_model_config(folder: Path, setting: str) -> dict[str, Any]:
     """The folder's `config.json`.
 
     Raises:
-        DataError: there is none, or it is no JSON object.
+        DataError: the file is missing, or is no JSON object.
     """
     path = folder / "config.json"
     if not path.is_file():
@@ -65,7 +65,7 @@ def read_model_config(folder: Path, setting: str) -> dict[str, Any]:
 
 
 def declared_context(config: Mapping[str, Any]) -> int | None:
-    """Longest sequence in tokens, as a `config.json` says; None where it does not."""
+    """Longest sequence in tokens, from a `config.json`; None where it has none."""
     text = _text(config)
     return next((text[name] for name in _CONTEXT if isinstance(text.get(name), int)), None)
 
@@ -78,10 +78,10 @@ def architecture(config: Mapping[str, Any]) -> str:
 
 
 def check_context(context: int | None, longest: int) -> None:
-    """Refuses prompts and responses that are longer together than what the model can see.
+    """Refuses prompts and responses that are together longer than the model's context.
 
     Args:
-        context: tokens that the model sees; None: it does not say.
+        context: tokens that the model sees; None: not known.
         longest: tokens of prompt and response.
 
     Raises:
@@ -96,7 +96,7 @@ def check_context(context: int | None, longest: int) -> None:
 
 
 def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part that is about the language model."""
+    """The part about the language model."""
     inner = config.get("text_config")
     return inner if isinstance(inner, dict) else config
 
@@ -118,7 +118,7 @@ def _check_weights(folder: Path, setting: str) -> None:
 
 
 def _check_safetensors(path: Path, setting: str) -> None:
-    """Compares the file's length with what its header says."""
+    """Compares the file's length with its header."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:

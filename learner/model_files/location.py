@@ -7,21 +7,21 @@ import re
 from pathlib import Path
 
 from rollmesh.learner.model_files.checks import check_model_files, declared_context
-from rollmesh.mesh.config.models import ModelSection
+from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.errors import DataError
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def resolve_model(model: ModelSection, setting: str = "model") -> ModelSection:
-    """The same model as a local folder; a hub id is downloaded (or found in the local cache) at its revision.
+    """Resolves a model to a local folder; a hub id is downloaded (or found in the local cache) at its revision.
 
     Args:
         model: as configured.
         setting: where, for errors.
 
     Raises:
-        DataError: no such folder, no model in it, or the hub id cannot be had.
+        DataError: no such folder, no model in it, or the hub id cannot be loaded.
     """
     folder = Path(model.path)
     if not folder.is_dir():
@@ -43,7 +43,7 @@ def _check(folder: Path, setting: str) -> None:
 def refuse_untrainable(folder: Path, setting: str) -> None:
     """Refuses vision-language models: the learner has no forward pass over images.
 
-    Those that transformers also loads as a causal language model are trained on text alone.
+    Models that transformers also loads as a causal language model are trained on text alone.
 
     Args:
         folder: has a readable config.json.
@@ -88,7 +88,7 @@ def load_tokenizer(folder: Path):  # type: ignore[no-untyped-def]  # the class i
     """The folder's tokenizer.
 
     Raises:
-        DataError: there is none, or it cannot be read.
+        DataError: the folder has no tokenizer, or it cannot be read.
     """
     from transformers import AutoTokenizer
 
@@ -99,7 +99,7 @@ def load_tokenizer(folder: Path):  # type: ignore[no-untyped-def]  # the class i
 
 
 def context_length(folder: Path) -> int | None:
-    """Longest sequence of the model in tokens, as its configuration says; None where it does not."""
+    """Longest sequence of the model in tokens, from its configuration; None where it has none."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

@@ -1,8 +1,8 @@
-"""Whether a model has a place for the tokens of its tokenizer, asked of the files: nothing heavy is imported here.
+"""Checks, on the files alone, that a model has a place for each token of its tokenizer. No heavy imports.
 
-Models often have more places than there are tokens. Beyond the last one may stand what no prompt holds, as a token to
-pad with or the mark of an image in a model of text: special tokens that neither the chat template nor the tokenizer
-itself puts into a text.
+Models often have more places than there are tokens. Beyond the last place there may be tokens that no prompt holds: a
+padding token, or a text model's mark of an image. Neither the chat template nor the tokenizer itself puts such special
+tokens into a text.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Any
 
 from rollmesh.mesh.errors import DataError
 
-# What depends on the clock, on the machine's state, or on the mesh that a replay does without.
+# Metrics that depend on the clock, on the machine's state, or on the mesh, which a replay does not have.
 _PREFIXES = ("timing_s/", "clock/", "push/", "eval/")
 _NAMES = frozenset(
     {"time", "wall_s", "incarnation", "step", "tokens_per_second", "peak_rss_bytes", "perf/throughput", "step_time"}
@@ -20,7 +20,7 @@ _NAMES = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class MetricDifference:
     """One metric of one version.
 
     Attributes:
@@ -45,7 +45,7 @@ class ComparedStep:
 
     version: int
     metrics: int
-    differences: tuple[Difference, ...]
+    differences: tuple[MetricDifference, ...]
     recorded: Mapping[str, Any]
     replayed: Mapping[str, Any]
 
@@ -66,7 +66,7 @@ def compare(recorded: Path, replayed: Path, *, tolerance: float) -> Iterator[Com
             raise DataError(f"{recorded} has no step to version {version}", hint="is it the folder of that run?")
         there, here = _comparable(before[version]), _comparable(record)
         found = [
-            Difference(name, there.get(name), here.get(name))
+            MetricDifference(name, there.get(name), here.get(name))
             for name in sorted(there.keys() | here.keys())
             if not _equal(there.get(name), here.get(name), tolerance)
         ]

@@ -1,11 +1,11 @@
 """The recorded stage: every batch that a learner claims, with its payloads, in files that can be trained on again.
 
-A file is `MAGIC`, then frames: a header (incarnation, version, length and checksum of what follows) and a zstd frame
-with a `RecordedBatch`. A learner writes files of its own, `INCARNATION-NUMBER.batches`, a new one every so many bytes.
+A file is `MAGIC`, then frames: a header (incarnation, version, length and checksum of the rest) and a zstd frame
+with a `RecordedBatch`. A learner writes files of its own, `INCARNATION-NUMBER.batches`, a new one at a fixed size.
 
-Invariants: the training thread never waits for the disk, and a claim only where `_PENDING` batches wait for it already;
-a torn frame ends its file for the reader (a learner that was killed leaves one at most), a damaged one is an error; the
-files stay below their bound, the oldest go first; a disk that refuses ends the recording, not the training.
+Invariants: the training thread never waits for the disk, and a claim only where `_PENDING` batches wait for it already.
+A torn frame ends its file for the reader (a learner that was killed leaves one at most), a damaged one is an error. The
+files stay below their bound, the oldest go first. A disk that refuses ends the recording, not the training.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import zstandard
 
 from rollmesh.learner.rollouts.group import SampledGroup, decode_group
 from rollmesh.mesh.errors import DataError, RollmeshError
+from rollmesh.mesh.tables import TRAIN
 from rollmesh.mesh.trajectory import payload_codec
 from rollmesh.mesh.trajectory.lineage import Lineage
 from rollmesh.protos import buffer_pb2, recording_pb2
@@ -35,7 +36,7 @@ MAGIC = b"RMBATCH1"
 # Incarnation, version, bytes and xxh3 of the compressed batch.
 _HEADER = struct.Struct("<IQIQ")
 _LEVEL = 1
-# Files per bound: what is deleted at once when it is reached.
+# Files per bound: one is deleted when it is reached.
 _FILES = 8
 # Batches that wait for the disk before the next claim waits with them.
 _PENDING = 4
@@ -70,7 +71,7 @@ class BatchRecorder:
     async def record(self, version: int, groups: Sequence[SampledGroup], dropped: Mapping[str, int]) -> None:
         """Accepts a batch that has just been claimed; it is written concurrently with the training."""
         await self._room.acquire()
-        task = asyncio.create_task(self._keep(version, list(groups), dict(dropped)))
+        task = asyncio.create_task(self._fetch_and_write(version, list(groups), dict(dropped)))
         self._tasks.add(task)
         task.add_done_callback(self._done)
 
@@ -78,7 +79,7 @@ class BatchRecorder:
         self._tasks.discard(task)
         self._room.release()
 
-    async def _keep(self, version: int, groups: Sequence[SampledGroup], dropped: Mapping[str, int]) -> None:
+    async def _fetch_and_write(self, version: int, groups: Sequence[SampledGroup], dropped: Mapping[str, int]) -> None:
         try:
             absent = [
                 buffer_pb2.MemberRef(group_id=group.group_id, member=member.meta.member)
@@ -87,7 +88,7 @@ class BatchRecorder:
                 if member.trajectory is None
             ]
             names = [(ref.group_id, ref.member) for ref in absent]
-            payloads = [data async for data in self._client.fetch("train", absent)] if absent else []
+            payloads = [data async for data in self._client.fetch(TRAIN, absent)] if absent else []
             fetched = dict(zip(names, payloads, strict=True))
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._thread, self._write, version, groups, dropped, fetched)
@@ -119,7 +120,7 @@ class BatchRecorder:
 
 
 def _payloads(group: SampledGroup, fetched: Mapping[tuple[str, int], bytes]) -> Iterator[bytes]:
-    """By position in `leased.members`: the payloads of what is trained."""
+    """Payloads of the trained members, by position in `leased.members`."""
     found = {
         member.meta.member: payload_codec.encode(member.trajectory)
         for member in group.members
@@ -160,7 +161,7 @@ class _Files:
         self._refused = False
 
     def append(self, batch: recording_pb2.RecordedBatch) -> None:
-        """One frame more; a full disk is reported once, and ends the recording."""
+        """Appends a frame; a full disk is reported once, and ends the recording."""
         if self._refused:
             return
         packed = zstandard.ZstdCompressor(level=_LEVEL).compress(batch.SerializeToString())
@@ -198,7 +199,7 @@ class _Files:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _BatchLocation:
     """The location of a batch: the bytes of its zstd frame in a file."""
 
     path: Path
@@ -208,7 +209,7 @@ class _Place:
 
 
 class Recording:
-    """The batches that count: those of each incarnation below the version at which its successor went on.
+    """The batches that count: those of each incarnation below the version at which its successor continued.
 
     Args:
         folder: of the recording.
@@ -221,31 +222,31 @@ class Recording:
     """
 
     def __init__(self, folder: Path) -> None:
-        places: dict[tuple[int, int], _Place] = {}
+        locations: dict[tuple[int, int], _BatchLocation] = {}
         for path in sorted(folder.glob("*.batches")):
-            places |= dict(_frames(path))
-        if not places:
+            locations |= dict(_frames(path))
+        if not locations:
             raise DataError(f"no batch is recorded in {folder}", hint="train with logging.record: true")
-        last = _read(places[max(places)])
+        last = _read(locations[max(locations)])
         self.lineage = Lineage(tuple((t.incarnation, t.resumed_at) for t in last.takeovers))
-        self._places: dict[int, _Place] = {}
-        for (incarnation, version), place in sorted(places.items()):
+        self._locations: dict[int, _BatchLocation] = {}
+        for (incarnation, version), location in sorted(locations.items()):
             later = [resumed for i, resumed in self.lineage.resumed if i > incarnation]
             if version < min(later, default=version + 1):
-                self._places[version] = place
+                self._locations[version] = location
 
     @property
     def versions(self) -> Sequence[int]:
         """Versions whose batch is there, ascending."""
-        return sorted(self._places)
+        return sorted(self._locations)
 
     def batch(self, version: int) -> recording_pb2.RecordedBatch | None:
         """The batch that trained a version; None where it is not recorded."""
-        place = self._places.get(version)
-        return None if place is None else _read(place)
+        location = self._locations.get(version)
+        return None if location is None else _read(location)
 
 
-def _frames(path: Path) -> Iterator[tuple[tuple[int, int], _Place]]:
+def _frames(path: Path) -> Iterator[tuple[tuple[int, int], _BatchLocation]]:
     """((incarnation, version), place) of the whole frames of a file."""
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -257,14 +258,16 @@ def _frames(path: Path) -> Iterator[tuple[tuple[int, int], _Place]]:
             if start + length > size:
                 _log.info("%s ends in the batch of version %d: left out", path, version)
                 return
-            yield (incarnation, version), _Place(path, start, length, checksum)
+            yield (incarnation, version), _BatchLocation(path, start, length, checksum)
             file.seek(start + length)
 
 
-def _read(place: _Place) -> recording_pb2.RecordedBatch:
-    with place.path.open("rb") as file:
-        file.seek(place.start)
-        packed = file.read(place.length)
-    if xxhash.xxh3_64_intdigest(packed) != place.checksum:
-        raise DataError(f"{place.path} is damaged at byte {place.start}", hint="replay only up to the version before")
+def _read(location: _BatchLocation) -> recording_pb2.RecordedBatch:
+    with location.path.open("rb") as file:
+        file.seek(location.start)
+        packed = file.read(location.length)
+    if xxhash.xxh3_64_intdigest(packed) != location.checksum:
+        raise DataError(
+            f"{location.path} is damaged at byte {location.start}", hint="replay only up to the version before"
+        )
     return recording_pb2.RecordedBatch.FromString(zstandard.ZstdDecompressor().decompress(packed))

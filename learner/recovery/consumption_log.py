@@ -1,9 +1,9 @@
 """The consumption log: which groups each optimizer step used, append-only, next to the checkpoints.
 
 Invariant: a line is on disk (fsync) after the claim that it records and before the optimizer step that uses the
-groups. So a group that was trained is in the log, even where Redis has lost what it had acknowledged. What was trained
-on the surviving lineage are the lines of each incarnation below the version at which its successor resumed: a line
-whose step was never taken, because the learner died, lies at or above that version.
+groups. So a group that was trained is in the log, even where Redis has lost acknowledged state. Trained on
+the surviving lineage are the lines of each incarnation below the version at which its successor resumed. A line whose
+step was never taken, because the learner died, lies at or above that version.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 from rollmesh.mesh.errors import DataError
 
 LOG_NAME = "consumption.jsonl"
-"""In the run folder."""
+"""Name of the log in the run folder."""
 
 
 class UsedGroup(NamedTuple):
@@ -38,7 +38,7 @@ class UsedGroup(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class StepUse:
     """One line.
 
     Attributes:
@@ -60,11 +60,11 @@ class ConsumptionLog:
     def __init__(self, path: Path) -> None:
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Without a buffer: what the disk has refused is not written again when the log is closed.
+        # Without a buffer: bytes that the disk has refused are not written again when the log is closed.
         self._file = path.open("ab", buffering=0)
         _cut_torn_line(path)
 
-    def append(self, use: Use) -> None:
+    def append(self, use: StepUse) -> None:
         """Writes one line and waits until it is on disk.
 
         Raises:
@@ -90,7 +90,7 @@ class ConsumptionLog:
         self._file.close()
 
 
-def read_log(path: Path) -> Iterator[Use]:
+def read_log(path: Path) -> Iterator[StepUse]:
     """The complete lines of a log, oldest first.
 
     Raises:
@@ -106,17 +106,17 @@ def read_log(path: Path) -> Iterator[Use]:
                     UsedGroup(str(group_id), [int(m) for m in members], int(ordinal), int(use))
                     for group_id, members, ordinal, use in entry["groups"]
                 ]
-                yield Use(int(entry["incarnation"]), int(entry["train_version"]), int(entry["resumed_at"]), groups)
+                yield StepUse(int(entry["incarnation"]), int(entry["train_version"]), int(entry["resumed_at"]), groups)
             except (ValueError, KeyError, TypeError) as error:
                 raise DataError(f"{path}, line {number} is damaged: {error}") from error
 
 
-def surviving(uses: Sequence[Use], takeovers: Mapping[int, int] | None = None) -> list[Use]:
+def surviving_uses(uses: Sequence[StepUse], takeovers: Mapping[int, int] | None = None) -> list[StepUse]:
     """The uses whose training is part of the newest incarnation's weights, in the order of their versions.
 
     Args:
         uses: all lines.
-        takeovers: the versions from which incarnations went on, where they have no line yet.
+        takeovers: the versions from which incarnations continued, where they have no line yet.
 
     A repeated line of the same step (a claim that was tried again with other groups) is superseded by the last.
     """

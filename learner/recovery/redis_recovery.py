@@ -21,15 +21,16 @@ from typing import TypeVar
 from rollmesh.buffer.client.client import BufferClient
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, STATE_NAME
 from rollmesh.learner.checkpoint.store import CheckpointStore
-from rollmesh.learner.recovery.consumption_log import LOG_NAME, Use, read_log, surviving
+from rollmesh.learner.recovery.consumption_log import LOG_NAME, StepUse, read_log, surviving_uses
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.errors import DataError, LostStateError
+from rollmesh.mesh.tables import TRAIN
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-# Fronts take note of a new Redis within their sweep, and write the rules into an empty one; then it can be told.
+# Fronts notice a new Redis within their sweep, and write the rules into an empty one; then it accepts the report.
 _AGAIN_S = 0.1
 
 
@@ -38,8 +39,8 @@ class RunHistory:
     """The history of a run as a learner knows it.
 
     Attributes:
-        incarnation: of the learner that speaks, or is spoken for.
-        takeovers: the version from which each incarnation went on, as far as it is known.
+        incarnation: of the learner whose history it is.
+        takeovers: the version from which each incarnation continued, as far as it is known.
         uses: of the surviving lineage, oldest first.
         version: in force.
         committed: every use below it is durable.
@@ -48,17 +49,17 @@ class RunHistory:
 
     incarnation: int
     takeovers: Mapping[int, int]
-    uses: Sequence[Use]
+    uses: Sequence[StepUse]
     version: int
     committed: int
     checkpoint: str
 
     def survives(self, version: PolicyVersion) -> bool:
-        """Whether no later learner has undone it: the present weights descend from it, or are it."""
+        """True where no later learner has undone it: the present weights descend from it, or are it."""
         return _survives(version, self.takeovers)
 
-    def untold(self, described: buffer_pb2.DescribeResponse) -> bool:
-        """Whether the buffer knows the learner, but not its last checkpoint."""
+    def lacks_checkpoint(self, described: buffer_pb2.DescribeResponse) -> bool:
+        """True where the buffer knows the learner, but not its last checkpoint."""
         return (
             self.incarnation == described.policy.incarnation
             and self.committed >= described.committed_version
@@ -82,7 +83,7 @@ def read_history(run_folder: Path) -> RunHistory | None:
         return None
     durable = [(version, folder) for version, folder in checkpoints if _survives(version, takeovers)]
     committed, folder = (durable[-1][0].version, str(durable[-1][1].resolve())) if durable else (0, "")
-    kept = surviving(uses, takeovers)
+    kept = surviving_uses(uses, takeovers)
     version = max([committed, *(use.train_version + 1 for use in kept)])
     return RunHistory(max(takeovers), takeovers, kept, version, committed, folder)
 
@@ -114,7 +115,7 @@ async def assert_history(client: BufferClient, member_id: str, history: RunHisto
     until = loop.time() + patience_s
     takeovers = [buffer_pb2.Takeover(incarnation=i, resumed_at=k) for i, k in sorted(history.takeovers.items())]
     while True:
-        known = await client.describe("train")
+        known = await client.describe(TRAIN)
         # Where takeovers are lost, all may be; else what lies below the last commit is known to be trained.
         since = known.committed_version if known.policy.incarnation == history.incarnation else 0
         try:
@@ -125,7 +126,7 @@ async def assert_history(client: BufferClient, member_id: str, history: RunHisto
                 history.committed,
                 history.checkpoint,
                 takeovers,
-                _asserted(history.uses, since),
+                _to_asserted_uses(history.uses, since),
             )
         except LostStateError:
             if loop.time() > until:
@@ -141,7 +142,7 @@ async def assert_history(client: BufferClient, member_id: str, history: RunHisto
         return
 
 
-def _asserted(uses: Sequence[Use], since: int) -> list[buffer_pb2.AssertedUse]:
+def _to_asserted_uses(uses: Sequence[StepUse], since: int) -> list[buffer_pb2.AssertedUse]:
     return [
         buffer_pb2.AssertedUse(group_id=group.group_id, train_version=use.train_version, ordinal=group.ordinal)
         for use in uses
@@ -158,9 +159,9 @@ class RedisRecovery:
         member_id: of this learner.
         log: the consumption log.
         incarnation: of this learner.
-        takeovers: the version from which each incarnation went on, this one among them.
-        status: says which version is in force, and what is durable.
-        patience_s: longest time until the buffer is ready to be told.
+        takeovers: the version from which each incarnation continued, this one among them.
+        status: has the version in force, and the durable one.
+        patience_s: longest time until the buffer is ready for the report.
     """
 
     def __init__(
@@ -184,7 +185,7 @@ class RedisRecovery:
         self._steady = asyncio.Lock()
         self._running: asyncio.Task[None] | None = None
         self.on_recovered: Callable[[buffer_pb2.DescribeResponse], None] = lambda _: None
-        """Called with what the buffer knows after a recovery, before anything else continues."""
+        """Called with the buffer's state after a recovery, before anything else continues."""
         client.on_lost_state = self.repair
 
     async def with_recovery(self, step: Callable[[], Awaitable[T]]) -> T:
@@ -201,24 +202,24 @@ class RedisRecovery:
                 await self.repair()
 
     async def repair(self) -> None:
-        """Reports to the buffer what was used; concurrent callers wait for the same report.
+        """Reports used groups to the buffer; concurrent callers wait for the same report.
 
         Raises:
-            RollmeshError: the buffer cannot be told.
+            RollmeshError: the buffer does not accept the report.
         """
         if self._running is None:
-            self._running = asyncio.create_task(self._tell(), name="reassert")
+            self._running = asyncio.create_task(self._reassert(), name="reassert")
             self._running.add_done_callback(self._done)
         await asyncio.shield(self._running)
 
     def _done(self, _task: asyncio.Task[None]) -> None:
         self._running = None
 
-    async def _tell(self) -> None:
+    async def _reassert(self) -> None:
         async with self._steady:
             history = await asyncio.to_thread(self._history)
             await assert_history(self._client, self._member_id, history, patience_s=self._patience_s)
-            self.on_recovered(await self._client.describe("train"))
+            self.on_recovered(await self._client.describe(TRAIN))
 
     def _history(self) -> RunHistory:
         uses = list(read_log(self._log)) if self._log.exists() else []
@@ -227,7 +228,7 @@ class RedisRecovery:
         return RunHistory(
             self._incarnation,
             self._takeovers,
-            surviving(uses, self._takeovers),
+            surviving_uses(uses, self._takeovers),
             published.version if published is not None else self._takeovers[self._incarnation],
             committed,
             checkpoint,

@@ -1,10 +1,10 @@
 """The identity of a run: the configuration, model and data with which its learner has last taken it over.
 
-Invariants: an attempt that ends before its learner has taken the run over leaves the record as it was; a run continues
+Invariants: an attempt that ends before its learner has taken the run over leaves the record as it was. A run continues
 with the model and the data of its record, or is refused, unless a change is allowed by name. A model or a file is known
 by its content, so that it may move. Other rewards, another agent and other held-out data are reported, edited files
-too; of what these import nothing is known.
-Checkpoints bind a run to the architecture of their weights, whatever is allowed. Nothing heavy is imported here.
+too; the modules that these import are not known. Checkpoints bind a run to the architecture of their weights, whatever
+is allowed. Nothing heavy is imported here.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import xxhash
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
-from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, newest
+from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, newest_version
 from rollmesh.learner.model_files.checks import architecture, read_model_config
 from rollmesh.learner.recovery.consumption_log import LOG_NAME
 from rollmesh.mesh.config import Config, save_config
-from rollmesh.mesh.config.models import RewardSection
+from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.mesh.config.rollout import AgentSection
 from rollmesh.mesh.errors import ConfigError, DataError
 
@@ -33,7 +33,7 @@ _MODEL_FILES = (
     *("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
     *("vocab.*", "merges.txt", "*.model", "*.safetensors", "*.bin"),
 )
-# What is refused where it is another one. All else that is recorded is reported.
+# Inputs whose change is refused. A change of all other recorded inputs is reported.
 _OF = ("model.path", "data.train", "data.prompt_key")
 _ARCHITECTURE = "model.architecture"
 # Larger files are known by samples of them: a fine-tuned model differs everywhere.
@@ -43,15 +43,15 @@ _PIECE_BYTES = 1 << 20
 _UNREADABLE_HINT = "remove it to continue without the check"
 
 
-class Input(TypedDict):
+class RunInput(TypedDict):
     """An input of a run: its name in the configuration, and a fingerprint, empty where it is not known."""
 
     name: str
     content: str
 
 
-Inputs = dict[str, Input]
-"""By key of the configuration, or by path of a file."""
+Inputs = dict[str, RunInput]
+"""Inputs by key of the configuration, or by path of a file."""
 _INPUTS = TypeAdapter(Inputs)
 
 
@@ -78,41 +78,41 @@ class RunRecord:
             ConfigError: it would.
             DataError: the record cannot be read.
         """
-        changed = self._changed()
+        changed = self._changed_inputs()
         self._check_architecture(dict(changed))
-        said = []
+        differences = []
         for key, former in changed if not allow_changes else ():
             if key in _OF:
                 now = self._inputs[key]["name"]
-                said.append(f"{key} was {former}, now it is {now}{' with another content' * (now == former)}")
-        if not said:
+                differences.append(f"{key} was {former}, now it is {now}{' with another content' * (now == former)}")
+        if not differences:
             return
         named = "name" in self._config.run.model_fields_set
         shared = "" if named else "run.name is not set, so that all such runs share one: "
         raise ConfigError(
-            f"run {self._folder} is of something else: {'; '.join(said)}",
+            f"run {self._folder} is of something else: {'; '.join(differences)}",
             hint=f"{shared}choose a --run.name of its own, start over with `rollmesh run ... --fresh`, or continue it "
             "all the same with --allow-changes",
         )
 
-    def edited(self) -> list[str]:
-        """Files of rewards, the agent, held-out data and other roles' models that hold something else than before.
+    def edited_files(self) -> list[str]:
+        """Files of rewards, the agent, held-out data and other roles' models whose content has changed.
 
         Raises:
             DataError: the record cannot be read.
         """
-        return [key for key, _ in self._changed() if key not in (*_OF, _ARCHITECTURE)]
+        return [key for key, _ in self._changed_inputs() if key not in (*_OF, _ARCHITECTURE)]
 
-    def of_another(self) -> bool:
-        """Whether model or data are others than those of the record.
+    def inputs_differ(self) -> bool:
+        """True where model or data differ from the record.
 
         Raises:
             DataError: the record cannot be read.
         """
-        return any(key in _OF for key, _ in self._changed())
+        return any(key in _OF for key, _ in self._changed_inputs())
 
     def _check_architecture(self, changed: Mapping[str, str]) -> None:
-        if _ARCHITECTURE in changed and newest(self._folder / CHECKPOINTS_NAME) is not None:
+        if _ARCHITECTURE in changed and newest_version(self._folder / CHECKPOINTS_NAME) is not None:
             raise ConfigError(
                 f"the checkpoints of run {self._folder} are of another architecture ({changed[_ARCHITECTURE]}) than "
                 f"model.path {self._inputs['model.path']['name']} ({self._inputs[_ARCHITECTURE]['name']})",
@@ -120,7 +120,7 @@ class RunRecord:
                 "`rollmesh run ... --fresh`",
             )
 
-    def _changed(self) -> list[tuple[str, str]]:
+    def _changed_inputs(self) -> list[tuple[str, str]]:
         """The inputs that differ now: key and former name."""
         path = self._folder / INPUTS
         before = _read(path) if path.exists() else {}
@@ -130,8 +130,8 @@ class RunRecord:
             if key in before and not _same(before[key], given)
         ]
 
-    def keep(self) -> None:
-        """The learner has taken the run over: this is from here on what the run is of.
+    def write(self) -> None:
+        """Replaces the record: the learner has taken the run over with these inputs.
 
         Raises:
             DataError: the disk refuses.
@@ -149,18 +149,18 @@ class RunRecord:
 
 
 def nothing_trained(folder: Path) -> bool:
-    """Whether no batch was ever used in a run folder, so that no weights, but the initial ones, depend on its data."""
-    checkpoint, log = newest(folder / CHECKPOINTS_NAME), folder / LOG_NAME
+    """True where no batch was ever used in a run folder, so that only initial weights depend on its data."""
+    checkpoint, log = newest_version(folder / CHECKPOINTS_NAME), folder / LOG_NAME
     return (checkpoint is None or checkpoint.version == 0) and not (log.exists() and log.stat().st_size)
 
 
 def reward_files(reward: RewardSection) -> list[Path]:
-    """The files of the user's own reward functions, as far as they are on this machine."""
+    """Files of the user's own reward functions, as far as they are on this machine."""
     return _files([*reward.functions, *(spec for specs in reward.by_data_source.values() for spec in specs)])
 
 
 def agent_files(agent: AgentSection) -> list[Path]:
-    """Those that its settings name, as far as they are on this machine; of a command each word may be one."""
+    """Files that the agent's settings name, as far as they are on this machine; any word of a command may name one."""
     program = [spec for spec in (agent.environment, agent.program) if spec is not None]
     words = [path for word in agent.command if (path := Path(word)).suffix and path.is_file()]
     return [*_files([*agent.tools, *program]), *words]
@@ -171,7 +171,7 @@ def _files(specs: Sequence[str]) -> list[Path]:
 
 
 def fingerprint(files: Sequence[Path]) -> str:
-    """A digest of what the files hold, of large ones by samples; their names do not count.
+    """A digest of the files' contents, of large ones by samples; their names do not count.
 
     Raises:
         OSError: one cannot be read.
@@ -195,15 +195,15 @@ def _inputs(config: Config, model: Path | None) -> Inputs:
     revision, train = config.model.revision, config.data.train
     files = [*reward_files(config.reward), *agent_files(config.rollout.agent)]
     files += [config.data.eval] if config.data.eval is not None and config.data.eval.is_file() else []
-    # Under their own names: of which there is another one now the configuration says.
-    told: Inputs = {str(path): {"name": str(path), "content": fingerprint([path])} for path in files}
+    # Under their own names: the configuration shows a change of the name.
+    inputs: Inputs = {str(path): {"name": str(path), "content": fingerprint([path])} for path in files}
     for role in config.learner.roles.values():
         if role.path and (folder := Path(role.path)).is_dir():
-            told[role.path] = {"name": role.path, "content": fingerprint(_model_files(folder))}
+            inputs[role.path] = {"name": role.path, "content": fingerprint(_model_files(folder))}
     weights = _model_files(model) if model is not None else []
     if model is not None:
-        told[_ARCHITECTURE] = {"name": architecture(read_model_config(model, "model.path")), "content": ""}
-    return told | {
+        inputs[_ARCHITECTURE] = {"name": architecture(read_model_config(model, "model.path")), "content": ""}
+    return inputs | {
         "model.path": {
             "name": f"{config.model.path}@{revision}" if revision else config.model.path,
             "content": fingerprint(weights) if weights else "",
@@ -217,7 +217,7 @@ def _model_files(folder: Path) -> list[Path]:
     return sorted({path for pattern in _MODEL_FILES for path in folder.glob(pattern)})
 
 
-def _same(before: Input, now: Input) -> bool:
+def _same(before: RunInput, now: RunInput) -> bool:
     if before["content"] and now["content"]:
         return before["content"] == now["content"]
     return before["name"] == now["name"]

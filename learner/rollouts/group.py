@@ -1,15 +1,18 @@
-"""A group as the learner holds it: leased, its payloads decoded where they came along."""
+"""A group as the learner holds it: leased, its payloads decoded where they came with the lease."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from rollmesh.buffer.client.client import Lease
+from rollmesh.learner.algorithms.types import Group
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.mesh.trajectory import payload_codec
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
@@ -35,7 +38,7 @@ class SampledMember:
     trajectory: Trajectory | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class SampledGroup:
     """One leased group.
 
@@ -60,8 +63,8 @@ class SampledGroup:
         prompt_ids: NDArray[np.int32],
         trajectories: Mapping[int, Trajectory] = MappingProxyType({}),
     ) -> SampledGroup:
-        """The group of the metadata, with the trajectories that are here, by member."""
-        sampled, greedy = _divided(leased)
+        """Builds a group from its metadata and the trajectories that are here, by member."""
+        sampled, greedy = _split_greedy(leased)
         members = [
             SampledMember(meta, is_scored(meta), is_truncated(meta), trajectories.get(meta.member)) for meta in sampled
         ]
@@ -83,11 +86,28 @@ class SampledGroup:
 
     @property
     def scored_members(self) -> list[SampledMember]:
-        """Those that are trained."""
+        """The members that are trained."""
         return [member for member in self.members if member.scored]
 
+    @cached_property
+    def algorithm_view(self) -> Group:
+        """The group as algorithms see it, built once; lengths count response tokens, as the metadata states them."""
+        metas = [member.meta for member in self.members]
+        names = sorted({name for meta in metas for name in meta.components})
+        return Group(
+            rewards=torch.tensor([meta.reward for meta in metas], dtype=torch.float32),
+            scored=torch.tensor([member.scored for member in self.members], dtype=torch.bool),
+            lengths=torch.tensor([meta.response_tokens for meta in metas], dtype=torch.int64),
+            truncated=torch.tensor([member.truncated for member in self.members], dtype=torch.bool),
+            components={
+                name: torch.tensor([meta.components.get(name, 0.0) for meta in metas], dtype=torch.float32)
+                for name in names
+            },
+            baseline_reward=self.baseline_reward,
+        )
 
-def _divided(leased: buffer_pb2.LeasedGroup) -> tuple[Sequence[_Meta], Sequence[_Meta]]:
+
+def _split_greedy(leased: buffer_pb2.LeasedGroup) -> tuple[Sequence[_Meta], Sequence[_Meta]]:
     """The sampled members, and the greedy ones, which have the highest indices."""
     task = leased.task
     if not task.greedy:
@@ -98,12 +118,12 @@ def _divided(leased: buffer_pb2.LeasedGroup) -> tuple[Sequence[_Meta], Sequence[
 
 
 def is_scored(member: trajectory_pb2.MemberMeta) -> bool:
-    """Whether a member has a reward, and so a payload."""
+    """True where a member has a reward, and so a payload."""
     return bool(member.outcome == trajectory_pb2.OUTCOME_SCORED)
 
 
 def is_truncated(member: trajectory_pb2.MemberMeta) -> bool:
-    """Whether the token budget ended the response."""
+    """True where the token budget ended the response."""
     return bool(member.finish_reason == trajectory_pb2.FINISH_REASON_LENGTH)
 
 
@@ -138,7 +158,7 @@ def decode_group(
         raise PayloadError("payloads", f"{len(payloads)} for {len(leased.members)} members")
     found = {meta.member: data for meta, data in zip(leased.members, payloads, strict=True)}
     found.update(fetched)
-    sampled, _ = _divided(leased)
+    sampled, _ = _split_greedy(leased)
     trajectories = {
         meta.member: payload_codec.decode(found[meta.member], tokens=meta.response_tokens)
         for meta in sampled

@@ -1,4 +1,4 @@
-"""Which groups are trained: the algorithm's group stage, and what no group may lack.
+"""The filter of groups: the algorithm's group stage, and requirements of every group.
 
 A group that is dropped has a reason, which is counted; another group takes its place.
 """
@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
-from rollmesh.learner.algorithms.base import Algorithm
-from rollmesh.learner.algorithms.types import Group, Needs
+from rollmesh.learner.algorithms.interface import Algorithm
+from rollmesh.learner.algorithms.types import Needs
 from rollmesh.learner.rollouts.group import SampledGroup
 from rollmesh.mesh.errors import RewardError
 
@@ -18,23 +16,6 @@ from rollmesh.mesh.errors import RewardError
 NO_BASELINE = "no_baseline"
 # Fewer responses are scored than the algorithm compares (`Needs.group_size`).
 TOO_FEW_MEMBERS = "too_few_members"
-
-
-def algorithm_view(group: SampledGroup) -> Group:
-    """The group as algorithms see it; lengths count response tokens, as the metadata states them."""
-    metas = [member.meta for member in group.members]
-    names = sorted({name for meta in metas for name in meta.components})
-    return Group(
-        rewards=torch.tensor([meta.reward for meta in metas], dtype=torch.float32),
-        scored=torch.tensor([member.scored for member in group.members], dtype=torch.bool),
-        lengths=torch.tensor([meta.response_tokens for meta in metas], dtype=torch.int64),
-        truncated=torch.tensor([member.truncated for member in group.members], dtype=torch.bool),
-        components={
-            name: torch.tensor([meta.components.get(name, 0.0) for meta in metas], dtype=torch.float32)
-            for name in names
-        },
-        baseline_reward=group.baseline_reward,
-    )
 
 
 def filter_groups(
@@ -52,7 +33,7 @@ def filter_groups(
     kept: list[SampledGroup] = []
     dropped: dict[str, list[SampledGroup]] = {}
     for group in groups:
-        reason = _rejection(needs, group) or algorithm.group_stage(algorithm_view(group))
+        reason = _rejection(needs, group) or algorithm.group_stage(group.algorithm_view)
         if reason is None:
             kept.append(group)
         else:

@@ -19,15 +19,15 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from rollmesh.buffer.client.client import BufferClient, Lease, ReceivedGroup
-from rollmesh.learner.rollouts.group import SampledGroup, decode_group
-from rollmesh.learner.rollouts.unsent_payloads import fetch_unsent
-from rollmesh.mesh.errors import DataError, FencedError, PayloadError, RollmeshError, ended_by
+from rollmesh.learner.rollouts.group import SampledGroup, decode_group, unsent_members
+from rollmesh.mesh.errors import DataError, PayloadError, RollmeshError, ended_by
+from rollmesh.mesh.tables import TRAIN
 from rollmesh.protos import buffer_pb2
 
 _log = logging.getLogger(__name__)
 UNREADABLE = "payload_invalid"
 """Why a group that cannot be read has failed."""
-# How often the reason for a wait is looked at.
+# Seconds between readings of the reason for a wait.
 _RECHECK_S = 1.0
 
 
@@ -44,18 +44,18 @@ class GroupStream:
         with_payloads: groups come with their payloads (one rank).
     """
 
-    def __init__(self, client: BufferClient, incarnation: int, *, with_payloads: bool, table: str = "train") -> None:
+    def __init__(self, client: BufferClient, incarnation: int, *, with_payloads: bool, table: str = TRAIN) -> None:
         self._client = client
         self._incarnation = incarnation
         self._with_payloads = with_payloads
         self._table = table
         self._stream = client.sample(table, incarnation, with_payloads=with_payloads)
         self._stream.holdings = self._leases
-        self._held: defaultdict[int, dict[str, SampledGroup]] = defaultdict(dict)
-        self._wanted: dict[int, int] = {}
+        self._groups: defaultdict[int, dict[str, SampledGroup]] = defaultdict(dict)
+        self._requested: dict[int, int] = {}
         # Received and not decoded yet; returned and not acknowledged yet.
         self._decoding: list[ReceivedGroup] = []
-        self._leaving: set[Lease] = set()
+        self._returning: set[Lease] = set()
         self._releases: set[asyncio.Task[None]] = set()
         self._finished_version = -1
         self._changed = asyncio.Event()
@@ -65,12 +65,12 @@ class GroupStream:
         self._reason = ""
         self._reader: asyncio.Task[None] | None = None
         self.on_waiting: Callable[[str], None] = lambda _reason: None
-        """Called with the reason whenever a wait for groups is told one; empty when it ends."""
+        """Called with the reason of a wait for groups whenever it is known; empty when the wait ends."""
 
     def start(self) -> None:
         """Begins to read the stream."""
         self._reader = asyncio.create_task(self._read_stream(), name="sample")
-        self._reader.add_done_callback(self._ended)
+        self._reader.add_done_callback(self._on_task_done)
 
     async def close(self) -> None:
         """Stops reading. Leases that were not claimed end with the learner's membership."""
@@ -87,12 +87,12 @@ class GroupStream:
 
     @property
     def waiting_reason(self) -> str:
-        """Why nothing comes at present, as the buffer last said; empty when groups come."""
+        """The buffer's latest reason why no groups come; empty when they come."""
         return self._reason
 
     def request(self, version: int, count: int) -> None:
         """Requests groups, so that `count` in all are held or on their way for training at `version`."""
-        self._wanted[version] = count
+        self._requested[version] = count
         self._request_missing(version)
 
     async def next_batch(self, version: int, count: int, timeout_s: float) -> list[SampledGroup]:
@@ -108,7 +108,7 @@ class GroupStream:
         self.request(version, count)
         try:
             async with asyncio.timeout(timeout_s):
-                while len(self._held[version]) < count and not self._exhausted:
+                while len(self._groups[version]) < count and not self._exhausted:
                     self._raise_if_over()
                     self._changed.clear()
                     self.on_waiting(self._reason)
@@ -118,14 +118,14 @@ class GroupStream:
         finally:
             self.on_waiting("")
         self._raise_if_over()
-        return list(self._held[version].values())[:count]
+        return list(self._groups[version].values())[:count]
 
     def finish_version(self, version: int, groups: Collection[SampledGroup]) -> None:
         """Ends a version whose batch is claimed; other groups that were held for it are returned."""
         used = {group.key for group in groups}
         self._finished_version = version
-        self._wanted = {later: count for later, count in self._wanted.items() if later > version}
-        over = [self._held.pop(earlier) for earlier in sorted(self._held) if earlier <= version]
+        self._requested = {later: count for later, count in self._requested.items() if later > version}
+        over = [self._groups.pop(earlier) for earlier in sorted(self._groups) if earlier <= version]
         self._release([group.key for held in over for group in held.values() if group.key not in used])
 
     def drop_refused(self, leases: Iterable[Lease]) -> None:
@@ -159,15 +159,15 @@ class GroupStream:
 
     def _leases(self) -> Iterator[Lease]:
         """The leases that the learner holds, from their arrival until they are known to be gone."""
-        for held in self._held.values():
+        for held in self._groups.values():
             yield from (group.key for group in held.values())
         yield from (arrived.lease for arrived in self._decoding)
-        yield from self._leaving
+        yield from self._returning
 
     def _request_missing(self, version: int) -> None:
         coming = sum(arrived.leased.for_version == version for arrived in self._decoding)
         coming += self._stream.outstanding(version)
-        missing = self._wanted.get(version, 0) - len(self._held[version]) - coming
+        missing = self._requested.get(version, 0) - len(self._groups[version]) - coming
         if missing > 0:
             # Groups that were refused or given back may have become ready again: the buffer answers again.
             self._exhausted = False
@@ -176,7 +176,7 @@ class GroupStream:
     def _remove(self, leases: Collection[Lease]) -> list[Lease]:
         """Removes held groups by lease; returns the leases that were there, and requests as many others."""
         found = []
-        for held in self._held.values():
+        for held in self._groups.values():
             gone = [group.key for group in held.values() if group.key in leases]
             for group_id, _ in gone:
                 del held[group_id]
@@ -186,13 +186,13 @@ class GroupStream:
         return found
 
     def _request_all_missing(self) -> None:
-        for version in self._wanted:
+        for version in self._requested:
             self._request_missing(version)
 
     def _add(self, group: SampledGroup) -> bool:
         """Holds a group under its newest lease; False where it was held under an earlier one, whatever the version."""
-        earlier = [held.pop(group.group_id, None) for held in self._held.values()]
-        self._held[group.leased.for_version][group.group_id] = group
+        earlier = [held.pop(group.group_id, None) for held in self._groups.values()]
+        self._groups[group.leased.for_version][group.group_id] = group
         return not any(earlier)
 
     def _release(self, leases: Sequence[Lease]) -> None:
@@ -201,9 +201,9 @@ class GroupStream:
             nack = self._nack(leases, buffer_pb2.NACK_DISPOSITION_RELEASE, "not used")
             task = asyncio.create_task(nack, name="giving back")
             self._releases.add(task)
-            task.add_done_callback(self._ended)
+            task.add_done_callback(self._on_task_done)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         """Ends every wait for groups with the error of a background task, which no other task replaces."""
         self._releases.discard(task)
         if task.cancelled() or (error := task.exception()) is None:
@@ -213,12 +213,12 @@ class GroupStream:
         self.fail(ended_by(error, f"the learner's task {task.get_name()!r}"))
 
     async def _nack(self, leases: Sequence[Lease], disposition: buffer_pb2.NackDisposition, reason: str) -> None:
-        self._leaving.update(leases)
+        self._returning.update(leases)
         refs = [lease.to_proto() for lease in leases]
         try:
             await self._client.nack(self._table, self._incarnation, refs, disposition=disposition, reason=reason)
         finally:
-            self._leaving.difference_update(leases)
+            self._returning.difference_update(leases)
             self._stream.forget(leases)
 
     # --------------------------------------------------------------------------------------------------- reading
@@ -258,6 +258,14 @@ class GroupStream:
             return False
 
 
-def fenced_error() -> FencedError:
-    """The error of a learner that has been superseded."""
-    return FencedError("another learner has taken this run over", hint="nothing to do: the newer learner continues it")
+async def fetch_unsent(client: BufferClient, table: str, leased: buffer_pb2.LeasedGroup) -> dict[int, bytes]:
+    """Payloads, by member, that are too large to come with the lease.
+
+    Raises:
+        DataError: the group has ended meanwhile.
+        UnreachableError: the buffer stayed away.
+    """
+    members = unsent_members(leased)
+    refs = [buffer_pb2.MemberRef(group_id=leased.group_id, member=member) for member in members]
+    fetched = [data async for data in client.fetch(table, refs)]
+    return dict(zip(members, fetched, strict=True))

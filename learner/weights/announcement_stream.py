@@ -1,12 +1,12 @@
-"""The announcements to one receiver: at once, or when the delta that leads to the version is encoded.
+"""The announcements to one receiver: at once, or when the delta to the version is encoded.
 
 A version is fetchable at once, its link only once it has been encoded. A receiver that shares memory (or another fast
-way) with the learner loses by waiting; one behind a slow link wins, because the few bytes of a link then come sooner
-than all of them. What a receiver's link carries is known from its reports of full transfers.
+way) with the learner loses by waiting. One with a slow connection wins: the few bytes of a link come sooner than all of
+them. The speed of a receiver's connection is known from its reports of full transfers.
 
-Invariants: no one waits longer than a full transfer would have taken beyond that of the link (`delta_wait_s`), except
-where `weights.encoding: delta` asks for links always; the first manifest of a stream comes at once; a stream never goes
-back, and always ends up at the newest version.
+Invariants: no receiver waits longer than a full transfer would have taken beyond that of the link (`delta_wait_s`),
+except where `weights.encoding: delta` always asks for links. The first manifest of a stream comes at once. A stream
+never returns to an older version, and always reaches the newest one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def delta_wait_s(full_bytes: int, *, share: float, encoded_bytes_per_s: float, r
         full_bytes: of the version.
         share: of them that the link is expected to have.
         encoded_bytes_per_s: of full weights, while the link is made.
-        received_bytes_per_s: that the receiver's network carries.
+        received_bytes_per_s: speed of the receiver's network.
     """
     saved = full_bytes * (1 - share) / received_bytes_per_s
     return saved if saved > full_bytes / encoded_bytes_per_s else 0.0
@@ -38,7 +38,7 @@ class AnnouncementStream:
 
     Args:
         publisher: announces.
-        request: who is listening.
+        request: names the receiver.
         clock: seconds, monotonic.
     """
 

@@ -5,8 +5,8 @@ versions of equal layout are linked. Encoding happens in threads of its own, one
 training nor the event loop waits for it. Where versions come faster than they are encoded, the next link leads from
 the last one's end to the newest, over those between. A chain without a request for `length` versions is dropped.
 
-Memory: the links themselves, and the version at which the next one begins (mostly one that is kept anyway), both given
-back when the chain is dropped. All methods may be called from any thread.
+Memory: the links themselves, and the version at which the next one begins (mostly one that is kept anyway). Both are
+released when the chain is dropped. All methods may be called from any thread.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rollmesh.protos import weights_pb2
 log = logging.getLogger(__name__)
 # A link of more than this share of the full bytes is not worth its memory, nor a receiver's work.
 _WORTH = 0.7
-# What is assumed of links before one has been measured, or when that was this many versions ago.
+# Assumptions about links before one has been measured, or when that was this many versions ago.
 _ASSUMED_SHARE = 0.1
 _ASSUMED_BYTES_PER_S = 0.5e9
 _FORGOTTEN_AFTER = 32
@@ -37,12 +37,12 @@ _FORGOTTEN_AFTER = 32
 
 @dataclass(frozen=True, slots=True)
 class DeltaLink:
-    """One link: what is announced of it, and its bytes.
+    """One link: its announcement, and its bytes.
 
     Attributes:
         base, policy: where it begins and ends.
         delta: as announced; never changed.
-        buckets: the encoded difference of each bucket.
+        buckets: the encoded delta of each bucket.
     """
 
     base: PolicyVersion
@@ -64,7 +64,7 @@ class DeltaChain:
 
     Args:
         length: links kept.
-        changed: called from a thread of the chain when a link is there, or will not come.
+        changed: called from a thread of the chain when a link is complete, or has failed.
         threads: encode at a time, a bucket each.
 
     Attributes:
@@ -83,7 +83,7 @@ class DeltaChain:
         # Where the next link begins, and the newest version.
         self._tip: PublishedVersion | None = None
         self._newest: PublishedVersion | None = None
-        # What the link being encoded leads to.
+        # The target of the link being encoded.
         self._target: PublishedVersion | None = None
         self._wanted_next = False
         self._published_since_link = 0
@@ -96,8 +96,8 @@ class DeltaChain:
         with self._lock:
             return self._tip if self._links else None
 
-    def published(self, version: PublishedVersion) -> None:
-        """Hears of the newest version."""
+    def set_newest(self, version: PublishedVersion) -> None:
+        """Sets the newest version."""
         with self._lock:
             previous, self._newest = self._newest, version
             self._published_since_link += 1
@@ -111,7 +111,7 @@ class DeltaChain:
                 self._tip = previous
 
     def request_link(self) -> None:
-        """A receiver could use a link to the newest version: it is encoded, unless it is there already."""
+        """Has a link to the newest version encoded for a receiver, unless it exists already."""
         with self._lock:
             if self._target is not None:
                 self._wanted_next = True
@@ -125,7 +125,7 @@ class DeltaChain:
             return self._links[: ends.index(policy) + 1] if policy in ends else []
 
     def link_pending(self, base: PolicyVersion) -> bool:
-        """Whether a link is being encoded that continues a receiver's way from `base`."""
+        """True where a link is being encoded that continues a receiver's way from `base`."""
         with self._lock:
             if self._target is None or self._tip is None:
                 return False
@@ -142,13 +142,13 @@ class DeltaChain:
         with self._lock:
             link = next((link for link in self._links if (link.base, link.policy) == (base, policy)), None)
         if link is None:
-            raise WeightsError(f"no difference from {base} to {policy} is kept", hint="fetch the full bytes instead")
+            raise WeightsError(f"no delta from {base} to {policy} is kept", hint="fetch the full bytes instead")
         if index >= len(link.buckets):
             raise WeightsError(f"bucket {index} does not exist, there are {len(link.buckets)}")
         return link.buckets[index]
 
     def close(self) -> None:
-        """Gives everything back; an encoding that runs ends with its bucket."""
+        """Releases everything; a running encoding ends with its bucket."""
         with self._lock:
             self._closed = True
             self._links.clear()
@@ -172,7 +172,7 @@ class DeltaChain:
         try:
             encoded = self._encode(base, target)
         finally:
-            self._finished(encoded)
+            self._add_encoded(encoded)
 
     def _encode(self, base: PublishedVersion, target: PublishedVersion) -> _Encoded:
         if not same_layout(base.manifest, target.manifest):
@@ -192,8 +192,8 @@ class DeltaChain:
         log.debug("link %s to %s: %.2f %% of %d bytes", base.policy, target.policy, 100 * share, full)
         return _Encoded(target, _link(base, target, buckets) if share <= _WORTH else None)
 
-    def _finished(self, encoded: _Encoded | None) -> None:
-        """Takes what was encoded into the chain; None: it failed."""
+    def _add_encoded(self, encoded: _Encoded | None) -> None:
+        """Adds an encoded link to the chain; None: the encoding failed."""
         with self._lock:
             self._target = None
             if self._closed:
@@ -213,7 +213,7 @@ class DeltaChain:
 def _log_failure(work: Future[None]) -> None:
     error = None if work.cancelled() else work.exception()
     if error is not None:
-        log.error("no difference was made, weights travel in full", exc_info=error)
+        log.error("no delta was made, weights travel in full", exc_info=error)
 
 
 def _link(base: PublishedVersion, target: PublishedVersion, buckets: Sequence[bytes]) -> DeltaLink:

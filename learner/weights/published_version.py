@@ -26,7 +26,7 @@ class PublishedVersion:
 
     @property
     def policy(self) -> PolicyVersion:
-        """Which one it is."""
+        """The version's number."""
         return PolicyVersion.from_proto(self.manifest.policy)
 
     def bucket(self, index: int) -> memoryview:

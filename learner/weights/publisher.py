@@ -1,9 +1,9 @@
 """Versions of the policy, kept fetchable.
 
 Invariants: `publish` returns only when the version can be fetched. The last `keep_versions` stay fetchable, and so does
-the oldest one that is being fetched: a slow link receives a version in the end, however fast they come. The others are
-unlinked. Versions of one publisher only go up. Nothing of it is left in shared memory after `close`, nor after
-kill -9 once another publisher starts on the machine.
+the oldest one that is being fetched. A slow connection receives a version in the end, however fast they come. The
+others are unlinked. Versions of one publisher only go up. Nothing of it is left in shared memory after `close`, nor
+after `kill -9` once another publisher starts on the machine.
 
 `publish` belongs to the thread that trains; everything else may be called from any thread.
 """
@@ -24,7 +24,7 @@ from rollmesh.learner.weights.published_version import PublishedVersion
 from rollmesh.learner.weights.push_statistics import PushStatistics
 from rollmesh.learner.weights.transports import SenderTransport, shared_memory
 from rollmesh.learner.weights.version_storage import VersionBytes, VersionWriter
-from rollmesh.mesh.config.models import EncodingName, TransportName, WeightsSection
+from rollmesh.mesh.config.weights import EncodingName, TransportName, WeightsSection
 from rollmesh.mesh.errors import VersionGoneError, WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import ALIGNMENT, BucketLayout, Digest, bucket_starts, digest_of, manifest_digest
@@ -36,13 +36,13 @@ from rollmesh.protos import weights_pb2
 
 log = logging.getLogger(__name__)
 _PADDING = bytes(ALIGNMENT)
-# Of the threads that the learner computes with, so many encode differences at most.
+# At most this many of the learner's compute threads encode deltas.
 _ENCODING_THREADS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class PublishRules:
-    """How versions are published; the fields are those of `weights` in the configuration.
+    """Rules of publication; the fields are those of `weights` in the configuration.
 
     Attributes:
         keep_versions: versions that stay fetchable.
@@ -60,7 +60,7 @@ class PublishRules:
 
     @classmethod
     def of(cls, weights: WeightsSection) -> PublishRules:
-        """Those of a configuration."""
+        """The rules of a configuration."""
         return cls(weights.keep_versions, weights.bucket_bytes, weights.transport, weights.encoding, weights.chain)
 
 
@@ -72,7 +72,7 @@ class WeightPublisher:
         model_bundle: files from which model and tokenizer are built (`read_model_bundle`).
         rules: of the run.
         directory: the tmpfs for shared files.
-        offers: transports besides shared memory; the publisher closes them.
+        offers: transports other than shared memory; the publisher closes them.
 
     Raises:
         WeightsError: `shm` was asked for and the directory is not usable.
@@ -118,7 +118,7 @@ class WeightPublisher:
         """A version that is still kept.
 
         Raises:
-            VersionGoneError: it is not.
+            VersionGoneError: it is not kept.
         """
         with self._lock:
             found = self._versions.get(policy)
@@ -137,10 +137,10 @@ class WeightPublisher:
         Args:
             policy: the version.
             index: of the bucket.
-            base: for the difference that leads from there to `policy`; None: the full bytes.
+            base: for the delta that leads from there to `policy`; None: the full bytes.
 
         Raises:
-            WeightsError: the version or the difference is not kept (any more), or has no such bucket.
+            WeightsError: the version or the delta is not kept (any more), or has no such bucket.
         """
         if base is None:
             version = self.version(policy)
@@ -148,11 +148,11 @@ class WeightPublisher:
                 raise WeightsError(f"bucket {index} does not exist, there are {len(version.manifest.buckets)}")
             return version.bucket(index)
         if self.chain is None:
-            raise WeightsError("no differences are made here: weights.encoding is full", hint="fetch the full bytes")
+            raise WeightsError("no deltas are made here: weights.encoding is full", hint="fetch the full bytes")
         return memoryview(self.chain.bucket(base, policy, index))
 
     def with_links(self, manifest: weights_pb2.Manifest) -> weights_pb2.Manifest:
-        """The manifest of one of its versions, with the differences that lead there at present."""
+        """The manifest of one of its versions, with the deltas that lead there at present."""
         links = self.chain.links_to(PolicyVersion.from_proto(manifest.policy)) if self.chain else []
         if not links:
             return manifest
@@ -162,7 +162,7 @@ class WeightPublisher:
         return linked
 
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Calls `listener` after each `publish` and each new difference, in any thread; returns what ends that."""
+        """Calls `listener` after each `publish` and each new delta, in any thread; returns its unsubscription."""
         with self._lock:
             self._listeners.append(listener)
 
@@ -179,8 +179,8 @@ class WeightPublisher:
 
         Args:
             policy: above every version published before.
-            named_tensors: (Hugging Face name, tensor), any device, each read once before the next is asked for;
-                a tensor seen before under another name is sent once.
+            named_tensors: (Hugging Face name, tensor), any device, each read once before the next is asked for. A
+                tensor seen before under another name is sent once.
             wire_dtype: dtype in which floating-point tensors travel.
 
         Returns:
@@ -209,11 +209,11 @@ class WeightPublisher:
             fetched = next(filter(self.readers.active, older), None)
             retired = [self._versions.pop(old) for old in older if old != fetched]
         if self.chain is not None:
-            self.chain.published(published)
+            self.chain.set_newest(published)
             if self.encoding == "delta":
                 self.chain.request_link()
         self._retire(retired)
-        self.pushes.announced(policy, manifest.announced_unix_ns)
+        self.pushes.record_announcement(policy, manifest.announced_unix_ns)
         self._notify_listeners()
         # Giving memory back takes the kernel as long as filling it did: a third of a second per gigabyte, seen here.
         threading.Thread(target=retired.clear, name="free-weights").start()
@@ -272,7 +272,7 @@ def _fill(
     kept: list[torch.Tensor] = []
     for name, tensor in named_tensors:
         if isinstance(tensor, torch.nn.Parameter):
-            # Parameters stay alive during the publish, so that their identity tells ties; other tensors may be
+            # Parameters stay alive during the publish, so that their identity shows ties. Other tensors may be
             # temporary and share an address with one that is gone.
             if id(tensor) in sent:
                 twin = sent[id(tensor)]

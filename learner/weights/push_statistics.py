@@ -1,8 +1,8 @@
 """Reports of receivers: the way of each version into service, and its failures.
 
 A push in time: announced, first byte, last (verified) byte, swap, acknowledged. The receiver times all but the last
-from the announcement; the acknowledgement is timed by the learner's clock alone, and only for versions that were
-announced while the receiver was watching: one that came later was not waited for.
+from the announcement. The learner's clock alone times the acknowledgement, and only for versions that were announced
+while the receiver was watching. The learner did not wait for one that came later.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ _RECEIVERS = 1024
 # Reports kept per receiver, and announcements that may still be acknowledged.
 _KEPT = 1024
 _ANNOUNCEMENTS = 256
-# Full transfers whose speed tells what a receiver's network carries.
+# Full transfers whose speed shows the speed of a receiver's network.
 _RATES = 8
-# In the order in which they come to pass; the pause is a length, the others are moments.
+# In the order in which they happen; the pause is a duration, the others are moments.
 STAGES = ("first_byte", "last_byte", "pause", "total", "ack")
 
 
 @dataclass(frozen=True, slots=True)
 class PushSummary:
-    """Percentiles over reports, in microseconds; 0 where there is none.
+    """Percentiles over reports, in microseconds; 0 without any.
 
     Attributes:
         count: versions put into service.
         errors: versions that were refused or could not be received.
         bytes: received in all.
-        p50, p99: by stage (`STAGES`): announcement to first byte, to last verified byte, length of the pause in
-            decoding, announcement to service (`total`), announcement to the arrival of the report (`ack`).
+        p50, p99: by stage (`STAGES`). From the announcement: to the first byte, to the last verified byte, to service
+            (`total`) and to the report's arrival (`ack`). Also the pause in decoding.
         last_error: text of the newest error.
     """
 
@@ -51,7 +51,7 @@ class PushSummary:
     last_error: str
 
     def metrics(self, prefix: str = "") -> dict[str, float]:
-        """As milliseconds by name: `total_ms_p50` and so on."""
+        """Percentiles in milliseconds by name: `total_ms_p50` and so on."""
         return {
             f"{prefix}{stage}_ms_{name}": values[stage] / 1e3
             for stage in STAGES
@@ -73,7 +73,7 @@ class _Receiver:
     failed: weights_pb2.SwapReport | None = None
     failed_ns: int = 0
 
-    def succeeded(self, report: weights_pb2.SwapReport, ack_us: int) -> None:
+    def add_success(self, report: weights_pb2.SwapReport, ack_us: int) -> None:
         self.count += 1
         if report.encoding != "delta" and report.transport == "grpc" and report.last_byte_us:
             self.full_bytes_per_s.append(report.bytes / report.last_byte_us * 1e6)
@@ -92,21 +92,21 @@ class PushStatistics:
         self._receivers: dict[str, _Receiver] = {}
         self._announced: dict[PolicyVersion, int] = {}
 
-    def announced(self, policy: PolicyVersion, unix_ns: int) -> None:
-        """A version was announced at that time."""
+    def record_announcement(self, policy: PolicyVersion, unix_ns: int) -> None:
+        """Records the time at which a version was announced."""
         with self._lock:
             self._announced[policy] = unix_ns
             while len(self._announced) > _ANNOUNCEMENTS:
                 del self._announced[next(iter(self._announced))]
 
-    def watches(self, member_id: str) -> None:
-        """A receiver watches from now on."""
+    def record_watch(self, member_id: str) -> None:
+        """Records that a receiver watches from now on."""
         if member_id:
             with self._lock:
                 self._receiver(member_id).watching_since_ns = time.time_ns()
 
     def add(self, report: weights_pb2.SwapReport) -> None:
-        """Takes one report in."""
+        """Adds a report."""
         now = time.time_ns()
         policy = PolicyVersion.from_proto(report.policy)
         with self._lock:
@@ -119,7 +119,7 @@ class PushStatistics:
                 return
             announced = self._announced.get(policy, 0)
             waited_for = announced and receiver.watching_since_ns <= announced
-            receiver.succeeded(report, max(1, (now - announced) // 1000) if waited_for else 0)
+            receiver.add_success(report, max(1, (now - announced) // 1000) if waited_for else 0)
 
     def _receiver(self, member_id: str) -> _Receiver:
         """The statistics of one receiver; where there are too many, the one silent for longest is forgotten."""
@@ -132,33 +132,24 @@ class PushStatistics:
     def bytes_per_s(self, member_id: str) -> float | None:
         """The speed of a receiver's network: its fastest recent full transfer over grpc; None: there was none.
 
-        Timed from the announcement, so that what it waited for before is in it: the fastest one waited least.
+        Timed from the announcement, so that earlier waits are included: the fastest transfer waited least.
         """
         with self._lock:
             receiver = self._receivers.get(member_id)
             return max(receiver.full_bytes_per_s, default=None) if receiver else None
 
     def summary(self) -> PushSummary:
-        """Over all receivers."""
+        """Percentiles over all receivers."""
         with self._lock:
             return _summarize(self._receivers.values())
 
     def by_receiver(self) -> dict[str, PushSummary]:
-        """Per member id."""
+        """Percentiles by member id."""
         with self._lock:
             return {name: _summarize([receiver]) for name, receiver in self._receivers.items()}
 
-    def served(self) -> dict[str, tuple[PolicyVersion, str]]:
-        """Per member id: the version in service and its digest, as last reported."""
-        with self._lock:
-            return {
-                name: (PolicyVersion.from_proto(receiver.last.policy), receiver.last.digest)
-                for name, receiver in self._receivers.items()
-                if receiver.last is not None
-            }
-
     def receivers(self) -> dict[str, dict[str, Any]]:
-        """Per member id, as JSON: counts, percentiles in milliseconds, the last push and the last failure."""
+        """Receivers by member id, as JSON: counts, percentiles in milliseconds, the last push and the last failure."""
         with self._lock:
             return {
                 name: {**_last_push(receiver), **_summarize([receiver]).metrics(), "errors": receiver.errors}
@@ -167,7 +158,7 @@ class PushStatistics:
             }
 
     def to_proto(self) -> weights_pb2.PushesResponse:
-        """Everything, those heard of last first."""
+        """All statistics; receivers with the latest reports come first."""
         with self._lock:
             receivers = sorted(self._receivers.items(), key=lambda item: -item[1].reported_ns)
             return weights_pb2.PushesResponse(receivers=[_entry(name, receiver) for name, receiver in receivers])

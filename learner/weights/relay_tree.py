@@ -6,7 +6,7 @@ Invariants:
 - While no receiver fails, the learner and each relay have at most `fanout` children. Receivers that all relay lie in
   full levels: n of them are no deeper than log_fanout(n) + 1.
 - A receiver comes to the learner itself after `_PATIENCE` parents that failed it, or when it starts again, whatever
-  room there is: failures cost the learner's link, never the version.
+  room there is. Failures cost the learner's link, never the version.
 
 Pure: no clock, no I/O; one caller at a time.
 """
@@ -21,7 +21,7 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 # Parents that may fail a receiver before it is sent to the learner.
 _PATIENCE = 2
-# Trees kept: of the newest things that were asked for.
+# Trees kept: those of the newest requests.
 _KEPT = 64
 # Receivers of a tree, twice the members that a run may have: some start again. Further ones come to the learner.
 _NODES = 4096
@@ -36,7 +36,7 @@ class _Node:
     children: int = 0
     failed: bool = False
 
-    def line(self) -> Iterator[_Node]:
+    def path_to_root(self) -> Iterator[_Node]:
         """Itself, its parent, and so on up to a child of the learner."""
         node: _Node | None = self
         while node is not None:
@@ -62,7 +62,7 @@ class RelayTree:
         return self._uploads
 
     def parents(self) -> dict[str, str]:
-        """By member id, the address that it fetches from; empty for the learner."""
+        """Parents' addresses by member id; empty for the learner."""
         return {name: node.parent.address if node.parent else "" for name, node in self._nodes.items()}
 
     def route(self, member_id: str, address: str, failed: Collection[str]) -> str:
@@ -87,11 +87,11 @@ class RelayTree:
             exhausted = len(failed) >= _PATIENCE
         else:
             node = known
-            # One that names no failure starts again: what it was given before did not help it.
+            # A receiver that names no failure starts again: its former parent did not help it.
             exhausted = len(failed) >= _PATIENCE or not failed
-            self._leave(node)
+            self._detach(node)
             node.address = address
-        parent = None if exhausted else self._place(node, failed)
+        parent = None if exhausted else self._find_parent(node, failed)
         node.parent = parent
         if parent is None:
             self._uploads += 1
@@ -99,28 +99,28 @@ class RelayTree:
         parent.children += 1
         return parent.address
 
-    def _leave(self, node: _Node) -> None:
+    def _detach(self, node: _Node) -> None:
         if node.parent is not None:
             node.parent.children -= 1
             node.parent = None
 
-    def _place(self, node: _Node, failed: Collection[str]) -> _Node | None:
+    def _find_parent(self, node: _Node, failed: Collection[str]) -> _Node | None:
         """The highest place with room, the oldest of equals; None for the learner."""
         if self._uploads < self._fanout:
             return None
         highest: dict[int, _Node] = {}
         for other in self._nodes.values():
-            line = list(other.line())
+            path = list(other.path_to_root())
             usable = other.address and not other.failed and other.address not in failed
             # A receiver that has started again may stand there by its former name, at the same address.
-            below = node in line or (node.address and node.address in [above.address for above in line])
+            below = node in path or (node.address and node.address in [above.address for above in path])
             if usable and other.children < self._fanout and not below:
-                highest.setdefault(len(line), other)
+                highest.setdefault(len(path), other)
         return highest[min(highest)] if highest else None
 
 
 class RelayTrees:
-    """A tree for each set of bytes that is fetched: a version in full, or one link of differences.
+    """A tree for each set of bytes that is fetched: a version in full, or one link of deltas.
 
     Args:
         fanout: see `RelayTree`.
@@ -130,7 +130,7 @@ class RelayTrees:
         self._fanout = fanout
         self._trees: OrderedDict[tuple[PolicyVersion, PolicyVersion | None], RelayTree] = OrderedDict()
 
-    def of(self, policy: PolicyVersion, base: PolicyVersion | None) -> RelayTree:
+    def tree_of(self, policy: PolicyVersion, base: PolicyVersion | None) -> RelayTree:
         """The tree of a version, or of the link that leads to it from `base`."""
         key = (policy, base)
         tree = self._trees.get(key)

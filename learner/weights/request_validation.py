@@ -1,4 +1,4 @@
-"""What receivers may say. It is kept for each of them, so that every text is short and every list has few items."""
+"""Limits of receivers' reports. Reports are stored for each receiver: texts are short, lists have few items."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rollmesh.mesh.request_fields import ID_CHARACTERS, check_id, check_text
 from rollmesh.mesh.text import REPORT_CHARACTERS
 from rollmesh.protos import weights_pb2
 
-# What a report may say of bytes and microseconds (a petabyte, decades), so that sums of it can be told.
+# Largest bytes and microseconds of a report (a petabyte, decades), so that sums do not overflow.
 _LARGEST_NUMBER = 1 << 50
 # Addresses that failed a receiver; it comes to the learner after a few.
 _MOST_FAILED = 64
@@ -15,7 +15,7 @@ _SENTENCES = frozenset({"error", "choice"})
 
 
 def check_report(report: weights_pb2.SwapReport) -> None:
-    """Refuses a report that says more than a receiver can have to say; takes away what this release does not know.
+    """Refuses a report with more content than a receiver can have; removes fields that this release does not know.
 
     Raises:
         PayloadError: naming the field.
@@ -30,7 +30,7 @@ def check_report(report: weights_pb2.SwapReport) -> None:
 
 
 def check_watch(request: weights_pb2.WatchRequest) -> None:
-    """Refuses a watch by no member's name; one that reports nothing needs none.
+    """Refuses a watch without a valid member id; a receiver that reports nothing needs none.
 
     Raises:
         PayloadError: naming the field.
@@ -41,7 +41,7 @@ def check_watch(request: weights_pb2.WatchRequest) -> None:
 
 
 def check_route(request: weights_pb2.RouteRequest) -> None:
-    """Refuses a question for a parent whose answer would keep, or compare, too much.
+    """Refuses a request for a parent that would store, or compare, too much.
 
     Raises:
         PayloadError: naming the field.
@@ -55,7 +55,7 @@ def check_route(request: weights_pb2.RouteRequest) -> None:
 
 
 def check_broadcast(request: weights_pb2.JoinBroadcastRequest) -> None:
-    """Refuses a place in a broadcast by no member's name.
+    """Refuses a place in a broadcast without a valid member id.
 
     Raises:
         PayloadError: naming the field.

@@ -1,7 +1,7 @@
-"""The Weights service of the learner: what generators pull.
+"""The Weights service of the learner, from which generators pull.
 
-Invariants: `Watch` never queues, it always jumps to the newest manifest; `FetchBucket` can be repeated from any offset;
-a transfer that has begun continues when its version is released.
+Invariants: `Watch` never queues, it always jumps to the newest manifest. `FetchBucket` can be repeated from any offset.
+A transfer that has begun continues when its version is released.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class WeightsService(weights_pb2_grpc.WeightsServicer):
 
         unsubscribe = self._publisher.subscribe(on_publish)
         watcher = AnnouncementStream(self._publisher, request, loop.time)
-        self._publisher.pushes.watches(request.member_id)
+        self._publisher.pushes.record_watch(request.member_id)
         try:
             while True:
                 news.clear()
@@ -82,16 +82,16 @@ class WeightsService(weights_pb2_grpc.WeightsServicer):
                 yield frame
 
     async def Route(self, request: weights_pb2.RouteRequest, _context: Any) -> weights_pb2.RouteResponse:
-        """The receiver's place in the tree of what it wants."""
+        """The receiver's place in the tree of its version or link."""
         check_route(request)
         base = PolicyVersion.from_proto(request.base) if request.HasField("base") else None
-        tree = self._trees.of(PolicyVersion.from_proto(request.policy), base)
+        tree = self._trees.tree_of(PolicyVersion.from_proto(request.policy), base)
         return weights_pb2.RouteResponse(address=tree.route(request.member_id, request.address, request.failed))
 
     async def JoinBroadcast(
         self, request: weights_pb2.JoinBroadcastRequest, _context: Any
     ) -> weights_pb2.JoinBroadcastResponse:
-        """A place in the next broadcast; who hangs up gives it back."""
+        """A place in the next broadcast; a receiver that hangs up returns it."""
         check_broadcast(request)
         found = next((offer for offer in self._publisher.offers if offer.name == request.transport), None)
         if not isinstance(found, Broadcast):

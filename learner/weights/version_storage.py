@@ -1,8 +1,8 @@
 """The bytes of one published version: a file in shared memory, or anonymous memory.
 
-Invariants: a shared file appears under its name only when it is whole, and never changes afterwards; it is locked
-(flock) for as long as its publisher lives, so that what a killed publisher left behind is known by its free lock,
-whatever process ids say in which namespace; a reader that has it open keeps it after it was unlinked.
+Invariants: a shared file appears under its name only when it is whole, and never changes afterwards. It is locked
+(flock) for as long as its publisher lives. So a free lock marks the file of a killed publisher, whatever the namespace
+of process ids. A reader that has it open keeps it after it was unlinked.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class VersionWriter:
 
         Args:
             name: readable part of the file name.
-            nbytes: final length; at least what was written.
+            nbytes: final length; at least the written one.
         """
         try:
             os.ftruncate(self._descriptor, nbytes)
@@ -136,7 +136,7 @@ def _link(descriptor: int, path: Path) -> None:
 
 
 def usable_directory(directory: Path) -> bool:
-    """Whether files can be created there."""
+    """True where files can be created there."""
     try:
         os.close(_open_unnamed(directory))
     except WeightsError:
@@ -145,11 +145,11 @@ def usable_directory(directory: Path) -> bool:
 
 
 def sweep(directory: Path) -> list[Path]:
-    """Removes the files of publishers that are gone; returns what was removed."""
+    """Removes the files of publishers that are gone; returns their paths."""
     removed = []
     for path in directory.glob(f"{FILE_PREFIX}*"):
         try:
-            # Not waiting: of what others put there, a pipe would be waited for without end.
+            # Not waiting: opening a pipe of another program would wait for ever.
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
             continue  # unlinked meanwhile, or another user's

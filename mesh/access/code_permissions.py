@@ -4,7 +4,7 @@ The mesh's configuration says what a generator does. Most of it is data. Setting
 listed here by configuration key. A generator joins only if its command line allows all of them.
 
 Invariants: nothing of a refused configuration is loaded, started or read. Engine arguments are data only where that is
-known: a text or a structure may name a class or a file, so new arguments of an engine count as code.
+known. A text or a structure may name a class or a file, so new arguments of an engine count as code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rollmesh.mesh.errors import ConfigError
 
 
 class AllowCode(StrEnum):
-    """Which code a generator takes from its mesh."""
+    """The code that a generator takes from its mesh."""
 
     NONE = "none"
     LISTED = "listed"
@@ -31,13 +31,13 @@ class AllowCode(StrEnum):
 
 @dataclass(frozen=True)
 class CodeRule:
-    """What is allowed; `listed` counts with `AllowCode.LISTED` alone."""
+    """A generator's rule for code; `listed` counts with `AllowCode.LISTED` alone."""
 
     allow: AllowCode
     listed: frozenset[str] = frozenset()
 
     def permits(self, name: str) -> bool:
-        """Whether code of this name may be executed."""
+        """True if code of this name may be executed."""
         return self.allow is AllowCode.ANY or (self.allow is AllowCode.LISTED and name in self.listed)
 
 
@@ -95,9 +95,9 @@ def requested_code(config: Config) -> list[CodeRequest]:
         *_named("rollout.agent.environment", agent.environment),
         *_named("rollout.agent.command", shlex.join(agent.command)),
         *_named("rollout.agent.tools", *agent.tools),
-        # What of the host's environment the command is handed.
+        # The part of the host's environment that the command is handed.
         *_named("rollout.agent.pass_env", *agent.pass_env),
-        # Read here, and sent to who the mesh names.
+        # Read here, and sent to the address that the mesh names.
         *_named("reward.key_files", *map(str, reward.key_files.values())),
     ]
     if reward.in_process:
@@ -119,7 +119,7 @@ def _named(key: str, *names: str | None) -> Iterable[CodeRequest]:
 
 
 def _is_path(function: str) -> bool:
-    """Whether a reward function is neither a built-in one nor an endpoint."""
+    """True if a reward function is neither a built-in one nor an endpoint."""
     return ":" in function and not function.startswith("grpc://")
 
 
@@ -161,7 +161,7 @@ _LETS_CODE_IN = frozenset({"trust_remote_code", "enable_custom_logit_processor"}
 
 
 def _code_options(options: Mapping[str, Any], words: Collection[str]) -> Iterator[str]:
-    """Those of an engine's arguments that may be code, each as `name=value`, the value as JSON."""
+    """The arguments of an engine that may be code, each as `name=value`, the value as JSON."""
     for written, value in options.items():
         name = written.lstrip("-").replace("-", "_")
         is_word = isinstance(value, str) and name in words and _WORD.fullmatch(value) is not None
@@ -174,7 +174,7 @@ def _code_options(options: Mapping[str, Any], words: Collection[str]) -> Iterato
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is made of numbers and switches alone, and so can name nothing."""
+    """True if a value is made of numbers and switches alone, and so can name nothing."""
     if isinstance(value, list):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, bool | int | float)

@@ -1,18 +1,18 @@
 """Credentials, with which a service proves its identity and checks its callers.
 
-A mesh has one secret, its token. An Ed25519 key (RFC 8032) is derived from it. Who holds the token may act in any role
-and may grant one: a *grant* names a role, by choice a name that begins its members' ids and an end, and the public half
-of a key of its own, all signed by the mesh's key. A call carries a *claim*: the grant, the caller's member id, the
-contract that is called and an end, signed by the grant's key. An answer may carry a *proof*: the grant of the service,
-and a signature over what was asked and answered.
+A mesh has one secret, its token. An Ed25519 key (RFC 8032) is derived from it. A holder of the token may act in any
+role and may grant one. A *grant* names a role and the public half of a key of its own, signed by the mesh's key. It may
+also name an end, and a name that begins its members' ids. A call carries a *claim*: the grant, the caller's member id,
+the contract that is called and an end, signed by the grant's key. An answer may carry a *proof*: the grant of the
+service, and a signature over request and answer.
 
 A member id says its role and the name of its grant: `ROLE-anything`, with a name `ROLE-NAME.anything`. A grant is good
-for ids of its own role and name alone. So no other role can take a member's id, while it lives or afterwards, and
-nothing has to be remembered for it: a process that starts again and a grant that is renewed are still the same.
+for ids of its own role and name alone. So no other role can take a member's id, while it lives or afterwards. Nothing
+has to be remembered for it: a process that starts again and a grant that is renewed are still the same.
 
-Invariants: neither the token nor a grant's key is ever sent; a claim is good for one contract (a reward service cannot
-use a generator's at the buffer), for members of its grant, and for `CLAIM_S` seconds, whatever end its maker writes; a
-service needs no secret to check a claim or a proof, so that one which has been broken into can speak for no one else.
+Invariants: neither the token nor a grant's key is ever sent. A claim is good for one contract: a reward service cannot
+use a generator's at the buffer. It is good for members of its grant and for `CLAIM_S` seconds, whatever end its maker
+writes. A service needs no secret to check a claim or a proof, so an attacker in one can speak for no one else.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from rollmesh.mesh.errors import UnauthenticatedError
 
-# Seconds for which a claim is good. Who has read one off the wire can use it so long.
+# Seconds for which a claim is good. An attacker who has read one off the wire can use it that long.
 CLAIM_S = 300.0
 # Seconds by which the clocks of two hosts may differ.
 SKEW_S = 300.0
@@ -41,32 +41,32 @@ _GRANT, _CLAIM, _PROOF = "rollmesh-grant-1", "rollmesh-claim-1", "rollmesh-proof
 
 
 class Role(StrEnum):
-    """What a caller is in the mesh."""
+    """The role of a caller in the mesh."""
 
     LEARNER = "learner"
     GENERATOR = "generator"
     REWARD = "reward"
     BUFFER = "buffer"
-    # Who runs the mesh: may look at everything, drain and stop.
+    # Runs the mesh: may read everything, drain and stop.
     OPERATOR = "operator"
-    # Who looks on: dashboards, colleagues.
+    # Only reads: dashboards, colleagues.
     OBSERVER = "observer"
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Who calls: a role, and the id of the member that it is (empty: of none)."""
+    """The identity of a caller: its role and its member id (empty: of no member)."""
 
     role: Role
     member_id: str = ""
 
 
 @dataclass(frozen=True)
-class Grant:
+class RoleGrant:
     """A role that the mesh's token has granted; see the module."""
 
     role: Role
-    # That the ids of its members say; empty: none.
+    # The name that the ids of its members contain; empty: none.
     name: str
     # Unix seconds; `until` 0: no end.
     made: float
@@ -76,16 +76,16 @@ class Grant:
     text: str
 
     def covers(self, member_id: str) -> bool:
-        """Whether a member of this id may use it."""
+        """True if a member of this id may use it."""
         return parse_member_id(member_id) == (self.role, self.name)
 
     @property
     def members(self) -> str:
         """The ids that it covers, for the reader."""
-        return f"{_beginning(self.role, self.name)}*"
+        return f"{_id_prefix(self.role, self.name)}*"
 
 
-def _beginning(role: Role, name: str) -> str:
+def _id_prefix(role: Role, name: str) -> str:
     return f"{role}-{name}." if name else f"{role}-"
 
 
@@ -98,19 +98,19 @@ def parse_member_id(member_id: str) -> tuple[str, str]:
 
 def new_identity(role: Role, name: str = "") -> Identity:
     """A role under a member id that is unique per process."""
-    return Identity(role, f"{_beginning(role, name)}{uuid.uuid4().hex[:12]}")
+    return Identity(role, f"{_id_prefix(role, name)}{uuid.uuid4().hex[:12]}")
 
 
-Granted = tuple[Grant, Ed25519PrivateKey]
+RoleGrantWithKey = tuple[RoleGrant, Ed25519PrivateKey]
 
 
-def _as_it_was(_held: Grant) -> Granted | None:
+def _never_renewed(_held: RoleGrant) -> RoleGrantWithKey | None:
     """A grant that is never replaced."""
     return None
 
 
 class Credentials:
-    """What one process proves itself with, and checks its callers by.
+    """Proves the identity of one process, and checks its callers.
 
     Args:
         mesh: checks grants.
@@ -118,24 +118,24 @@ class Credentials:
         key: signs its claims.
         member_id: of this process; empty: none in particular.
         clock: Unix seconds.
-        renew: what has replaced a grant, if anything has; raises where it is over.
+        renew: reads the grant that has replaced one, if any has; raises if the grant is over.
     """
 
     def __init__(
         self,
         mesh: Ed25519PublicKey,
-        grant: Grant,
+        grant: RoleGrant,
         key: Ed25519PrivateKey,
         member_id: str,
         clock: Callable[[], float] = time.time,
-        renew: Callable[[Grant], Granted | None] = _as_it_was,
+        renew: Callable[[RoleGrant], RoleGrantWithKey | None] = _never_renewed,
     ) -> None:
         self._mesh, self._grant, self._key, self._clock, self._renew = mesh, grant, key, clock, renew
         self.identity = Identity(grant.role, member_id)
         self._claims: dict[str, tuple[str, float]] = {}
         self._known: dict[tuple[str, str], tuple[Identity, float]] = {}
 
-    def grant(self) -> Grant:
+    def grant(self) -> RoleGrant:
         """The one in use.
 
         Raises:
@@ -147,7 +147,7 @@ class Credentials:
         return self._grant
 
     def claim(self, contract: str) -> str:
-        """What a call of a contract carries, made again when half its time is over.
+        """The claim that a call of a contract carries, made again when half its time is over.
 
         Args:
             contract: full name of the gRPC service, as `rollmesh.v1.Buffer`.
@@ -165,13 +165,13 @@ class Credentials:
             self._claims[contract] = (text, until)
         return text
 
-    def prove(self, said: bytes) -> str:
-        """A proof that this process has said something."""
+    def prove(self, content: bytes) -> str:
+        """A proof that this process has sent some content."""
         head = f"{_PROOF}.{self._grant.text}"
-        return f"{head}.{_encoded(self._key.sign(_proven(head, said)))}"
+        return f"{head}.{_encoded(self._key.sign(_proof_input(head, content)))}"
 
-    def check_proof(self, proof: str, said: bytes, role: Role) -> None:
-        """Refuses what no process of a role in this mesh has said.
+    def check_proof(self, proof: str, content: bytes, role: Role) -> None:
+        """Refuses content that no process of a role in this mesh has sent.
 
         Raises:
             UnauthenticatedError: forged, of another mesh or role, or by a grant that is over.
@@ -181,14 +181,14 @@ class Credentials:
         if kind != _PROOF:
             raise UnauthenticatedError("it sent no proof")
         grant = read_grant(text, self._mesh)
-        _check_signature(grant, signature, _proven(head, said))
+        _check_signature(grant, signature, _proof_input(head, content))
         if grant.role is not role:
             raise UnauthenticatedError(f"its grant is for {grant.role}, not for {role}")
         if grant.until and grant.until + SKEW_S < self._clock():
             raise UnauthenticatedError(f"its grant ended {self._clock() - grant.until:.0f} s ago")
 
     def check(self, claim: str, contract: str) -> Identity:
-        """Who made a claim that came with a call of a contract.
+        """The identity that made a claim, which came with a call of a contract.
 
         Raises:
             UnauthenticatedError: forged, of another mesh, for another contract, or over.
@@ -225,24 +225,27 @@ class Credentials:
         return Identity(grant.role, member), min(until, grant.until) if grant.until else until
 
 
-def _check_signature(grant: Grant, signature: str, signed: bytes) -> None:
+def _check_signature(grant: RoleGrant, signature: str, signed: bytes) -> None:
     try:
         grant.key.verify(_decoded(signature), signed)
     except InvalidSignature:
         raise UnauthenticatedError("the credential's signature is wrong", hint=_HINT) from None
 
 
-def _proven(head: str, said: bytes) -> bytes:
-    return f"{head}.{hashlib.sha256(said).hexdigest()}".encode()
+def _proof_input(head: str, content: bytes) -> bytes:
+    return f"{head}.{hashlib.sha256(content).hexdigest()}".encode()
 
 
 # Claims that are remembered as checked: those of 1,000 members at six contracts.
 _MOST_KNOWN = 8192
 _CLOCKS = "do the clocks of the two hosts agree?"
-_HINT = "set security.token_file (--token-file) to the mesh's token, or to a grant of it (rollmesh token)"
+_HINT = (
+    "set security.token_file (--token-file) to the mesh's token, or to a grant of it (rollmesh token); "
+    "`rollmesh run` keeps its own in RUN/token"
+)
 
 
-def read_grant(text: str, mesh: Ed25519PublicKey) -> Grant:
+def read_grant(text: str, mesh: Ed25519PublicKey) -> RoleGrant:
     """A grant from its text `payload.signature`.
 
     Raises:
@@ -261,7 +264,7 @@ def read_grant(text: str, mesh: Ed25519PublicKey) -> Grant:
             raise _malformed()
     try:
         public = Ed25519PublicKey.from_public_bytes(_decoded(key))
-        return Grant(Role(role), name, float(made), float(until), public, text)
+        return RoleGrant(Role(role), name, float(made), float(until), public, text)
     except (ValueError, OverflowError):
         raise _malformed() from None
 
@@ -278,7 +281,7 @@ class MeshKey:
         self._key = Ed25519PrivateKey.from_private_bytes(seed)
         self.public = self._key.public_key()
 
-    def grant(self, role: Role, name: str = "", until: float = 0.0) -> Granted:
+    def grant(self, role: Role, name: str = "", until: float = 0.0) -> RoleGrantWithKey:
         """A role, with the key that uses it.
 
         Args:
@@ -296,25 +299,25 @@ class MeshKey:
         payload = _packed(fields)
         signature = _encoded(self._key.sign(f"{_GRANT}.{payload}".encode()))
         text = f"{payload}.{signature}"
-        return Grant(role, name, float(made), float(round(until)), key.public_key(), text), key
+        return RoleGrant(role, name, float(made), float(round(until)), key.public_key(), text), key
 
     def grant_file(self, role: Role, name: str = "", until: float = 0.0) -> str:
-        """A grant as a token file holds it: who has it may act in that role."""
+        """A grant as a token file holds it: its holder may act in that role."""
         grant, key = self.grant(role, name, until)
         mesh = _encoded(self.public.public_bytes_raw())
         return f"{_GRANT}.{mesh}.{grant.text}.{_encoded(key.private_bytes_raw())}"
 
 
-# Of a grant as its file holds it, and of a key in it.
+# Parts of a grant as its file holds it, and characters of a key in it.
 _GRANT_PARTS, _KEY_CHARACTERS = 5, 43
 
 
 def is_grant(text: str) -> bool:
-    """Whether the text of a token file is a grant, or what is left of one."""
+    """True if the text of a token file is a grant, or the rest of one."""
     return text.startswith(_GRANT) or _GRANT.startswith(text or "-")
 
 
-def read_grant_file(text: str) -> tuple[Ed25519PublicKey, Granted]:
+def read_grant_file(text: str) -> tuple[Ed25519PublicKey, RoleGrantWithKey]:
     """The mesh and the grant of what `MeshKey.grant_file` has written.
 
     Raises:
@@ -335,7 +338,7 @@ def read_grant_file(text: str) -> tuple[Ed25519PublicKey, Granted]:
 
 
 class SharedKey:
-    """The key of one reward endpoint that is no member of a mesh: who knows it may have items scored there."""
+    """The key of one reward endpoint that is no member of a mesh: it lets callers have items scored there."""
 
     def __init__(self, key: str) -> None:
         self._key = key
@@ -356,7 +359,7 @@ def _packed(fields: dict[str, Any]) -> str:
 
 
 def _unpacked(text: str) -> Any:
-    """What a caller has packed: any JSON at all."""
+    """The JSON that a caller has packed, of any form."""
     try:
         return json.loads(_decoded(text))
     except (ValueError, RecursionError):

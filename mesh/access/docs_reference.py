@@ -1,4 +1,4 @@
-"""The table of verbs for the documentation: `python -m mesh.access.docs_reference docs/security.md`."""
+"""The table of verbs for the documentation: `python -m rollmesh.mesh.access.docs_reference docs/security.md`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BEGIN, _END = "<!-- verbs: written by `make docs` -->", "<!-- end of verbs -->"
 
 
 def reference() -> str:
-    """Which role may call which verb, a row each."""
+    """A table of the roles that may call each verb."""
     rows = [
         f"| `{method.removeprefix('/rollmesh.v1.')}` | {', '.join(role for role in Role if role in allowed)} |"
         for method, allowed in VERBS.items()

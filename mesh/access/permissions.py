@@ -1,9 +1,9 @@
 """The table of all verbs, with the roles that may call each.
 
-Invariants: every verb of the contracts stands here (a test reads the protos), and what does not stand here is refused;
-a request that names a member (`member_id`) may come from that member alone, whatever its role; no claim of another role
-is good for a member's id, which says its role (`mesh.access.credentials`), so that what services keep under an id is of
-one role; what a learner alone may say of itself is taken from learners alone.
+Invariants: every verb of the contracts stands here (a test reads the protos), and any other is refused. A request that
+names a member (`member_id`) may come from that member alone, whatever its role. A member's id says its role
+(`mesh.access.credentials`), and no claim of another role is good for it. So state under an id belongs to one role.
+Statements that only a learner may make of itself are accepted from learners alone.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def check_role(caller: Identity, method: str) -> None:
 
 
 _JOIN = "/rollmesh.v1.Membership/Join"
-# What a learner alone may say, of the verbs that others may call too.
+# Fields that a learner alone may set, in verbs that others may call too.
 _LEARNERS_WORDS = MappingProxyType(
     {
         "/rollmesh.v1.Membership/Heartbeat": "incarnation",
@@ -106,7 +106,7 @@ _ROLES = {
 
 @cache
 def names_member(method: str) -> bool:
-    """Whether requests of a verb say which member they come from."""
+    """True if requests of a verb name the member that they come from."""
     service, _, name = method.removeprefix("/").partition("/")
     try:
         found = descriptor_pool.Default().FindServiceByName(service).methods_by_name[name]

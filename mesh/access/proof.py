@@ -1,9 +1,9 @@
-"""The mesh proves to its members that it is the mesh, with TLS or without.
+"""Proof of the mesh to its members that it is the mesh, with TLS or without.
 
 A request carries a challenge; the front signs the request and its answer by its grant (`Credentials.prove`).
 
-Invariants: a member that has credentials takes nothing from an answer of Join or Heartbeat that no front of its mesh
-has given to this very request; a front without credentials proves nothing, and a member without any checks nothing.
+Invariants: a member with credentials uses an answer of Join or Heartbeat only if a front of its mesh gave it to this
+very request. A front without credentials proves nothing, and a member without any checks nothing.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Answer = TypeVar("Answer", pb.JoinResponse, pb.HeartbeatResponse)
 
 
 def new_challenge() -> bytes:
-    """What no earlier answer can have been given to."""
+    """Random bytes, to which no earlier answer can have been given."""
     return secrets.token_bytes(_CHALLENGE_BYTES)
 
 
-def proven(credentials: Credentials | None, request: Request, answer: Answer) -> Answer:
+def with_proof(credentials: Credentials | None, request: Request, answer: Answer) -> Answer:
     """An answer with its front's proof, where that was asked for."""
     if credentials is not None and request.challenge:
-        answer.proof = credentials.prove(_said(request, answer))
+        answer.proof = credentials.prove(_signed_content(request, answer))
     return answer
 
 
@@ -50,23 +50,23 @@ def check_answer(credentials: Credentials | None, request: Request, answer: Answ
         mesh: names the mesh's addresses.
 
     Raises:
-        UnauthenticatedError: someone else answers, or a front that has another token or none.
+        UnauthenticatedError: another program answers, or a front that has another token or none.
     """
     if credentials is None:
         return
     proof = answer.proof
     answer.ClearField("proof")
     try:
-        credentials.check_proof(proof, _said(request, answer), Role.BUFFER)
+        credentials.check_proof(proof, _signed_content(request, answer), Role.BUFFER)
     except UnauthenticatedError as error:
         raise UnauthenticatedError(
-            f"who answers at {mesh} cannot prove that it belongs to this mesh: {error.message}",
-            hint="either its security.token_file is of another mesh or missing, or someone else answers in its place; "
-            "nothing of the answer was used",
+            f"the service at {mesh} cannot prove that it belongs to this mesh: {error.message}",
+            hint="either its security.token_file is of another mesh or missing, or another program answers in its "
+            "place; nothing of the answer was used",
         ) from error
 
 
-def _said(request: Request, answer: pb.JoinResponse | pb.HeartbeatResponse) -> bytes:
+def _signed_content(request: Request, answer: pb.JoinResponse | pb.HeartbeatResponse) -> bytes:
     asked = request.SerializeToString(deterministic=True)
     name = answer.DESCRIPTOR.full_name.encode()
     return b"%s %d %s%s" % (name, len(asked), asked, answer.SerializeToString(deterministic=True))

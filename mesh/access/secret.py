@@ -1,7 +1,7 @@
 """The content of a token file: the mesh's token, or one grant of it.
 
-Invariants: a process gets a grant of its own role and for its own member id, or an error that names the file; who holds
-the token gets one for any role, under ids of that role alone.
+Invariants: a process gets a grant of its own role and for its own member id, or an error that names the file. A holder
+of the token gets one for any role, under ids of that role alone.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from rollmesh.mesh.access.credentials import (
     Credentials,
-    Granted,
     Identity,
     MeshKey,
     Role,
+    RoleGrantWithKey,
     is_grant,
     new_identity,
     parse_member_id,
@@ -37,17 +37,17 @@ def new_token() -> str:
 
 @dataclass(frozen=True)
 class Secret:
-    """What a token file holds: the mesh's token, or one grant of it with its key."""
+    """The content of a token file: the mesh's token, or one grant of it with its key."""
 
     mesh: Ed25519PublicKey
-    # Of the mesh's token; None: a grant.
+    # Derived from the mesh's token; None: a grant.
     mesh_key: MeshKey | None
-    granted: Granted | None
+    granted: RoleGrantWithKey | None
     # Names the file in errors.
     source: str
 
     def credentials(self, identity: Identity | None = None) -> Credentials:
-        """What a process of this role and member works with; none: as the file makes it, an operator at best.
+        """The credentials of a process of this role and member; none: as the file makes it, an operator at best.
 
         Raises:
             ConfigError: as `granted_to`.
@@ -55,7 +55,7 @@ class Secret:
         identity = identity or Identity(self.granted[0].role if self.granted else Role.OPERATOR)
         return Credentials(self.mesh, *self.granted_to(identity), identity.member_id)
 
-    def granted_to(self, identity: Identity, clock: Callable[[], float] = time.time) -> Granted:
+    def granted_to(self, identity: Identity, clock: Callable[[], float] = time.time) -> RoleGrantWithKey:
         """A grant that a process of this role and member may use, with its key.
 
         Raises:
@@ -81,7 +81,7 @@ class Secret:
 
 
 def parse_secret(text: str, source: str) -> Secret:
-    """What the text of a token file means.
+    """Parses the text of a token file.
 
     Args:
         source: names the file in errors.

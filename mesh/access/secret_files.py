@@ -1,7 +1,7 @@
 """Checks files with secrets before any service starts that needs them later.
 
-Invariants: a service that begins can read all that its options name; of a configuration for several hosts it looks at
-no file that it does not use, since that may lie elsewhere.
+Invariants: a service that begins can read all that its options name. A configuration may serve several hosts, so a file
+that the service does not use is not checked: it may lie elsewhere.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from pathlib import Path
 from rollmesh.mesh.access.credentials import Identity
 from rollmesh.mesh.access.tls import channel_credentials, server_context
 from rollmesh.mesh.access.token_file import credentials_of
-from rollmesh.mesh.config.models import Config, SecuritySection
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.private_files import read_secret
 
 

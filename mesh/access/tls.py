@@ -1,7 +1,7 @@
 """TLS of the mesh's services and their callers.
 
-Invariants: files that cannot be used are refused by name before anything is bound or called, which gRPC itself tells
-its log alone; where clients' certificates have an authority, every service asks for one, over gRPC and HTTP alike.
+Invariants: files that cannot be used are refused by name before anything is bound or called. (gRPC itself tells that to
+its log alone.) Where clients' certificates have an authority, every service asks for one, over gRPC and HTTP alike.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from pathlib import Path
 
 import grpc
 
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.private_files import check_closed
 
-# What gRPC says of a connection that has failed, and what is to be set so that it does not.
+# Messages of gRPC for a connection that has failed, and the setting that prevents each.
 _UNREACHED = "is the service running, and the address right?"
 _HINTS = {
     "WRONG_VERSION_NUMBER": "it does not speak TLS: give it tls_cert and tls_key, or call it without tls_ca",
@@ -28,7 +28,7 @@ _HINTS = {
 
 
 def unreached_hint(details: str) -> str:
-    """What to look at where a service was not reached.
+    """Advice for a service that was not reached.
 
     Args:
         details: of gRPC's status.
@@ -37,7 +37,7 @@ def unreached_hint(details: str) -> str:
 
 
 def server_context(security: SecuritySection) -> ssl.SSLContext | None:
-    """What a service's HTTP is served with; None: without TLS.
+    """The TLS context of a service's HTTP server; None: without TLS.
 
     Raises:
         ConfigError: a file that cannot be read, or used, or a key that is not closed to other users.
@@ -53,7 +53,7 @@ def server_context(security: SecuritySection) -> ssl.SSLContext | None:
 
 
 def server_credentials(security: SecuritySection) -> grpc.ServerCredentials | None:
-    """What a service's gRPC is served with; see `server_context`."""
+    """The credentials of a service's gRPC server; see `server_context`."""
     if security.tls_cert is None or security.tls_key is None:
         return None
     server_context(security)
@@ -62,7 +62,7 @@ def server_credentials(security: SecuritySection) -> grpc.ServerCredentials | No
 
 
 def channel_credentials(security: SecuritySection) -> grpc.ChannelCredentials | None:
-    """What services are called with; None: without TLS.
+    """The credentials of channels to services; None: without TLS.
 
     Raises:
         ConfigError: a file that cannot be read, or used.

@@ -1,8 +1,8 @@
 """The identity of a process and the grant that proves it, both read from its token file.
 
-Invariants: a grant's file is looked at again every few seconds, and at once when the grant is over; what has replaced
-it is used if it is of the same mesh, and for this role and member. Otherwise the former grant stays in use to its end,
-and the log says why. The mesh's token itself is read once: it cannot change while the mesh runs.
+Invariants: a grant's file is checked again every few seconds, and at once when the grant is over. A grant that has
+replaced it is used if it is of the same mesh, and for this role and member. Otherwise the former grant stays in use to
+its end, and the log says why. The mesh's token itself is read once: it cannot change while the mesh runs.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rollmesh.mesh.access.credentials import Credentials, Grant, Granted, Identity, Role, new_identity
+from rollmesh.mesh.access.credentials import Credentials, Identity, Role, RoleGrant, RoleGrantWithKey, new_identity
 from rollmesh.mesh.access.secret import Secret, parse_secret
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import ConfigError, UnauthenticatedError
 from rollmesh.mesh.private_files import read_secret
 
 log = logging.getLogger(__name__)
-# Seconds between two looks at a grant's file.
-LOOK_S = 5.0
+# Seconds between two checks of a grant's file.
+CHECK_INTERVAL_S = 5.0
 # The part of a grant's life at which its holder begins to warn.
 _LAST_PART = 0.1
 # Seconds until a member's grant ends, among the gauges of its heartbeats.
 GRANT_GAUGE = "grant_seconds_left"
-# What each grant's file was like when this process last spoke of it: all its credentials look for themselves.
-_said_of: dict[Path, object] = {}
+# The state of each grant's file when this process last logged it: all its credentials check for themselves.
+_logged_stamps: dict[Path, object] = {}
 _NEVER = object()
 
 
@@ -52,7 +52,7 @@ def identity_of(security: SecuritySection, role: Role) -> Identity:
 def credentials_of(
     security: SecuritySection, identity: Identity | None = None, clock: Callable[[], float] = time.time
 ) -> Credentials | None:
-    """What a process of this role and member works with; None where the mesh has no token.
+    """The credentials of a process of this role and member; None if the mesh has no token.
 
     Args:
         identity: none: as the token file makes it.
@@ -70,7 +70,7 @@ def credentials_of(
         return secret.credentials(identity)
     identity = identity or Identity(secret.granted[0].role)
     file = _GrantFile(path, secret, identity, stamp, clock)
-    return Credentials(secret.mesh, *secret.granted_to(identity, clock), identity.member_id, clock, file.newer)
+    return Credentials(secret.mesh, *secret.granted_to(identity, clock), identity.member_id, clock, file.read_newer)
 
 
 class Expiry:
@@ -86,7 +86,7 @@ class Expiry:
         self._warned_of = ""
 
     def gauges(self) -> dict[str, float]:
-        """What heartbeats say of it: nothing where the grant has no end.
+        """The gauge that heartbeats report; empty if the grant has no end.
 
         Raises:
             UnauthenticatedError: it is over, and nothing has replaced it.
@@ -107,16 +107,16 @@ class _GrantFile:
     ) -> None:
         self._path, self._mesh, self._identity, self._clock = path, first.mesh, identity, clock
         self._stamp = stamp
-        self._look_at = clock() + LOOK_S
+        self._next_check_at = clock() + CHECK_INTERVAL_S
 
-    def newer(self, held: Grant) -> Granted | None:
-        """What the file holds now, if that has replaced a grant."""
+    def read_newer(self, held: RoleGrant) -> RoleGrantWithKey | None:
+        """The grant that the file holds now, if it has replaced the held one."""
         now = self._clock()
         over = 0.0 < held.until <= now
-        if now < self._look_at and not over:
+        if now < self._next_check_at and not over:
             return None
-        self._look_at = now + LOOK_S
-        found = self._replaced()
+        self._next_check_at = now + CHECK_INTERVAL_S
+        found = self._read_replacement()
         if found is None and over:
             raise UnauthenticatedError(
                 f"security.token_file {self._path}: the grant ended {now - held.until:.0f} s ago",
@@ -125,7 +125,7 @@ class _GrantFile:
             )
         return found
 
-    def _replaced(self) -> Granted | None:
+    def _read_replacement(self) -> RoleGrantWithKey | None:
         stamp = _stamp(self._path)
         if stamp == self._stamp:
             return None
@@ -139,14 +139,14 @@ class _GrantFile:
                 )
             found = secret.granted_to(self._identity, self._clock)
         except ConfigError as error:
-            self._say(logging.ERROR, f"the former grant stays in use: {error}")
+            self._log_once(logging.ERROR, f"the former grant stays in use: {error}")
             return None
-        self._say(logging.INFO, f"security.token_file {self._path} has been replaced: its new grant is in use")
+        self._log_once(logging.INFO, f"security.token_file {self._path} has been replaced: its new grant is in use")
         return found
 
-    def _say(self, level: int, what: str) -> None:
-        if _said_of.get(self._path, _NEVER) != self._stamp:
-            _said_of[self._path] = self._stamp
+    def _log_once(self, level: int, what: str) -> None:
+        if _logged_stamps.get(self._path, _NEVER) != self._stamp:
+            _logged_stamps[self._path] = self._stamp
             log.log(level, what)
 
 

@@ -15,24 +15,24 @@ DeviceNumbers = list[Annotated[int, Field(ge=0)]]
 LEAST_TEMPERATURE = 0.01
 
 
-def _drawn_at(temperature: float) -> float:
+def _check_temperature(temperature: float) -> float:
     if 0 < temperature < LEAST_TEMPERATURE:
         raise ValueError(f"{temperature:g} is below {LEAST_TEMPERATURE:g}; 0 is greedy")
     return temperature
 
 
-Temperature = Annotated[float, Field(ge=0), AfterValidator(_drawn_at)]
+Temperature = Annotated[float, Field(ge=0), AfterValidator(_check_temperature)]
 
 
-def _at_home(path: str) -> str:
+def _expand_home(path: str) -> str:
     try:
         return str(Path(path).expanduser()) if path.startswith("~") else path
     except RuntimeError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
-# Of a folder, or a hub id; `~` is the home of who starts the run.
-ModelPath = Annotated[str, AfterValidator(_at_home)]
+# A folder or a hub id; `~` is the home of the user who starts the run.
+ModelPath = Annotated[str, AfterValidator(_expand_home)]
 
 
 class Section(BaseModel):

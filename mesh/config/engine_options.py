@@ -1,8 +1,8 @@
 """Engine arguments that `rollout.vllm.options` and `rollout.sglang.options` may not set.
 
-Some are what a key of the configuration says, and the rest of a generator computes with that key; others are what it
-relies on, lead to where weights do not reach, or make another model of the one that is trained. Accepted, a run would
-train on what no one sampled, or not start.
+Some repeat a key of the configuration, with which the rest of a generator computes. Others change what it relies on,
+lead to where weights do not reach, or make another model of the one that is trained. Accepted, a run would train on
+what no one sampled, or not start.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ SGLANG: Mapping[str, str] = {
 
 
 def checked(refused: Mapping[str, str], options: dict[str, Any]) -> dict[str, Any]:
-    """The options, where none is set that may not be.
+    """The options, checked: none is set that may not be.
 
     Args:
         refused: `VLLM` or `SGLANG`.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,10 +10,28 @@ from typing import Any, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from rollmesh.mesh.config.base import section_of
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.files import write_atomically
+
+# The need of a key, by the type of pydantic's error.
+_NEEDS = {
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "dict_type": "a mapping, {KEY: VALUE}",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "list_type": "a list in brackets, [VALUE, ...]",
+    "model_type": "a section",
+    "path_type": "a path",
+    "string_type": "a text",
+}
+_KINDS = {bool: "true or false", dict: "a mapping", float: "a number", int: "a number", list: "a list", str: "a text"}
 
 
 class _Loader(yaml.SafeLoader):
@@ -53,10 +70,8 @@ def save_config(config: Config, path: Path) -> None:
     Raises:
         OSError: the disk refuses.
     """
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
     values = config.model_dump(mode="json")
-    scratch.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    scratch.replace(path)
+    write_atomically(path, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
 
 
 def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
@@ -78,7 +93,7 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
 
 
 def _problem(error: yaml.YAMLError) -> str:
-    """What is wrong and where, without the text that stands there."""
+    """The error and its place, without the text that stands there."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return type(error).__name__
     mark = error.problem_mark
@@ -118,8 +133,11 @@ def _with(values: Mapping[str, Any], path: list[str], value: Any, dotted: str) -
 
 
 def _explain(error: ValidationError) -> str:
+    """All errors of the user's own, without the values; pydantic's errors that only follow from them are left out."""
     lines = []
     for item in error.errors():
+        if item["type"] == "default_factory_not_called":
+            continue
         location = [str(part) for part in item["loc"]]
         dotted = ".".join(location) or "configuration"
         if item["type"] == "extra_forbidden":
@@ -129,8 +147,18 @@ def _explain(error: ValidationError) -> str:
         elif item["type"] == "missing":
             lines.append(f"missing key {dotted}")
         else:
-            lines.append(f"{dotted}: {item['msg'].removeprefix('Value error, ')}")
+            lines.append(f"{dotted}: {_wrong_value(item)}")
     return "; ".join(lines)
+
+
+def _wrong_value(item: ErrorDetails) -> str:
+    if needed := _NEEDS.get(item["type"]):
+        return f"needs {needed}, not {_KINDS.get(type(item['input']), 'nothing')}"
+    if item["type"] == "int_from_float":
+        return "needs a whole number, not one with a fraction"
+    if item["type"] == "literal_error":
+        return f"needs {item['ctx']['expected']}"
+    return item["msg"].removeprefix("Value error, ")
 
 
 def _names_at(path: list[str]) -> list[str]:

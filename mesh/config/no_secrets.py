@@ -21,7 +21,7 @@ _SECRET = re.compile(
     r"|(?:^|_)(?:access|account|admin|auth|client|encryption|private|secret|service|signing)_?key$"
     r"|(?:^|(?<!per)(?<!by)_)token$"
 )
-# What names the place of a secret is none.
+# A key that names the place of a secret holds none.
 _PLACE = re.compile(r"_?(?:file|path|dir|env|name)s?$")
 _SETS = re.compile(r"([A-Za-z_][\w.-]*)=[^\s&]")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
@@ -30,7 +30,7 @@ _REDIS = "buffer.redis"
 
 
 def is_secret(name: str) -> bool:
-    """Whether a setting or variable of this name holds a secret: `hf_token`, `--api-key`, `dbPassword`."""
+    """True if a setting or variable of this name holds a secret: `hf_token`, `--api-key`, `dbPassword`."""
     plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.lstrip("-")).lower().replace("-", "_").replace(".", "_")
     return _SECRET.search(plain) is not None and _PLACE.search(plain) is None
 
@@ -74,7 +74,7 @@ def _can_be_secret(name: str, value: Any) -> bool:
 
 
 def _with_login(text: str) -> bool:
-    """Whether a URL in a text holds a user, a password or a key."""
+    """True if a URL in a text holds a user, a password or a key."""
     for found in _URL.finditer(text):
         try:
             parts = urlsplit(found[0])
@@ -86,7 +86,7 @@ def _with_login(text: str) -> bool:
 
 
 def _in_arguments(arguments: Sequence[str]) -> bool:
-    """`--api-key=X`, `--api-key X`, or `API_KEY=X` for a shell."""
+    """True for `--api-key=X`, `--api-key X`, or `API_KEY=X` for a shell."""
     if any(is_secret(name) for argument in arguments for name in _SETS.findall(argument)):
         return True
     return any(

@@ -4,8 +4,8 @@ Forms: `redis://[user[:password]@]host[:port][/db]`, `rediss://` (the same with 
 and `redis-cluster://` or `rediss-cluster://` with one or several `host[:port]`, separated by commas. Options after the
 `?`: `db`, `client_name`, `ssl_ca_certs`, `ssl_certfile`, `ssl_keyfile`, `ssl_check_hostname`.
 
-Invariants: reading a URL touches no file and no network, so that it can be checked when the configuration is read; no
-message of an error repeats the URL, which may hold a password; nothing in a URL is ignored silently. A configuration
+Invariants: reading a URL touches no file and no network, so that it can be checked when the configuration is read. No
+message of an error repeats the URL, which may hold a password. Nothing in a URL is ignored silently. A configuration
 may hold no password in it: that is for the owner of an embedded server alone.
 """
 
@@ -104,7 +104,7 @@ class RedisAddress:
         return words
 
     def __str__(self) -> str:
-        """For messages: without user and password."""
+        """The address for messages, without user and password."""
         scheme = ("rediss" if self.tls else "redis") + ("-cluster" if self.cluster else "")
         where = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
         return f"unix://{self.path}" if self.path else f"{scheme}://{where}"

@@ -18,8 +18,9 @@ ParserName = Literal["auto", "hermes", "llama3_json", "mistral", "qwen3_coder", 
 class HfSection(Section):
     kv_cache_gib: PositiveFloat | None = Field(
         None,
-        description="GiB that keys and values may take; the longest sequence has to fit. None: of the memory that is "
-        "free besides a second set of weights half on a CPU, 0.8 on a GPU, divided among those that share it.",
+        description="GiB that keys and values may take; the longest sequence has to fit. None: a share of the memory "
+        "that a second set of weights leaves free, half on a CPU, 0.8 on a GPU. It is divided among those that use "
+        "the device.",
     )
 
 
@@ -38,8 +39,9 @@ class VllmSection(Section):
     )
     transfer: Literal["auto", "shm", "nccl", "ipc"] = Field(
         "auto",
-        description="How weights go from the generator's process into vLLM's workers: shm, our back end over shared "
-        "memory; nccl, ipc: vLLM's own (CUDA); auto: ipc on CUDA with one device, else shm.",
+        description="How weights travel from the generator's process into vLLM's workers. The value shm is our back "
+        "end over shared memory; nccl and ipc are vLLM's own (CUDA). With auto it is ipc on CUDA with one device, "
+        "else shm.",
     )
     start_timeout_s: PositiveFloat = Field(900.0, description="Seconds that vLLM gets to become ready.")
     options: Annotated[dict[str, Any], AfterValidator(partial(engine_options.checked, engine_options.VLLM))] = Field(
@@ -60,7 +62,7 @@ class SglangSection(Section):
         None, description="File, on the generator's host, with the API key of the server at `address`."
     )
     tensor_parallel: PositiveInt = Field(1, description="Devices over which each layer is divided (TP).")
-    data_parallel: PositiveInt = Field(1, description="Copies of the model behind one server (DP).")
+    data_parallel: PositiveInt = Field(1, description="Copies of the model that one server has (DP).")
     expert_parallel: PositiveInt = Field(1, description="Devices over which experts are divided (EP).")
     mem_fraction: float | None = Field(
         None, gt=0, lt=1, description="Share of the memory for weights and KV cache; none: SGLang decides (CPU: 0.5)."
@@ -72,7 +74,7 @@ class SglangSection(Section):
     transfer: Literal["auto", "tensor", "disk", "distributed"] = Field(
         "auto",
         description="How weights reach the server: tensor, buckets in shared memory; disk, a folder; distributed, a "
-        "broadcast; auto: tensor for a server on this host, else disk.",
+        "broadcast. With auto it is tensor for a server on this host, else disk.",
     )
     start_timeout_s: PositiveFloat = Field(300.0, description="Seconds that the server gets to become ready.")
     options: Annotated[dict[str, Any], AfterValidator(partial(engine_options.checked, engine_options.SGLANG))] = Field(
@@ -103,8 +105,8 @@ class AgentSection(Section):
     )
     pass_env: list[str] = Field(
         default_factory=list,
-        description="Variables of the generator's environment that the command gets besides PATH, HOME, LANG and the "
-        "like; all others are kept from it.",
+        description="Variables of the generator's environment that the command gets in addition to PATH, HOME, LANG "
+        "and the like; all others are kept from it.",
     )
     parser: ParserName = Field(
         "auto",
@@ -124,7 +126,7 @@ class AgentSection(Section):
 
     @property
     def kind(self) -> Literal["none", "tools", "environment", "program"]:
-        """What drives an episode."""
+        """The kind of driver of an episode."""
         if self.environment is not None:
             return "environment"
         if self.program is not None or self.command:
@@ -193,8 +195,8 @@ class RolloutSection(Section):
     )
     reward_wait_s: PositiveFloat = Field(
         30.0,
-        description="Seconds that a finished response waits for its reward while no service answers, or since it first "
-        "failed; time in the queue after others does not count.",
+        description="Seconds that a finished response waits for its reward while no service answers, or since its "
+        "first failed call. While services answer, a response that waits for its turn is not timed.",
     )
     max_attempts: PositiveInt = Field(4, description="Times a group is handed out before it ends as failed.")
     draft_every_s: PositiveFloat = Field(
@@ -207,7 +209,8 @@ class RolloutSection(Section):
     load: Literal["fixed", "adaptive"] = Field(
         "adaptive",
         description="How many sequences a generator works on: fixed, always enough for `slots`; adaptive, fewer "
-        "where the engine's metrics (preemptions, use of its KV cache, waiting requests) say that it has too much.",
+        "where the engine's metrics say that it has too much. These are preemptions, use of its KV cache, and "
+        "waiting requests.",
     )
     hf: HfSection = Field(default_factory=lambda: HfSection(), description="Settings of engine hf.")
     vllm: VllmSection = Field(default_factory=lambda: VllmSection(), description="Settings of engine vllm.")

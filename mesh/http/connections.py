@@ -1,9 +1,9 @@
 """Bounds on the connections of an HTTP server: on their number, and on idle ones.
 
-Invariants: a connection counts from when it is accepted, before its TLS handshake; a handshake, and the head of a
-request, end within a time or are ended; of too many connections the oldest one that is not being answered is closed;
-where all are being answered, new ones are closed at once. What is being answered is never closed here, however long it
-takes: who answers bounds that, and counts only callers that are let in.
+Invariants: a connection counts from when it is accepted, before its TLS handshake. A handshake, and the head of a
+request, end within a time or are ended. Where there are too many connections, the oldest idle one is closed; if none is
+idle, new ones are closed at once. A connection whose request is being answered is never closed here, however long the
+answer takes. The server itself bounds that, and counts only callers that are let in.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PAUSE_S = 1.0
 
 
 class Connections:
-    """Those of one server of aiohttp; the head of a request has its `keepalive_timeout` to come in.
+    """Connections of one aiohttp server; the head of a request has its `keepalive_timeout` to come in.
 
     Args:
         most: at once.
@@ -41,7 +41,7 @@ class Connections:
         self._accepting: asyncio.Task[None] | None = None
 
     async def listen(self, server: web.Server, host: str, port: int, tls: ssl.SSLContext | None) -> int:
-        """Serves whoever connects, until `close`; gives the port.
+        """Serves all that connect, until `close`; returns the port.
 
         Raises:
             OSError: the address cannot be bound.
@@ -54,7 +54,7 @@ class Connections:
         return int(self._listening.getsockname()[1])
 
     async def close(self) -> None:
-        """Stops listening; what is being answered is the server's to end."""
+        """Stops listening; the server itself ends requests in progress."""
         opening = [task for task in self._opened.values() if not task.done()]
         if self._accepting is not None:
             opening.append(self._accepting)
@@ -66,7 +66,7 @@ class Connections:
 
     @contextmanager
     def answering(self, request: web.BaseRequest) -> Iterator[None]:
-        """While the context lasts, the connection of the request stays."""
+        """Keeps the connection of the request open while the context lasts."""
         self._answering.add(request.protocol)
         try:
             yield
@@ -104,7 +104,7 @@ class Connections:
         return None
 
     def _has_room(self, server: web.Server) -> bool:
-        """Whether there is a place for another connection, after the oldest idle one was closed if need be."""
+        """True if another connection may open, after the oldest idle one was closed if need be."""
         if len(self._opened) < self._most:
             return True
         alive = set(server.connections)

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from rollmesh.mesh.access.tls import server_context
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import PortInUseError
 from rollmesh.mesh.http.connections import Connections
 from rollmesh.mesh.http.server import http_key, is_bearer
@@ -38,7 +38,7 @@ _CLOSE_S = 1.0
 async def metrics_server(
     registry: CollectorRegistry, host: str, security: SecuritySection, *, port: int = 0, enabled: bool
 ) -> AsyncIterator[str]:
-    """Serves a registry while the context lasts; gives the URL, which the log names too.
+    """Serves a registry while the context lasts; yields the URL, which the log names too.
 
     Args:
         registry: its collectors are asked in a thread of their own.

@@ -12,13 +12,13 @@ from typing import Literal
 from aiohttp.http_exceptions import HttpProcessingError
 
 from rollmesh.mesh.access.secret_files import read_key
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.runtime.hosts import is_loopback
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Whether it is no stranger's fault: a request that cannot be parsed is answered, and that is all."""
+    """False for records of requests that cannot be parsed: strangers send them, and they are answered anyway."""
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
@@ -30,7 +30,7 @@ log.addFilter(_is_ours)
 def http_key(
     security: SecuritySection, name: Literal["metrics_key_file", "endpoint_key_file"], host: str, what: str
 ) -> str | None:
-    """What callers have to know; on this machine alone it may be nothing, which is told where the mesh has a token.
+    """The key that callers must send; empty on loopback without one, with a warning if the mesh has a token.
 
     Args:
         name: of the setting that names the file with the key.
@@ -50,11 +50,11 @@ def http_key(
             hint=f"set {setting} to a file that rollmesh token new makes, or security.allow_insecure: true",
         )
     if security.token_file is not None:
-        log.warning("%s: whoever reaches %s may use it without a key; set %s", what, host, setting)
+        log.warning("%s: any program that reaches %s may use it without a key; set %s", what, host, setting)
     return None
 
 
 def is_bearer(authorization: str, key: str) -> bool:
-    """Whether a request's header `Authorization` holds the key; takes as long whatever it holds."""
+    """True if a request's header `Authorization` holds the key; takes the same time for any header."""
     given = authorization.removeprefix("Bearer ")
     return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), key.encode())

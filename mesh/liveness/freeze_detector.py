@@ -1,11 +1,11 @@
 """Decides whether a process that does not answer is frozen or only busy, from timed observations. Pure.
 
 Invariants:
-- silence alone is no verdict. A process is frozen when it is stopped, when it runs and does not answer, or when it
-  sleeps and does not answer, each for longer than its bound; any answer ends the silence, and all of its counts;
+- silence alone is no verdict. A silent process is frozen when it is stopped, when it runs, or when it sleeps, each for
+  longer than its bound. Any answer ends the silence, and all of its counts;
 - a process that waits for a processor is counted nothing: on a machine that is overloaded it gets its time later;
-- the clock of the watcher is not trusted: between two looks at most `Bounds.look_s` counts, since a watcher that was
-  late itself (overload, a stopped terminal, a suspended machine) has not heard the answers of that time either;
+- the clock of the watcher is not trusted: between two readings at most `Bounds.poll_s` counts. A watcher that was late
+  itself (overload, a stopped terminal, a suspended machine) has not heard the answers of that time either;
 - a process under a debugger is never frozen.
 """
 
@@ -22,8 +22,8 @@ _IDLE_SHARE = 0.1
 _ASLEEP_FACTOR = 3.0
 
 
-class State(enum.Enum):
-    """What the threads of a process do."""
+class ThreadState(enum.Enum):
+    """The state of the threads of a process."""
 
     STOPPED = "stopped"
     TRACED = "traced"
@@ -41,27 +41,27 @@ class ProcessState:
         cpu_s: seconds of processor time that each of its threads has received so far, by thread id.
     """
 
-    state: State
+    state: ThreadState
     cpu_s: Mapping[int, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a silent process may do before it is frozen, in seconds.
+    """Bounds of a silent process, in seconds; beyond one of them it is frozen.
 
     Attributes:
         stopped_s: be stopped.
         running_s: receive of processor time, on its busiest thread.
         asleep_s: sleep.
         leaving_s: live after it has closed its port; be gone without an end of its service.
-        look_s: pause between two looks; the most that counts for one.
+        poll_s: pause between two readings; the most that counts for one.
     """
 
     stopped_s: float
     running_s: float
     asleep_s: float
     leaving_s: float
-    look_s: float
+    poll_s: float
 
     @classmethod
     def of(cls, frozen_after_s: float, leaving_s: float = math.inf) -> Bounds:
@@ -72,12 +72,12 @@ class Bounds:
             running_s=after_s,
             asleep_s=_ASLEEP_FACTOR * after_s,
             leaving_s=leaving_s if frozen_after_s else math.inf,
-            look_s=min(1.0, after_s / 4),
+            poll_s=min(1.0, after_s / 4),
         )
 
 
-class Kind(enum.Enum):
-    """How a process is frozen."""
+class FreezeKind(enum.Enum):
+    """The kind of a freeze."""
 
     STOPPED = "stopped"
     RUNNING = "running"
@@ -96,18 +96,18 @@ class Frozen:
         silent_s: of the whole silence.
     """
 
-    kind: Kind
+    kind: FreezeKind
     seconds: float
     silent_s: float
 
     def __str__(self) -> str:
         return {
-            Kind.STOPPED: f"stopped by a signal for {self.seconds:.0f} s",
-            Kind.RUNNING: f"ran for {self.seconds:.0f} s of processor time and answered nothing in {self.silent_s:.0f} "
-            "s: something holds it",
-            Kind.ASLEEP: f"asleep, and answered nothing in {self.silent_s:.0f} s",
-            Kind.LEAVING: f"closed its port {self.seconds:.0f} s ago and does not end",
-            Kind.GONE: f"has ended {self.seconds:.0f} s ago, and its service has not",
+            FreezeKind.STOPPED: f"stopped by a signal for {self.seconds:.0f} s",
+            FreezeKind.RUNNING: f"ran for {self.seconds:.0f} s of processor time and answered nothing in "
+            f"{self.silent_s:.0f} s: something holds it",
+            FreezeKind.ASLEEP: f"asleep, and answered nothing in {self.silent_s:.0f} s",
+            FreezeKind.LEAVING: f"closed its port {self.seconds:.0f} s ago and does not end",
+            FreezeKind.GONE: f"has ended {self.seconds:.0f} s ago, and its service has not",
         }[self.kind]
 
 
@@ -122,60 +122,62 @@ class FreezeDetector:
         self._bounds = bounds
         self._began: float | None = None
         self._last: tuple[float, ProcessState] | None = None
-        self._counts = dict.fromkeys(Kind, 0.0)
+        self._counts = dict.fromkeys(FreezeKind, 0.0)
 
-    def answered(self) -> None:
-        """It has answered, however late."""
+    def observe_answer(self) -> None:
+        """Ends the silence: the process has answered, however late."""
         self._began = self._last = None
-        self._counts = dict.fromkeys(Kind, 0.0)
+        self._counts = dict.fromkeys(FreezeKind, 0.0)
 
-    def silent(self, now: float, sight: ProcessState, *, port_closed: bool = False) -> Frozen | None:
-        """It has not answered since the last look.
+    def observe_silence(self, now: float, process: ProcessState, *, port_closed: bool = False) -> Frozen | None:
+        """Counts silence: the process has not answered since the last call.
 
         Args:
             now: any clock that does not go back, in seconds.
-            sight: the process now.
+            process: its present state.
             port_closed: no one listens at its address any more: it is on its way out.
 
         Returns:
             The verdict, once there is one.
         """
-        if sight.state is State.TRACED:
-            self.answered()
+        if process.state is ThreadState.TRACED:
+            self.observe_answer()
             return None
         if self._last is not None:
-            self._count(*self._last, now, sight, port_closed=port_closed)
+            self._count(*self._last, now, process, port_closed=port_closed)
         began = self._began = now if self._began is None else self._began
-        self._last = (now, sight)
+        self._last = (now, process)
         bounds = self._bounds
         for kind, bound in (
-            (Kind.STOPPED, bounds.stopped_s),
-            (Kind.RUNNING, bounds.running_s),
-            (Kind.ASLEEP, bounds.asleep_s),
-            (Kind.LEAVING, bounds.leaving_s),
-            (Kind.GONE, bounds.leaving_s),
+            (FreezeKind.STOPPED, bounds.stopped_s),
+            (FreezeKind.RUNNING, bounds.running_s),
+            (FreezeKind.ASLEEP, bounds.asleep_s),
+            (FreezeKind.LEAVING, bounds.leaving_s),
+            (FreezeKind.GONE, bounds.leaving_s),
         ):
             if self._counts[kind] >= bound:
                 return Frozen(kind, self._counts[kind], now - began)
         return None
 
-    def _count(self, then: float, before: ProcessState, now: float, sight: ProcessState, *, port_closed: bool) -> None:
+    def _count(
+        self, then: float, before: ProcessState, now: float, process: ProcessState, *, port_closed: bool
+    ) -> None:
         counts = self._counts
-        passed = min(max(0.0, now - then), self._bounds.look_s)
-        both = {before.state, sight.state}
-        counts[Kind.STOPPED] = counts[Kind.STOPPED] + passed if both == {State.STOPPED} else 0.0
-        if sight.state is State.GONE:
-            counts[Kind.GONE] += passed
+        passed = min(max(0.0, now - then), self._bounds.poll_s)
+        both = {before.state, process.state}
+        counts[FreezeKind.STOPPED] = counts[FreezeKind.STOPPED] + passed if both == {ThreadState.STOPPED} else 0.0
+        if process.state is ThreadState.GONE:
+            counts[FreezeKind.GONE] += passed
             return
         if port_closed:
-            counts[Kind.LEAVING] += passed
+            counts[FreezeKind.LEAVING] += passed
             return
-        received = min(_busiest(before, sight), passed)
-        counts[Kind.RUNNING] += received
-        if both == {State.ASLEEP} and received < _IDLE_SHARE * passed:
-            counts[Kind.ASLEEP] += passed
+        received = min(_busiest(before, process), passed)
+        counts[FreezeKind.RUNNING] += received
+        if both == {ThreadState.ASLEEP} and received < _IDLE_SHARE * passed:
+            counts[FreezeKind.ASLEEP] += passed
 
 
-def _busiest(before: ProcessState, sight: ProcessState) -> float:
-    """The most processor time that one thread has received between two looks; threads that are new count in full."""
-    return max((cpu - before.cpu_s.get(thread, 0.0) for thread, cpu in sight.cpu_s.items()), default=0.0)
+def _busiest(before: ProcessState, process: ProcessState) -> float:
+    """The most processor time that one thread has received between two readings; threads that are new count in full."""
+    return max((cpu - before.cpu_s.get(thread, 0.0) for thread, cpu in process.cpu_s.items()), default=0.0)

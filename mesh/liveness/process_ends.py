@@ -1,4 +1,4 @@
-"""Waits for the ends of processes, whatever their parents, and finds processes that they leave.
+"""Waits for the ends of processes, whatever their parents, names their signals, and finds processes that they leave.
 
 Invariant: a zombie has ended. Its parent may reap it late, and the first process of many containers never does; so
 neither `psutil.Process.is_running` nor its `wait` tells of an end.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import sys
 import time
 from collections.abc import Iterable
@@ -17,7 +18,7 @@ import psutil
 
 
 def survivors(pids: Iterable[int], within_s: float = 0.0) -> set[int]:
-    """Those that have not ended within so many seconds; none is reaped. (On Linux; elsewhere none is waited for.)"""
+    """The processes that have not ended within `within_s`; none is reaped. (On Linux; elsewhere none is waited for.)"""
     if sys.platform != "linux":
         return set(pids)
     until = time.monotonic() + within_s
@@ -37,8 +38,16 @@ def survivors(pids: Iterable[int], within_s: float = 0.0) -> set[int]:
     return set(left.values())
 
 
+def signal_name(number: int) -> str:
+    """The name of a signal, or its number: only two of the real-time signals have names."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
+
+
 def descendants(pid: int) -> list[psutil.Process]:
-    """All that a process and its children have started, in groups of their own too; none where it has ended."""
+    """All processes that a process and its children have started, in any group; none if it has ended."""
     try:
         return psutil.Process(pid).children(recursive=True)
     except psutil.Error:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from rollmesh.mesh.liveness.freeze_detector import ProcessState, State
+from rollmesh.mesh.liveness.freeze_detector import ProcessState, ThreadState
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # Fields of /proc/PID/stat, counted from the one after the command's name.
@@ -21,18 +21,18 @@ def read_processes(*pids: int) -> ProcessState | None:
 
     None if none of them lives, or the system says nothing.
     """
-    return _sight(task for pid in pids for task in _tasks(pid))
+    return _read_tasks(task for pid in pids for task in _tasks(pid))
 
 
 def read_child_process(pid: int) -> ProcessState | None:
     """The state of one process whose end nothing else reports: GONE once it has ended, also as a zombie."""
     seen = read_processes(pid)
-    return ProcessState(State.GONE, {}) if seen is None and Path("/proc/self").exists() else seen
+    return ProcessState(ThreadState.GONE, {}) if seen is None and Path("/proc/self").exists() else seen
 
 
 def read_thread(thread: int) -> ProcessState | None:
     """The state of one thread of this process; None if it has ended, or the system says nothing."""
-    return _sight([Path(f"/proc/self/task/{thread}")])
+    return _read_tasks([Path(f"/proc/self/task/{thread}")])
 
 
 def read_process_trees(roots: Iterable[int]) -> ProcessState | None:
@@ -53,7 +53,7 @@ def _tasks(pid: int) -> Iterator[Path]:
         return
 
 
-def _sight(tasks: Iterable[Path]) -> ProcessState | None:
+def _read_tasks(tasks: Iterable[Path]) -> ProcessState | None:
     states: set[str] = set()
     cpu_s: dict[int, float] = {}
     for task in tasks:
@@ -70,9 +70,9 @@ def _sight(tasks: Iterable[Path]) -> ProcessState | None:
     return ProcessState(_state(states), cpu_s)
 
 
-def _state(states: set[str]) -> State:
+def _state(states: set[str]) -> ThreadState:
     if "t" in states:
-        return State.TRACED
+        return ThreadState.TRACED
     if "T" in states:
-        return State.STOPPED
-    return State.RUNNABLE if "R" in states else State.ASLEEP
+        return ThreadState.STOPPED
+    return ThreadState.RUNNABLE if "R" in states else ThreadState.ASLEEP

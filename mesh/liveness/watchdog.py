@@ -16,11 +16,11 @@ from rollmesh.mesh.liveness.freeze_detector import Bounds, FreezeDetector, Froze
 ASK_EVERY_S = 2.0
 
 
-class Answer(enum.Enum):
-    """What became of a question."""
+class ProbeAnswer(enum.Enum):
+    """The outcome of a question."""
 
     WELL = "well"
-    """It has answered."""
+    """The process has answered."""
     PORT_CLOSED = "port closed"
     """The system answered in its place: no one listens there."""
     NONE = "none"
@@ -28,34 +28,34 @@ class Answer(enum.Enum):
 
 
 async def wait_until_frozen(
-    look: Callable[[], ProcessState | None], ask: Callable[[], Awaitable[Answer]], bounds: Bounds
+    read_state: Callable[[], ProcessState | None], ask: Callable[[], Awaitable[ProbeAnswer]], bounds: Bounds
 ) -> Frozen:
     """Returns when a process is frozen; to be cancelled when it has ended.
 
     Args:
-        look: at the process that answers; None: nothing is said of it, and nothing counts.
-        ask: asks once; may take as long as it takes.
-        bounds: of silence.
+        read_state: the state of the process that answers; None: it is not known, and nothing counts.
+        ask: asks once, without a deadline.
+        bounds: the bounds of its silence.
     """
     detector, clock = FreezeDetector(bounds), asyncio.get_running_loop().time
 
-    def silent(*, port_closed: bool = False) -> Frozen | None:
-        sight = look()
-        return detector.silent(clock(), sight, port_closed=port_closed) if sight is not None else None
+    def judge_silence(*, port_closed: bool = False) -> Frozen | None:
+        process = read_state()
+        return detector.observe_silence(clock(), process, port_closed=port_closed) if process is not None else None
 
     while True:
         asking = asyncio.ensure_future(ask())
         try:
-            while not (await asyncio.wait({asking}, timeout=bounds.look_s))[0]:
-                if verdict := silent():
+            while not (await asyncio.wait({asking}, timeout=bounds.poll_s))[0]:
+                if verdict := judge_silence():
                     return verdict
             answer = asking.result()
         finally:
             asking.cancel()
-        if answer is Answer.WELL:
-            detector.answered()
+        if answer is ProbeAnswer.WELL:
+            detector.observe_answer()
             await asyncio.sleep(ASK_EVERY_S)
             continue
-        if verdict := silent(port_closed=answer is Answer.PORT_CLOSED):
+        if verdict := judge_silence(port_closed=answer is ProbeAnswer.PORT_CLOSED):
             return verdict
-        await asyncio.sleep(bounds.look_s)
+        await asyncio.sleep(bounds.poll_s)

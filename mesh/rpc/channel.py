@@ -8,7 +8,7 @@ from rollmesh.mesh.access.authenticated_channel import AuthenticatedChannel
 from rollmesh.mesh.access.credentials import Credentials, Identity
 from rollmesh.mesh.access.tls import channel_credentials
 from rollmesh.mesh.access.token_file import credentials_of
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.rpc.connection_options import KEEPALIVE_S, connection_options
 
 

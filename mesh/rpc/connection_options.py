@@ -17,7 +17,7 @@ def connection_options(max_message_mb: int, keepalive_s: float = KEEPALIVE_S) ->
         ("grpc.http2.ping_timeout_ms", round(keepalive_s * 800)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
-        # What a server puts up with.
+        # The shortest interval between pings that a server accepts.
         ("grpc.http2.min_ping_interval_without_data_ms", 500),
         # A message of a megabyte is one frame, and windows hold several: 7 % less CPU per payload of 16 KB.
         ("grpc.http2.max_frame_size", 1 << 20),

@@ -1,4 +1,4 @@
-"""Typed errors across gRPC: which status each class becomes, and which class comes back from a failed call.
+"""Typed errors across gRPC: the status that each class becomes, and the class that comes back from a failed call.
 
 Invariant: a `RollmeshError` that a handler raises reaches the caller as the same class, with message, hint and field.
 """
@@ -61,15 +61,15 @@ def _trailing(error: grpc.RpcError) -> Any:
 
 
 def is_transient_code(code: grpc.StatusCode) -> bool:
-    """Whether repeating a call that ended so may help (connection lost, deadline, store briefly away)."""
+    """True if repeating a call with this status may help (connection lost, deadline, store briefly away)."""
     return code in _TRANSIENT
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether repeating the call that raised this may help."""
+    """True if repeating the call that raised this may help."""
     if not isinstance(error, grpc.aio.AioRpcError):
         return False
-    # A message that is written while its stream ends fails in the client, and gRPC then reports that in place of the
+    # A message that is written while its stream ends fails in the client. There gRPC then reports that in place of the
     # status with which the stream ended. The next try tells.
     lost_status = error.code() is grpc.StatusCode.INTERNAL and error.details() == _LOCAL_FAILURE
     return lost_status or is_transient_code(error.code())

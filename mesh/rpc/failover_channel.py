@@ -1,11 +1,11 @@
 """One channel over all fronts of the mesh, each of which serves every call.
 
 Invariants: calls and streams go to the fronts in turn. A front that has failed a call, or whose connection is down, is
-skipped while another one answers; if none seems to answer, all are tried. The channel repeats no call: callers repeat
+skipped while another one answers. If none seems to answer, all are tried. The channel repeats no call: callers repeat
 (every verb of the mesh may be repeated), and the next try goes to another front. The addresses given at the start are
 kept for good; others follow the list of fronts that the mesh reports.
 
-gRPC's own balancing over several addresses does not suffice: it takes no host names, checks all certificates against
+gRPC's own balancing over several addresses does not suffice. It takes no host names, checks all certificates against
 one name, and cannot change its set of addresses.
 """
 
@@ -22,7 +22,7 @@ import grpc
 
 from rollmesh.mesh.access.credentials import Credentials, Identity
 from rollmesh.mesh.access.token_file import credentials_of
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.rpc.connection_options import KEEPALIVE_S
@@ -48,7 +48,7 @@ def addresses_of(mesh: str) -> list[str]:
 
 
 def is_local(mesh: str) -> bool:
-    """Whether all addresses of a mesh are of this machine's loopback.
+    """True if all addresses of a mesh are of this machine's loopback.
 
     Raises:
         ConfigError: as `addresses_of`.
@@ -119,10 +119,10 @@ class FailoverChannel(grpc.aio.Channel):
 
     @property
     def addresses(self) -> list[str]:
-        """Where the next calls may go."""
+        """Addresses to which the next calls may go."""
         return list(dict.fromkeys((*self._listed, *self._given)))
 
-    def set_servers(self, addresses: Iterable[str]) -> None:
+    def set_fronts(self, addresses: Iterable[str]) -> None:
         """Uses the fronts that the mesh lists as alive; connections to others end with their last call."""
         listed = tuple(dict.fromkeys(addresses))
         if not listed:
@@ -136,7 +136,7 @@ class FailoverChannel(grpc.aio.Channel):
                 del self._fronts[front.address]
                 self._spawn(front.channel.close())
 
-    def choose_server(self) -> _Front:
+    def choose_front(self) -> _Front:
         """The front of the next call."""
         turn, now = next(self._turn), time.monotonic()
         known = [self._fronts[address] for address in self.addresses]
@@ -152,7 +152,7 @@ class FailoverChannel(grpc.aio.Channel):
 
     def start_call(self, begin: Callable[[grpc.aio.Channel], Any]) -> Any:
         """Starts a call at the next front and watches how it ends."""
-        front = self.choose_server()
+        front = self.choose_front()
         call = begin(front.channel)
         front.calls += 1
         call.add_done_callback(lambda _call: self._spawn(self._judge(front, call)))

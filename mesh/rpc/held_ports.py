@@ -3,7 +3,7 @@
 A service that ends leaves its port free, and others still call it there. A stranger that took the port would receive
 their credentials, and could send rewards or weights.
 
-Invariants: the sockets that hold a port never listen, so that callers are refused while its service is away; only
+Invariants: the sockets that hold a port never listen, so that callers are refused while its service is away. Only
 processes of the same user can bind the same ports (`SO_REUSEPORT`), and of those only the services of such a run.
 """
 
@@ -16,17 +16,17 @@ from types import MappingProxyType, TracebackType
 
 from rollmesh.mesh.errors import PortInUseError
 
-# Tells a service that its port is held by who has started it.
+# Tells a service that its port is held by its launcher.
 ENVIRONMENT = MappingProxyType({"ROLLMESH_PORT_IS_HELD": "1"})
 
 
 def is_held() -> bool:
-    """Whether this process was started with its port held."""
+    """True if this process was started with its port held."""
     return ENVIRONMENT.items() <= os.environ.items()
 
 
 class HeldPorts:
-    """Ports at one address. A context manager: its end lets them go.
+    """Ports at one address. A context manager: its end releases them.
 
     Args:
         host: address that the services bind.
@@ -37,13 +37,13 @@ class HeldPorts:
         self._held = ExitStack()
 
     def hold(self, port: int = 0) -> int:
-        """Holds one more port, and gives it.
+        """Holds one more port, and returns it.
 
         Args:
             port: 0 picks a free one.
 
         Raises:
-            PortInUseError: someone has it, or the host cannot be bound.
+            PortInUseError: another program has it, or the host cannot be bound.
         """
         try:
             return self._hold(port)

@@ -1,6 +1,6 @@
 """Checks each call before its handler: the caller's role and member, and that its requests can be parsed.
 
-Invariants: a handler of a mesh with a token sees only calls that their role and member may make (`mesh.access`); a
+Invariants: a handler of a mesh with a token sees only calls that their role and member may make (`mesh.access`). A
 `RollmeshError` raised in a handler ends the call with the status of its class.
 """
 

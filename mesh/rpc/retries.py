@@ -38,12 +38,12 @@ class Retries:
         self.failing_s = 0.0
         """Seconds of the present failures."""
 
-    def answered(self) -> None:
-        """The peer has answered."""
+    def record_answer(self) -> None:
+        """Records an answer of the peer."""
         self._failed_at, self.failing_s, self._say_from_s = None, 0.0, 0.0
 
-    def failed(self) -> bool:
-        """A try has failed; whether it was the last."""
+    def record_failure(self) -> bool:
+        """Records a failed try; returns whether it was the last."""
         now, before = self._clock(), self._failed_at
         self._failed_at = now
         if before is None:
@@ -51,8 +51,8 @@ class Retries:
         self.failing_s += min(now - before, self._retry_s / 2)
         return self.failing_s >= self._retry_s
 
-    def worth_saying(self) -> bool:
-        """Whether to log this failure: the first one is logged, then others at intervals that double."""
+    def should_log(self) -> bool:
+        """True if this failure is to be logged: the first one is, then others at intervals that double."""
         if self.failing_s < self._say_from_s:
             return False
         self._say_from_s = max(_SAY_AGAIN_S, 2 * self.failing_s)
@@ -73,7 +73,7 @@ async def call_with_retry(call: Callable[[], Awaitable[T]], *, retry_s: float, w
     retries = Retries(retry_s)
     retrying = tenacity.AsyncRetrying(
         retry=tenacity.retry_if_exception(is_transient),
-        stop=lambda _state: retries.failed(),
+        stop=lambda _state: retries.record_failure(),
         wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
         reraise=True,
     )

@@ -1,4 +1,4 @@
-"""gRPC servers of the mesh: who may connect, how much a connection may ask, and where a server may bind.
+"""gRPC servers of the mesh: permitted callers, bounds of connections, and addresses that a server may bind.
 
 Invariant: a bind that other machines can reach needs a token, unless insecurity was asked for by name.
 """
@@ -13,7 +13,7 @@ import grpc
 from rollmesh.mesh.access.credentials import Identity, SharedKey
 from rollmesh.mesh.access.tls import server_credentials
 from rollmesh.mesh.access.token_file import credentials_of
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import ConfigError, PortInUseError
 from rollmesh.mesh.rpc.connection_options import connection_options
 from rollmesh.mesh.rpc.held_ports import is_held
@@ -82,7 +82,7 @@ def check_exposure(host: str, security: SecuritySection) -> None:
         )
     if security.tls_cert is None:
         log.warning(
-            "%s is served without TLS: who is on the network reads along, and can call as those it hears",
+            "%s is served without TLS: others on the network can read along, and call in the name of those they hear",
             host,
         )
 

@@ -1,8 +1,8 @@
 """Child processes of programs with threads.
 
-uvloop's own way to start one runs Python between fork and exec: handlers after a fork, and the end of what other
-threads keep for themselves. Where that belongs to a library in C, the child crashes before it is the command.
-`subprocess` runs nothing there.
+uvloop's own way to start one runs Python between fork and exec: handlers after a fork, and the end of other threads'
+local data. Where that belongs to a library in C, the child crashes before it is the command. `subprocess` runs nothing
+there.
 
 Invariant: nothing of this program runs in a child; it has its standard streams alone.
 """
@@ -43,7 +43,7 @@ class Child:
         return self._process.pid
 
     async def wait(self) -> int:
-        """Its exit status; of one that a signal has ended, the signal's number, negative."""
+        """Waits for the end; returns the exit status, or the negative number of the signal that has ended it."""
         return await asyncio.shield(self._ended)
 
     def kill(self) -> None:
@@ -54,9 +54,9 @@ class Child:
         status = self._process.wait()
         # The loop may be over before the process.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._settle, status)
+            self._loop.call_soon_threadsafe(self._set_status, status)
 
-    def _settle(self, status: int) -> None:
+    def _set_status(self, status: int) -> None:
         if not self._ended.done():
             self._ended.set_result(status)
 

@@ -11,14 +11,14 @@ DeviceType = Literal["cpu", "cuda"]
 
 
 def has_cuda() -> bool:
-    """Whether this process sees a CUDA device that its torch can use."""
+    """True if this process sees a CUDA device that its torch can use."""
     import torch
 
     return torch.cuda.is_available()
 
 
 def require_cuda(setting: str, value: str, *, instead: str) -> None:
-    """Asks for a device that a setting demands.
+    """Refuses a setting that demands CUDA on a host without it.
 
     Args:
         setting: name of the key.
@@ -34,16 +34,16 @@ def require_cuda(setting: str, value: str, *, instead: str) -> None:
         )
 
 
-def choose_device(wanted: DeviceName, setting: str) -> DeviceType:
+def choose_device(device: DeviceName, setting: str) -> DeviceType:
     """The kind of device that a setting means here.
 
     Args:
-        wanted: value of the setting; `auto`: CUDA where there is a device.
+        device: value of the setting; `auto`: CUDA where there is a device.
         setting: its key.
 
     Raises:
         ConfigError: CUDA is asked for and absent.
     """
-    if wanted == "cuda":
-        require_cuda(setting, wanted, instead="cpu")
-    return "cuda" if wanted != "cpu" and has_cuda() else "cpu"
+    if device == "cuda":
+        require_cuda(setting, device, instead="cpu")
+    return "cuda" if device != "cpu" and has_cuda() else "cpu"

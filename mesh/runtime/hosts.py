@@ -12,7 +12,7 @@ _IPC_NAMESPACE = Path("/proc/self/ns/ipc")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address to bind stays on this machine."""
+    """True if an address to bind stays on this machine."""
     if host == "localhost" or host.startswith("unix:"):
         return True
     try:

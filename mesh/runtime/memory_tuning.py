@@ -1,9 +1,9 @@
 """Memory settings of long-lived processes: freed blocks are kept, and garbage is collected less often.
 
-By default glibc returns every large block as soon as it is free, and its pages are cleared and mapped again for the
-next message or tensor: at payloads of 100 KB that was a third of a front's CPU. By default Python looks for cycles
-after every 700 new containers, and now and then through all modules: that was 3 to 5 % of every busy process, and a
-fifth of the start of a generator.
+By default glibc returns every large block as soon as it is free. Its pages are cleared and mapped again for the next
+message or tensor. At payloads of 100 KB that was a third of a front's CPU. By default Python searches for cycles after
+every 700 new containers, and now and then in all modules. That was 3 to 5 % of every busy process, and a fifth of the
+start of a generator.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 # The largest block that the heap may serve (glibc's limit).
 _BLOCK_BYTES = 32 << 20
 _IDLE_BYTES = 64 << 20
-# What processes that compute keep idle: room for the tensors of a step.
+# Idle bytes that processes that compute keep: enough for the tensors of a step.
 TENSOR_BYTES = 512 << 20
 # `keep_freed_memory` for a child process that is not Python, as its environment.
 KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(_BLOCK_BYTES), "MALLOC_TRIM_THRESHOLD_": str(_IDLE_BYTES)}
@@ -25,7 +25,7 @@ _THRESHOLDS = (20_000, 20, 20)
 
 
 def keep_freed_memory(idle_bytes: int = _IDLE_BYTES) -> bool:
-    """For this process; False where the C library is not glibc (nothing changes then).
+    """Keeps freed memory in this process; returns False without glibc, where nothing changes.
 
     Args:
         idle_bytes: what may lie idle at the end of the heap.
@@ -37,10 +37,10 @@ def keep_freed_memory(idle_bytes: int = _IDLE_BYTES) -> bool:
 
 
 def collect_garbage_seldom() -> None:
-    """For a process that begins: what is new is searched for cycles in larger portions.
+    """Collects garbage less often in a process that starts: new objects are searched in larger portions.
 
-    Of the modules that it loads hardly anything is garbage, and nearly all of the garbage of messages dies without
-    the collector.
+    Hardly anything of the modules that it loads is garbage, and nearly all of the garbage of messages dies without the
+    collector.
     """
     gc.set_threshold(*_THRESHOLDS)
 

@@ -10,8 +10,8 @@ import resource
 from typing import NamedTuple
 
 
-class Share(NamedTuple):
-    """How many connections of each kind a process takes."""
+class ConnectionLimits(NamedTuple):
+    """The number of connections of each kind that a process takes."""
 
     # Calls of the mesh: 1,000 generators with a few connections each, and others.
     calls: int
@@ -21,22 +21,22 @@ class Share(NamedTuple):
     requests: int
 
 
-MOST = Share(calls=8192, agents=2048, requests=1024)
+MOST = ConnectionLimits(calls=8192, agents=2048, requests=1024)
 
 
-def share_of(files: int) -> Share:
-    """The connections of a process that may have so many files open."""
-    within = Share(files // 2, files // 4, files // 8)
-    return Share(*map(min, MOST, within))
+def limits_of(files: int) -> ConnectionLimits:
+    """The connections of a process that may have `files` files open."""
+    within = ConnectionLimits(files // 2, files // 4, files // 8)
+    return ConnectionLimits(*map(min, MOST, within))
 
 
-def connections_here() -> Share:
+def connections_here() -> ConnectionLimits:
     """The connections of this process, after it has raised its limit of files as far as it may do so itself."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * MOST.calls
+    limit = 2 * MOST.calls
     if soft == resource.RLIM_INFINITY:
         return MOST
-    if soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+    if soft < limit:
+        soft = limit if hard == resource.RLIM_INFINITY else min(hard, limit)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return share_of(soft)
+    return limits_of(soft)

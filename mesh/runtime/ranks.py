@@ -1,11 +1,11 @@
 """The ranks of one program on this machine: started by the program itself, watched, and ended together.
 
 Invariants:
-- they meet in a file that their user alone can read, and talk over the loopback interface: nothing listens elsewhere,
-  and nothing is unpickled from those who connect (both is otherwise with torchrun's stores);
-- a rank that fails ends all: who is killed by a signal at once, else the others get a moment to say what they know;
-- the program ends as its first rank that says more than "a crash", which may be the echo of another's end: by its exit
-  status, or by its signal;
+- they meet in a file that their user alone can read, and talk over the loopback interface. Nothing listens elsewhere,
+  and nothing is unpickled from a peer (both is otherwise with torchrun's stores);
+- a rank that fails ends all: at once if a signal killed it, else the others get a moment to log their errors;
+- the program ends as its first rank that says more than "a crash", by its exit status or its signal. A crash may be the
+  echo of another's end;
 - signals that ask for an end go to rank 0, which leads; ranks die with the program, whatever ends that.
 """
 
@@ -27,12 +27,12 @@ from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 from rollmesh.mesh.runtime.log_format import setup_logging
 
 if TYPE_CHECKING:
-    from rollmesh.mesh.config.models import SecuritySection
+    from rollmesh.mesh.config.network import SecuritySection
 
 _log = logging.getLogger(__name__)
 # The file in which ranks meet, in the environment of those that were started here.
 MEETING = "ROLLMESH_RANKS_MEET_IN"
-# What a rank has left to do when another has ended: to log an error, to leave a process group.
+# Seconds for the last work of a rank after another has ended: to log an error, to leave a process group.
 _TOGETHER_S = 10.0
 _CRASHED = 1
 _INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
@@ -42,15 +42,14 @@ def become_ranks(ranks: int) -> None:
     """Starts the present command once for each rank, and ends as they do; returns only in a rank.
 
     Args:
-        ranks: how many; with one, or where somebody else (torchrun) has started this process as a rank, nothing
-            happens.
+        ranks: their number; with one, or in a rank that torchrun has started, nothing happens.
     """
     if ranks == 1 or world_size() > 1:
         return
     setup_logging("ranks")
     status = asyncio.run(_run([sys.executable, *sys.orig_argv[1:]], ranks))
     if status < 0:
-        # Who waits is told of the signal itself.
+        # A waiting parent sees the signal itself.
         with contextlib.suppress(OSError):  # SIGKILL has no handler
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
@@ -63,7 +62,7 @@ def world_size() -> int:
 
 
 def started_here() -> bool:
-    """Whether this process is a rank that its own program has started."""
+    """True if this process is a rank that its own program has started."""
     return MEETING in os.environ
 
 
@@ -89,11 +88,11 @@ def on_loopback() -> dict[str, str]:
 
 
 def environment_of(rank: int, ranks: int, meeting: Path) -> Mapping[str, str]:
-    """What makes a process a rank.
+    """The environment that makes a process a rank.
 
     Args:
         rank: its number.
-        ranks: how many there are.
+        ranks: their number.
         meeting: file in which they meet; there is none yet, in a folder that others cannot read.
     """
     size = str(ranks)
@@ -121,18 +120,18 @@ async def _run(command: Sequence[str], ranks: int) -> int:
         ]
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, _tell, processes[0], number)
+            loop.add_signal_handler(number, _send_signal, processes[0], number)
         try:
-            return status_of(await _ends(processes))
+            return status_of(await _wait_for_ends(processes))
         finally:
             for process in processes:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)
-            # Who is started next finds the devices' memory free.
+            # The next program finds the devices' memory free.
             await asyncio.gather(*(process.wait() for process in processes))
 
 
-async def _ends(processes: Sequence[asyncio.subprocess.Process]) -> list[int]:
+async def _wait_for_ends(processes: Sequence[asyncio.subprocess.Process]) -> list[int]:
     """Statuses of the ranks that ended by themselves, in that order; returns when no other is worth waiting for."""
     loop = asyncio.get_running_loop()
     waits = {asyncio.create_task(process.wait()): rank for rank, process in enumerate(processes)}
@@ -155,10 +154,10 @@ async def _ends(processes: Sequence[asyncio.subprocess.Process]) -> list[int]:
 
 
 def _killed(status: int) -> bool:
-    """Whether a signal has ended it, also by way of its own handler."""
+    """True if a signal has ended the process, also by way of its own handler."""
     return status < 0 or status > 128
 
 
-def _tell(leader: asyncio.subprocess.Process, number: signal.Signals) -> None:
+def _send_signal(leader: asyncio.subprocess.Process, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         leader.send_signal(number)

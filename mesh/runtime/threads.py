@@ -1,7 +1,7 @@
 """Divides the cores between services; all compute threads are decided here.
 
-Invariant: the threads that spin together never exceed the cores where that is possible; otherwise every service
-has one thread and waits passively (two spinning OpenMP teams on the same cores slow each other many times over).
+Invariant: the threads that spin together never exceed the cores where that is possible. Otherwise every service has one
+thread and waits passively: two spinning OpenMP teams on the same cores slow each other many times over.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-# What waits costs memory alone.
+# A waiting worker costs memory alone.
 _WAITING_WORKERS = 32
 
 
@@ -57,7 +57,7 @@ def plan_threads(
 def reward_workers(setting: int | None) -> tuple[int, int]:
     """Most processes that score on this machine: (those that compute, those that wait for something).
 
-    Scorers that compute need no more than the cores; those that wait, for a model's judgement or a sandbox, need as
+    Scorers that compute need no more than the cores. Those that wait, for a model's judgement or a sandbox, need as
     many as are to wait together. They are started as they are needed: the numbers cost nothing where scoring is quick.
 
     Args:

@@ -1,9 +1,9 @@
 """Lossless compression of a trajectory's arrays: byte planes, then zstd.
 
-Four-byte token ids and log-probs hardly repeat as words, but their high bytes do: all first bytes stand together, then
-all second ones, and so on, before zstd sees them. It is smaller and faster to compress than the plain words.
+Four-byte token ids and log-probs hardly repeat as words, but their high bytes do. So all first bytes stand together,
+then all second ones, and so on, before zstd sees them. It is smaller and faster to compress than the plain words.
 
-Invariants: a frame states the size of its content, and nothing is decompressed into more than the caller expects; a
+Invariants: a frame states the size of its content, and nothing is decompressed into more than the caller expects. A
 frame has a checksum, so that a flipped bit is an error rather than another number.
 """
 
@@ -21,14 +21,14 @@ _WIDTH = 4
 
 
 def compress(arrays: Iterable[NDArray[np.generic]], level: int) -> list[bytes]:
-    """For each one-dimensional array of four-byte elements a frame with its bytes."""
+    """Compresses one-dimensional arrays of four-byte elements, each into a frame."""
     compressor = zstandard.ZstdCompressor(level=level, write_checksum=True)
     planes = (np.ascontiguousarray(array.view(np.uint8).reshape(-1, _WIDTH).T) for array in arrays)
     return [compressor.compress(each.data.cast("B")) for each in planes]
 
 
 def check_frame(name: str, frame: bytes | memoryview, count: int) -> None:
-    """Sees that a frame holds `count` elements, by what its header says.
+    """Checks that a frame holds `count` elements, as its header states.
 
     Raises:
         PayloadError: it is no frame, or one of another size.

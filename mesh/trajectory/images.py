@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from PIL.Image import Image
 
-# Of the images of one prompt: they travel and are stored with it.
+# Bytes of all images of one prompt: they travel and are stored with it.
 MAX_IMAGE_BYTES = 4 << 20
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 # Prompts whose processed images are kept: the members of a group follow each other.
@@ -46,7 +46,7 @@ def open_image(encoded: bytes) -> Image:
 
 
 class ImageProcessor:
-    """A model's processor, as far as images go. For any thread.
+    """The image part of a model's processor. For any thread.
 
     Args:
         processor: transformers' own.
@@ -65,7 +65,7 @@ class ImageProcessor:
 
     @classmethod
     def load(cls, folder: Path) -> ImageProcessor | None:
-        """That of a model folder; None where it has none, or its processor takes no images.
+        """The processor of a model folder; None if it has none, or one that takes no images.
 
         Raises:
             DataError: its files are there but cannot be read.
@@ -84,7 +84,7 @@ class ImageProcessor:
 
     @property
     def chat_template(self) -> str | None:
-        """Of the processor; None where it has none of its own."""
+        """The processor's chat template; None if it has none of its own."""
         template: str | None = getattr(self._processor, "chat_template", None)
         return template
 
@@ -111,7 +111,7 @@ class ImageProcessor:
         return [wide for token in ids for wide in (next(runs) if token == self.placeholder else (token,))]
 
     def inputs(self, images: tuple[bytes, ...]) -> Mapping[str, torch.Tensor]:
-        """What the model's vision part takes of these images, all together: `pixel_values` and the like.
+        """The inputs of the model's vision part for these images, all together: `pixel_values` and the like.
 
         Raises:
             PayloadError: an image cannot be read.

@@ -1,7 +1,8 @@
 """The age of a token when it is trained, across learners that took a run over.
 
-A learner that resumes at version k discards the versions above k. A token of such a version counts the way through
-the common ancestor: up from it to the token, and up from it to now.
+A learner that resumes at version k discards the versions above k. A token of (incarnation, version) therefore lies on
+the surviving lineage only up to the common ancestor m, the least k of all later incarnations. Beyond m its distance to
+the present version `now` leads back to the ancestor and forth again: (version - m) + (now - m).
 """
 
 from __future__ import annotations
@@ -23,31 +24,38 @@ class Lineage:
         resumed: (incarnation, resume version), in increasing order of incarnations; the last is the present one.
     """
 
-    resumed: tuple[tuple[int, int], ...]
+    resumed: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def from_wire(cls, wire: Sequence[Sequence[int]]) -> Lineage:
-        """From [[incarnation, resume version], ...]."""
+        """A lineage from [[incarnation, resume version], ...]."""
         return cls(tuple((int(incarnation), int(version)) for incarnation, version in wire))
 
     def to_wire(self) -> list[list[int]]:
         return [list(item) for item in self.resumed]
+
+    @property
+    def incarnation(self) -> int:
+        """The present incarnation; 0 before the first."""
+        return self.resumed[-1][0] if self.resumed else 0
 
     def with_takeover(self, incarnation: int, version: int) -> Lineage:
         """The lineage with one more incarnation, which continued from `version`."""
         return Lineage((*(item for item in self.resumed if item[0] < incarnation), (incarnation, version)))
 
     def is_ancestor(self, policy: PolicyVersion) -> bool:
-        """Whether the present weights descend from these: no later learner has discarded them."""
+        """True if the present weights descend from these: no later learner has discarded them."""
         return all(policy.version <= at for incarnation, at in self.resumed if incarnation > policy.incarnation)
+
+    def effective(self, sampled: PolicyVersion) -> int:
+        """The version of the present lineage that is as old as `sampled`; may be negative."""
+        later = [version for incarnation, version in self.resumed if incarnation > sampled.incarnation]
+        ancestor = min(later, default=sampled.version)
+        return sampled.version if sampled.version <= ancestor else 2 * ancestor - sampled.version
 
     def staleness(self, sampled: PolicyVersion, now: int) -> int:
         """Versions between `sampled` and the training at version `now` of the present incarnation."""
-        later = [version for incarnation, version in self.resumed if incarnation > sampled.incarnation]
-        ancestor = min(later, default=sampled.version)
-        if sampled.version <= ancestor:
-            return now - sampled.version
-        return (sampled.version - ancestor) + (now - ancestor)
+        return now - self.effective(sampled)
 
     def per_token(self, versions: VersionRuns, now: int) -> NDArray[np.int32] | int:
         """Staleness of every token of a trajectory, int32 [T]; one int where all agree."""

@@ -1,21 +1,25 @@
-"""The trajectory payload: what a generator stores and a learner trains on, byte for byte.
+"""The trajectory payload, which a generator stores and a learner trains on, byte for byte.
 
 Layout (all little-endian)::
 
     b"RMT1" | uint32 header length | msgpack header | raw arrays, concatenated
 
-The header is a map: `tokens` = number of response tokens, `arrays` = [[name, dtype], ...] in the order of the raw
-bytes, `versions` = runs over the tokens as uint32 triples (length, incarnation, version), `mask` = lengths of runs over
-the tokens as uint32, of mask 1 and 0 in turn, where the first alone may be 0. Arrays: `response_ids` int32, `log_probs`
-float32 (natural log, of the sampled token under the distribution it was sampled from); both have one entry per token.
-Tokens with mask 0 (tool output, later turns' prompts) are not trained; their log-prob is 0. The prompt is not in here:
-it is stored once per group.
+The header is a map:
+
+- `tokens`: number of response tokens;
+- `arrays`: [[name, dtype], ...] in the order of the raw bytes;
+- `versions`: runs over the tokens as uint32 triples (length, incarnation, version);
+- `mask`: lengths of runs over the tokens as uint32, of mask 1 and 0 in turn; only the first may be 0.
+
+Arrays: `response_ids` int32, `log_probs` float32 (natural log, of the sampled token under the distribution it was
+sampled from); both have one entry per token. Tokens with mask 0 (tool output, later turns' prompts) are not trained;
+their log-prob is 0. The prompt is stored elsewhere, once per group.
 
 With `codec` = "zstd" in the header each array is a compressed frame instead (`mesh.trajectory.compression`), and
-`stored` has their sizes in bytes; the header itself is never compressed. Payloads are packed where they are made and
+`stored` has their sizes in bytes. The header itself is never compressed. Payloads are packed where they are made and
 opened where they are trained on; in between they are the same bytes. The buffer checks a payload with `inspect` (header
-and sizes, also those that frames state) and never parses or decompresses the arrays; of one that is uploaded in pieces
-it sees the head (magic and header) alone.
+and sizes, also those that frames state) and never parses or decompresses the arrays. If one is uploaded in pieces, the
+buffer sees its head (magic and header) alone.
 
 Bounds: at most `MAX_TOKENS` tokens; a frame is opened only if it states exactly the size that the tokens need.
 """
@@ -57,8 +61,8 @@ class Trajectory:
 
     Attributes:
         response_ids: int32 [T].
-        log_probs: float32 [T], behaviour log-probs (nats): of each token under the distribution it was sampled from
-            (after temperature, top-k and top-p; greedy tokens: under the temperature-1 distribution); 0 where
+        log_probs: float32 [T], behaviour log-probs (nats): of each token under the distribution it was sampled from,
+            after temperature, top-k and top-p. Greedy tokens: under the temperature-1 distribution; 0 where
             `response_mask` is 0.
         response_mask: uint8 [T], 1 = sampled by the policy, 0 = not (a tool's output).
         versions: the policy version of every token (masked ones carry their turn's).
@@ -100,7 +104,7 @@ class Trajectory:
 
 
 class PayloadInfo(NamedTuple):
-    """What `inspect` finds without touching the arrays: `mask` has lengths of runs of 1 and 0 in turn."""
+    """Facts that `inspect` finds without touching the arrays: `mask` has lengths of runs of 1 and 0 in turn."""
 
     response_tokens: int
     versions: VersionRuns
@@ -108,7 +112,7 @@ class PayloadInfo(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """Where the arrays are: the head ends at `start`; `stored` has the bytes of each frame, none where plain."""
+    """The places of the arrays: the head ends at `start`; `stored` has the bytes of each frame, none where plain."""
 
     info: PayloadInfo
     start: int
@@ -147,7 +151,7 @@ def encode(trajectory: Trajectory, *, codec: Codec = "none", level: int = 1) -> 
 
 
 def head_of(payload: bytes) -> bytes:
-    """Magic and header of a payload: what `inspect` needs besides its size.
+    """Magic and header of a payload: all that `inspect` needs in addition to its size.
 
     Raises:
         PayloadError: it has no head.
@@ -276,7 +280,7 @@ def _check_codec(codec: Any, stored: Any) -> tuple[int, int] | None:
 
 
 def _other_arrays(declared: Any) -> PayloadError:
-    """What to say of arrays that are not the expected ones."""
+    """The error message for arrays that are not the expected ones."""
     if not isinstance(declared, list) or len(declared) != len(ARRAYS):
         return PayloadError("arrays", f"expected {_DECLARED}, got {declared!r}")
     for item, (name, dtype) in zip(declared, ARRAYS.items(), strict=True):

@@ -63,14 +63,15 @@ class VersionRuns:
     runs: tuple[tuple[int, PolicyVersion], ...]
 
     @classmethod
-    def from_tokens(cls, versions: Iterable[PolicyVersion]) -> VersionRuns:
-        runs: list[tuple[int, PolicyVersion]] = []
-        for version in versions:
-            if runs and runs[-1][1] == version:
-                runs[-1] = (runs[-1][0] + 1, version)
+    def merged(cls, runs: Iterable[tuple[int, PolicyVersion]]) -> VersionRuns:
+        """Runs of (length, version) in order, with neighbours of one version as one run."""
+        merged: list[tuple[int, PolicyVersion]] = []
+        for length, version in runs:
+            if merged and merged[-1][1] == version:
+                merged[-1] = (merged[-1][0] + length, version)
             else:
-                runs.append((1, version))
-        return cls(tuple(runs))
+                merged.append((length, version))
+        return cls(tuple(merged))
 
     @classmethod
     def from_wire(cls, wire: Any, tokens: int) -> VersionRuns:

@@ -1,7 +1,7 @@
 """Versioned weights as bytes: layout in buckets, digests, manifests. No RPC; torch in `tensors` and `broadcast` alone,
 I/O in `broadcast` alone."""
 
-from rollmesh.mesh.weights.bucket_set import Encoding, Wanted
+from rollmesh.mesh.weights.bucket_set import BucketSet, Encoding
 from rollmesh.mesh.weights.digest import Digest, digest_of, manifest_digest
 from rollmesh.mesh.weights.layout import ALIGNMENT, DTYPE_BYTES, BucketLayout, Placement
 from rollmesh.mesh.weights.manifest import bucket_starts, check_manifest
@@ -10,10 +10,10 @@ __all__ = [
     "ALIGNMENT",
     "DTYPE_BYTES",
     "BucketLayout",
+    "BucketSet",
     "Digest",
     "Encoding",
     "Placement",
-    "Wanted",
     "bucket_starts",
     "check_manifest",
     "digest_of",

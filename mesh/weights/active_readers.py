@@ -31,7 +31,7 @@ class ActiveReaders:
 
     @contextmanager
     def reading(self, policy: PolicyVersion) -> Iterator[None]:
-        """While bytes of a version are sent."""
+        """Counts a reader of a version's bytes while the context lasts."""
         with self._lock:
             self._open[policy] = self._open.get(policy, 0) + 1
         try:
@@ -45,6 +45,6 @@ class ActiveReaders:
                 self._ended = {old: at for old, at in self._ended.items() if now - at < GRACE_S} | {policy: now}
 
     def active(self, policy: PolicyVersion) -> bool:
-        """Whether a version is being fetched, or was a moment ago."""
+        """True if a version is being fetched, or was a moment ago."""
         with self._lock:
             return policy in self._open or self._clock() - self._ended.get(policy, -GRACE_S) < GRACE_S

@@ -1,12 +1,11 @@
 """One broadcast group: rank 0 sends buckets, all others receive them. Learner and generators share this code.
 
-Invariants: the group is its own, apart from torch.distributed's default group, which belongs to whoever trains; every
-call ends within the timeout that it is given, whatever the others do; a group in which anything failed is of no more
-use to anybody, and closing it (from any thread) ends the calls that others have under way; whatever becomes of it, the
-process that trains lives on.
+Invariants: the group is separate from torch.distributed's default group, which belongs to training. Every call ends
+within its timeout, whatever the others do. A group in which anything failed is of no more use; closing it, from any
+thread, ends the calls that others have in progress. Whatever becomes of the group, the training process lives on.
 
-A round (one version) begins with all members saying through the store that they are there, and rank 0 answering
-whether it takes place, so that one that has died since is found before anybody waits for it in a collective.
+A round (one version) begins in the store: all members report their presence, and rank 0 answers whether the round takes
+place. So a member that has died since is found before any other waits for it in a collective.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
@@ -30,16 +30,33 @@ if TYPE_CHECKING:
 BroadcastBackend = Literal["gloo", "nccl"]
 # Buckets under way at a time: the next is prepared while the first is sent.
 DEPTH = 2
-# A step that does not get on for so long holds up all others, who have grpc to turn to.
+# A step that stands still for so long holds up all others, which can use grpc instead.
 LONGEST_STALL_S = 20.0
-_GO = "go"
+_PROCEED = "go"
 # A bucket takes longer, and no event says that it is through: torch's own wait has no deadline without consequences.
 _LOOK_EVERY_S = 0.001
 # Beyond every deadline of ours, so that none of NCCL's strikes.
 _NCCL_PATIENCE = 10
-# torch reads these where a group is made. By default an error or a slow abort of any one group ends the process: in a
-# group that trains nothing is left to save then, here all bytes can still be had over grpc.
+# torch reads these where a group is made. By default an error or a slow abort of any one group ends the process. In a
+# group that trains nothing is left to save then; here all bytes can still be had over grpc.
 _NCCL_ENVIRONMENT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2", "TORCH_NCCL_ENABLE_MONITORING": "0"}
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlace:
+    """The place of one process in a group.
+
+    Attributes:
+        rank: of this process; 0 sends.
+        size: members, rank 0 included.
+        host: address of this host that the others reach.
+        device: where buckets are sent from and received: the CPU for gloo, a CUDA device for nccl.
+    """
+
+    rank: int
+    size: int
+    host: str
+    device: torch.device
 
 
 class BroadcastGroup:
@@ -49,56 +66,44 @@ class BroadcastGroup:
         backend: gloo or nccl.
         store: in which all members meet.
         name: of the group; no other has ever used it.
-        rank: of this process; 0 sends.
-        size: members, rank 0 included.
-        timeout_s: of every step, `LONGEST_STALL_S` at most: a member that does not come, a bucket that does not get on.
-        host: address of this host that the others reach.
-        device: where buckets are sent from and received: the CPU for gloo, a CUDA device for nccl.
+        place: of this process.
+        timeout_s: of every step, `LONGEST_STALL_S` at most: a member that does not come, a bucket that stands still.
     """
 
     def __init__(
-        self,
-        backend: BroadcastBackend,
-        store: Store,
-        name: str,
-        *,
-        rank: int,
-        size: int,
-        timeout_s: float,
-        host: str,
-        device: torch.device,
+        self, backend: BroadcastBackend, store: Store, name: str, place: GroupPlace, *, timeout_s: float
     ) -> None:
         self.backend = backend
-        self.device = device
         self.name = name
-        self.size = size
-        self._rank = rank
+        self.device = place.device
+        self.size = place.size
+        self._rank = place.rank
+        self._host = place.host
         self._store = PrefixStore(name, store)
         self._timeout = timedelta(seconds=min(timeout_s, LONGEST_STALL_S))
-        self._host = host
         self._round = 0
         self._lock = threading.Lock()
         self._closed = False
         self._group: Backend | None = None
 
-    def begin(self) -> None:
+    def begin_round(self) -> None:
         """Begins a round: all meet, and the first time they connect.
 
         Raises:
-            WeightsError: somebody did not come, or rank 0 has called it off.
+            WeightsError: a member did not come, or rank 0 has called the round off.
         """
         self._round += 1
         if self.device.type == "cuda":
-            # Of this thread: nccl and copies go by the present device.
+            # Set for this thread: nccl and copies use its current device.
             torch.cuda.set_device(self.device)
-        with self._errors("the members do not meet"):
+        with self._typed_errors("the members do not meet"):
             if self._rank == 0:
-                self._gather()
+                self._wait_for_members()
             else:
-                self._store.set(self._here(self._rank), "")
-                self._store.wait([self._said()], self._timeout)
-                if (said := self._store.get(self._said()).decode()) != _GO:
-                    raise WeightsError(f"{self.backend} broadcast {self.name} does not take place: {said}")
+                self._store.set(self._presence_key(self._rank), "")
+                self._store.wait([self._verdict_key()], self._timeout)
+                if (verdict := self._store.get(self._verdict_key()).decode()) != _PROCEED:
+                    raise WeightsError(f"{self.backend} broadcast {self.name} does not take place: {verdict}")
             if self._group is None:
                 group = self._connect()
                 with self._lock:
@@ -106,17 +111,17 @@ class BroadcastGroup:
                 if closed:
                     group.abort()
 
-    def missing(self) -> list[int]:
+    def missing_ranks(self) -> list[int]:
         """Ranks that have not come to the round; for rank 0, after `begin` has failed."""
-        return [rank for rank in range(1, self.size) if not self._store.check([self._here(rank)])]
+        return [rank for rank in range(1, self.size) if not self._store.check([self._presence_key(rank)])]
 
-    def behind(self) -> list[int]:
+    def lagging_ranks(self) -> list[int]:
         """Ranks that have got fewer buckets of the round than others; for rank 0, after the round has failed."""
-        with self._errors("the members' progress is not known"):
-            got = {rank: self._store.add(self._got(rank), 0) for rank in range(1, self.size)}
+        with self._typed_errors("the members' progress is not known"):
+            got = {rank: self._store.add(self._progress_key(rank), 0) for rank in range(1, self.size)}
         return [rank for rank, buckets in got.items() if buckets < max(got.values())]
 
-    def start(self, tensor: torch.Tensor) -> Work:
+    def start_bucket(self, tensor: torch.Tensor) -> Work:
         """Starts with a bucket; at most `DEPTH` are under way.
 
         Args:
@@ -126,22 +131,22 @@ class BroadcastGroup:
             WeightsError: the group is broken.
         """
         assert self._group is not None, "begin() comes first"
-        with self._errors("a bucket cannot be sent"):
+        with self._typed_errors("a bucket cannot be sent"):
             return self._group.broadcast([tensor], broadcast_options(self._timeout))  # type: ignore[attr-defined]
 
-    def finish(self, work: Work) -> None:
+    def finish_bucket(self, work: Work) -> None:
         """Waits until a bucket is through.
 
         Raises:
-            WeightsError: it did not get through in time, or somebody has left.
+            WeightsError: it did not get through in time, or a member has left.
         """
-        with self._errors("a bucket did not get through"):
-            wait_through(work, self._timeout, lambda: self._closed)
+        with self._typed_errors("a bucket did not get through"):
+            wait_for_collective(work, self._timeout, lambda: self._closed)
             if self.device.type == "cuda":
                 # `wait` orders streams only.
                 torch.cuda.current_stream().synchronize()
             if self._rank:
-                self._store.add(self._got(self._rank), 1)
+                self._store.add(self._progress_key(self._rank), 1)
 
     def close(self) -> None:
         """Leaves; calls that are under way here and at the others end with errors."""
@@ -151,41 +156,41 @@ class BroadcastGroup:
         if group is not None and not done:
             group.abort()
 
-    def _gather(self) -> None:
-        members = [self._here(rank) for rank in range(1, self.size)]
-        said = _GO
+    def _wait_for_members(self) -> None:
+        members = [self._presence_key(rank) for rank in range(1, self.size)]
+        verdict = _PROCEED
         try:
             self._store.wait(members, self._timeout)
         except RuntimeError as error:
-            said = f"ranks {self.missing()} of {self.size} did not come"
-            raise WeightsError(f"{self.backend} broadcast {self.name} does not take place: {said}") from error
+            verdict = f"ranks {self.missing_ranks()} of {self.size} did not come"
+            raise WeightsError(f"{self.backend} broadcast {self.name} does not take place: {verdict}") from error
         finally:
-            self._store.set(self._said(), said)
-            self._forget(self._round - 1)
+            self._store.set(self._verdict_key(), verdict)
+            self._delete_round(self._round - 1)
 
     def _connect(self) -> Backend:
         return connect_group(
             self.backend, self._store, rank=self._rank, size=self.size, timeout=self._timeout, host=self._host
         )
 
-    def _forget(self, finished: int) -> None:
-        """Removes the keys of a round that everybody has been through."""
+    def _delete_round(self, finished: int) -> None:
+        """Removes the keys of a round that all members have finished."""
         members = range(1, self.size)
         kinds = [f"{kind}-{rank}" for kind in ("here", "got") for rank in members]
         for key in (*kinds, "said"):
             self._store.delete_key(f"round-{finished}/{key}")
 
-    def _here(self, rank: int) -> str:
+    def _presence_key(self, rank: int) -> str:
         return f"round-{self._round}/here-{rank}"
 
-    def _got(self, rank: int) -> str:
+    def _progress_key(self, rank: int) -> str:
         return f"round-{self._round}/got-{rank}"
 
-    def _said(self) -> str:
+    def _verdict_key(self) -> str:
         return f"round-{self._round}/said"
 
     @contextmanager
-    def _errors(self, what: str) -> Iterator[None]:
+    def _typed_errors(self, what: str) -> Iterator[None]:
         # torch raises RuntimeError and its children for all that can happen to a group.
         try:
             yield
@@ -208,7 +213,7 @@ def connect_group(
         host: address of this host that the others reach.
 
     Raises:
-        RuntimeError: somebody did not come.
+        RuntimeError: a member did not come.
     """
     if backend == "nccl":
         from torch.distributed import ProcessGroupNCCL
@@ -225,7 +230,7 @@ def connect_group(
 
 
 def broadcast_options(timeout: timedelta) -> BroadcastOptions:
-    """Of a bucket that rank 0 sends."""
+    """The options for a bucket that rank 0 sends."""
     options = BroadcastOptions()
     options.rootRank = 0
     options.rootTensor = 0
@@ -234,8 +239,8 @@ def broadcast_options(timeout: timedelta) -> BroadcastOptions:
     return options
 
 
-def wait_through(work: Work, timeout: timedelta, left: Callable[[], bool]) -> None:
-    """Waits for a collective, and leaves it as it is where it takes too long.
+def wait_for_collective(work: Work, timeout: timedelta, left: Callable[[], bool]) -> None:
+    """Waits for a collective; leaves it as it is if it takes too long.
 
     NCCL's own wait would mark it as overdue, and its watchdog would end the process for that.
 
@@ -292,7 +297,7 @@ class Staging:
         """The buffer of a bucket; free once the bucket `DEPTH` before is done with."""
         return self._device[index % DEPTH][:nbytes]
 
-    def put(self, index: int, data: memoryview) -> torch.Tensor:
+    def copy_in(self, index: int, data: memoryview) -> torch.Tensor:
         """Fills a bucket's buffer."""
         host, device = self._host[index % DEPTH][: len(data)], self.buffer(index, len(data))
         host.numpy().data[:] = data
@@ -300,7 +305,7 @@ class Staging:
             device.copy_(host)
         return device
 
-    def take(self, index: int, target: memoryview) -> None:
+    def copy_out(self, index: int, target: memoryview) -> None:
         """Empties a bucket's buffer."""
         host, device = self._host[index % DEPTH][: len(target)], self.buffer(index, len(target))
         host.copy_(device)

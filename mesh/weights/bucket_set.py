@@ -1,4 +1,4 @@
-"""The buckets that a receiver fetches of a version: its full bytes, or one link of differences that leads to it."""
+"""The buckets that a receiver fetches of a version: its full bytes, or one link of deltas that leads to it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Encoding = Literal["full", "delta"]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class BucketSet:
     """Buckets that belong together, as they travel.
 
     Attributes:
         policy: the version that they lead to.
-        base: the version that they are a difference from; None: they are the version's full bytes.
+        base: the version that they are applied to; None: they are the version's full bytes.
         buckets: length and digest of each.
-        offers: where the full bytes are, besides the learner's service; none for differences.
+        offers: where the full bytes are, in addition to the learner's service; none for deltas.
         starts: `bucket_starts` of them.
     """
 
@@ -39,13 +39,13 @@ class Wanted:
         object.__setattr__(self, "starts", bucket_starts(self.buckets))
 
     @classmethod
-    def full(cls, manifest: weights_pb2.Manifest) -> Wanted:
+    def full(cls, manifest: weights_pb2.Manifest) -> BucketSet:
         """All bytes of a version."""
         return cls(PolicyVersion.from_proto(manifest.policy), None, manifest.buckets, manifest.offers)
 
     @classmethod
-    def link(cls, delta: weights_pb2.Delta) -> Wanted:
-        """One link of differences."""
+    def of_delta(cls, delta: weights_pb2.Delta) -> BucketSet:
+        """One delta."""
         return cls(PolicyVersion.from_proto(delta.policy), PolicyVersion.from_proto(delta.base), delta.buckets)
 
     @property
@@ -58,7 +58,7 @@ class Wanted:
         return self.starts[-1]
 
     def offer(self, transport: str) -> weights_pb2.Offer | None:
-        """What a transport offers; None where it offers nothing."""
+        """The offer of a transport; None if it offers nothing."""
         return next((offer for offer in self.offers if offer.transport == transport), None)
 
     def part(self, data: memoryview, index: int) -> memoryview:
@@ -74,7 +74,7 @@ class Wanted:
         entry = self.buckets[index]
         found = digest_of(data)
         if len(data) != entry.nbytes or found != entry.digest:
-            # Who announced them hears of the error, and shall not learn what else was read in their place.
+            # Their announcer is told of the error, and must not learn what else was read in their place.
             log.warning(
                 "%s: %d bytes with digest %s, announced were %d with %s",
                 self.name(index),

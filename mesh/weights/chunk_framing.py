@@ -1,7 +1,7 @@
 """BucketChunk messages written and read by hand.
 
 Invariants: what `frame` writes is the message as protobuf would read it, and `parse` reads whatever protobuf writes.
-Protobuf's own code copies a chunk's bytes twice on each side; here they are copied once from where they lie, and on the
+Protobuf's own code copies a chunk's bytes twice on each side. Here they are copied once from where they lie, and on the
 receiving side not at all before they reach their place.
 """
 
@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from google.protobuf.message import DecodeError
 
 from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.varints import encode_varint
 from rollmesh.protos import weights_pb2
 
 # Larger messages are slower, smaller ones cost more calls.
 CHUNK_BYTES = 1 << 20
 _OFFSET, _DATA = b"\x08", b"\x12"  # tags: field 1 as a varint, field 2 as bytes
-# Of the longest varint. Whoever sends longer ones would have this process compute for minutes.
+# Bits of the longest varint. Longer ones would make this process compute for minutes.
 _VARINT_BITS = 70
 
 
@@ -28,7 +29,7 @@ def frame(offset: int, data: memoryview) -> bytes:
         offset: of the data in its bucket, in bytes.
         data: flat, of bytes.
     """
-    return b"".join((_OFFSET, _varint(offset), _DATA, _varint(len(data)), data))
+    return b"".join((_OFFSET, encode_varint(offset), _DATA, encode_varint(len(data)), data))
 
 
 def frames(bucket: memoryview, offset: int) -> Iterator[bytes]:
@@ -56,15 +57,6 @@ def parse(message: bytes) -> tuple[int, memoryview]:
     except (DecodeError, IndexError) as error:
         raise PayloadError("message", f"{len(message)} bytes that are no chunk of a bucket: {error}") from error
     return chunk.offset, memoryview(chunk.data)
-
-
-def _varint(value: int) -> bytes:
-    groups = bytearray()
-    while value > 0x7F:
-        groups.append(value & 0x7F | 0x80)
-        value >>= 7
-    groups.append(value)
-    return bytes(groups)
 
 
 def _read_varint(message: bytes, at: int) -> tuple[int, int]:

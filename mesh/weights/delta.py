@@ -1,23 +1,23 @@
-"""The lossless difference between two buckets of equal layout.
+"""A delta: the lossless difference between two buckets of equal layout.
 
-Works on bits: an element is an unsigned integer of its width (1, 2, 4 or 8 bytes) whatever its dtype, the difference is
-taken modulo 2^width and folded (0, -1, 1, -2 ... become 0, 1, 2, 3 ...), so that NaN, -0.0 and infinities come out as
-they went in, and the small steps of an optimizer become small numbers. A bucket is a version byte and, for each tensor
-in order, blocks of at most `BLOCK` elements, each in the form that suits how much of it changed:
+Works on bits: whatever its dtype, an element is an unsigned integer of its width (1, 2, 4 or 8 bytes). The difference
+is taken modulo 2^width and folded: 0, -1, 1, -2 ... become 0, 1, 2, 3 ... So NaN, -0.0 and infinities come out as they
+went in, and the small steps of an optimizer become small numbers. A bucket is a version byte, then the blocks of each
+tensor in order, of at most `BLOCK` elements. A block has one of four forms, by the share of it that changed:
 
     unchanged   kind 0
     dense       kind 1, one stream per byte plane
     steps       kind 2, count (u32), length of the steps (u32), stream of steps, one stream per byte plane
     bitmap      kind 3, count (u32), stream of bits (changed or not, lowest first), one stream per byte plane
 
-A step is the distance from the changed element before (255: go on by 255, the step is not over). The byte planes hold
+A step is the distance from the changed element before (255: advance by 255, the step is not over). The byte planes hold
 the folded differences: all lowest bytes first, and so on; of all elements where dense, else of the changed ones. A
 stream is its stored length (u32) and its bytes: none (all zero), as many as it holds (plain), or a zstd frame. The
 layout itself does not travel: both sides know it. Integers are little-endian.
 
-Invariants: `apply_bucket` makes of the base exactly what `encode_bucket` was given as new; a malformed difference ends
-in a WeightsError, having written nowhere but inside the tensors of its target, and having allocated no more than a
-small multiple of a block. Whether the right base was there is not checked here: digests of the result say so.
+Invariants: `apply_bucket` turns the base into exactly the new bucket that `encode_bucket` was given. A malformed delta
+ends in a WeightsError. It writes only inside the tensors of its target, and allocates no more than a small multiple of
+a block. A wrong base is not noticed here, but by the digests of the result.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from rollmesh.protos import weights_pb2
 BLOCK = 1 << 20
 _FORMAT = 1
 _UNCHANGED, _DENSE, _STEPS, _BITMAP = 0, 1, 2, 3
-# Shares of the elements that have changed: from here on a bit for each costs no more than steps and is made faster;
-# from there on saying which ones costs more than it saves.
+# Shares of the elements that have changed. From the first one on, a bit for each costs no more than steps and is made
+# faster. From the second one on, saying which ones costs more than it saves.
 _BITMAP_FROM, _DENSE_FROM = 0.2, 0.65
 _LONG = 255
 # The streams are noise over few symbols: what entropy coding makes of them counts, and matches are few. Looking for
@@ -82,7 +82,7 @@ def spans_of(tensors: Iterable[weights_pb2.TensorEntry], buckets: int) -> list[l
 
 
 def encode_bucket(old: Buffer, new: Buffer, spans: Sequence[Span]) -> bytes:
-    """What leads from `old` to `new`.
+    """Encodes the delta from `old` to `new`.
 
     Args:
         old, new: the bytes of both buckets, of equal length.
@@ -106,7 +106,7 @@ def apply_bucket(delta: Buffer, target: memoryview, spans: Sequence[Span]) -> No
         spans: the tensors in it.
 
     Raises:
-        WeightsError: the difference is malformed, or belongs to another layout.
+        WeightsError: the delta is malformed, or belongs to another layout.
     """
     reader = _Reader(delta)
     if (found := reader.byte()) != _FORMAT:
@@ -229,7 +229,7 @@ def _unfold(folded: Words) -> Words:
 
 
 class _Reader:
-    """Reads a difference from front to back; everything it gives has the length that was asked for."""
+    """Reads a delta from front to back; everything it gives has the length that was asked for."""
 
     def __init__(self, data: Buffer) -> None:
         self._data = memoryview(data).cast("B")
@@ -237,10 +237,10 @@ class _Reader:
         self._decompressor = zstandard.ZstdDecompressor()
 
     def byte(self) -> int:
-        return self._take(1)[0]
+        return self._read(1)[0]
 
     def number(self) -> int:
-        value: int = _U32.unpack(self._take(_U32.size))[0]
+        value: int = _U32.unpack(self._read(_U32.size))[0]
         return value
 
     def planes(self, count: int, dtype: np.dtype[np.unsignedinteger]) -> Words:
@@ -264,7 +264,7 @@ class _Reader:
             raise WeightsError(f"weight delta is malformed: {len(self._data) - self._at} bytes are left over")
 
     def _stored(self) -> memoryview:
-        return self._take(self.number())
+        return self._read(self.number())
 
     def _open(self, stored: memoryview, length: int) -> Bytes:
         if len(stored) == length:
@@ -280,7 +280,7 @@ class _Reader:
             raise WeightsError(f"weight delta is malformed: a stream holds {len(opened)} bytes instead of {length}")
         return np.frombuffer(opened, np.uint8)
 
-    def _take(self, length: int) -> memoryview:
+    def _read(self, length: int) -> memoryview:
         end = self._at + length
         if end > len(self._data):
             raise WeightsError(f"weight delta is malformed: it ends after {len(self._data)} bytes")

@@ -1,8 +1,8 @@
-"""The path from a receiver's weights to the announced ones: links of differences, or all bytes.
+"""The path from a receiver's weights to the announced ones: a chain of deltas, or all bytes.
 
-Invariants: links are taken only where they lead without a gap from exactly what the receiver has (version and digest)
-to exactly what is announced, and have fewer bytes together than the version in full; so what an announcement can make
-a receiver fetch is bounded by the version's own size.
+Invariants: the chain leads without a gap from exactly the receiver's weights (version and digest) to exactly the
+announced ones. Together its deltas have fewer bytes than the version in full. So no announcement can make a receiver
+fetch more than the version's own size.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from rollmesh.protos import weights_pb2
 
 
 def delta_path(base: weights_pb2.Manifest, target: weights_pb2.Manifest) -> Sequence[weights_pb2.Delta]:
-    """The links by which to get from `base` to `target`, in the order in which they are applied.
+    """The deltas that lead from `base` to `target`, in the order in which they are applied.
 
     Args:
-        base: what the receiver has, complete and verified.
-        target: as announced, checked.
+        base: the receiver's weights, complete and verified.
+        target: the announced weights, checked.
 
     Returns:
         Empty where all bytes have to be fetched, or are not more.
     """
     if not same_layout(base, target):
         return ()
-    links: list[weights_pb2.Delta] = []
+    path: list[weights_pb2.Delta] = []
     at, digest = base.policy, base.digest
     for delta in target.deltas:
         if (delta.base, delta.base_digest) == (at, digest) and len(delta.buckets) == len(target.buckets):
-            links.append(delta)
+            path.append(delta)
             at, digest = delta.policy, delta.digest
     if (at, digest) != (target.policy, target.digest):
         return ()
-    return links if sum(map(_nbytes, links)) < _nbytes(target) else ()
+    return path if sum(map(_nbytes, path)) < _nbytes(target) else ()
 
 
 def same_layout(one: weights_pb2.Manifest, other: weights_pb2.Manifest) -> bool:
-    """Whether both have the same tensors at the same places, whatever their values."""
+    """True if both have the same tensors at the same places, whatever their values."""
     return _layout(one) == _layout(other)
 
 

@@ -1,8 +1,8 @@
 """The place of each tensor: buckets are filled in the order in which tensors come.
 
-Invariants: a tensor lies whole in one bucket, at an offset that is a multiple of `ALIGNMENT`; buckets lie one after
-the other, each padded to `ALIGNMENT`, so that every tensor of a mapped file is aligned for any dtype; a bucket
-exceeds `bucket_bytes` only where a single tensor does. Layout needs no look ahead: tensors may be produced one by one.
+Invariants: a tensor lies whole in one bucket, at an offset that is a multiple of `ALIGNMENT`. Buckets lie one after the
+other, each padded to `ALIGNMENT`, so that every tensor of a mapped file is aligned for any dtype. A bucket exceeds
+`bucket_bytes` only where a single tensor does. Layout needs no look ahead: tensors may be produced one by one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checks of a manifest.
 
-Invariant: what `check_manifest` lets pass can be read without any further look at bounds: every tensor lies inside its
-bucket, has the length that its dtype and shape ask for, and the manifest's digest is that of its entries.
+Invariant: a manifest that `check_manifest` accepts can be read without further checks of bounds. Every tensor lies
+inside its bucket and has the length that its dtype and shape ask for. The manifest's digest is that of its entries.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def check_manifest(manifest: weights_pb2.Manifest) -> None:
     """Checks a manifest as received.
 
     Raises:
-        WeightsError: naming the tensor or the figure that is wrong.
+        WeightsError: naming the tensor or the number that is wrong.
     """
     policy = PolicyVersion.from_proto(manifest.policy)
     if not manifest.tensors:

@@ -1,7 +1,7 @@
 """The TCP stores in which the members of a broadcast meet.
 
-Invariant: a store listens on the address it is told, on no other; torch's own would listen on all, and who reaches
-it may write into it: it knows neither tokens nor TLS.
+Invariant: a store listens on the given address alone. Torch's own would listen on all addresses, and any program that
+reaches it may write into it: it knows neither tokens nor TLS.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def open_store(host: str, timeout_s: float) -> TCPStore:
 
 
 def connect_store(address: str, timeout_s: float) -> TCPStore:
-    """Connects to a store that somebody else has opened.
+    """Connects to a store that another process has opened.
 
     Raises:
         WeightsError: it does not answer.

@@ -1,7 +1,7 @@
 """Versions in a folder: names and headers of the safetensors files, which learner and generators agree on.
 
-One file per bucket. The files are ordinary safetensors; their metadata say which version they belong to and where in
-the bucket each tensor lies, so that a reader needs no more than the files to lay the bucket out again.
+One file per bucket. The files are ordinary safetensors. Their metadata name the version that they belong to and the
+place of each tensor in the bucket. So a reader can restore the bucket from the files alone.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def header_length(prefix: bytes) -> int:
 
 
 def parse_header(header: bytes, policy: PolicyVersion, bucket_bytes: int) -> list[StoredTensor]:
-    """Where the tensors of a bucket lie; every one inside the bucket.
+    """The places of the tensors of a bucket, every one inside the bucket.
 
     Raises:
         WeightsError: the header is cut off, not one of ours, or of another version.

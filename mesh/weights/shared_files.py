@@ -13,6 +13,6 @@ FILE_PREFIX = "rollmesh-weights-"
 
 
 def is_shared_file(address: str, directory: Path) -> bool:
-    """Whether a path names a publisher's file directly in `directory`."""
+    """True if a path names a publisher's file directly in `directory`."""
     folder, name = os.path.split(address)
     return folder == str(directory) and name.startswith(FILE_PREFIX) and "\0" not in name

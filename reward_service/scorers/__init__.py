@@ -2,12 +2,12 @@
 
 Each is one small file with `score(item) -> Outcome`, pure.
 
-Which of them may share a process with a service: `LINEAR` names those whose time is linear in the length of the texts,
-whatever a model writes. They search and replace fixed words, compare numbers as decimals, count, or look at no more
-than the last few hundred characters; none of their regular expressions can try a part of a long text again from
-another place. `math` gives the text to a computer algebra system, for which `9^{9^{9^{9}}}` is a number to compute:
-it runs in worker processes, which can be killed, and so does `auto` for the sources that it hands to `math`. A scorer
-that is not proven linear does not belong into `LINEAR`.
+Those in `LINEAR` may share a process with a service: their time is linear in the length of the texts, whatever a model
+writes. They search and replace fixed words, compare numbers as decimals, count, or look at no more than the last few
+hundred characters. None of their regular expressions can try a part of a long text again from another place. `math`
+gives the text to a computer algebra system, for which `9^{9^{9^{9}}}` is a number to compute. So it runs in worker
+processes, which can be killed, and so does `auto` for the sources that it hands to `math`. A scorer that is not proven
+linear does not belong into `LINEAR`.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ LINEAR = frozenset(
 
 
 def is_linear(name: str, data_source: str) -> bool:
-    """Whether a scorer's time is linear for items of a source; see above."""
+    """True if a scorer's time is linear for items of a source; see above."""
     return name in LINEAR or (name == "auto" and auto.scorer_of(data_source) is not math_value.score)
 
 
 def reads_mathematics(name: str) -> bool:
-    """Whether a scorer hands items to math-verify, all or those of some sources."""
+    """True if a scorer hands items to math-verify, all or those of some sources."""
     return name in ("auto", "math")
 
 

@@ -1,7 +1,7 @@
 """Arithmetic: 1 if the answer is the number that the ground truth is (`07` is 7, `1,000` is 1000).
 
-The answer is what follows the last `=`, or the whole response; it must be one number and nothing else, so that
-listing many numbers earns nothing.
+The answer is what follows the last `=`, or the whole response. It must be one number and nothing else, so that listing
+many numbers earns nothing.
 """
 
 from __future__ import annotations

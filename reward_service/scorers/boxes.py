@@ -8,7 +8,7 @@ _BOX = r"\boxed"
 def last_boxed(text: str) -> str | None:
     r"""The content of the last `\boxed{...}`, or what follows a last `\boxed ` up to a `$`; None without one.
 
-    Of nested boxes the innermost counts; one that is not closed is none.
+    The innermost of nested boxes counts; one that is not closed is none.
     """
     start = text.rfind(_BOX)
     if start >= 0 and text.startswith(" ", start + len(_BOX)):
@@ -22,7 +22,7 @@ def last_braced_box(text: str) -> str | None:
 
 
 def _content(text: str, start: int) -> str | None:
-    """What is between the braces of the box at a place; None without a place, an opening brace or a closing one."""
+    """The text between the braces of the box at a place; None without a place, an opening brace or a closing one."""
     place = start + len(_BOX)
     if start < 0 or not text.startswith("{", place):
         return None

@@ -1,4 +1,4 @@
-"""What an episode's environment, or the agent itself, says that it is worth: `extra_info.environment_reward`."""
+"""The reward that an episode brings, from its environment or agent: `extra_info.environment_reward`."""
 
 from __future__ import annotations
 

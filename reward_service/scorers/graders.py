@@ -1,7 +1,7 @@
-r"""What the graders of mathematics are made of, and whether it grades here as it did where it was tested.
+r"""Versions of the packages that grade mathematics, and a self-test that they grade here as where they were tested.
 
-The `math` scorer reads answers with math-verify, whose grammar runs on the antlr runtime that happens to be installed:
-another runtime reads `50\%` as nothing at all, and rewards change without a word. So the versions are pinned, tried
+The `math` scorer reads answers with math-verify, whose grammar runs on the antlr runtime that happens to be installed.
+Another runtime reads `50\%` as nothing at all, and rewards change without a word. So the versions are pinned, tried
 before the first item is scored, and written into the summary of a run.
 """
 

@@ -54,11 +54,11 @@ _SHORT_ROOT = re.compile(r"sqrt([^{])")
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """What was made of a response.
+    """The grade of a response.
 
     Attributes:
-        correct: whether it is right.
-        answer: what was taken as its answer; `INVALID`, or None for `strict_box`, where there is none.
+        correct: true if it is right.
+        answer: the text taken as its answer; `INVALID`, or None for `strict_box`, where there is none.
     """
 
     correct: bool

@@ -1,8 +1,8 @@
 r"""Competition mathematics without a computer algebra system: the last `\boxed{}`, compared as normalized LaTeX.
 
-The rules are those of the MATH dataset's evaluation (Hendrycks et al., arXiv:2103.03874): layout, units, degrees,
-percent and dollar signs are dropped; short fractions and roots get their braces; `a/b` of integers becomes a
-fraction. Quick and predictable, but 0.75 is not 3/4 here: `math` compares values.
+The rules are those of the MATH dataset's evaluation (Hendrycks et al., arXiv:2103.03874). Layout, units, degrees,
+percent and dollar signs are dropped. Short fractions and roots get their braces; `a/b` of integers becomes a fraction.
+Quick and predictable, but 0.75 is not 3/4 here: `math` compares values.
 """
 
 from __future__ import annotations

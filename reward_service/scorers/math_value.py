@@ -21,7 +21,7 @@ _NO_TIMEOUT = 0
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """What was made of a response.
+    """The grade of a response.
 
     Attributes:
         readable_truth: False where the ground truth could not be read: nothing follows for the response.
@@ -42,10 +42,10 @@ def grade(response: str, truth: str, *, boxed_truth: bool = True, reading: Readi
     Args:
         response: the text.
         truth: the answer, in LaTeX or plain.
-        boxed_truth: read the truth as the content of a `\boxed{}`, which is all LaTeX; else as free text, in which
+        boxed_truth: read the truth as the content of a `\boxed{}`, which is all LaTeX. Else it is free text, in which
             only an anchored formula or a plain number counts.
         reading: `any` and `expression_first` take boxes, formulas and plain expressions, in that order or with
-            expressions first; `latex` takes formulas alone, boxes before others; `box` takes the last box.
+            expressions first. `latex` takes formulas alone, boxes before others; `box` takes the last box.
     """
     from math_verify import verify
 

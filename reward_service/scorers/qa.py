@@ -20,7 +20,7 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 # Answering so often is guessing: the reward is divided.
 _MANY_TAGS, _MANY_TAGS_DIVISOR = 10, 4.0
-# Of these a part is not half right.
+# Answers of which a part is not half right.
 _WHOLE = frozenset({"yes", "no", "noanswer"})
 
 

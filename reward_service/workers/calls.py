@@ -1,7 +1,7 @@
-"""Calls of the owner's callers, and the units of them that go to workers.
+"""Calls for scores, and their units, which go to workers.
 
-Invariants: each unit of a call gets one answer; what is still open at the call's deadline is answered then, and what is
-not begun when it is too late to begin it.
+Invariants: each unit of a call gets one answer. A unit still open at the call's deadline is answered then; one not
+begun is answered when it is too late to begin it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from rollmesh.reward_service.call_times import Times
+from rollmesh.reward_service.call_times import CallTimes
 from rollmesh.reward_service.outcomes import Failed, Outcome
 from rollmesh.reward_service.workers.messages import pack
 
@@ -24,10 +24,10 @@ class Call:
     """One caller that waits for several units.
 
     Args:
-        times: until when its units may be begun, and when it goes.
+        times: until when its units may be begun, and its deadline.
     """
 
-    def __init__(self, units: int, times: Times) -> None:
+    def __init__(self, units: int, times: CallTimes) -> None:
         self.times = times
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.answers: list[list[Outcome] | Failed | None] = [None] * units
@@ -44,14 +44,14 @@ class Call:
 
 
 class Trial(Enum):
-    """How a unit is tried: with more care after each worker for whose death it may be to blame."""
+    """Ways to try a unit: with more care after each worker whose death it may have caused."""
 
     TOGETHER = auto()
-    # As before, once more: what ends a worker of coroutines is mostly none of them.
+    # As before, once more: the death of a worker of coroutines is mostly the fault of none of them.
     AGAIN = auto()
     # While its worker holds nothing else.
     ALONE = auto()
-    # Alone, and before anything else in a new worker. What dies then is guilty.
+    # Alone, and before anything else in a new worker. If the worker dies then, the unit is guilty.
     FIRST = auto()
 
 
@@ -77,12 +77,12 @@ class Unit:
 
     @property
     def open(self) -> bool:
-        """Somebody still waits for its answer."""
+        """True while the caller still waits for its answer."""
         return self.call.answers[self.place] is None
 
     @property
     def key(self) -> bytes:
-        """The same for a unit of a later call that asks the same of the same items."""
+        """A key that is equal for units of any two calls that ask the same of the same items."""
         return hashlib.blake2b(pack([self.function, list(self.items)]), digest_size=16).digest()
 
     def answer(self, answer: list[Outcome] | Failed) -> None:

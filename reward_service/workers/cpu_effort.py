@@ -1,4 +1,4 @@
-"""Whether busy workers compute, or wait for something: only then do more of them score more in the same time."""
+"""Tells if busy workers compute or wait for something: only then do more workers score more in the same time."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _COMPUTES = 0.25
 _LEAST_S = 0.4
 
 
-class Effort:
-    """Looks at the same workers again and again."""
+class CpuEffort:
+    """Compares the processor times of the same workers between calls."""
 
     def __init__(self) -> None:
         self._before: tuple[float, Mapping[int, float]] = (0.0, {})
 
-    def idle(self, seconds: Mapping[int, float], now: float | None = None) -> bool:
-        """Whether they have hardly computed since the last look.
+    def is_waiting(self, seconds: Mapping[int, float], now: float | None = None) -> bool:
+        """True if the workers have hardly computed since the last call.
 
         Args:
-            seconds: processor time by worker; another set of workers than at the last look says nothing yet.
+            seconds: processor time by worker; False for another set of workers than in the last call.
             now: monotonic time.
         """
         now = time.monotonic() if now is None else now

@@ -43,7 +43,7 @@ def unpack_answer(packed: bytes) -> list[Outcome]:
     return [_unpacked(*values) for values in msgpack.unpackb(packed)]
 
 
-def stream(longest: int = 0) -> Any:
+def unpacker(longest: int = 0) -> Any:
     """Takes bytes as they come (`feed`) and gives messages (by iteration), of `longest` bytes at most (0: of any)."""
     return msgpack.Unpacker(max_buffer_size=longest)
 

@@ -10,11 +10,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rollmesh.reward_service.call_times import Times
+from rollmesh.reward_service.call_times import CallTimes
 from rollmesh.reward_service.outcomes import Failed, Outcome
 from rollmesh.reward_service.workers.calls import Call, Unit
-from rollmesh.reward_service.workers.process import Kind, WorkerProcess
-from rollmesh.reward_service.workers.unit_queue import Lane
+from rollmesh.reward_service.workers.process import FunctionKind, WorkerProcess
+from rollmesh.reward_service.workers.unit_queue import UnitQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +37,21 @@ class ProcessPool:
     """
 
     def __init__(self, functions: Sequence[tuple[str, str]], *, workers: int, most: int, call_timeout_s: float) -> None:
-        self.kinds: list[Kind] = []
+        self.kinds: list[FunctionKind] = []
         self._functions = functions
-        self._plain = Lane(functions, limit=workers, most=most, concurrent=False, call_timeout_s=call_timeout_s)
-        self._coroutines = Lane(functions, limit=1, concurrent=True, call_timeout_s=call_timeout_s)
+        self._plain = UnitQueue(functions, limit=workers, most=most, concurrent=False, call_timeout_s=call_timeout_s)
+        self._coroutines = UnitQueue(functions, limit=1, concurrent=True, call_timeout_s=call_timeout_s)
         self._call_timeout_s = call_timeout_s
         self._starting: asyncio.Task[None] | None = None
 
     @property
     def stats(self) -> PoolStats:
         """See `PoolStats`."""
-        lanes = (self._plain, self._coroutines)
+        queues = (self._plain, self._coroutines)
         return PoolStats(
-            sum(len(lane.pids) for lane in lanes), sum(lane.overdue for lane in lanes), sum(lane.died for lane in lanes)
+            sum(len(queue.pids) for queue in queues),
+            sum(queue.overdue for queue in queues),
+            sum(queue.died for queue in queues),
         )
 
     @property
@@ -58,7 +60,7 @@ class ProcessPool:
         return [*self._plain.pids, *self._coroutines.pids]
 
     async def start(self) -> None:
-        """Starts a first worker, which says what the functions are, unless there has been one.
+        """Starts a first worker, which describes the functions, unless there has been one.
 
         Raises:
             RewardError: a function that cannot be loaded.
@@ -67,7 +69,7 @@ class ProcessPool:
             return
         if self._starting is None or self._starting.done():
             self._starting = asyncio.create_task(self._start(), name="first-reward-worker")
-        # Who gives up waits no longer; the worker continues to load for the next one.
+        # A caller may give up; the worker continues to load for the next one.
         await asyncio.shield(self._starting)
 
     async def _start(self) -> None:
@@ -76,7 +78,7 @@ class ProcessPool:
         (self._plain if plain else self._coroutines).adopt(worker)
 
     async def run(
-        self, function: int, units: Sequence[Sequence[bytes]], *, times: Times
+        self, function: int, units: Sequence[Sequence[bytes]], *, times: CallTimes
     ) -> list[list[Outcome] | Failed]:
         """Calls a function once per unit.
 
@@ -88,25 +90,25 @@ class ProcessPool:
         Returns:
             per unit its outcomes, or the `Failed` of one that was not done.
         """
-        lane = self._coroutines if self.kinds[function].asynchronous else self._plain
+        queue = self._coroutines if self.kinds[function].asynchronous else self._plain
         call = Call(len(units), times)
         mine = [Unit(call, place, function, items) for place, items in enumerate(units)]
-        lane.put(mine)
+        queue.enqueue(mine)
         late = Failed("timeout", "the call's deadline passed: a worker is still busy with it", retryable=True)
         try:
             await asyncio.wait((call.done,), timeout=max(0.0, times.begin_by - time.monotonic()))
             for unit in mine:
                 if unit.open and not unit.begun:
-                    unit.answer(lane.not_begun())
+                    unit.answer(queue.not_begun())
             await asyncio.wait((call.done,), timeout=max(0.0, times.deadline - time.monotonic()))
         finally:
             for unit in mine:
                 if unit.open:
-                    unit.answer(late if unit.begun else lane.not_begun())
+                    unit.answer(late if unit.begun else queue.not_begun())
         return [answer for answer in call.answers if answer is not None]
 
     def waiting_reason(self) -> str:
-        """Why items wait; empty while they are scored as they come."""
+        """The reason why items wait; empty while they are scored as they come."""
         return self._plain.waiting_reason() or self._coroutines.waiting_reason()
 
     async def close(self) -> None:

@@ -1,9 +1,9 @@
-"""One worker process, as its owner sees it.
+"""One worker process, seen from its owner.
 
 Invariants
   * The process leads a process group of its own, which is killed whole. Descendants that have left the group are killed
     with it.
-  * It has the owner's view of the file system and of Python's path, and nothing of its memory: it is no fork of a
+  * It has the owner's view of the file system and of Python's path, and nothing of its memory. It is no fork of a
     process with threads.
   * The kernel kills it when its owner dies. Once `end` has returned, it is reaped and its descriptors are closed.
 """
@@ -27,12 +27,12 @@ import msgpack
 import psutil
 
 from rollmesh.mesh.errors import RewardError
-from rollmesh.mesh.liveness.process_ends import descendants, survivors
+from rollmesh.mesh.liveness.process_ends import descendants, signal_name, survivors
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 from rollmesh.mesh.runtime.threads import thread_environment
 from rollmesh.reward_service.outcomes import Outcome
-from rollmesh.reward_service.workers.messages import DONE, MESSAGE_BYTES, READY, pack, stream, unpack_answer
-from rollmesh.reward_service.workers.shared_page import Page
+from rollmesh.reward_service.workers.messages import DONE, MESSAGE_BYTES, READY, pack, unpack_answer, unpacker
+from rollmesh.reward_service.workers.shared_page import SharedPage
 
 # Unit, and its outcomes; None where it was not begun.
 Answer = tuple[int, list[Outcome] | None]
@@ -48,7 +48,7 @@ _LEAVE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FunctionKind:
     """A worker's description of a function: see `RewardFunction`."""
 
     whole_group: bool
@@ -62,8 +62,8 @@ class Ending:
     Attributes:
         code: its exit code, or a signal's negative number.
         killed: it was alive when we ended it.
-        unit: what it was busy with; None where it lived, and may have begun others since.
-        nonsense: what it wrote is no answer.
+        unit: the one it was busy with; None where it lived, and may have begun others since.
+        nonsense: it wrote something that is no answer.
     """
 
     code: int
@@ -72,31 +72,25 @@ class Ending:
     nonsense: bool = False
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """The description of this end."""
         if self.nonsense:
             return "it wrote what is no answer"
         if self.killed:
             return "it had closed its connection"
-        return f"exit code {self.code}" if self.code >= 0 else f"signal {_signal_name(-self.code)}"
+        return f"exit code {self.code}" if self.code >= 0 else f"signal {signal_name(-self.code)}"
 
     @property
     def from_outside(self) -> bool:
-        """Somebody else ended it, or a kernel that needs memory."""
+        """True if it was ended from outside: by a user, or by a kernel that needs memory."""
         return not (self.killed or self.nonsense) and self.code in (-signal.SIGKILL, -signal.SIGTERM)
 
 
-def _signal_name(number: int) -> str:
-    """Real-time signals have numbers, and only two of them names."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return str(number)
+def _start_program(fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
+    """Starts the program, from the event loop's own thread.
 
-
-def _started(fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
-    """Starts the program, from the event loop's own thread: the kernel counts an owner as dead when the thread is that
-    has started a process."""
+    To the kernel an owner is dead as soon as the thread that started the process has ended.
+    """
     return subprocess.Popen(
         die_with_parent([sys.executable, "-c", _PROGRAM, json.dumps(sys.path), *map(str, fds)]),
         stdin=subprocess.DEVNULL,
@@ -110,32 +104,32 @@ class WorkerProcess(asyncio.Protocol):
     """A worker from its start to its end. All of it belongs to one event loop.
 
     Attributes:
-        page: what it is busy with.
-        on_event: told when answers have come or the connection has ended.
+        page: shows the unit it is busy with.
+        on_event: called when answers have come or the connection has ended.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], page: Page, names: Sequence[str]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], page: SharedPage, names: Sequence[str]) -> None:
         self.page = page
         self.on_event: Callable[[], None] = lambda: None
         self._process = process
-        self._stream = stream(MESSAGE_BYTES)
+        self._stream = unpacker(MESSAGE_BYTES)
         self._answers: list[Answer] = []
         self._names = names
-        self._said: list[Any] | None = None
-        self._heard = asyncio.Event()
+        self._reply: list[Any] | None = None
+        self._replied = asyncio.Event()
         self._transport: asyncio.WriteTransport | None = None
-        self._gone = asyncio.Event()
+        self._lost = asyncio.Event()
         self._nonsense = False
         self._ending: Ending | None = None
 
     @classmethod
     async def open(
         cls, functions: Sequence[tuple[str, str]], call_timeout_s: float
-    ) -> tuple[WorkerProcess, list[Kind]]:
+    ) -> tuple[WorkerProcess, list[FunctionKind]]:
         """A worker that has loaded functions, given as (name in the configuration, name for errors), and their kinds.
 
         Raises:
-            RewardError: there is no room for a process, or it cannot load them, dies over it, or takes too long.
+            RewardError: no process can be started, or it cannot load them, dies over it, or takes too long.
         """
         try:
             worker = await cls._spawn([name for _, name in functions])
@@ -144,7 +138,7 @@ class WorkerProcess(asyncio.Protocol):
         level = logging.getLevelName(logging.getLogger().getEffectiveLevel())
         worker.send([[list(function) for function in functions], call_timeout_s, level])
         try:
-            return worker, await worker._loaded()
+            return worker, await worker._wait_until_loaded()
         except BaseException:
             await worker.end()
             raise
@@ -152,10 +146,10 @@ class WorkerProcess(asyncio.Protocol):
     @classmethod
     async def _spawn(cls, names: Sequence[str]) -> WorkerProcess:
         ours, theirs = socket.socketpair()
-        page, page_fd = Page.create()
+        page, page_fd = SharedPage.create()
         fds = (theirs.fileno(), page_fd)
         try:
-            process = _started(fds)
+            process = _start_program(fds)
         except OSError:
             ours.close()
             page.close()
@@ -180,11 +174,11 @@ class WorkerProcess(asyncio.Protocol):
 
     @property
     def lost(self) -> bool:
-        """The connection has ended: the process has, or will not be heard of any more."""
-        return self._gone.is_set()
+        """True once the connection has ended: the process has ended, or cannot answer any more."""
+        return self._lost.is_set()
 
     def send(self, message: Any) -> None:
-        """Sends a message; to a worker that is lost, nothing."""
+        """Sends a message; does nothing if the worker is lost."""
         if self._transport is not None and not self.lost:
             self._transport.write(pack(message))
 
@@ -194,7 +188,7 @@ class WorkerProcess(asyncio.Protocol):
         return answers
 
     async def end(self, *, at_once: bool = True) -> Ending:
-        """Ends the process and all of its group, and waits until that is so; again, says how it ended.
+        """Ends the process and all of its group, and waits for the end; a second call returns the same ending.
 
         Args:
             at_once: by SIGKILL; else it is hung up on and given a moment to leave.
@@ -211,31 +205,31 @@ class WorkerProcess(asyncio.Protocol):
             self.page.close()
         return self._ending
 
-    async def _loaded(self) -> list[Kind]:
+    async def _wait_until_loaded(self) -> list[FunctionKind]:
         names = ", ".join(self._names)
         try:
             async with asyncio.timeout(_LOAD_S):
-                await self._heard.wait()
+                await self._replied.wait()
         except TimeoutError:
             raise RewardError(
                 f"a reward worker has not loaded {names} within {_LOAD_S:g} s",
                 hint="what a module does when it is imported must end",
             ) from None
-        if self._said is None:
+        if self._reply is None:
             ending = await self.end()
             raise RewardError(
-                f"a reward worker ended while it loaded {names}: {ending.words}",
+                f"a reward worker ended while it loaded {names}: {ending.description}",
                 hint="a module must not end the process that imports it; what it printed is in the service's log",
             )
-        kind, *said = self._said
+        kind, *arguments = self._reply
         if kind != READY:
-            raise RewardError(said[0], hint=said[1])
-        return [Kind(*values) for values in said[0]]
+            raise RewardError(arguments[0], hint=arguments[1])
+        return [FunctionKind(*values) for values in arguments[0]]
 
     def _reap(self, patience_s: float) -> tuple[int, bool]:
-        """In a thread: lets the process end by itself, kills the group while its leader still holds the number, reaps.
+        """Reaps the process, in a thread: waits for its own end, kills the group while its leader holds the number.
 
-        What leaves the group and outlives a process that ends by itself is not found.
+        A descendant that leaves the group and outlives a process that ends by itself is not found.
 
         Returns:
             the exit code, and whether the process was alive when it was killed.
@@ -252,39 +246,39 @@ class WorkerProcess(asyncio.Protocol):
     # ------------------------------------------------------------------------------------------ asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """For the event loop."""
+        """Called by the event loop."""
         self._transport = cast("asyncio.WriteTransport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """For the event loop."""
+        """Called by the event loop."""
         try:
             self._stream.feed(data)
             for message in self._stream:
-                self._take(message)
+                self._accept_message(message)
         except (ValueError, TypeError, AttributeError, msgpack.UnpackException):  # it writes nonsense, or too much
             self._nonsense = True
-            self._lose()
+            self._on_lost()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # the base's signature
-        """For the event loop."""
-        self._lose()
+        """Called by the event loop."""
+        self._on_lost()
 
-    def _take(self, message: Any) -> None:
-        kind, *said = message
+    def _accept_message(self, message: Any) -> None:
+        kind, *arguments = message
         if kind != DONE:
-            if self._said is not None:
+            if self._reply is not None:
                 raise ValueError(f"no answer: {kind!r}")
-            self._said = message
-            self._heard.set()
+            self._reply = message
+            self._replied.set()
             return
-        (answers,) = said
+        (answers,) = arguments
         for unit, answer in answers:
             if not isinstance(unit, int):
                 raise TypeError(f"no unit: {unit!r}")
             self._answers.append((unit, None if answer is None else unpack_answer(answer)))
         self.on_event()
 
-    def _lose(self) -> None:
-        self._gone.set()
-        self._heard.set()
+    def _on_lost(self) -> None:
+        self._lost.set()
+        self._replied.set()
         self.on_event()

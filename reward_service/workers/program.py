@@ -1,9 +1,9 @@
 """A worker process: loads reward functions once, then scores units until its owner hangs up.
 
-Invariants: it imports no gRPC, no torch and nothing else that the functions do not ask for; what they print goes to
-standard error, which is the service's log; the page says which unit a function is busy with, whatever that function
-does. Plain functions run in the main thread with no event loop around them, so that signals and `asyncio.run` work in
-them. The first unit of a coroutine function turns the worker into an event loop for the rest of its life.
+Invariants: it imports no gRPC, no torch and nothing else that the functions do not ask for. Their output goes to
+standard error, which is the service's log. The page shows the unit that a function is busy with, whatever it does.
+Plain functions run in the main thread with no event loop around them, so that signals and `asyncio.run` work in them.
+The first unit of a coroutine function turns the worker into an event loop for the rest of its life.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from rollmesh.reward_service.functions import RewardFunction
 from rollmesh.reward_service.loading import load_function
 from rollmesh.reward_service.outcomes import Failed, Outcome, RewardItem
 from rollmesh.reward_service.scorers import prepare
-from rollmesh.reward_service.workers.messages import DONE, READY, REFUSED, pack, pack_answer, stream
-from rollmesh.reward_service.workers.shared_page import Page
+from rollmesh.reward_service.workers.messages import DONE, READY, REFUSED, pack, pack_answer, unpacker
+from rollmesh.reward_service.workers.shared_page import SharedPage
 
 T = TypeVar("T")
 Unit = tuple[int, float, Sequence[bytes]]
@@ -40,9 +40,9 @@ Unit = tuple[int, float, Sequence[bytes]]
 _FLUSH_S = 0.02
 _FLUSH_BYTES = 1 << 20
 _READ_BYTES = 1 << 18
-# What one unit has set is not to go off in the next.
+# A timer that one unit has set must not go off in the next.
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
-# Of `prctl`: orphans become children of this process.
+# Option of `prctl`: orphans become children of this process.
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -51,7 +51,7 @@ class _Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        self._stream = stream()
+        self._stream = unpacker()
 
     def receive(self) -> Any:
         """The next message; None once the owner has hung up."""
@@ -72,8 +72,8 @@ def main() -> None:
     connection_fd, page_fd = map(int, sys.argv[1:3])
     for descriptor in (connection_fd, page_fd):
         os.set_inheritable(descriptor, False)
-    connection, page = socket.socket(fileno=connection_fd), Page(page_fd)
-    # A process that a function forks must not keep the owner from seeing the end of this one.
+    connection, page = socket.socket(fileno=connection_fd), SharedPage(page_fd)
+    # A process that a function forks must not hide the end of this one from the owner.
     os.register_at_fork(after_in_child=connection.close)
     if sys.platform == "linux":  # what a function starts stays below this process, whose owner kills it all
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -90,7 +90,7 @@ def main() -> None:
         os._exit(1)
 
 
-def _serve(channel: _Channel, page: Page) -> None:
+def _serve(channel: _Channel, page: SharedPage) -> None:
     if (first := channel.receive()) is None:
         return
     specs, call_timeout_s, level = first
@@ -106,14 +106,14 @@ def _serve(channel: _Channel, page: Page) -> None:
     while (message := channel.receive()) is not None:
         index, units = message
         if functions[index].asynchronous:
-            asyncio.run(_Loop(channel.connection, page, functions, call_timeout_s).serve(message))
+            asyncio.run(_EventLoopWorker(channel.connection, page, functions, call_timeout_s).serve(message))
             return
-        _work(channel, page, functions[index], units)
-        _bury_orphans()
+        _score_units(channel, page, functions[index], units)
+        _reap_children()
 
 
-def _bury_orphans() -> None:
-    """Takes the exit codes of what functions have left: it has become this process's, and would stay a zombie."""
+def _reap_children() -> None:
+    """Reaps processes that functions have left: as children of this process they would stay zombies."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -122,7 +122,7 @@ def _bury_orphans() -> None:
 # ---------------------------------------------------------------------------------------------- plain functions
 
 
-def _work(channel: _Channel, page: Page, function: RewardFunction, units: Sequence[Unit]) -> None:
+def _score_units(channel: _Channel, page: SharedPage, function: RewardFunction, units: Sequence[Unit]) -> None:
     done: list[tuple[int, bytes | None]] = []
     size, flushed = 0, time.monotonic()
     for unit, deadline, blobs in units:
@@ -146,7 +146,7 @@ def _work(channel: _Channel, page: Page, function: RewardFunction, units: Sequen
 
 
 def _parsed(blobs: Sequence[bytes]) -> tuple[list[RewardItem], list[Failed | None]]:
-    """The items that can be read, and per item why it cannot."""
+    """The items that can be read, and per item the error if it cannot."""
     items: list[RewardItem] = []
     failures: list[Failed | None] = []
     for blob in blobs:
@@ -168,11 +168,11 @@ def _answer(items: Sequence[RewardItem], failures: Sequence[Failed | None], outc
 # ---------------------------------------------------------------------------------------------- coroutine functions
 
 
-class _Loop:
+class _EventLoopWorker:
     """Scores units together on an event loop; each answer leaves as soon as it is there."""
 
     def __init__(
-        self, connection: socket.socket, page: Page, functions: Sequence[RewardFunction], call_timeout_s: float
+        self, connection: socket.socket, page: SharedPage, functions: Sequence[RewardFunction], call_timeout_s: float
     ) -> None:
         self._connection = connection
         self._page = page
@@ -181,25 +181,25 @@ class _Loop:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, first: Any) -> None:
-        """Takes messages until the owner hangs up, beginning with one that has come already."""
+        """Handles messages until the owner hangs up, beginning with one that has come already."""
         reader, writer = await asyncio.open_unix_connection(sock=self._connection)
-        self._take(first, writer)
-        messages = stream()
+        self._accept_message(first, writer)
+        messages = unpacker()
         while data := await reader.read(_READ_BYTES):
             messages.feed(data)
             for message in messages:
-                self._take(message, writer)
+                self._accept_message(message, writer)
 
-    def _take(self, message: Any, writer: asyncio.StreamWriter) -> None:
+    def _accept_message(self, message: Any, writer: asyncio.StreamWriter) -> None:
         index, units = message
         for unit, deadline, blobs in units:
             scoring = self._score(self._functions[index], deadline, blobs)
-            task = asyncio.create_task(self._one(unit, scoring, writer))
+            task = asyncio.create_task(self._score_unit(unit, scoring, writer))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _one(self, unit: int, scoring: Coroutine[Any, Any, bytes], writer: asyncio.StreamWriter) -> None:
-        answer = await _marked(scoring, self._page, unit)
+    async def _score_unit(self, unit: int, scoring: Coroutine[Any, Any, bytes], writer: asyncio.StreamWriter) -> None:
+        answer = await _with_page(scoring, self._page, unit)
         writer.write(pack([DONE, [[unit, answer]]]))
 
     async def _score(self, function: RewardFunction, deadline: float, blobs: Sequence[bytes]) -> bytes:
@@ -214,8 +214,8 @@ class _Loop:
 
 
 @types.coroutine
-def _marked(coroutine: Coroutine[Any, Any, T], page: Page, unit: int) -> Generator[Any, Any, T]:
-    """Runs a coroutine, and notes on the page when it is its turn."""
+def _with_page(coroutine: Coroutine[Any, Any, T], page: SharedPage, unit: int) -> Generator[Any, Any, T]:
+    """Runs a coroutine, and writes its unit to the page whenever it is the one that runs."""
     step: Callable[[], Any] = partial(coroutine.send, None)
     while True:
         page.begin(unit)

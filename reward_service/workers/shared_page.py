@@ -1,4 +1,4 @@
-"""A page of memory that a worker process shares with its owner: what it works on, and since when.
+"""A page of memory that a worker process shares with its owner: its present unit, and since when.
 
 It costs no system call, is exact at the moment at which a worker dies, and can be read however stuck the worker is.
 Invariants: one side writes each field; the unit is written after its beginning, so that no unit ever looks older than
@@ -22,7 +22,7 @@ _TIME = struct.Struct("@d")
 _UNIT_AT, _BEGAN_AT, _RECALLED_AT, _SIZE = 0, 8, 16, 24
 
 
-class Page:
+class SharedPage:
     """The shared fields. Times are `time.monotonic()`, which all processes of a machine share."""
 
     def __init__(self, descriptor: int) -> None:
@@ -38,21 +38,21 @@ class Page:
         return cls(descriptor), descriptor
 
     def begin(self, unit: int) -> None:
-        """The worker begins a unit."""
+        """Marks the beginning of a unit, from the worker."""
         _TIME.pack_into(self._map, _BEGAN_AT, time.monotonic())
         _UNIT.pack_into(self._map, _UNIT_AT, unit)
 
     def idle(self) -> None:
-        """The worker is between units."""
+        """Marks that the worker is between units."""
         _UNIT.pack_into(self._map, _UNIT_AT, _NONE)
 
     def recall(self, unit: int) -> None:
-        """The owner wants no unit up to this one begun any more."""
+        """Recalls all units up to this one, from the owner: none of them is to be begun any more."""
         _UNIT.pack_into(self._map, _RECALLED_AT, unit)
 
     @property
     def unit(self) -> int | None:
-        """The unit in the worker's hands; None between units."""
+        """The unit that the worker is busy with; None between units."""
         (unit,) = _UNIT.unpack_from(self._map, _UNIT_AT)
         return None if unit == _NONE else unit
 

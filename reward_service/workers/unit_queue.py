@@ -1,9 +1,8 @@
-"""The queue of units before several workers, and how many workers there are.
+"""The queue of units that several workers serve, and the number of these workers.
 
-Invariants: a unit waits for a worker on its call's time, not on its own; workers are started when units wait, never
-more than `limit` where they compute, nor than `most` where they wait for something; a unit under suspicion is tried
-alone or first, as its `Trial` says; workers that die one after another are started ever more slowly, and the reason is
-told.
+Invariants: a unit waits for a worker on its call's time, not on its own. Workers are started when units wait: at most
+`limit` where they compute, and at most `most` where they wait for something. A unit under suspicion is tried alone or
+first, as its `Trial` says. Workers that die one after another are started ever more slowly, and the reason is logged.
 """
 
 from __future__ import annotations
@@ -16,8 +15,9 @@ from collections.abc import Sequence
 from itertools import chain
 
 from rollmesh.reward_service.outcomes import Failed, not_begun
+from rollmesh.reward_service.waiting_reasons import DID_NOT_RETURN
 from rollmesh.reward_service.workers.calls import CLOSED, Trial, Unit
-from rollmesh.reward_service.workers.cpu_effort import Effort, processor_seconds
+from rollmesh.reward_service.workers.cpu_effort import CpuEffort, processor_seconds
 from rollmesh.reward_service.workers.process import WorkerProcess
 from rollmesh.reward_service.workers.slot import Slot
 
@@ -25,9 +25,9 @@ log = logging.getLogger(__name__)
 
 # Seconds that a unit waits before another worker is started for it.
 _PATIENCE_S = 0.1
-# Seconds after which it is seen whether workers compute at all.
+# Seconds between two checks that workers compute at all.
 _LOOK_S = 0.5
-# Seconds of a wait, and of a call, that are worth telling.
+# Seconds of a wait, and of a call, that are worth a message.
 _SLOW_S, _WORTH_TELLING_S = 2.0, 0.01
 # Seconds of work that are not worth a second worker.
 _NOTHING_S = 0.005
@@ -46,13 +46,13 @@ _FEW_DEATHS = 3
 _PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 
 
-class Lane:
+class UnitQueue:
     """Workers for functions of one kind.
 
     Args:
         functions: (name in the configuration, name for errors) of all that a worker loads.
         limit: most workers that compute.
-        most: most workers that wait for something: a model's judgement, a sandbox.
+        most: the same for workers that wait for something: a model's judgement, a sandbox.
         concurrent: they run coroutine functions, many units at a time; else one unit after another.
         call_timeout_s: seconds that one unit may take.
     """
@@ -70,12 +70,14 @@ class Lane:
         self.call_timeout_s = call_timeout_s
         self.overdue = 0
         self.died = 0
+        # Name of the function whose call was ended last.
+        self._last_overdue = ""
         self._functions = functions
         self._limit = limit
         self._most = max(limit, most or 0)
-        self._effort = Effort()
-        self._queue: deque[Unit] = deque()
-        # Each is here because a worker has died, so as many new workers come as there are of these.
+        self._cpu_effort = CpuEffort()
+        self._waiting: deque[Unit] = deque()
+        # A worker has died for each of these, so as many new workers start as there are suspects.
         self._suspects: deque[Unit] = deque()
         self._verdicts: dict[bytes, Failed] = {}
         self._slots: dict[Slot, asyncio.Task[None]] = {}
@@ -90,46 +92,49 @@ class Lane:
         """Process ids of the workers that have loaded their functions; any thread may ask."""
         return [slot.pid for slot in tuple(self._slots) if slot.pid is not None]
 
-    def put(self, units: Sequence[Unit]) -> None:
+    def enqueue(self, units: Sequence[Unit]) -> None:
         """Queues units."""
         if self._closed:
             for unit in units:
                 unit.answer(CLOSED)
             return
-        # Where no worker takes any, those whose callers have gone leave here.
-        while self._queue and not self._queue[0].open:
-            self._queue.popleft()
-        self._queue.extend(units)
-        self._rouse()
+        # If no worker takes any, units whose callers have gone are dropped here.
+        while self._waiting and not self._waiting[0].open:
+            self._waiting.popleft()
+        self._waiting.extend(units)
+        self._wake_slots()
 
     def waiting_reason(self) -> str:
-        """Why units wait; empty while they are taken as they come."""
-        if broken := self._broken():
-            return broken
-        oldest = next((unit for unit in self._queue if unit.open), None)
+        """The reason why units wait; empty while they are taken as they come."""
+        if failing := self._failure_reason():
+            return failing
+        oldest = next((unit for unit in self._waiting if unit.open), None)
         waited = time.monotonic() - oldest.queued if oldest is not None else 0.0
         if waited < _SLOW_S:
             return ""
-        return f"{len(self._queue)} calls of reward functions wait, the longest for {waited:.0f} s: {self._busy()}"
+        calls = f"{len(self._waiting)} calls of reward functions wait, the longest for {waited:.0f} s"
+        return f"{calls}: {self._load_reason()}"
 
     def not_begun(self) -> Failed:
-        """The outcome of a unit that has waited in vain: no failure, unless no worker can be had."""
-        if broken := self._broken():
-            return Failed("timeout", f"the call's deadline passed: {broken}", retryable=True)
-        return not_begun(self._busy())
+        """The outcome of a unit that has waited in vain: no failure, unless no worker can be started."""
+        if failing := self._failure_reason():
+            return Failed("timeout", f"the call's deadline passed: {failing}", retryable=True)
+        return not_begun(self._load_reason())
 
-    def _broken(self) -> str:
-        """Why no worker lives long enough to do anything; empty while they do."""
+    def _failure_reason(self) -> str:
+        """The reason why no worker lives long enough to do anything; empty while they do."""
         if self._deaths > _FEW_DEATHS:
             return f"{self._deaths} reward workers ended one after another, at last: {self._last_death}"
         return ""
 
-    def _busy(self) -> str:
+    def _load_reason(self) -> str:
         each = max(self._seconds.values(), default=0.0)
         text = f"no free worker, {len(self._slots)} are busy or start (reward.workers)"
         text += f", {each:.2g} s a call" if each >= _WORTH_TELLING_S else ""
         if self.overdue:
-            text += f"; calls that were ended after {self.call_timeout_s:g} s each, so far: {self.overdue}"
+            text += f"; {self._last_overdue or 'a reward function'} {DID_NOT_RETURN} {self.call_timeout_s:g} s "
+            text += f"(reward.scorer_timeout_s), which ended {self.overdue} workers so far; "
+            text += "the responses of such calls end without a reward"
         return text
 
     def adopt(self, worker: WorkerProcess | None = None) -> None:
@@ -137,7 +142,7 @@ class Lane:
         slot = Slot(self)
         task = asyncio.get_running_loop().create_task(slot.run(worker), name="reward-worker")
         self._slots[slot] = task
-        task.add_done_callback(lambda done: self._leave(slot, done))
+        task.add_done_callback(lambda done: self._on_slot_ended(slot, done))
 
     async def close(self) -> None:
         """Ends the workers, those without work in peace."""
@@ -148,99 +153,100 @@ class Lane:
             task.cancel()
         await asyncio.gather(*self._slots.values(), return_exceptions=True)
         self._slots.clear()
-        for unit in chain(self._suspects, self._queue):
+        for unit in chain(self._suspects, self._waiting):
             unit.answer(CLOSED)
 
-    # ------------------------------------------------------------------------------------------ for the slots
+    # ------------------------------------------------------------------------------------------ called by slots
 
     async def open_worker(self) -> WorkerProcess:
-        """See `Source`."""
+        """See `UnitSource`."""
         if (excess := self._deaths - _FEW_DEATHS) > 0:
             await asyncio.sleep(min(_LONGEST_PAUSE_S, _PAUSE_S * 2 ** min(excess, 10)))
         worker, _ = await WorkerProcess.open(self._functions, self.call_timeout_s)
         return worker
 
     def name(self, function: int) -> str:
-        """See `Source`."""
+        """See `UnitSource`."""
         return self._functions[function][1]
 
     def next_units(self, held: int, *, new: bool) -> list[Unit]:
-        """See `Source`."""
+        """See `UnitSource`."""
         while new and self._suspects:
             if (unit := self._suspects.popleft()).open:
                 return [unit]
         units: list[Unit] = []
         size = 0
-        room = _TOGETHER - held if self.concurrent else 1
-        while self._queue and len(units) < room and size < _MESSAGE_BYTES:
-            unit = self._queue.popleft()
-            if not unit.open or self._answered(unit):
+        most = _TOGETHER - held if self.concurrent else 1
+        while self._waiting and len(units) < most and size < _MESSAGE_BYTES:
+            unit = self._waiting.popleft()
+            if not unit.open or self._answer_from_verdicts(unit):
                 continue
             alone = unit.trial is Trial.ALONE
             if (units and unit.function != units[0].function) or (alone and (units or held)):
-                self._queue.appendleft(unit)
+                self._waiting.appendleft(unit)
                 break
             # A new worker that dies with one unit leaves no doubt about which it was.
             if not units and not self.concurrent and not new:
-                room = self._room(unit.function)
+                most = self._message_units(unit.function)
             units.append(unit)
             if alone:
                 break
             size += sum(map(len, unit.items))
         return units
 
-    def put_back(self, units: list[Unit]) -> None:
-        """See `Source`."""
+    def requeue(self, units: list[Unit]) -> None:
+        """See `UnitSource`."""
         for unit in reversed(units):
             unit.begun = False
-            (self._suspects if unit.trial is Trial.FIRST else self._queue).appendleft(unit)
-        self._rouse()
+            (self._suspects if unit.trial is Trial.FIRST else self._waiting).appendleft(unit)
+        self._wake_slots()
 
-    def keep(self, unit: Unit, verdict: Failed) -> None:
-        """See `Source`."""
+    def store_verdict(self, unit: Unit, verdict: Failed) -> None:
+        """See `UnitSource`."""
         if len(self._verdicts) >= _VERDICTS:
             del self._verdicts[next(iter(self._verdicts))]
         self._verdicts[unit.key] = verdict
 
-    def _answered(self, unit: Unit) -> bool:
-        """A former call asked the same, and its answer came too late for that one."""
+    def _answer_from_verdicts(self, unit: Unit) -> bool:
+        """Answers a unit from the verdict of a former call that asked the same; False if there is none."""
         verdict = self._verdicts.pop(unit.key, None) if self._verdicts else None
         if verdict is not None:
             unit.answer(verdict)
         return verdict is not None
 
-    def learned(self, function: int, seconds: float, units: int) -> None:
-        """See `Source`."""
+    def record_duration(self, function: int, seconds: float, units: int) -> None:
+        """See `UnitSource`."""
         self._deaths = 0
         each = seconds / units
         before = self._seconds.get(function, each)
         self._seconds[function] = before + _NEWS * (each - before)
 
-    def ended(self, why: str, *, overdue: bool) -> None:
-        """See `Source`."""
+    def record_end(self, why: str, *, overdue: bool, function: int | None = None) -> None:
+        """See `UnitSource`."""
         if overdue:
             self.overdue += 1
+            self._last_overdue = self._last_overdue if function is None else self.name(function)
             return
         self.died += 1
         self._deaths += 1
         self._last_death = why
-        if broken := self._broken():
-            log.error("%s", broken)
+        if failing := self._failure_reason():
+            log.error("%s", failing)
 
     # ------------------------------------------------------------------------------------------ size
 
-    def _room(self, function: int) -> int:
-        """Units for one message: so many as take a moment, and no more than this worker's share of what waits."""
+    def _message_units(self, function: int) -> int:
+        """Number of units for one message: as many as take a moment, at most this worker's share of the queue."""
         each = self._seconds.get(function)
         if each is None:
             return 1
-        share = -(-(len(self._queue) + 1) // max(1, len(self._slots)))
+        share = -(-(len(self._waiting) + 1) // max(1, len(self._slots)))
         least, most = (int(seconds / max(each, 1e-6)) for seconds in (_NOTHING_S, _MESSAGE_S))
         return max(1, min(_MESSAGE_UNITS, most, max(share, least)))
 
-    def _rouse(self) -> None:
-        """Tells slots that units wait, and starts another worker if they still do in a moment."""
-        if self._closed or not (self._suspects or self._queue):
+    def _wake_slots(self) -> None:
+        """Wakes slots because units wait, and starts another worker if units still wait after a moment."""
+        if self._closed or not (self._suspects or self._waiting):
             return
         for slot in self._slots:
             if slot.idle or self.concurrent:
@@ -249,24 +255,24 @@ class Lane:
             patience_s = _PATIENCE_S if len(self._slots) < self._limit else _LOOK_S
             self._growth = asyncio.get_running_loop().call_later(patience_s if self._slots else 0.0, self._grow)
 
-    def _leave(self, slot: Slot, task: asyncio.Task[None]) -> None:
-        """A slot has ended: with the lane, or by an unexpected error: others do its work then."""
+    def _on_slot_ended(self, slot: Slot, task: asyncio.Task[None]) -> None:
+        """Handles the end of a slot: with the queue, or by an unexpected error, after which others do its work."""
         if self._closed or task.cancelled():
             return
         del self._slots[slot]
         log.error("a reward worker is given up", exc_info=task.exception())
-        self.ended(f"{task.exception()!r}", overdue=False)
-        self._rouse()
+        self.record_end(f"{task.exception()!r}", overdue=False)
+        self._wake_slots()
 
     def _grow(self) -> None:
         self._growth = None
-        waits = next((unit for unit in chain(self._suspects, self._queue) if unit.open), None)
+        waits = next((unit for unit in chain(self._suspects, self._waiting) if unit.open), None)
         if waits is None or len(self._slots) >= self._most:
             return
         wanted = not self._slots or time.monotonic() - waits.queued >= _PATIENCE_S
-        if wanted and (len(self._slots) < self._limit or self._effort.idle(self._processor_times())):
+        if wanted and (len(self._slots) < self._limit or self._cpu_effort.is_waiting(self._processor_times())):
             self.adopt()
-        self._rouse()
+        self._wake_slots()
 
     def _processor_times(self) -> dict[int, float]:
         """Seconds of processor time by worker; empty while one starts: it computes."""

@@ -10,9 +10,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rollmesh.learner.algorithms.base import Algorithm
 from rollmesh.learner.algorithms.dataflows.policy_gradient import PolicyGradient
 from rollmesh.learner.algorithms.docs_reference import read_documentation
+from rollmesh.learner.algorithms.interface import Algorithm
 from rollmesh.learner.algorithms.registry import ADVANTAGES, ALGORITHMS, POLICY_LOSSES, Registry, keyword_settings
 from rollmesh.learner.algorithms.settings import Component, Settings, merge
 from rollmesh.learner.algorithms.types import Role
@@ -76,7 +76,7 @@ def _source(path: tuple[str, ...], preset: Mapping[str, Any], given: Mapping[str
 
 
 def _sets(values: Any, path: tuple[str, ...]) -> bool:
-    """Whether settings in the form of the configuration have a value at a path; a bare string is a part's name."""
+    """True where settings in the form of the configuration have a value at a path; a bare string is a part's name."""
     for depth, key in enumerate(path):
         if not isinstance(values, Mapping) or key not in values:
             return False
@@ -87,13 +87,13 @@ def _sets(values: Any, path: tuple[str, ...]) -> bool:
 
 
 def _needs(config: Config, algorithm: Algorithm) -> Iterator[str]:
-    """What the mesh provides for it."""
+    """The models and data that the mesh provides for the algorithm."""
     needs, n = algorithm.needs, config.rollout.n
     for role in needs.roles:
         yield f"role {role.name}: {_role(config, role)}"
-    looks = ["the actor"] if isinstance(algorithm, PolicyGradient) and algorithm.looks_at_policy else []
-    looks += [f"the role {role.name}" for role in needs.roles]
-    yield f"forward passes over a batch before its first optimizer step: {', '.join(looks) or 'none'}"
+    passes = ["the actor"] if isinstance(algorithm, PolicyGradient) and algorithm.infers_policy else []
+    passes += [f"the role {role.name}" for role in needs.roles]
+    yield f"forward passes over a batch before its first optimizer step: {', '.join(passes) or 'none'}"
     greedy = ", and one decoded greedily, scored and not trained" if needs.greedy_baseline else ""
     yield f"group: {n} sampled responses (the algorithm needs {needs.group_size} or more){greedy}"
     if needs.components:

@@ -1,7 +1,7 @@
-"""The command tree, and what an error looks like to the person at the terminal.
+"""The command tree, and the form of errors at the terminal.
 
 Invariant: an expected failure (`RollmeshError`) is one line `error: ...`, a hint where there is one, and the error's
-exit code; a traceback is shown only with `--debug`.
+exit code. A traceback is shown only with `--debug`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from rollmesh.cli import config, inspect, ledger, replay, results, run, services, token, weights
-from rollmesh.launcher.console.output import Output
+from rollmesh.launcher.console.output import BufferedOutput
 from rollmesh.launcher.errors import ServiceExitError
 from rollmesh.mesh.errors import PERMANENT, RollmeshError
 from rollmesh.mesh.private_files import keep_private
@@ -57,14 +57,14 @@ def _rollmesh(
         bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """What can be asked without a command."""
+    """Options that need no command."""
 
 
-# The exit code of a service after an error that a restart would not mend, for supervisors that know nothing but
-# "restart on failure" (Docker's among them): 0 keeps them from trying for ever.
+# The exit code of a service after an error that a restart would not fix. Some supervisors, Docker's among them, only
+# know "restart on failure": 0 keeps them from trying for ever.
 PERMANENT_CODE_VARIABLE = "ROLLMESH_PERMANENT_EXIT_CODE"
 _SERVICES = ("buffer", "reward", "generator", "learner")
-# What others are to read: all else that a command or its children make is its user's alone.
+# Only these commands write files for other users: all else that a command or its children make is private.
 _FOR_OTHERS = ("export",)
 
 
@@ -81,7 +81,7 @@ def main() -> None:
         if debug:
             raise
         # The exit code must be this one, whether or not anyone reads.
-        shown = Output(sys.stderr)
+        shown = BufferedOutput(sys.stderr)
         shown.write(f"error: {error.message}\n")
         if error.hint:
             shown.write(f"hint: {error.hint}\n")
@@ -99,10 +99,10 @@ def _status(error: RollmeshError) -> int:
 
 
 def _for_supervisor(code: str | int | None, arguments: Sequence[str]) -> str | int | None:
-    told = os.environ.get(PERMANENT_CODE_VARIABLE, "")
-    # Of a service in several ranks, the process that has started them tells.
-    if code in PERMANENT and _command(arguments) in _SERVICES and told.isdecimal() and not started_here():
-        return int(told)
+    permanent_code = os.environ.get(PERMANENT_CODE_VARIABLE, "")
+    # Where a service has several ranks, the process that has started them reports the code.
+    if code in PERMANENT and _command(arguments) in _SERVICES and permanent_code.isdecimal() and not started_here():
+        return int(permanent_code)
     return code
 
 

@@ -34,9 +34,9 @@ def _schema(
     if as_json:
         typer.echo(json.dumps(Config.model_json_schema(), indent=2))
         return
-    from rollmesh.cli.schema import describe
+    from rollmesh.cli.schema import key_lines
 
-    for line in describe(Config):
+    for line in key_lines(Config):
         typer.echo(line)
 
 

@@ -1,4 +1,4 @@
-"""What follows from a configuration, in words and numbers."""
+"""The consequences of a configuration, in words and numbers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def explain(config: Config) -> Iterator[str]:
         f"deadlines: scorer {config.reward.scorer_timeout_s:g} s < reward call {config.reward.timeout_s:g} s < "
         f"rollout's wait for its reward {rollout.reward_wait_s:g} s < a run in which nothing moves {limit}"
     )
-    yield f"stalls: told once nothing has moved for {buffer.stall_s:g} s; the run ends then: {limit}"
+    yield f"stalls: reported once nothing has moved for {buffer.stall_s:g} s; the run ends then: {limit}"
     yield _frozen(config)
     yield (
         f"leases: {buffer.lease_s:g} s, renewed by heartbeats; {buffer.reconnect_grace_s:g} s once a stream breaks; "
@@ -85,10 +85,11 @@ def explain(config: Config) -> Iterator[str]:
     yield f"buffer: {_front(config)}"
     port = config.network.port or "a free port, see mesh.json in the run folder"
     yield f"mesh address: {config.network.advertise or config.network.host}, port {port}"
+    yield "not checked here: whether the files and models exist; `rollmesh run` refuses what is missing"
 
 
 def _packing(config: Config) -> str:
-    """How the actor's sequences are computed; its folder says so."""
+    """The packing of the actor's sequences, read from its folder."""
     if not Path(config.model.path).is_dir():
         return "known once the model is here"
     from rollmesh.learner.engines.fsdp2.architecture import describe_packing
@@ -99,17 +100,17 @@ def _packing(config: Config) -> str:
 def _compute(config: Config) -> str:
     """Compute dtypes and recomputation, by the device that a learner finds."""
     devices: tuple[Literal["cpu", "cuda"], ...] = ("cuda", "cpu")
-    said = []
+    parts = []
     for device in devices:
         if config.learner.device in ("auto", device):
             dtype, recompute = config.learner.compute_on(device)
             how = "activations recomputed" if recompute else "activations kept"
-            said.append(f"{dtype} on {'CUDA' if device == 'cuda' else 'a CPU'}, {how}")
-    return f"{'; '.join(said)}; weights travel and generators compute in {config.model.dtype} (model.dtype)"
+            parts.append(f"{dtype} on {'CUDA' if device == 'cuda' else 'a CPU'}, {how}")
+    return f"{'; '.join(parts)}; weights travel and generators compute in {config.model.dtype} (model.dtype)"
 
 
 def _frozen(config: Config) -> str:
-    """When silence is a failure."""
+    """The bounds after which silence is a failure."""
     from rollmesh.generators.engine_watch import bounds_of
     from rollmesh.learner.liveness.hang_guard import AT_LEAST_S, FACTOR
 
@@ -128,7 +129,7 @@ def _frozen(config: Config) -> str:
 
 
 def _front(config: Config) -> str:
-    """Who serves the buffer, and what survives."""
+    """The servers of the buffer, and the state that survives."""
     buffer = config.buffer
     redis = "a Redis of your own, as durable as it is configured"
     if buffer.redis is None:
@@ -141,7 +142,7 @@ def _front(config: Config) -> str:
 
 
 def _devices(config: Config) -> str:
-    """Who gets which on this machine; it may be another one than the run's."""
+    """The assignment of devices on this machine; it may be another one than the run's."""
     try:
         return device_plan(config).describe()
     except ConfigError as error:
@@ -149,7 +150,7 @@ def _devices(config: Config) -> str:
 
 
 def _spread(rollout: RolloutSection) -> str:
-    """How an engine is spread over devices, where it is."""
+    """The spread of an engine over several devices; empty for one."""
     if rollout.engine == "hf":
         return ""
     section = rollout.vllm if rollout.engine == "vllm" else rollout.sglang

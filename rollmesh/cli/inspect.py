@@ -1,4 +1,4 @@
-"""`rollmesh status`: what a mesh says of itself."""
+"""`rollmesh status`: the state of a mesh."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import typer
 
 from rollmesh.cli.options import Mesh, OptionalRunFolder, Target, TlsCa, TlsCert, TlsKey, TokenFile, ended_run, target
 from rollmesh.mesh.errors import RollmeshError
+from rollmesh.mesh.tables import TABLES
 
 # Characters; wider than any line of the tables.
 _PIPED_WIDTH = 320
@@ -38,33 +39,33 @@ def _status(
         return
     where = target(run, mesh, token_file=token_file, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key)
     if as_json:
-        typer.echo(json.dumps(asyncio.run(_everything(where)), indent=2))
+        typer.echo(json.dumps(asyncio.run(_read_all(where)), indent=2))
         return
     from rich.console import Console
 
-    from rollmesh.launcher.console.view import members, pushes, status_table
-    from rollmesh.launcher.mesh_monitor import MeshView, Snapshot
+    from rollmesh.launcher.console.view import members_table, pushes_table, status_table
+    from rollmesh.launcher.mesh_client import MeshClient, Snapshot
     from rollmesh.report.metrics import run_records
-    from rollmesh.report.pushes import choices, live_rows
+    from rollmesh.report.pushes import live_rows, transport_choices
 
-    async def look() -> tuple[Snapshot, list[list[str]], list[str]]:
-        async with MeshView(where.address, where.security) as view:
-            snapshot = await view.look()
+    async def read() -> tuple[Snapshot, list[list[str]], list[str]]:
+        async with MeshClient(where.address, where.security) as mesh:
+            snapshot = await mesh.read_snapshot()
             try:
-                reported = await view.pushes(snapshot.members)
-                return snapshot, live_rows(reported), choices(reported)
+                reported = await mesh.pushes(snapshot.members)
+                return snapshot, live_rows(reported), transport_choices(reported)
             except RollmeshError as error:
                 return snapshot, [], [f"of weights nothing is known: {error.message}"]
 
-    snapshot, rows, said = asyncio.run(look())
+    snapshot, rows, notes = asyncio.run(read())
     if where.folder is not None:
-        snapshot.unscored.note(run_records(where.folder))
+        snapshot.unscored.add(run_records(where.folder))
     # Piped output is for programs and for grep: no line is cut to the 80 columns that rich would assume.
     console = Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)
-    console.print(status_table(snapshot), members(snapshot.members))
+    console.print(status_table(snapshot), members_table(snapshot.members))
     if rows:
-        console.print(pushes(rows))
-    for line in said:
+        console.print(pushes_table(rows))
+    for line in notes:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if snapshot.run_finished:
         console.print("the run has finished")
@@ -83,16 +84,16 @@ def _show_ended(run: Path, *, as_json: bool) -> None:
         typer.echo(line)
 
 
-async def _everything(where: Target) -> dict[str, Any]:
-    from rollmesh.launcher.mesh_monitor import EVAL, TRAIN, MeshView
-    from rollmesh.report.table_lines import plain
+async def _read_all(where: Target) -> dict[str, Any]:
+    from rollmesh.launcher.mesh_client import MeshClient
+    from rollmesh.report.table_lines import message_to_dict
 
-    async with MeshView(where.address, where.security) as view:
-        tables = {table: plain(await view.describe(table)) for table in (TRAIN, EVAL)}
-        holders = {table: plain(await view.holders(table, 0)) for table in (TRAIN, EVAL)}
-        members = await view.members()
+    async with MeshClient(where.address, where.security) as mesh:
+        tables = {table: message_to_dict(await mesh.describe(table)) for table in TABLES}
+        holders = {table: message_to_dict(await mesh.holders(table, 0)) for table in TABLES}
+        members = await mesh.members()
         try:
-            pushes = plain(await view.pushes(members.members))
+            pushes = message_to_dict(await mesh.pushes(members.members))
         except RollmeshError as error:
             pushes = {"unknown": error.message}
-        return {"tables": tables, "holders": holders, **plain(members), "pushes": pushes}
+        return {"tables": tables, "holders": holders, **message_to_dict(members), "pushes": pushes}

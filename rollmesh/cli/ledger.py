@@ -1,6 +1,6 @@
-"""`rollmesh ledger`: every group recounted, what failed and why, and prompts of failed groups driven again.
+"""`rollmesh ledger`: every group recounted, failures with their causes, and prompts of failed groups queued again.
 
-Of a run that has ended it shows the last recount, as `summary.json` has it.
+For a run that has ended it shows the last recount, from `summary.json`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import typer
 
 from rollmesh.cli.options import Mesh, OptionalRunFolder, Target, TlsCa, TlsCert, TlsKey, TokenFile, ended_run, target
 from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.tables import TABLES
 
 if TYPE_CHECKING:
-    from rollmesh.launcher.mesh_monitor import MeshView
+    from rollmesh.launcher.mesh_client import MeshClient
     from rollmesh.protos import buffer_pb2
 
-TABLES = ("train", "eval")
 # All that the buffer keeps.
 _FAILED_LIMIT = 1000
 _ALL = "all"
@@ -121,13 +121,13 @@ async def _redrive(where: Target, groups: Sequence[str]) -> dict[str, int]:
     return queued
 
 
-def _open(where: Target) -> MeshView:
-    from rollmesh.launcher.mesh_monitor import MeshView
+def _open(where: Target) -> MeshClient:
+    from rollmesh.launcher.mesh_client import MeshClient
 
-    return MeshView(where.address, where.security)
+    return MeshClient(where.address, where.security)
 
 
-def _figures(counts: buffer_pb2.LedgerCounts) -> dict[str, int]:
+def _counts_by_name(counts: buffer_pb2.LedgerCounts) -> dict[str, int]:
     names = [field.name for field in counts.DESCRIPTOR.fields if field.name != "reasons"]
     return {name: getattr(counts, name) for name in names}
 
@@ -141,18 +141,18 @@ def _as_json(
 ) -> dict[str, Any]:
     tables = {
         table: {
-            **_figures(answer.counters),
+            **_counts_by_name(answer.counters),
             "reasons": dict(answer.counters.reasons),
-            "recounted": _figures(answer.recounted),
+            "recounted": _counts_by_name(answer.recounted),
             "discrepancies": list(answer.discrepancies),
-            "failed_groups": [_note(group) for group in answer.failed],
+            "failed_groups": [_failed_group(group) for group in answer.failed],
         }
         for table, answer in answers.items()
     }
     return {"balances": balanced, "redriven": dict(redriven), "tables": tables}
 
 
-def _note(group: buffer_pb2.FailedGroup) -> dict[str, Any]:
+def _failed_group(group: buffer_pb2.FailedGroup) -> dict[str, Any]:
     return {
         "group": group.group_id,
         "task": group.task_id,
@@ -166,7 +166,7 @@ def _note(group: buffer_pb2.FailedGroup) -> dict[str, Any]:
 
 
 def _print(table: str, answer: buffer_pb2.LedgerResponse, *, failed: bool) -> None:
-    _print_counts(table, {**_figures(answer.counters), **dict(sorted(answer.counters.reasons.items()))})
+    _print_counts(table, {**_counts_by_name(answer.counters), **dict(sorted(answer.counters.reasons.items()))})
     if answer.failed:
         _print_failed(answer.failed)
     elif failed:
@@ -181,7 +181,7 @@ def _print_counts(table: str, counts: Mapping[str, int]) -> None:
 
 
 def _print_causes(causes: Mapping[str, int]) -> None:
-    """Of the latest failures, the most frequent first."""
+    """Prints the causes of the latest failures, the most frequent first."""
     typer.echo("  causes of the latest failures:" if causes else "  no cause of a failure is kept")
     for cause, count in causes.items():
         typer.echo(f"    {count} x {cause}")

@@ -9,7 +9,8 @@ import typer
 from pydantic import ValidationError
 
 from rollmesh.mesh.config import load_config
-from rollmesh.mesh.config.models import Config, SecuritySection
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import ConfigError, DataError
 
 # For commands whose unknown options are `--section.key=value` overrides.
@@ -21,7 +22,7 @@ ConfigPath = Annotated[
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, as runs/NAME.")]
 OptionalRunFolder = Annotated[
     Path | None,
-    typer.Argument(metavar="RUN", help="Run folder; if left out, the latest one below runs/, one that is going first."),
+    typer.Argument(metavar="RUN", help="Run folder; if left out, the latest one below runs/, one in progress first."),
 ]
 _MESH_HELP = "Address of the mesh, its buffer; of several fronts, all or one (A:1,B:2): the others become known by it."
 Mesh = Annotated[str | None, typer.Option("--mesh", metavar="HOST:PORT,...", help=_MESH_HELP)]
@@ -63,7 +64,7 @@ def read_config(path: Path, context: typer.Context) -> Config:
 
 
 def security_of(**given: Any) -> SecuritySection:
-    """What the options say of tokens and TLS.
+    """The `security` section from the options of tokens and TLS.
 
     Raises:
         ConfigError: they contradict one another.
@@ -77,7 +78,7 @@ def security_of(**given: Any) -> SecuritySection:
 
 
 def ended_run(run: Path | None, mesh: str | None) -> Path | None:
-    """The folder of the run that is meant, where that has ended and left a summary; else None."""
+    """The folder of the named run where it has ended and left a summary; else None."""
     from rollmesh.launcher import folder
 
     if mesh is not None:
@@ -91,14 +92,14 @@ def ended_run(run: Path | None, mesh: str | None) -> Path | None:
 
 
 def target(run: Path | None, mesh: str | None, **given: Path | None) -> Target:
-    """Where the mesh is: as given, or as the run folder says.
+    """The mesh to talk to: from the options, or from the run folder.
 
     Args:
-        given: options of `security`; they go before what the run folder says.
+        given: options of `security`; they take precedence over the run folder.
 
     Raises:
         ConfigError: the options contradict one another.
-        DataError: neither is given and no run is going below `runs/`.
+        DataError: neither is given and no run is in progress below `runs/`.
     """
     from rollmesh.launcher import folder
     from rollmesh.run_files import read_launch
@@ -108,8 +109,8 @@ def target(run: Path | None, mesh: str | None, **given: Path | None) -> Target:
     if run is None:
         begun = list(Path("runs").glob(f"*/{folder.MESH}"))
         if not begun:
-            raise DataError("no run is going below runs/", hint="give a run folder, or --mesh host:port")
-        run = max(begun, key=lambda path: (folder.is_held(path.parent), path.stat().st_mtime)).parent
+            raise DataError("no run is in progress below runs/", hint="give a run folder, or --mesh host:port")
+        run = max(begun, key=lambda path: (folder.is_in_use(path.parent), path.stat().st_mtime)).parent
     named = {name: path for name, path in given.items() if path is not None}
     return Target(folder.read_mesh(run), security_of(**{**dict(read_launch(run).security), **named}), run)
 

@@ -1,4 +1,4 @@
-"""`rollmesh samples|report|evals|export`: what a run has left."""
+"""`rollmesh samples|report|evals|export`: the results of a run."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def _export(
     from rollmesh.run_files import read_config
 
     config = read_config(run)
-    from rollmesh.checkpoint_choice import best_of
+    from rollmesh.checkpoint_choice import best_checkpoint_path
     from rollmesh.export import export_checkpoint, latest_checkpoint
 
-    chosen = checkpoint or (best_of(run) if best else latest_checkpoint(run))
+    chosen = checkpoint or (best_checkpoint_path(run) if best else latest_checkpoint(run))
     export_checkpoint(config, chosen, out)
     typer.echo(f"{out}: {config.model.path} with the weights of {chosen}")

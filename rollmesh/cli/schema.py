@@ -10,16 +10,16 @@ from pydantic.fields import FieldInfo
 from rollmesh.mesh.config.base import Section, section_of
 
 
-def describe(model: type[Section], prefix: str = "") -> Iterator[str]:
+def key_lines(model: type[Section], prefix: str = "") -> Iterator[str]:
     """Lines `section.key = default  -- meaning`, sections in order."""
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            yield from describe(field.annotation, f"{prefix}{name}.")
+            yield from key_lines(field.annotation, f"{prefix}{name}.")
             continue
         yield f"{prefix}{name} = {_default(field)}\n    {field.description}"
         entries = section_of(field.annotation)
         if entries is not None and get_origin(field.annotation) is dict:
-            yield from describe(entries, f"{prefix}{name}.NAME.")
+            yield from key_lines(entries, f"{prefix}{name}.NAME.")
 
 
 def _default(field: FieldInfo) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -103,10 +104,10 @@ def _reward_check(
     tls_key: TlsKey = None,
 ) -> None:
     """Call a reward service with sample items and say what is wrong with its answers."""
-    from rollmesh.reward_service.check import run_check
+    from rollmesh.reward_service.check import check_endpoint
 
     security = security_of(token_file=token_file, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key)
-    report = run_check(endpoint, timeout_s, samples, security)
+    report = asyncio.run(check_endpoint(endpoint, timeout_s=timeout_s, sample_file=samples, security=security))
     for line in report.lines():
         typer.echo(line)
     raise typer.Exit(0 if report.ok else 1)
@@ -200,10 +201,10 @@ def _learner(
     """Serve the learner, in as many processes as learner.ranks says; under torchrun, one rank of it."""
     config = read_config(config_path, context)
     become_ranks(config.learner.ranks)
-    from rollmesh.checkpoint_choice import chosen_of
+    from rollmesh.checkpoint_choice import checkpoint_path
     from rollmesh.learner import service
 
-    start = chosen_of(config.run.folder, from_checkpoint) if from_checkpoint is not None else None
+    start = checkpoint_path(config.run.folder, from_checkpoint) if from_checkpoint is not None else None
     _end(
         service.run(
             config,

@@ -1,8 +1,8 @@
-"""When a service that died may start again.
+"""Restart budgets of services that died.
 
-Invariants: within any window of `window_s` seconds at most `max_restarts` restarts are granted. What hangs draws on a
-budget of its own: it is found only after minutes, so that a short window would grant it restarts for ever. Pure: the
-clock is an argument.
+Invariants: within any window of `window_s` seconds at most `max_restarts` restarts are granted. A service that hangs
+draws on a budget of its own. A hang is found only after minutes, so a short window would grant restarts for ever. Pure:
+the clock is an argument.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ HUNG_WINDOW_S = 86_400.0
 
 
 class Restarts:
-    """Those of one service.
+    """Restarts of one service.
 
     Args:
         max_restarts: granted within ten minutes after ends, and within a day after hangs.
@@ -28,11 +28,11 @@ class Restarts:
         self._hung = RestartBudget(max_restarts, window_s=HUNG_WINDOW_S)
 
     def grant(self, now: float, reason: Reason) -> float | None:
-        """See `RestartBudget.grant`."""
+        """Seconds to wait before the restart; None when the budget for this reason is used up."""
         return (self._ended if reason == "exit" else self._hung).grant(now)
 
     def used_up(self, reason: Reason) -> str:
-        """That the budget is used up, in words."""
+        """A sentence about the used-up budget."""
         did, window = ("died", "ten minutes") if reason == "exit" else ("hung", "a day")
         return f"{did} more than {self._max_restarts} times within {window}"
 

@@ -1,7 +1,7 @@
-"""Which CUDA devices each process of a run gets on this machine, and how that becomes CUDA_VISIBLE_DEVICES.
+"""The assignment of this machine's CUDA devices to the processes of a run, as CUDA_VISIBLE_DEVICES.
 
-Invariants: a device has two users only where the configuration names it twice; what cannot be had is refused before
-anything is started; the process that plans never initializes CUDA, another one is asked how many devices there are.
+Invariants: a device has two users only where the configuration names it twice. Impossible assignments are refused
+before anything is started. The process that plans never initializes CUDA; another one counts the devices.
 
 The learner's ranks come first, then one generator after the other, each with as many devices as its engine divides the
 model over. Devices are numbered as CUDA shows them to `rollmesh run`: where CUDA_VISIBLE_DEVICES is set, within it.
@@ -25,13 +25,13 @@ from rollmesh.mesh.errors import ConfigError
 
 _VARIABLE = "CUDA_VISIBLE_DEVICES"
 _DEADLINE_S = 120.0
-# What engines may take together of a device that they share: with the learner, and among themselves.
+# Shares of a device's memory that engines may take together: next to the learner, and among themselves.
 _MOST_WITH_LEARNER = 0.5
 _MOST_AMONG_ENGINES = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Visible:
+class VisibleDevices:
     """CUDA devices that a process started here would see.
 
     Attributes:
@@ -46,25 +46,25 @@ class Visible:
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
-    """Who gets which devices.
+    """The devices of each process.
 
     Attributes:
-        visible: what there is to give.
+        visible: devices that can be assigned.
         learner: numbers of the ranks' devices; empty: it computes on the CPU.
         generators: numbers of each replica's devices; empty: it computes on the CPU, or elsewhere.
     """
 
-    visible: Visible = Visible()
+    visible: VisibleDevices = VisibleDevices()
     learner: tuple[int, ...] = ()
     generators: tuple[tuple[int, ...], ...] = ()
 
     def for_learner(self) -> dict[str, str]:
         """Variables of the learner; none at all on a machine without devices."""
-        return self._seeing(self.learner)
+        return self._environment(self.learner)
 
     def for_generator(self, index: int) -> dict[str, str]:
         """Variables of a generator."""
-        return self._seeing(self.generators[index]) if self.generators else {}
+        return self._environment(self.generators[index]) if self.generators else {}
 
     def describe(self) -> str:
         """One line for the start of a run."""
@@ -74,7 +74,7 @@ class DevicePlan:
         given = "; ".join(f"{user} {_listed(devices)}" for user, devices in users.items())
         return f"{len(self.visible.names)} CUDA device(s): {given}"
 
-    def _seeing(self, devices: Sequence[int]) -> dict[str, str]:
+    def _environment(self, devices: Sequence[int]) -> dict[str, str]:
         names = self.visible.names
         return {_VARIABLE: ",".join(names[number] for number in devices)} if names else {}
 
@@ -83,12 +83,12 @@ def device_plan(config: Config) -> DevicePlan:
     """Asks the machine, and plans.
 
     Raises:
-        ConfigError: as `assign`; an interpreter's torch does not answer.
+        ConfigError: as `assign_devices`; an interpreter's torch does not answer.
     """
-    return assign(config, visible_devices(config, os.environ) if _has_driver() else Visible())
+    return assign_devices(config, visible_devices(config, os.environ) if _has_driver() else VisibleDevices())
 
 
-def assign(config: Config, visible: Visible) -> DevicePlan:
+def assign_devices(config: Config, visible: VisibleDevices) -> DevicePlan:
     """Gives every rank and every generator its devices.
 
     Raises:
@@ -99,8 +99,8 @@ def assign(config: Config, visible: Visible) -> DevicePlan:
     ranks = learner.ranks if _on_cuda("learner.device", learner.device, visible.learner) else 0
     each = devices_per_generator(rollout) if _on_cuda("rollout.device", rollout.device, visible.generators) else 0
     for_generators = each * rollout.replicas
-    named_learner = _named("learner.devices", learner.devices, ranks, visible)
-    named_rollout = _named("rollout.devices", rollout.devices, for_generators, visible)
+    named_learner = _configured_devices("learner.devices", learner.devices, ranks, visible)
+    named_rollout = _configured_devices("rollout.devices", rollout.devices, for_generators, visible)
     free = [n for n in range(len(visible.names)) if n not in {*named_learner, *named_rollout}]
     for_learner = named_learner or _taken(free, ranks)
     generators = named_rollout or _taken(free, for_generators)
@@ -131,7 +131,7 @@ def devices_per_generator(rollout: RolloutSection) -> int:
     """CUDA devices over which one generator's engine spreads, those it sends weights from included."""
     if rollout.engine == "hf":
         return 1
-    # Two processes of one NCCL group cannot share a device: who broadcasts has one of its own.
+    # Two processes of one NCCL group cannot share a device: the sender has one of its own.
     if rollout.engine == "vllm":
         return rollout.vllm.tensor_parallel * rollout.vllm.data_parallel + int(rollout.vllm.transfer == "nccl")
     sender = int(rollout.sglang.transfer == "distributed")
@@ -140,8 +140,8 @@ def devices_per_generator(rollout: RolloutSection) -> int:
     return rollout.sglang.tensor_parallel * rollout.sglang.data_parallel + sender
 
 
-def visible_devices(config: Config, environment: Mapping[str, str]) -> Visible:
-    """What CUDA would show to the services that may use it; each interpreter is asked once.
+def visible_devices(config: Config, environment: Mapping[str, str]) -> VisibleDevices:
+    """Devices that CUDA would show to the services that may use it; each interpreter is asked once.
 
     Raises:
         ConfigError: an interpreter's torch does not answer.
@@ -152,17 +152,17 @@ def visible_devices(config: Config, environment: Mapping[str, str]) -> Visible:
     count = max(learner, generators)
     listed = environment.get(_VARIABLE)
     names = [name.strip() for name in listed.split(",")] if listed is not None else [str(n) for n in range(count)]
-    return Visible(tuple(names[:count]), learner, generators)
+    return VisibleDevices(tuple(names[:count]), learner, generators)
 
 
-def _on_cuda(field: str, wanted: str, seen: int) -> bool:
-    if wanted == "cuda" and not seen:
+def _on_cuda(field: str, setting: str, seen: int) -> bool:
+    if setting == "cuda" and not seen:
         raise ConfigError(f"{field} is cuda, but torch finds no CUDA device", hint=f"set {field}: cpu")
-    return wanted != "cpu" and seen > 0
+    return setting != "cpu" and seen > 0
 
 
-def _named(field: str, listed: Sequence[int] | None, needed: int, visible: Visible) -> list[int]:
-    """The devices that the configuration lists; none where it leaves the choice, or there is nothing to choose."""
+def _configured_devices(field: str, listed: Sequence[int] | None, needed: int, visible: VisibleDevices) -> list[int]:
+    """The devices that the configuration lists; none where it leaves the choice, or no device is needed."""
     if listed is None or not needed:
         return []
     if len(listed) != needed:
@@ -203,7 +203,7 @@ def _check_sharing(config: Config, learner: Sequence[int], generators: Sequence[
             if share is None or share > most:
                 raise ConfigError(
                     f"{key} leaves too little of device {number}, which has {users[number]} users",
-                    hint=f"set it to {_floored(most):g} or less, or give each its own device",
+                    hint=f"set it to {_floor(most):g} or less, or give each its own device",
                 )
     if config.weights.transport == "nccl":
         raise ConfigError(
@@ -212,7 +212,7 @@ def _check_sharing(config: Config, learner: Sequence[int], generators: Sequence[
         )
 
 
-def _floored(share: float) -> float:
+def _floor(share: float) -> float:
     return math.floor(100 * share) / 100
 
 
@@ -221,7 +221,7 @@ def _listed(devices: Sequence[int]) -> str:
 
 
 def _has_driver() -> bool:
-    """Whether NVIDIA's driver is installed; loading its library touches no device."""
+    """True where NVIDIA's driver is installed; loading its library touches no device."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -238,5 +238,5 @@ def _count(python: Path | None) -> int:
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
         raise ConfigError(
             f"{command[0]} does not say how many CUDA devices there are: {error}",
-            hint="mend its torch, or set learner.device or rollout.device to cpu",
+            hint="repair its torch, or set learner.device or rollout.device to cpu",
         ) from error

@@ -16,7 +16,7 @@ class ServiceExitError(RollmeshError):
 
     Attributes:
         status: its exit status (negative: minus the signal).
-        log_tail: its last log lines, where they say more than the message does.
+        log_tail: its last log lines, where they add to the message.
     """
 
     code = "service_exit"
@@ -29,7 +29,7 @@ class ServiceExitError(RollmeshError):
 
     @property
     def reason(self) -> Reason:
-        """As which the restart counts."""
+        """The reason under which the restart counts."""
         return "hung" if self.status == StuckError.exit_code else "exit"
 
 

@@ -1,6 +1,6 @@
-"""What happens in a run, told to its view and kept in `logs/launcher.log`.
+"""Events of a run: shown by its view and written to `logs/launcher.log`.
 
-Invariant: neither a view that no one sees nor a disk that takes nothing ends the run.
+Invariant: neither an unseen view nor a full disk ends the run.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from rollmesh.launcher.service_process import log_file
 LOG = "launcher"
 
 
-class Events:
-    """Tells and keeps events.
+class EventLog:
+    """Shows events and logs them.
 
     Args:
-        view: shown each event.
+        view: shows each event.
         folder: run folder.
     """
 
@@ -28,19 +28,19 @@ class Events:
         self._path = log_file(folder, LOG)
         self._unseen = ""
 
-    def tell(self, text: str) -> None:
-        """Something happened."""
+    def record(self, text: str) -> None:
+        """Shows and logs an event."""
         self._view.event(text)
-        self._keep(text)
-        self.look_at_view()
+        self._append(text)
+        self.check_view()
 
-    def look_at_view(self) -> None:
-        """Keeps the reason why the view cannot be seen, once."""
+    def check_view(self) -> None:
+        """Logs, once, the reason why the view cannot be seen."""
         before, self._unseen = self._unseen, self._view.trouble
         if self._unseen and not before:
-            self._keep(f"the view cannot be shown ({self._unseen}); the run continues without it")
+            self._append(f"the view cannot be shown ({self._unseen}); the run continues without it")
 
-    def _keep(self, text: str) -> None:
+    def _append(self, text: str) -> None:
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a", encoding="utf-8") as file:

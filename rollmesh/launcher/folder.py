@@ -1,9 +1,11 @@
 """The run folder as the launcher uses it: one launcher at a time, the mesh address, the configuration of a launch.
 
-Layout: `config.yaml` and `inputs.json` (what the run is of, `learner.recovery.run_identity`), `mesh.json` (while the
-run is going), `logs/`, `services/` (ready files, and the configuration of the last launch), `metrics.jsonl` and
-`samples.jsonl` (the learner's), `mesh.jsonl` (what the launcher saw), `summary.json`, `report.html`, and what the
-services keep (checkpoints, Redis data).
+Layout:
+- `config.yaml` and `inputs.json`: the run's identity (`learner.recovery.run_identity`);
+- `mesh.json`: the mesh address, while the run is in progress;
+- `logs/`, `services/`: ready files, and the configuration of the last launch;
+- `metrics.jsonl` and `samples.jsonl` of the learner, `mesh.jsonl` of the launcher;
+- `summary.json`, `report.html`, and the services' data (checkpoints, Redis).
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from rollmesh.learner.recovery.run_identity import CONFIG
 from rollmesh.mesh.config import save_config
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, DataError
+from rollmesh.mesh.files import write_atomically
 from rollmesh.mesh.private_files import is_open_to_others, private_folder
 from rollmesh.run_files import LAUNCH, is_run
 
@@ -27,7 +30,7 @@ MESH = "mesh.json"
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 LEARNER = "learner.json"
-"""What the last learner to end in order has left."""
+"""Summary of the last learner that ended in order."""
 _LOCK = "run.lock"
 
 
@@ -57,15 +60,15 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def told_of_others(folder: Path) -> list[str]:
-    """What is to be said of a run folder that was there, and is not its user's alone."""
+def permission_warnings(folder: Path) -> list[str]:
+    """Warnings about a run folder that other users may read."""
     if not is_open_to_others(folder):
         return []
     return [f"other users of this machine may look into {folder}; `chmod 700 {folder}` closes it to them"]
 
 
 def set_aside(folder: Path, suffix: str) -> Path | None:
-    """Renames the folder of a run, so that its name is free; None where there is none.
+    """Renames the folder of a run, so that its name is free; None without a folder.
 
     Raises:
         RunBusyError: another launcher works there.
@@ -82,7 +85,7 @@ def set_aside(folder: Path, suffix: str) -> Path | None:
 
 
 def takeover_stamp(folder: Path) -> int:
-    """Changes when a learner takes the run over; 0 before the first one has."""
+    """A stamp that changes when a learner takes the run over; 0 before the first takeover."""
     try:
         return (folder / CONFIG).stat().st_mtime_ns
     except FileNotFoundError:
@@ -99,15 +102,15 @@ def write_launch(config: Config) -> Path:
 
 def write_mesh(folder: Path, address: str) -> None:
     """Makes the mesh address known to `rollmesh status` and the like."""
-    _write(folder / MESH, json.dumps({"address": address, "pid": os.getpid()}))
+    write_atomically(folder / MESH, json.dumps({"address": address, "pid": os.getpid()}))
 
 
 def remove_mesh(folder: Path) -> None:
     (folder / MESH).unlink(missing_ok=True)
 
 
-def is_held(folder: Path) -> bool:
-    """Whether a launcher works there now; True where that cannot be known."""
+def is_in_use(folder: Path) -> bool:
+    """True where a launcher works there now, and where that is unknown."""
     try:
         with (folder / _LOCK).open(encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -119,10 +122,10 @@ def is_held(folder: Path) -> bool:
 
 
 def read_mesh(folder: Path) -> str:
-    """The mesh address of a run that is going.
+    """The mesh address of a run in progress.
 
     Raises:
-        DataError: the folder is none of a run, or the run is not going.
+        DataError: the folder is not a run folder, or the run is not in progress.
     """
     try:
         address = str(json.loads((folder / MESH).read_text(encoding="utf-8"))["address"])
@@ -130,22 +133,16 @@ def read_mesh(folder: Path) -> str:
         address = ""
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"{folder / MESH} cannot be read: {error}", hint="give the address with --mesh") from error
-    if address and is_held(folder):
+    if address and is_in_use(folder):
         return address
     if not is_run(folder):
         raise DataError(f"{folder} is not a run folder", hint="give the folder of a run, or --mesh host:port")
     if address:
         raise DataError(
-            f"run {folder} is not going: its launcher was killed, and its services have ended with it",
-            hint="the same `rollmesh run` continues it; logs/launcher.log has what was said last",
+            f"run {folder} is not in progress: its launcher was killed, and its services have ended with it",
+            hint="the same `rollmesh run` continues it; logs/launcher.log has its last messages",
         )
     raise DataError(
-        f"run {folder} is not going as far as its folder says",
+        f"run {folder} is not in progress according to its folder",
         hint=f"give its mesh with --mesh; if it has ended, `rollmesh report {folder}` says how it went",
     )
-
-
-def _write(path: Path, text: str) -> None:
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.write_text(text, encoding="utf-8")
-    scratch.replace(path)

@@ -1,4 +1,4 @@
-"""The health of a service, as the standard gRPC health service tells it."""
+"""The health of a service, from the standard gRPC health service."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import UnreachableError
-from rollmesh.mesh.liveness.watchdog import Answer
+from rollmesh.mesh.liveness.watchdog import ProbeAnswer
 from rollmesh.mesh.rpc.channel import open_channel
 
 # A connection that died without a word is replaced within half a minute; one to a service that is merely slow stays.
 _KEEPALIVE_S = 15.0
-# Said by this side, or by the way there. Any other status comes from the service.
+# Statuses of this side, or of the network. Any other status comes from the service.
 _NO_ANSWER = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
 
 
@@ -54,18 +54,18 @@ class HealthProbe:
         if answer.status != health_pb2.HealthCheckResponse.SERVING:
             raise UnreachableError(f"{self._address} is up but not serving")
 
-    async def ask(self) -> Answer:
-        """Asks once, without a deadline; whatever the service says is an answer."""
+    async def ask(self) -> ProbeAnswer:
+        """Asks once, without a deadline; every reply of the service is an answer."""
         try:
             await self._stub.Check(health_pb2.HealthCheckRequest())
         except grpc.aio.AioRpcError as error:
             if error.code() not in _NO_ANSWER:
-                return Answer.WELL
-            return Answer.PORT_CLOSED if await self._refuses() else Answer.NONE
-        return Answer.WELL
+                return ProbeAnswer.WELL
+            return ProbeAnswer.PORT_CLOSED if await self._refuses() else ProbeAnswer.NONE
+        return ProbeAnswer.WELL
 
     async def _refuses(self) -> bool:
-        """Whether no one listens at the address."""
+        """True where nothing listens at the address."""
         host, _, port = self._address.rpartition(":")
         try:
             _, writer = await asyncio.open_connection(host.strip("[]"), int(port))

@@ -1,7 +1,7 @@
-"""The Python interpreters of the services: which ones a run names, and whether they can do what they are named for.
+"""The Python interpreters of the services that a run names, and checks of their suitability.
 
-Each service may run in an environment of its own, for the engines' requirements exclude one another. A wrong one would
-show only when its service has been started several times; asked beforehand it says so in a moment. Relative paths are
+Each service may run in an environment of its own, because the engines' requirements exclude one another. A wrong one
+would show only after several starts of its service; a check before the start takes a moment. Relative paths are
 relative to the folder in which `rollmesh` is started, as all paths of a configuration are.
 """
 
@@ -35,7 +35,7 @@ print(json.dumps({
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """An interpreter and what it is for.
+    """An interpreter and its purpose.
 
     Attributes:
         field: key of the configuration that names it.
@@ -56,14 +56,14 @@ def command_of(python: Path | None) -> tuple[str, ...]:
 
 
 def environment_of(python: Path | None) -> Mapping[str, str]:
-    """What an interpreter of another environment needs: the programs installed next to it come first."""
+    """Variables for an interpreter of another environment: the programs installed next to it come first."""
     if python is None:
         return {}
     return {"PATH": os.pathsep.join((str(python.absolute().parent), os.environ.get("PATH", os.defpath)))}
 
 
 def check_interpreters(interpreters: Iterable[Interpreter]) -> None:
-    """Asks each interpreter for what it will have to do.
+    """Checks each interpreter for its purpose.
 
     Raises:
         ConfigError: one is not there, does not run, lacks rollmesh in this version, or lacks the engine.
@@ -96,7 +96,7 @@ def _check(interpreter: Interpreter, path: Path) -> None:
             raise ConfigError(f"{field}: {path} does not run: {reason}", hint=_PYTHON)
         raise ConfigError(f"{field}: {path} cannot load rollmesh: {reason}", hint=_install(path, ours))
     try:
-        # The last line: an environment may greet whoever starts its interpreter.
+        # The last line: an environment may print a greeting when its interpreter starts.
         found = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError) as error:
         raise ConfigError(f"{field}: {path} is no Python: it runs, and answers nothing", hint=_PYTHON) from error

@@ -1,8 +1,8 @@
 """`rollmesh run`: a whole mesh on this machine, from an empty or used run folder to its summary.
 
-Invariants: one launcher per run folder; every service it started has ended when `LocalRun.run` returns; summary and
-report are written from what the buffer and the metrics said last, also when the run was interrupted or failed: they
-say which. Whether anyone reads the terminal, and whether there still is one, changes none of that.
+Invariants: one launcher per run folder; every service it started has ended when `LocalRun.run` returns. Summary and
+report are written from the last values of the buffer and the metrics. They name the end of the run, also of one that
+was interrupted or failed. None of that depends on a terminal or its reader.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rollmesh.checkpoint_choice import chosen_of
+from rollmesh.checkpoint_choice import checkpoint_path
 from rollmesh.launcher import folder as folders
 from rollmesh.launcher.console.output import stderr_into
-from rollmesh.launcher.console.quiet_notice import Quiet, no_step
-from rollmesh.launcher.console.slow_rewards_notice import SlowRewards, reward_wait_s, slow_rewards
+from rollmesh.launcher.console.quiet_notice import NoStepNotice, no_step_text
+from rollmesh.launcher.console.slow_rewards_notice import SlowRewardsNotice, reward_wait_s, slow_rewards_text
 from rollmesh.launcher.console.view import View, open_view
 from rollmesh.launcher.devices import device_plan
-from rollmesh.launcher.events import LOG, Events
+from rollmesh.launcher.events import LOG, EventLog
 from rollmesh.launcher.memory import MemoryWatch
+from rollmesh.launcher.mesh_client import MeshClient, Snapshot
 from rollmesh.launcher.mesh_log import MeshLog
-from rollmesh.launcher.mesh_monitor import EVAL, TRAIN, MeshView, Snapshot
 from rollmesh.launcher.preflight.checks import check_code, check_files
 from rollmesh.launcher.preflight.continuing import Continuation
 from rollmesh.launcher.run_secrets import make_secrets, with_own_secrets
@@ -35,13 +35,14 @@ from rollmesh.learner.recovery.run_identity import RunRecord
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, RollmeshError
 from rollmesh.mesh.rpc.held_ports import HeldPorts
+from rollmesh.mesh.tables import TABLES, TRAIN
 from rollmesh.protos import buffer_pb2
 from rollmesh.report.html import write_report
 from rollmesh.report.metrics import MetricsTail, Record, is_training
 from rollmesh.report.summary import FinalState, Summary, build_summary, read_summary, write_summary
 
 _LOOK_EVERY_S = 1.0
-# Groups that failed, looked at for what they say most often.
+# Latest failed groups in which the most frequent cause is counted.
 _FAILED_LOOKED_AT = 20
 
 
@@ -77,15 +78,14 @@ class LocalRun:
 
     Args:
         config: the run.
-        view: shown events and metrics.
+        view: shows events and metrics.
         fresh: start the run over; the folder that it has is kept under another name.
         allow_changes: continue it with another model or other data (`learner.recovery.run_identity`).
-        from_checkpoint: continue it from this checkpoint (`rollmesh.checkpoint_choice.chosen_of`); None: from the last
-            one.
-        notices: what the user should know of the configuration, told at the start.
+        from_checkpoint: checkpoint to continue from (`rollmesh.checkpoint_choice.checkpoint_path`); None: the last one.
+        notices: notices about the configuration, shown at the start.
 
     Attributes:
-        hung_up: the first wish to end was the loss of the terminal.
+        hung_up: the first request to end was the loss of the terminal.
     """
 
     def __init__(
@@ -102,9 +102,9 @@ class LocalRun:
         self._notices = notices
         self._fresh = fresh
         self._allow_changes = allow_changes
-        self._start = chosen_of(config.run.folder, from_checkpoint) if from_checkpoint is not None else None
+        self._start = checkpoint_path(config.run.folder, from_checkpoint) if from_checkpoint is not None else None
         self._view = view
-        self._events = Events(view, config.run.folder)
+        self._events = EventLog(view, config.run.folder)
         self._folder = config.run.folder
         self._final = FinalState()
         self._announced = asyncio.Event()
@@ -115,7 +115,7 @@ class LocalRun:
             security=config.security,
             max_restarts=config.resources.max_restarts,
             frozen_after_s=config.resources.frozen_after_s,
-            observer=Observer(event=self._events.tell, tail=view.tail),
+            observer=Observer(event=self._events.record, tail=view.tail),
             before_last=self._collect,
         )
         self._memory = MemoryWatch(self._supervisor.pids)
@@ -128,7 +128,7 @@ class LocalRun:
         """Asks for an orderly end, a second time for a quick one. On the event loop's thread."""
         self._supervisor.interrupt()
 
-    def _signalled(self, number: signal.Signals) -> None:
+    def _on_signal(self, number: signal.Signals) -> None:
         """A lost terminal signals twice, and with SIGTERM: neither it nor the first signal after it hurries."""
         again = self._asked and number != signal.SIGHUP
         self._asked = self._asked or number != signal.SIGHUP
@@ -138,15 +138,15 @@ class LocalRun:
 
     @contextlib.contextmanager
     def _owning_process(self) -> Iterator[None]:
-        with _signals(self._signalled), stderr_into(log_file(self._folder, LOG)):
+        with _signals(self._on_signal), stderr_into(log_file(self._folder, LOG)):
             yield
 
     async def run(self, *, handle_signals: bool) -> Summary:
         """Starts everything, waits for the learner to finish, ends everything.
 
         Args:
-            handle_signals: the process is the launcher's: SIGINT, SIGTERM and SIGHUP are the wish to end (main thread
-                only), and what libraries write to stderr goes into the launcher's log.
+            handle_signals: the process is the launcher's. SIGINT, SIGTERM and SIGHUP are the wish to end (main thread
+                only), and stderr of libraries goes into the launcher's log.
 
         Raises:
             RollmeshError: what ended the run early.
@@ -157,15 +157,15 @@ class LocalRun:
         with folders.locked(self._folder):
             before = self._begin(record, kept)
             if before is not None and before.finished:
-                return self._finished(before.finished)
+                return self._report_finished(before.finished)
             begun = folders.takeover_stamp(self._folder)
             make_secrets(self._folder)
             config_path = folders.write_launch(config)
             plan = thread_plan(config)
-            self._events.tell(plan.describe(config.learner.ranks, config.rollout.replicas))
-            self._events.tell(devices.describe())
-            for notice in (*self._notices, *folders.told_of_others(self._folder)):
-                self._events.tell(notice)
+            self._events.record(plan.describe(config.learner.ranks, config.rollout.replicas))
+            self._events.record(devices.describe())
+            for notice in (*self._notices, *folders.permission_warnings(self._folder)):
+                self._events.record(notice)
             started = time.time()
             with (
                 HeldPorts(config.network.host) as ports,
@@ -176,7 +176,7 @@ class LocalRun:
                     asyncio.create_task(self._watch(), name="watch over the mesh"),
                 ]
                 for task in watching:
-                    task.add_done_callback(self._tell_end)
+                    task.add_done_callback(self._report_failed_watch)
                 try:
                     catalogue = ServiceCatalogue(
                         config,
@@ -210,7 +210,7 @@ class LocalRun:
             return summary
 
     def _set_aside(self, record: RunRecord) -> Path | None:
-        """Where the former folder of a run that starts over is now.
+        """Renames the former folder of a run that starts over; returns its new place.
 
         Raises:
             ConfigError: its groups are in a Redis of the user's, and would be there still; or it is to continue.
@@ -227,31 +227,31 @@ class LocalRun:
         return folders.set_aside(self._folder, time.strftime("%Y%m%d-%H%M%S"))
 
     def _starts_over(self, record: RunRecord) -> bool:
-        """Whether nothing was trained of what the run was of before."""
-        before = Continuation.of(self._config, record.edited(), of_another=record.of_another())
+        """True where the run's identity has changed and nothing was trained before."""
+        before = Continuation.of(self._config, record.edited_files(), inputs_differ=record.inputs_differ())
         return before is not None and before.starts_over
 
     def _begin(self, record: RunRecord, kept: Path | None) -> Continuation | None:
-        """Says what begins or continues, and gives what continues.
+        """Reports the begin or continuation of the run; returns the continuation.
 
         Raises:
-            ConfigError: what is there cannot be continued so.
+            ConfigError: the run cannot be continued with this configuration.
         """
         record.check(allow_changes=self._allow_changes)
-        before = Continuation.of(self._config, record.edited(), start_from=self._start)
-        self._events.tell(f"run {self._config.run.name}: {'continues' if before else 'starts'} in {self._folder}")
+        before = Continuation.of(self._config, record.edited_files(), start_from=self._start)
+        self._events.record(f"run {self._config.run.name}: {'continues' if before else 'starts'} in {self._folder}")
         if kept is not None:
             why = (
                 "" if self._fresh else ", of which nothing was trained: model, data, algorithm or rewards have changed"
             )
-            self._events.tell(f"the former run is kept as {kept}{why}")
+            self._events.record(f"the former run is kept as {kept}{why}")
         for line in before.lines(named="name" in self._config.run.model_fields_set) if before else ():
-            self._events.tell(line)
+            self._events.record(line)
         return before
 
-    def _finished(self, why: str) -> Summary:
-        """Says that nothing is left to do; the run stays as it is."""
-        self._events.tell(
+    def _report_finished(self, why: str) -> Summary:
+        """Reports that nothing is left to do; the run stays as it is."""
+        self._events.record(
             f"nothing is started, the run has finished: {why}; more steps or another goal continue it, "
             "--run.name=NAME begins another run, --fresh starts this one over"
         )
@@ -261,11 +261,11 @@ class LocalRun:
         """Writes the summary and the report, and shows the former; a disk that takes neither hides no error.
 
         Args:
-            begun: a learner has taken the run over; of an attempt that ended before, what stands there stays.
+            begun: a learner has taken the run over; otherwise the former summary stays.
         """
         if not begun and (self._folder / folders.SUMMARY).exists():
             summary = build_summary(self._folder, self._config, self._final)
-            self._events.tell(f"ended: {summary.ended}; the run is as it was before")
+            self._events.record(f"ended: {summary.ended}; the run is as it was before")
             return summary
         try:
             summary = write_summary(self._folder, self._config, self._final)
@@ -275,7 +275,7 @@ class LocalRun:
             report = f"summary and report are not written: {error.strerror or error}"
         again = ("the same command continues the run",) if self.interrupted and begun else ()
         for line in (*summary.lines(), report, *again):
-            self._events.tell(line)
+            self._events.record(line)
         return summary
 
     def _mesh_address(self) -> str:
@@ -289,41 +289,52 @@ class LocalRun:
 
     async def _collect(self) -> None:
         """Reads the final counts: all members have left, and the buffer still answers."""
-        self._memory.look()
+        self._memory.sample()
         address = self._mesh_address()
         if not address:
             return
-        async with MeshView(address, self._config.security) as mesh:
-            for table in (TRAIN, EVAL):
+        async with MeshClient(address, self._config.security) as mesh:
+            for table in TABLES:
                 try:
                     self._final.tables[table] = await mesh.describe(table)
                     self._final.ledgers[table] = await mesh.ledger(table, failed_limit=_FAILED_LOOKED_AT)
                 except RollmeshError as error:
-                    self._events.tell(f"no final values of table {table}: {error.message}")
+                    self._events.record(f"no final values of table {table}: {error.message}")
 
     async def _watch(self) -> None:
         """Feeds the view and `mesh.jsonl` until cancelled."""
         metrics = MetricsTail(self._folder / folders.METRICS, from_end=True)
-        log = MeshLog(self._folder, self._events.tell)
-        latest = Snapshot(trouble="starting")
+        log = MeshLog(self._folder, self._events.record)
+        latest = Snapshot(trouble="starting", learner_starts=True)
         await self._announced.wait()
-        quiet, slow = Quiet(time.monotonic()), SlowRewards(time.monotonic())
-        async with MeshView(self._mesh_address(), self._config.security) as mesh:
+        # Ends of groups by reason before this launch; not known until the mesh answers.
+        before: dict[str, int] | None = None
+        quiet, slow = NoStepNotice(time.monotonic()), SlowRewardsNotice(time.monotonic())
+        async with MeshClient(self._mesh_address(), self._config.security) as mesh:
             while True:
                 records = metrics.read()
-                seen = await _look(mesh)
+                seen = await _read_snapshot(mesh)
                 seen.follow(latest, records)
                 latest = seen
+                if before is None and seen.table is not None:
+                    before = dict(seen.table.counts.reasons)
                 latest.generated_tokens = log.add(latest, time.time())
                 self._view.update(latest, records)
-                self._events.look_at_view()
-                await self._tell_quiet(quiet, mesh, latest, records)
+                self._events.check_view()
+                await self._report_no_step(quiet, mesh, latest, records, before or {})
                 if slow.due(reward_wait_s(latest), time.monotonic()):
-                    self._events.tell(slow_rewards(latest, self._config.reward))
+                    self._events.record(slow_rewards_text(latest, self._config))
                 await asyncio.sleep(_LOOK_EVERY_S)
 
-    async def _tell_quiet(self, quiet: Quiet, mesh: MeshView, seen: Snapshot, records: Sequence[Record]) -> None:
-        """Tells where no step comes, and why; a stall is told by the view, with who holds what."""
+    async def _report_no_step(
+        self,
+        quiet: NoStepNotice,
+        mesh: MeshClient,
+        seen: Snapshot,
+        records: Sequence[Record],
+        before: Mapping[str, int],
+    ) -> None:
+        """Reports a time without steps, and why; the view reports stalls, with the holders of groups."""
         now = time.monotonic()
         if any(map(is_training, records)):
             quiet.step(now)
@@ -333,12 +344,12 @@ class LocalRun:
         if seen.table is not None and seen.table.counts.failed:
             with contextlib.suppress(RollmeshError):
                 failed = (await mesh.ledger(TRAIN, _FAILED_LOOKED_AT)).failed
-        self._events.tell(no_step(seconds, seen, failed))
+        self._events.record(no_step_text(seconds, seen, failed, before))
 
-    def _tell_end(self, task: asyncio.Task[None]) -> None:
-        """A watch that fails is told: it would be missed in silence."""
+    def _report_failed_watch(self, task: asyncio.Task[None]) -> None:
+        """Reports a watch that has failed: its silence would go unnoticed."""
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._events.tell(f"the {task.get_name()} has failed, the run continues without it: {error!r}")
+            self._events.record(f"the {task.get_name()} has failed, the run continues without it: {error!r}")
 
 
 def _record(config: Config) -> RunRecord:
@@ -346,9 +357,9 @@ def _record(config: Config) -> RunRecord:
     return RunRecord(config, model if model.is_dir() else None)
 
 
-async def _look(mesh: MeshView) -> Snapshot:
+async def _read_snapshot(mesh: MeshClient) -> Snapshot:
     try:
-        return await mesh.look()
+        return await mesh.read_snapshot()
     except RollmeshError as error:
         return Snapshot(trouble=error.message)
 

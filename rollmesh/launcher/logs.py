@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 from collections.abc import Sequence
 from pathlib import Path
+
+from rollmesh.mesh.liveness.process_ends import signal_name
 
 _TAIL_BYTES = 64 << 10
 # The last line of a traceback.
@@ -31,9 +32,9 @@ def tail(path: Path, lines: int = 20, *, since: int = 0) -> list[str]:
 
 
 def explain_exit(status: int, lines: Sequence[str]) -> tuple[str, bool]:
-    """What is known of a process' end with `status` from its last log lines, and whether that says it all."""
+    """The cause of a process' end with `status`, from its last log lines, and whether it is complete."""
     if status < 0:
-        return f"killed by {_signal_name(-status)}", False
+        return f"killed by signal {signal_name(-status)}", False
     how = f"exited with status {status}"
     for line in reversed(lines):
         if line.startswith("error: "):
@@ -60,10 +61,3 @@ def _entry(line: str) -> dict[str, object]:
     except ValueError:
         return {}
     return entry if isinstance(entry, dict) else {}
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -27,7 +27,7 @@ class MemoryWatch:
         """Service name -> bytes."""
         return dict(self._peaks)
 
-    def look(self) -> None:
+    def sample(self) -> None:
         """Takes one measurement of everything that runs."""
         for name, pid in self._pids().items():
             self._peaks[name] = max(self._peaks.get(name, 0), tree_peak_bytes(pid))
@@ -35,7 +35,7 @@ class MemoryWatch:
     async def run(self) -> None:
         """Measures at intervals until cancelled."""
         while True:
-            self.look()
+            self.sample()
             await asyncio.sleep(_INTERVAL_S)
 
 

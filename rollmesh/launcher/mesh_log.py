@@ -1,8 +1,8 @@
-"""`mesh.jsonl`: what the launcher saw of the mesh, once per look: the generators' side of a run.
+"""`mesh.jsonl`: the launcher's snapshots of the mesh: the generators' side of a run.
 
-Invariants: totals never fall. A generator's counters start at 0 with its process, so they are summed over all processes
-that were ever seen, also those of an earlier launch in the same run folder; the waiting clocks are the buffer's. A disk
-that takes no line costs the lines until it takes one again.
+Invariants: totals never fall. A generator's counters start at 0 with its process. So they are summed over all processes
+ever seen, also those of an earlier launch in the same run folder. The waiting clocks are the buffer's. A full disk
+loses lines until a write succeeds again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rollmesh.launcher.mesh_monitor import Snapshot
+from rollmesh.launcher.mesh_client import Snapshot
 from rollmesh.report.metrics import read_metrics
 
 FILE = "mesh.jsonl"
@@ -21,23 +21,23 @@ _GAUGE = "tokens_generated"
 
 
 class MeshLog:
-    """Appends one line per look.
+    """Appends one line per snapshot.
 
     Args:
         folder: run folder.
-        tell: told when lines can no longer be written, and when they can again.
+        notify: called when lines can no longer be written, and when they can again.
     """
 
-    def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, notify: Callable[[str], None]) -> None:
         self._path = folder / FILE
-        self._tell = tell
+        self._notify = notify
         self._trouble = ""
         earlier = read_metrics(self._path)
         self._before = float(earlier[-1].get(_TOTAL, 0.0)) if earlier else 0.0
         self._seen: dict[str, float] = {}
 
     def add(self, snapshot: Snapshot, now: float) -> float:
-        """Books what a look has shown; a look that failed is left out.
+        """Appends a snapshot; one that failed is left out.
 
         Args:
             now: Unix time in seconds.
@@ -46,7 +46,7 @@ class MeshLog:
             Tokens that the run has sampled so far.
         """
         if snapshot.table is None:
-            return self._generated
+            return self._total_generated
         generators = snapshot.generators()
         self._seen.update({member.member_id: member.gauges.get(_GAUGE, 0.0) for member in generators})
         counts = snapshot.table.counts
@@ -54,7 +54,7 @@ class MeshLog:
             "time": round(now, 3),
             "version": snapshot.table.policy.version,
             "generators": len(generators),
-            _TOTAL: self._generated,
+            _TOTAL: self._total_generated,
             "gate_wait_s": snapshot.table.waiting_for_samples_ms / 1000,
             "learner_wait_s": snapshot.table.waiting_for_inserts_ms / 1000,
             "generating": counts.generating,
@@ -63,11 +63,11 @@ class MeshLog:
             "generators_wait": snapshot.table.generators_wait,
         }
         self._append(entry)
-        return self._generated
+        return self._total_generated
 
     def _append(self, entry: Mapping[str, Any]) -> None:
         before = self._trouble
-        # What failed may have left half a line.
+        # A failed write may have left half a line.
         line = ("\n" if before else "") + json.dumps(entry) + "\n"
         try:
             with self._path.open("a", encoding="utf-8") as file:
@@ -76,10 +76,10 @@ class MeshLog:
         except OSError as error:
             self._trouble = error.strerror or str(error)
         if self._trouble and not before:
-            self._tell(f"{FILE} is not written: {self._trouble}; every second it is tried again")
+            self._notify(f"{FILE} is not written: {self._trouble}; every second it is tried again")
         elif before and not self._trouble:
-            self._tell(f"{FILE} is written again")
+            self._notify(f"{FILE} is written again")
 
     @property
-    def _generated(self) -> float:
+    def _total_generated(self) -> float:
         return self._before + sum(self._seen.values())

@@ -1,7 +1,7 @@
-"""The secrets that a run makes for itself: where the user names none, no one else on the host gets in either.
+"""The secrets that a run makes for itself, so that a run without named secrets is closed to other users too.
 
-Invariants: each file is created with mode 0600 and never written again, so that services of an earlier launch and
-commands on the run folder agree on it.
+Invariants: each file is created with mode 0600 and never written again. So services of an earlier launch and commands
+on the run folder agree on it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def with_own_secrets(config: Config) -> Config:
 
 
 def make_secrets(folder: Path) -> None:
-    """Makes what is missing of a run's own secrets.
+    """Makes the missing ones of a run's own secrets.
 
     Raises:
         ConfigError: they cannot be written.

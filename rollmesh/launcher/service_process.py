@@ -1,9 +1,9 @@
 """One service process: started, watched until it is healthy, stopped, its log and its exit explained.
 
-Invariants: the process leads a session of its own, so a Ctrl-C in the terminal reaches the launcher alone and the
-whole process tree can be ended at once; it dies with the launcher (`mesh.runtime.die_with_parent`); its output is
-appended to one log file; once it has exited, nothing of its process group remains; what it has started in groups of
-their own is never left stopped, so that it gets the signal that its parent's death sends it.
+Invariants: the process leads a session of its own, so that a Ctrl-C in the terminal reaches the launcher alone. The
+whole process tree can be ended at once. It dies with the launcher (`mesh.runtime.die_with_parent`). Its output is
+appended to one log file. Once it has exited, nothing of its process group remains. Its children in groups of their own
+are never left stopped, so that they get the signal that their parent's death sends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import psutil
 from rollmesh.launcher.errors import FrozenServiceError, ServiceExitError
 from rollmesh.launcher.health import HealthProbe
 from rollmesh.launcher.logs import explain_exit, tail
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import UnreachableError
 from rollmesh.mesh.liveness.freeze_detector import Bounds, Frozen
 from rollmesh.mesh.liveness.process_ends import descendants
@@ -31,15 +31,15 @@ from rollmesh.mesh.liveness.process_state import read_child_process
 from rollmesh.mesh.liveness.watchdog import wait_until_frozen
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 
-# The ready file has no event a parent could wait for; this is how often it is looked for.
+# A parent cannot wait for the ready file by an event; this is how often it is checked.
 _READY_POLL_S = 0.05
-# How long an answer that breaks off waits to be told that the service has ended.
+# Seconds that a broken answer waits for the service's end.
 _CAUSE_S = 5.0
 
 
 @dataclass(frozen=True)
 class ServiceSpec:
-    """What to start and how to treat it.
+    """The specification of a service process.
 
     Attributes:
         name: unique in the run; names log and ready file.
@@ -63,7 +63,7 @@ class ServiceSpec:
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """What a ready file says."""
+    """The contents of a ready file."""
 
     address: str
     pid: int
@@ -137,7 +137,7 @@ class ServiceProcess:
         return address
 
     async def _until_serving(self, address: str, security: SecuritySection, within_s: float) -> None:
-        """Waits for the first answer to the health check, or for the end of the process, whose error says more."""
+        """Waits for the first answer to the health check, or for the end of the process, whose error is better."""
         async with HealthProbe(address, security) as probe:
             answering = asyncio.create_task(probe.until_serving(max(_READY_POLL_S, within_s)))
             ending = asyncio.create_task(self._process.wait())
@@ -187,7 +187,7 @@ class ServiceProcess:
         return _Ready(**json.loads(ready_file(self._folder, name).read_text(encoding="utf-8")))
 
     async def wait(self) -> int:
-        """Waits for the end and returns the exit status; what is left of the process group is killed."""
+        """Waits for the end and returns the exit status; the rest of the process group is killed."""
         await self._process.wait()
         self._kill_group()
         return self.status
@@ -199,11 +199,11 @@ class ServiceProcess:
 
     @property
     def ended_in_order(self) -> bool:
-        """Whether the process has ended as it should; one that was asked before it could listen had nothing to end."""
+        """True where the process has ended in order; one that was asked before it could listen had nothing to end."""
         return self.status == 0 or (self._asked and self.status == -signal.SIGTERM)
 
     def failure(self) -> ServiceExitError:
-        """The typed error for an unexpected end; lines of its log are shown where they say more than the error."""
+        """The typed error for an unexpected end; lines of its log are shown where they add to it."""
         path = log_file(self._folder, self.spec.name)
         lines = tail(path, since=self._log_from)
         message, said_all = explain_exit(self.status, lines)

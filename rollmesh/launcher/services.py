@@ -1,4 +1,4 @@
-"""What `rollmesh run` starts for a configuration: commands, threads, order of starting and draining."""
+"""The services that `rollmesh run` starts: commands, threads, order of starting and draining."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GENERATOR_DRAIN_S = {"hf": 20.0, "vllm": 60.0, "sglang": 60.0}
 
 
 def thread_plan(config: Config) -> ThreadPlan:
-    """Who computes with how many threads on this machine."""
+    """The compute threads of each service on this machine."""
     return plan_threads(
         available_cores(),
         ranks=config.learner.ranks,
@@ -40,7 +40,7 @@ def thread_plan(config: Config) -> ThreadPlan:
 def drain_order(name: str) -> int:
     """Generators first (no new work is paid for), then the learner's checkpoint, the reward service, the buffer.
 
-    Of several fronts, the one that may own Redis is the last.
+    The front that may own Redis ends last.
     """
     if name.startswith(_GENERATOR):
         return 0
@@ -59,7 +59,7 @@ def _fronts(config: Config) -> list[str]:
 
 
 def needs_reward_service(config: Config) -> bool:
-    """Whether a reward service is started here: not with endpoints given, nor with scoring inside the generators."""
+    """True where a reward service is started here: without given endpoints or scoring inside the generators."""
     return not config.reward.endpoints and not config.reward.in_process
 
 
@@ -72,7 +72,7 @@ def interpreters_of(config: Config) -> Iterator[Interpreter]:
         yield Interpreter("reward.python", config.reward.python)
     if not rollout.replicas:
         return
-    # SGLang's server is a process of its own, which may lie elsewhere; it needs nothing of rollmesh.
+    # SGLang's server is a process of its own, which may be elsewhere; it does not need rollmesh.
     apart = rollout.engine == "sglang" and (rollout.sglang.address is not None or rollout.sglang.python is not None)
     inside = rollout.engine if rollout.engine != "hf" and not apart else ""
     yield Interpreter("rollout.python", rollout.python, engine=inside)
@@ -85,7 +85,7 @@ def _environment(threads: int, python: Path | None) -> dict[str, str]:
 
 
 def redis_url(folder: Path) -> str:
-    """Where the embedded Redis of a run folder listens; its front has written that down."""
+    """The URL of a run folder's embedded Redis, written there by its front."""
     return (folder / "redis" / "url").read_text(encoding="utf-8")
 
 
@@ -122,7 +122,7 @@ class ServiceCatalogue:
         self._plan = plan
         self._devices = devices
         self._ports = ports
-        # All others know them from the start of the run.
+        # All other services know these ports from the start of the run.
         self._fronts = {name: ports.hold(config.network.port if name == BUFFER else 0) for name in _fronts(config)}
         self._allow_changes = allow_changes
         self._start_from = start_from
@@ -186,7 +186,7 @@ class ServiceCatalogue:
     def _learner(self, mesh: str) -> ServiceSpec:
         def command(restart: bool) -> Sequence[str]:
             runner = command_of(self._config.learner.python)
-            # With a Redis of its own, what held this run before was this machine's and is gone: the lock says so.
+            # With a Redis of its own, the former holder of this run ran here and is gone: the lock proves it.
             takeover = ("--takeover",) if restart or self._config.buffer.redis is None else ()
             changes = ("--allow-changes",) if self._allow_changes else ()
             options = (*takeover, *changes, *self._from_checkpoint(), *self._port(), *self._ready(LEARNER))
@@ -203,7 +203,7 @@ class ServiceCatalogue:
         )
 
     def _from_checkpoint(self) -> tuple[str, ...]:
-        """Once a learner has gone back to it, its successors continue from what was trained since."""
+        """The checkpoint option of a start; successors of the first learner continue from the steps trained since."""
         if self._start_from is None or takeover_stamp(self._folder) != self._launched:
             return ()
         return ("--from-checkpoint", self._start_from.name)

@@ -3,12 +3,12 @@
 Invariants:
 - services are started in the given stages, a stage only when the one before it is healthy;
 - a service that has stopped answering is killed (`mesh.liveness` says when), and then treated like one that died;
-- a service that leaves in order (status 0: it was drained, or the run has finished) is not started again; one that
-  dies is restarted with backoff while its budget lasts (`backoff`); a failure that a restart cannot mend (a wrong
-  configuration, missing data, a learner that was fenced) ends the run at once and is the run's error;
-- the run ends when the completing service exits with 0, when it is asked to, or with an error; in every case each
-  process has ended before `run` returns, in the drain order unless it was asked to hurry; who does not end in order
-  is named, with the reason.
+- a service that leaves in order (status 0: it was drained, or the run has finished) is not started again. One that dies
+  is restarted with backoff while its budget lasts (`backoff`). A failure that a restart cannot fix ends the run at once
+  and is its error: a wrong configuration, missing data, a fenced learner;
+- the run ends when the completing service exits with 0, when it is asked to, or with an error. In every case each
+  process has ended before `run` returns, in the drain order unless it was asked to hurry. A service that does not end
+  in order is named, with the reason.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from pathlib import Path
 from rollmesh.launcher.backoff import Restarts
 from rollmesh.launcher.errors import FrozenServiceError, ServiceExitError
 from rollmesh.launcher.service_process import ServiceProcess, ServiceSpec
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import PERMANENT, PortInUseError, RewardError, RollmeshError, TakeoverRefusedError
-from rollmesh.report.restarts import Reason, note_restart
+from rollmesh.report.restarts import Reason, record_restart
 
 # As `PERMANENT`, but only before the service was ever healthy: later they may be the echo of its predecessor's end.
 _PERMANENT_AT_FIRST = frozenset({PortInUseError.exit_code, RewardError.exit_code, TakeoverRefusedError.exit_code})
@@ -33,7 +33,7 @@ _PERMANENT_AT_FIRST = frozenset({PortInUseError.exit_code, RewardError.exit_code
 
 @dataclass
 class Observer:
-    """What the launcher tells whoever watches; each is called on the event loop."""
+    """Callbacks for the launcher's events; each is called on the event loop."""
 
     event: Callable[[str], None] = field(default=lambda _text: None)
     tail: Callable[[str, Sequence[str]], None] = field(default=lambda _service, _lines: None)
@@ -58,7 +58,7 @@ class Supervisor:
         security: how to reach the services' health.
         max_restarts: see `Restarts`.
         frozen_after_s: see `resources.frozen_after_s`; 0: silence is never a failure.
-        observer: told of starts, deaths and restarts.
+        observer: notified of starts, deaths and restarts.
         before_last: awaited once, when all but the services that end last have ended (to read final counts).
     """
 
@@ -106,7 +106,7 @@ class Supervisor:
         }
 
     def address(self, name: str) -> str:
-        """Where a service answers; empty before it was first healthy."""
+        """Address of a service; empty before it was first healthy."""
         service = self._services.get(name)
         return (service.address if service else None) or ""
 
@@ -142,7 +142,7 @@ class Supervisor:
         return service
 
     def _check_supervision(self, name: str, task: asyncio.Task[None]) -> None:
-        """A service that no one watches any more ends the run."""
+        """Ends the run when the task that watches a service has ended."""
         if not task.cancelled() and (error := task.exception()) is not None:
             failure = RollmeshError(f"{name} cannot be supervised: {error!r}", hint="see its log in the run folder")
             failure.__cause__ = error
@@ -165,7 +165,7 @@ class Supervisor:
         while not self._over.is_set():
             error = await self._run_once(service)
             if self._over.is_set():
-                self._tell_end(error)
+                self._report_unclean_end(error)
                 return
             if error is None:
                 if service.spec.completes_run:
@@ -181,18 +181,18 @@ class Supervisor:
             if delay is None:
                 self._fail(_exhausted(error, name, service.restarts.used_up(reason)))
                 return
-            self._note_restart(name, reason)
+            self._record_restart(name, reason)
             self._observer.event(f"{error.message}; restarting in {delay:.2g} s")
             await self._pause(delay)
 
-    def _tell_end(self, error: RollmeshError | None) -> None:
-        """Names a service that did not end in order while all are ended: nothing else says it then."""
+    def _report_unclean_end(self, error: RollmeshError | None) -> None:
+        """Reports a service that did not end in order while all are ended, because nothing else would."""
         if error is not None and not self._hurry.is_set():
             self._observer.event(str(error))
 
-    def _note_restart(self, name: str, reason: Reason) -> None:
+    def _record_restart(self, name: str, reason: Reason) -> None:
         try:
-            note_restart(self._folder, name, reason, time.time())
+            record_restart(self._folder, name, reason, time.time())
         except OSError as full:
             self._observer.event(f"a restart of {name} was not noted: {full.strerror}")
 
@@ -222,7 +222,7 @@ class Supervisor:
         return frozen or (None if process.ended_in_order else process.failure())
 
     async def _until_end(self, process: ServiceProcess) -> FrozenServiceError | None:
-        """Waits for the process's end; says what it was killed for where it was frozen."""
+        """Waits for the process's end; raises its error where it was killed because it was frozen."""
         ending = asyncio.create_task(process.wait())
         watching = asyncio.create_task(process.wait_until_frozen(self._security, self._frozen_after_s))
         try:

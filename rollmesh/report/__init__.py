@@ -1,1 +1,1 @@
-"""What a run leaves for its reader: metrics, summary, report."""
+"""The results of a run for its reader: metrics, summary, report."""

@@ -1,4 +1,4 @@
-"""Evaluations of a run as lines for a reader."""
+"""Evaluations of a run, formatted for a reader."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rollmesh.learner.checkpoint.best import Best, best_checkpoint
 from rollmesh.learner.evaluation.result_log import ResultLog
 from rollmesh.mesh.errors import DataError
 
-# Of a run folder; named here because the store of checkpoints loads torch.
+# Subfolder of a run; named here because the store of checkpoints loads torch.
 _CHECKPOINTS = "checkpoints"
 
 
@@ -28,7 +28,7 @@ def evaluations(run: Path) -> tuple[list[dict[str, Any]], Best | None]:
     return results, best_checkpoint(run / _CHECKPOINTS)
 
 
-def columns(results: list[dict[str, Any]], best: Best | None) -> tuple[list[str], list[list[str]]]:
+def result_table(results: list[dict[str, Any]], best: Best | None) -> tuple[list[str], list[list[str]]]:
     """Head and rows of a table."""
     names = list(dict.fromkeys(name for result in results for name in result["figures"]))
     sources = list(dict.fromkeys(source for result in results for source in result["by_source"]))
@@ -36,14 +36,14 @@ def columns(results: list[dict[str, Any]], best: Best | None) -> tuple[list[str]
     head = ["version", "reward", *of_sources, *names, "scored", "failed", "tokens", "seconds", ""]
     rows = []
     for result in results:
-        by_source, figures = result["by_source"], result["figures"]
+        by_source, metrics = result["by_source"], result["figures"]
         is_best = best is not None and (best.incarnation, best.version) == (result["incarnation"], result["version"])
         rows.append(
             [
                 f"{result['incarnation']}:{result['version']}",
                 f"{result['reward']:.4f}",
                 *(_show(by_source.get(source)) for source in sources if of_sources),
-                *(_show(figures.get(name)) for name in names),
+                *(_show(metrics.get(name)) for name in names),
                 str(result["scored"]),
                 str(result["failed"]),
                 f"{result['response_length']:.1f}",
@@ -57,7 +57,7 @@ def columns(results: list[dict[str, Any]], best: Best | None) -> tuple[list[str]
 def result_grid(run: Path) -> list[list[str]]:
     """A table with its head; empty where the run has no evaluation."""
     try:
-        head, rows = columns(*evaluations(run))
+        head, rows = result_table(*evaluations(run))
     except DataError:
         return []
     return [head, *rows]
@@ -69,7 +69,7 @@ def result_lines(run: Path) -> Iterator[str]:
     Raises:
         DataError: the run has none.
     """
-    head, rows = columns(*evaluations(run))
+    head, rows = result_table(*evaluations(run))
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     for row in (head, *rows):
         yield "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -1,4 +1,4 @@
-"""Groups that failed: how many, for what reasons, and what their members said most often.
+"""Groups that failed: their number, their reasons, and the most frequent causes.
 
 They are never trained, so that no training step counts their members.
 """
@@ -7,28 +7,35 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from rollmesh.mesh.tables import EVAL, TRAIN
+
 _PREFIX = "failed/"
-_KINDS = {"train": "training", "eval": "evaluation"}
-# Of a cause, where a line has to hold it.
+_KINDS = {TRAIN: "training", EVAL: "evaluation"}
+# Characters of a cause that fit into a line.
 _CHARACTERS = 200
 
 
+def failed_groups(reasons: Mapping[str, int]) -> int:
+    """Groups that failed, of all ends of groups by `FATE/REASON`."""
+    return sum(count for name, count in reasons.items() if name.startswith(_PREFIX))
+
+
 def failures_text(table: str, reasons: Mapping[str, int], causes: Iterable[str] = ()) -> str:
-    """In words; empty where none has failed.
+    """The failed groups in words; empty where none has failed.
 
     Args:
         table: `train` or `eval`.
         reasons: of all ends of groups, by `FATE/REASON`.
-        causes: of the latest failures, the most frequent first; none: they are not known here.
+        causes: of the latest failures, the most frequent first; none: not known.
     """
     failed = {name.removeprefix(_PREFIX): count for name, count in reasons.items() if name.startswith(_PREFIX)}
-    total = sum(failed.values())
+    total = failed_groups(reasons)
     if not total:
         return ""
     counts = ", ".join(f"{name} {count}" for name, count in sorted(failed.items()))
     cause = next(iter(causes), "")
-    said = f"mostly: {_short(cause)}" if cause else "see `rollmesh ledger --failed`"
-    return f"{total} {_KINDS[table]} group{'s' * (total > 1)} failed ({counts}); {said}"
+    cause_text = f"mostly: {_short(cause)}" if cause else "see `rollmesh ledger --failed`"
+    return f"{total} {_KINDS[table]} group{'s' * (total > 1)} failed ({counts}); {cause_text}"
 
 
 def _short(cause: str) -> str:

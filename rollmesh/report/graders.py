@@ -1,4 +1,4 @@
-"""With what a run has graded mathematics: versions in the environment in which its scorers ran.
+"""The packages with which a run has graded mathematics: versions in its scorers' environment.
 
 Rewards depend on them: the same answer may be right with one version and wrong with another.
 """
@@ -19,7 +19,7 @@ _DEADLINE_S = 30.0
 
 
 def grader_versions(config: Config) -> dict[str, str]:
-    """Versions by package; nothing where no scorer of this mesh reads mathematics, or its environment is gone."""
+    """Versions by package; empty where no scorer of this mesh reads mathematics, or its environment is gone."""
     reward = config.reward
     local, _ = split_routes(reward.by_data_source)
     names = [*(() if reward.endpoints else reward.functions), *chain.from_iterable(local.values())]

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.files import write_atomically
 from rollmesh.report.evals import result_grid
 from rollmesh.report.metrics import read_metrics, run_records
 from rollmesh.report.pushes import push_rows, read_receivers
 from rollmesh.report.samples import read_samples
-from rollmesh.report.series import curves
+from rollmesh.report.series import build_curves
 from rollmesh.report.stalls import read_stalls, stall_grid
 from rollmesh.report.summary import FinalState, Summary, build_summary, read_summary
 from rollmesh.run_files import config_path, read_config
@@ -26,7 +27,7 @@ def write_report(folder: Path) -> Path:
     """Writes the report of a run folder; a run in progress is reported as far as it went.
 
     Raises:
-        DataError: the folder is none of a run, or it has neither metrics nor a summary yet.
+        DataError: the folder is not a run folder, or it has neither metrics nor a summary yet.
     """
     config = read_config(folder)
     try:
@@ -37,9 +38,7 @@ def write_report(folder: Path) -> Path:
             raise DataError(f"nothing to report in {folder}: it has no metrics yet", hint=hint) from error
         summary = build_summary(folder, config, FinalState())
     path = folder / _FILE
-    scratch = path.with_suffix(".tmp")
-    scratch.write_text(_page(folder, config, summary), encoding="utf-8")
-    scratch.replace(path)
+    write_atomically(path, _page(folder, config, summary))
     return path
 
 
@@ -58,8 +57,8 @@ def _page(folder: Path, config: Config, summary: Summary) -> str:
 
 
 def _figures(folder: Path, config: Config, summary: Summary) -> str:
-    drawn = curves(run_records(folder), read_metrics(folder / "mesh.jsonl"))
-    if not (drawn.steps or drawn.eval_steps or drawn.look_seconds):
+    drawn = build_curves(run_records(folder), read_metrics(folder / "mesh.jsonl"))
+    if not (drawn.steps or drawn.eval_steps or drawn.snapshot_seconds):
         return "<p>Nothing was generated, trained or evaluated.</p>"
     # Matplotlib takes half a second.
     from rollmesh.report import plots

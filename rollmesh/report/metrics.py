@@ -13,16 +13,16 @@ from typing import Any
 
 Record = Mapping[str, Any]
 REWARD = "critic/score/mean"
-"""Mean reward of a training step: what tells its record from others."""
+"""Mean reward of a training step, which distinguishes its record from others."""
 
 
 def is_training(record: Record) -> bool:
-    """Whether the record is of a training step."""
+    """True for the record of a training step."""
     return REWARD in record
 
 
 def is_evaluation(record: Record) -> bool:
-    """Whether the record is of an evaluation round."""
+    """True for the record of an evaluation round."""
     return "eval/reward" in record
 
 
@@ -30,7 +30,7 @@ class MetricsTail:
     """Follows a metrics file; each `read` gives the records added since the one before.
 
     Args:
-        from_end: leave out what is in the file already.
+        from_end: leave out the present records of the file.
     """
 
     def __init__(self, path: Path, *, from_end: bool = False) -> None:
@@ -51,11 +51,11 @@ class MetricsTail:
 
 
 def read_metrics(path: Path) -> list[Record]:
-    """All records of a file; empty where there is none."""
+    """All records of a file; empty without a file."""
     return MetricsTail(path).read()
 
 
-def surviving(records: Sequence[Record]) -> list[Record]:
+def surviving_records(records: Sequence[Record]) -> list[Record]:
     """The records of the surviving lineage: a step that a resumed learner trained again replaces the discarded one."""
     kept: list[Record] = []
     last = -1
@@ -71,7 +71,7 @@ def surviving(records: Sequence[Record]) -> list[Record]:
 
 def run_records(folder: Path) -> list[Record]:
     """The surviving records of a run folder."""
-    return surviving(read_metrics(folder / "metrics.jsonl"))
+    return surviving_records(read_metrics(folder / "metrics.jsonl"))
 
 
 def _parse(line: bytes) -> Record | None:

@@ -14,7 +14,7 @@ from rollmesh.report.series import Curves, smoothed
 
 _BLUE, _ORANGE, _GREEN, _RED, _GREY = "#3366cc", "#e07b00", "#2a9d5c", "#c0392b", "#b8bec6"
 _PHASE_COLOURS = {"wait": _ORANGE, "train": _BLUE, "publish": _GREEN, "prepare": "#8fb0e6", "checkpoint": _GREY}
-# The time line shows at most so many bars: single steps would be noise.
+# The time line shows at most this many bars: single steps would be noise.
 _MAX_BARS = 80
 
 
@@ -24,7 +24,7 @@ def reward_over_time(curves: Curves) -> str:
 
 
 def reward_over_steps(curves: Curves) -> str:
-    """The same over steps."""
+    """Training reward (smoothed) and held-out reward over steps."""
     return _draw(lambda axes: _reward(axes, curves.steps, curves.eval_steps, curves, "steps"))
 
 
@@ -41,7 +41,7 @@ def staleness_over_steps(curves: Curves, bound: int) -> str:
 
 
 def staleness_histogram(histogram: dict[str, int]) -> str:
-    """How many trained tokens had which age."""
+    """Numbers of trained tokens by age."""
 
     def plot(axes: Axes) -> None:
         axes.bar(list(histogram), list(histogram.values()), color=_BLUE, label="tokens")
@@ -54,7 +54,7 @@ def throughput(curves: Curves) -> str:
     """Tokens per second generated and trained."""
 
     def plot(axes: Axes) -> None:
-        axes.plot(curves.look_seconds, smoothed(curves.generated_per_s), color=_ORANGE, label="generated")
+        axes.plot(curves.snapshot_seconds, smoothed(curves.generated_per_s), color=_ORANGE, label="generated")
         axes.plot(curves.seconds, smoothed(curves.trained_per_s), color=_BLUE, label="trained")
         axes.set(xlabel="seconds", ylabel="tokens per second")
         axes.set_ylim(bottom=0)
@@ -64,7 +64,7 @@ def throughput(curves: Curves) -> str:
 
 
 def who_waited(curves: Curves) -> str:
-    """What the learner did in each stretch of the run, as shares; and how long generators stood at the gate."""
+    """The learner's phases in each stretch of the run, as shares, and the generators' time at the gate."""
 
     def plot(axes: Axes) -> None:
         stride = max(1, -(-len(curves.seconds) // _MAX_BARS))
@@ -88,7 +88,7 @@ def who_waited(curves: Curves) -> str:
             )
             floor = [low + share for low, share in zip(floor, shares, strict=True)]
         gate = smoothed(curves.gate_share)
-        axes.plot(curves.look_seconds, gate, color="black", linewidth=1, label="generators at the gate")
+        axes.plot(curves.snapshot_seconds, gate, color="black", linewidth=1, label="generators at the gate")
         axes.set(xlabel="seconds", ylabel="share of time", ylim=(0, 1.05))
         axes.set_xlim(left=0)
 

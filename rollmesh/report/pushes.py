@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollmesh.mesh.trajectory.versions import PolicyVersion
-from rollmesh.report.table_lines import size
+from rollmesh.report.table_lines import format_bytes
 
 if TYPE_CHECKING:
     from rollmesh.protos import weights_pb2
     from rollmesh.report.summary import Summary
 
-# Moments after the announcement, but for the pause, which is a length.
+# Moments after the announcement, except for the pause, which is a duration.
 _STAGES = {
     "first_byte": "first byte",
     "last_byte": "last byte",
@@ -27,7 +27,7 @@ _HEAD = ["receiver", "versions", "failed", "last", *(f"{title}, ms" for title in
 
 
 def read_receivers(folder: Path) -> dict[str, Any]:
-    """What each generator reported, as the learner wrote it at the end of the run; nothing where it has not."""
+    """Each generator's report, as the learner wrote it at the end of the run; empty without one."""
     try:
         found = json.loads((folder / "learner.json").read_text(encoding="utf-8"))["pushes"]["receivers"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -60,7 +60,7 @@ def push_rows(summary: Summary, receivers: Mapping[str, Any]) -> list[list[str]]
 
 
 def live_rows(pushes: weights_pb2.PushesResponse) -> list[list[str]]:
-    """The same for a run in progress, as the learner reports it; without the row of totals."""
+    """Rows for a run in progress, from the learner's reports; without the row of totals."""
     rows = [_HEAD]
     for entry in pushes.receivers:
         reported = entry.HasField("last")
@@ -85,8 +85,8 @@ def live_rows(pushes: weights_pb2.PushesResponse) -> list[list[str]]:
     return rows
 
 
-def choices(pushes: weights_pb2.PushesResponse) -> list[str]:
-    """Lines that say over what receivers get full versions, and why over nothing cheaper; one per choice."""
+def transport_choices(pushes: weights_pb2.PushesResponse) -> list[str]:
+    """Lines about the transport of full versions, with the reasons against cheaper ones; one per choice."""
     found: dict[str, list[str]] = {}
     for entry in pushes.receivers:
         if entry.last.choice:
@@ -98,10 +98,10 @@ def _what(last: Mapping[str, Any]) -> str:
     if not last:
         return "-"
     source = f" from {last['source']}" if last.get("source") else ""
-    return f"{last['version']}: {size(last['bytes'])} {last['encoding']} over {last['transport']}{source}"
+    return f"{last['version']}: {format_bytes(last['bytes'])} {last['encoding']} over {last['transport']}{source}"
 
 
 def _cell(last: float | None, p50: float | None, p99: float | None) -> str:
-    """`last (p50 / p99)`; what is not known is a dash."""
+    """`last (p50 / p99)`; unknown values are a dash."""
     parts: Sequence[str] = ["-" if value is None else f"{value:.3g}" for value in (last, p50, p99)]
     return f"{parts[1]} / {parts[2]}" if last is None else f"{parts[0]} ({parts[1]} / {parts[2]})"

@@ -1,4 +1,4 @@
-"""The restarts of a run's services, over all launches, as the launcher notes them in `RUN/restarts.jsonl`."""
+"""The restarts of a run's services, over all launches, as the launcher records them in `RUN/restarts.jsonl`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Literal
 from rollmesh.report.metrics import read_metrics
 
 Reason = Literal["exit", "frozen", "hung"]
-"""It ended, it did not answer and was killed, or it found itself hanging and ended."""
+"""Reasons of a restart: the service ended, did not answer and was killed, or found itself hanging and ended."""
 _FILE = "restarts.jsonl"
 
 
-def note_restart(folder: Path, service: str, reason: Reason, now: float) -> None:
-    """Notes that a service is started again.
+def record_restart(folder: Path, service: str, reason: Reason, now: float) -> None:
+    """Records that a service is started again.
 
     Args:
         reason: why it ended.
@@ -25,7 +25,7 @@ def note_restart(folder: Path, service: str, reason: Reason, now: float) -> None
 
 
 def read_restarts(folder: Path) -> dict[str, dict[str, int]]:
-    """How often each service was started again, by reason; those that never were are left out."""
+    """Numbers of restarts by service and reason; services without any are left out."""
     restarts: dict[str, dict[str, int]] = {}
     for record in read_metrics(folder / _FILE):
         reasons = restarts.setdefault(str(record["service"]), {})

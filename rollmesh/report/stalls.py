@@ -1,4 +1,4 @@
-"""The stalls of a run, as its learners noted them in `RUN/stalls.jsonl`."""
+"""The stalls of a run, as its learners recorded them in `RUN/stalls.jsonl`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Stall:
     Attributes:
         began: Unix time in seconds.
         seconds: that it lasted, as far as is known.
-        first: who held what since when, as told when it began.
-        held: the same, as last told.
-        ended: how.
+        first: the holders of groups, as reported when it began.
+        held: the holders, as last reported.
+        ended: how it ended.
     """
 
     began: float
@@ -49,7 +49,7 @@ def read_stalls(folder: Path) -> list[Stall]:
 
 
 def stall_grid(stalls: Sequence[Stall]) -> list[list[str]]:
-    """As rows of a table; the first is the head."""
+    """Stalls as rows of a table; the first is the head."""
     if not stalls:
         return [["none"]]
     head = ["began (UTC)", "lasted", "who held what at first", "who held what at last", "how it ended"]

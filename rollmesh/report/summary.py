@@ -1,7 +1,7 @@
 """`summary.json`: a run in one page of numbers.
 
-Invariant: it is made from what the services recorded (`metrics.jsonl`) and what the buffer said last; nothing is
-estimated, and what is not known is null.
+Invariant: it is made from the services' records (`metrics.jsonl`) and the buffer's last answers; nothing is estimated,
+and unknown values are null.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.files import write_atomically
+from rollmesh.mesh.tables import TRAIN
 from rollmesh.report.failures import failures_text
 from rollmesh.report.graders import grader_versions
 from rollmesh.report.metrics import Record, is_evaluation, is_training, read_metrics, run_records
 from rollmesh.report.restarts import read_restarts
-from rollmesh.report.series import number
+from rollmesh.report.series import metric_value
 from rollmesh.report.stalls import read_stalls
-from rollmesh.report.unscored import Unscored
+from rollmesh.report.unscored import UnscoredMembers
 
 if TYPE_CHECKING:
     from rollmesh.protos import buffer_pb2
@@ -33,7 +35,7 @@ _CAUSES = 10
 
 @dataclass
 class FinalState:
-    """What only the launcher knows at the end of a run.
+    """The launcher's own knowledge at the end of a run.
 
     Attributes:
         tables, ledgers: last answers of the buffer by table name.
@@ -62,21 +64,22 @@ class Summary:
         steps: batches trained on the surviving lineage.
         training_s: seconds from the first version to the last step, waiting included.
         wall_s: seconds of the last launch in all.
-        tokens_per_s_generated: sampled tokens, those of evaluations and of groups never trained included, over the
-            time from the first version to the last step or evaluation; of what generators sampled after their last
-            report only what was trained.
+        tokens_per_s_generated: sampled tokens, those of evaluations and of groups never trained included, over the time
+            from the first version to the last step or evaluation. Those sampled after the generators' last report count
+            only where they were trained.
         tokens_per_s_trained: response tokens that were trained.
-        groups_by_fate: trained, evicted_stale, filtered, failed, and `live` for what had no fate at the end.
-        ledger: table -> counters, the discrepancies of the recount, and what the latest failures said most often.
+        groups_by_fate: trained, evicted_stale, filtered, failed, and `live` for groups without a fate at the end.
+        ledger: table -> counters, the discrepancies of the recount, and the most frequent causes of the latest
+            failures.
         staleness: age in versions -> trained tokens.
-        waiting_s: who waited how long for whom, in seconds.
-        weight_push_ms: p50 and p99 from announcement to service, to the first byte, to the last one, to the report
-            (`ack`), and of the pause in decoding.
+        waiting_s: seconds of waiting by waiter and cause.
+        weight_push_ms: p50 and p99 from announcement to service, to the first byte, the last byte, the report (`ack`),
+            and of the pause in decoding.
         peak_memory_mb: by service.
         restarts: over all launches, by service and reason (`exit`: it ended; `frozen`: it did not answer; `hung`: it
             found itself hanging).
         unscored: of the trained groups: all members, those without a reward by code, and the newest cause.
-        stalls: when nothing moved: since when, how long, who held what, how it ended.
+        stalls: beginning, duration, holders of groups and end of each stall.
         graders: installed versions of what grades mathematics, by package, where this mesh's own scorers do.
     """
 
@@ -128,17 +131,17 @@ class Summary:
         yield f"summary: {Path(self.folder) / _FILE}"
 
     def unscored_text(self) -> str:
-        """Which members of trained groups have no reward, in words; empty where all have one."""
-        return Unscored.from_wire(self.unscored).text()
+        """Members of trained groups without a reward, in words; empty where all have one."""
+        return UnscoredMembers.from_wire(self.unscored).text()
 
     def failures(self) -> Iterator[str]:
-        """Which groups have failed and why, by table, in words; nothing where none has."""
+        """Failed groups and their reasons, by table, in words; empty where none has failed."""
         for table, ledger in self.ledger.items():
             if text := failures_text(table, ledger["reasons"], ledger["causes"]):
                 yield text
 
     def restarts_text(self) -> str:
-        """Who was started again, and why, in words; empty where no one was."""
+        """Restarted services and reasons, in words; empty without restarts."""
         return ", ".join(
             f"{service} {count} ({reason})"
             for service, reasons in self.restarts.items()
@@ -147,7 +150,7 @@ class Summary:
 
 
 def build_summary(folder: Path, config: Config, final: FinalState) -> Summary:
-    """Puts together what a run folder holds and what the launcher knows."""
+    """Combines the contents of a run folder and the launcher's knowledge."""
     records = run_records(folder)
     steps = [record for record in records if is_training(record)]
     evaluations = sorted((record for record in records if is_evaluation(record)), key=lambda item: int(item["step"]))
@@ -157,9 +160,9 @@ def build_summary(folder: Path, config: Config, final: FinalState) -> Summary:
         if record["eval/reward"] is not None and record.get(_BY) == evaluations[-1].get(_BY)
     ]
     training_s = _last(steps, "wall_s") or 0.0
-    table = final.tables.get("train")
-    unscored = Unscored()
-    unscored.note(steps)
+    table = final.tables.get(TRAIN)
+    unscored = UnscoredMembers()
+    unscored.add(steps)
     return Summary(
         run=config.run.name,
         folder=str(config.run.folder),
@@ -167,7 +170,11 @@ def build_summary(folder: Path, config: Config, final: FinalState) -> Summary:
         held_out_first=held_out[0] if held_out else None,
         held_out_last=held_out[-1] if held_out else None,
         held_out=[
-            {"step": int(record["step"]), "seconds": number(record, "wall_s"), "reward": number(record, "eval/reward")}
+            {
+                "step": int(record["step"]),
+                "seconds": metric_value(record, "wall_s"),
+                "reward": metric_value(record, "eval/reward"),
+            }
             for record in evaluations
         ],
         steps=int(steps[-1]["step"]) if steps else 0,
@@ -206,10 +213,7 @@ def build_summary(folder: Path, config: Config, final: FinalState) -> Summary:
 def write_summary(folder: Path, config: Config, final: FinalState) -> Summary:
     """Builds the summary of a run folder and writes it there."""
     summary = build_summary(folder, config, final)
-    path = folder / _FILE
-    scratch = path.with_suffix(".tmp")
-    scratch.write_text(json.dumps(asdict(summary), indent=2) + "\n", encoding="utf-8")
-    scratch.replace(path)
+    write_atomically(folder / _FILE, json.dumps(asdict(summary), indent=2) + "\n")
     return summary
 
 
@@ -217,7 +221,7 @@ def read_summary(folder: Path) -> Summary:
     """The summary in a run folder.
 
     Raises:
-        DataError: there is none, or it was written by something else.
+        DataError: no summary, or one of another program.
     """
     path = folder / _FILE
     try:
@@ -229,7 +233,7 @@ def read_summary(folder: Path) -> Summary:
 
 
 def _fates(final: FinalState) -> dict[str, int]:
-    answer = final.ledgers.get("train")
+    answer = final.ledgers.get(TRAIN)
     if answer is None:
         return {}
     counts = answer.counters
@@ -264,15 +268,15 @@ def _histogram(steps: Sequence[Record]) -> dict[str, int]:
     return {str(age): total[age] for age in sorted(total)}
 
 
-def _generated_per_s(records: Sequence[Record], looks: Sequence[Record], trained: float) -> float | None:
+def _generated_per_s(records: Sequence[Record], snapshots: Sequence[Record], trained: float) -> float | None:
     """All tokens over the run's own clock, which stands still between launches; None where none was seen.
 
     Args:
-        trained: tokens that were sampled, since they were trained: generators that were looked at for the last time
-            before they had reported them count for these at least.
+        trained: tokens that were sampled, since they were trained. The total counts these at least: a generator's last
+            snapshot may precede its report of them.
     """
-    seconds = max((number(record, "wall_s") or 0.0 for record in records), default=0.0)
-    return _rate(max(_last(looks, "generated_tokens") or 0.0, trained) or None, seconds)
+    seconds = max((metric_value(record, "wall_s") or 0.0 for record in records), default=0.0)
+    return _rate(max(_last(snapshots, "generated_tokens") or 0.0, trained) or None, seconds)
 
 
 def _last(records: Sequence[Record], name: str) -> float | None:

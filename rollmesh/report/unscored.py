@@ -1,4 +1,4 @@
-"""Members of trained groups that have no reward: how many, why, and what the newest of them said."""
+"""Members of trained groups without a reward: their number, reasons, and the newest cause."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollmesh.report.metrics import Record, is_training
-from rollmesh.report.series import number
+from rollmesh.report.series import metric_value
 
 _PREFIX = "unscored/"
-# Of a cause, where a line has to hold it.
+# Characters of a cause that fit into a line.
 _CHARACTERS = 200
 
 
 @dataclass(slots=True)
-class Unscored:
+class UnscoredMembers:
     """Sums over training steps.
 
     Attributes:
@@ -30,24 +30,24 @@ class Unscored:
     cause: str = ""
 
     def to_wire(self) -> dict[str, Any]:
-        """As JSON."""
+        """The sums as JSON."""
         return {"members": self.members, "codes": dict(self.codes), "cause": self.cause}
 
     @classmethod
-    def from_wire(cls, wire: Mapping[str, Any]) -> Unscored:
+    def from_wire(cls, wire: Mapping[str, Any]) -> UnscoredMembers:
         """Inverse of `to_wire`."""
         return cls(wire["members"], Counter(wire["codes"]), wire["cause"])
 
-    def note(self, records: Iterable[Record]) -> None:
-        """Takes in records in the order in which they were made; those of evaluations are passed over."""
+    def add(self, records: Iterable[Record]) -> None:
+        """Adds records in the order in which they were made; those of evaluations are passed over."""
         for record in filter(is_training, records):
-            found = {name: int(number(record, name) or 0) for name in record if name.startswith(_PREFIX)}
+            found = {name: int(metric_value(record, name) or 0) for name in record if name.startswith(_PREFIX)}
             self.codes.update({name.removeprefix(_PREFIX): count for name, count in found.items()})
-            self.members += int(number(record, "samples") or 0) + sum(found.values())
+            self.members += int(metric_value(record, "samples") or 0) + sum(found.values())
             self.cause = str(record.get("unscored_cause", self.cause))
 
     def text(self) -> str:
-        """In words; empty where every member has a reward."""
+        """The sums in words; empty where every member has a reward."""
         if not self.codes:
             return ""
         counts = ", ".join(f"{code} {count}" for code, count in self.codes.most_common())

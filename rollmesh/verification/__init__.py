@@ -1,1 +1,1 @@
-"""`rollmesh weights verify`: whether every generator serves what the learner has published."""
+"""`rollmesh weights verify`: checks that every generator serves the learner's published weights."""

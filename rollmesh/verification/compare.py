@@ -1,9 +1,8 @@
-"""Asks every generator what it serves and compares it with the learner's bytes of the same version.
+"""Compares the weights of every generator with the learner's bytes of the same version.
 
-Training may go on meanwhile. Small versions are fetched as they are announced, and the latest of them kept; else a
-generator is asked first, and then the version that it named is fetched from the learner. Where that is gone by then,
-it is asked again. A verdict is final; `not compared` is what is left at the end of
-the time, with the last reason.
+Training may continue meanwhile. Small versions are fetched as they are announced, and the latest of them kept.
+Otherwise a generator is asked first, and then its version is fetched from the learner. Where that is gone by then, the
+generator is asked again. A verdict is final; `not compared`, with the last reason, is the verdict at the deadline.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from rollmesh.launcher.mesh_monitor import MeshView
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.launcher.mesh_client import MeshClient
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import RollmeshError, UnreachableError, WeightsError
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.rpc.errors import to_rollmesh_error
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import generator_pb2, generator_pb2_grpc, membership_pb2, weights_pb2
 from rollmesh.verification.published_weights import PublishedModel
-from rollmesh.verification.verdict import Answer, Reference, Verdict, judge
+from rollmesh.verification.verdict import GeneratorAnswer, LearnerReference, Verdict, judge
 
 _PROBE_TIMEOUT_S = 30.0
 _BETWEEN_TRIES_S = 0.2
-# Versions whose announcements are remembered; and whose bytes, where they are few: then a new one may come sooner than
-# an old one is asked for.
+# Versions whose announcements are remembered. Also those whose bytes are, where they are few: then a new one may come
+# sooner than an old one is asked for.
 _REMEMBERED = 64
 _KEPT, _KEPT_BYTES = 32, 8 << 20
 _PROBE_TOKENS = 24
@@ -49,7 +48,7 @@ class Comparison:
 
     @property
     def verified(self) -> bool:
-        """Whether there are generators, and all of them were compared and agree."""
+        """True where the mesh has generators, and all of them were compared and agree."""
         return bool(self.verdicts) and all(verdict.outcome == "agrees" for verdict in self.verdicts)
 
 
@@ -68,13 +67,13 @@ async def compare(
         security: token and TLS of the mesh.
         timeout_s: how long versions are followed until every generator was compared.
         prompt: probe; none: token ids spread over the vocabulary.
-        tolerance: largest difference of a log-prob that is none, in nats; None: as the dtype suggests.
+        tolerance: largest difference of a log-prob that counts as equal, in nats; None: by the dtype.
 
     Raises:
-        RollmeshError: the mesh or its learner does not answer, or there is none.
+        RollmeshError: the mesh or its learner does not answer, or the mesh has no learner.
     """
-    async with MeshView(mesh, security) as view:
-        members = (await view.members()).members
+    async with MeshClient(mesh, security) as mesh_client:
+        members = (await mesh_client.members()).members
     learner = next((m for m in members if m.role == membership_pb2.ROLE_LEARNER and m.address), None)
     if learner is None:
         raise UnreachableError(
@@ -87,15 +86,15 @@ async def compare(
             loaded = await published.load(_widest_dtype(announced.newest()))
             ids = _probe_ids(loaded.tokenizer, prompt, int(loaded.model.config.get_text_config().vocab_size))
             context = min([loaded.context, *await _contexts(generators, security)])
-            following = _Following(published, announced, ids[:context], tolerance, security)
-            verdicts = await following.all(generators, timeout_s)
+            comparison = _GeneratorComparison(published, announced, ids[:context], tolerance, security)
+            verdicts = await comparison.compare_all(generators, timeout_s)
     finally:
         await published.close()
     return Comparison(learner.member_id, sorted(verdicts, key=lambda verdict: verdict.member_id))
 
 
 async def _contexts(generators: Sequence[membership_pb2.Member], security: SecuritySection) -> list[int]:
-    """How many tokens those take that say so. Who does not answer is asked again when it is compared."""
+    """Context lengths of the generators that report one; others are asked again when they are compared."""
 
     async def ask(member: membership_pb2.Member) -> int:
         channel = open_channel(member.address, security)
@@ -111,8 +110,8 @@ async def _contexts(generators: Sequence[membership_pb2.Member], security: Secur
 
 
 @dataclass(slots=True)
-class _Announced:
-    """Manifests by version, and the bytes of some, the newest last; `ended` says why no more come."""
+class _RecentVersions:
+    """Manifests by version, and the bytes of some, the newest last; `ended`: why no more come."""
 
     manifests: dict[PolicyVersion, weights_pb2.Manifest] = field(default_factory=dict)
     data: dict[PolicyVersion, memoryview] = field(default_factory=dict)
@@ -125,7 +124,7 @@ class _Announced:
             del self.manifests[next(iter(self.manifests))]
         self.news.set()
 
-    def keep(self, manifest: weights_pb2.Manifest, data: memoryview) -> None:
+    def store(self, manifest: weights_pb2.Manifest, data: memoryview) -> None:
         self.data[PolicyVersion.from_proto(manifest.policy)] = data
         while len(self.data) > _KEPT:
             del self.data[next(iter(self.data))]
@@ -135,9 +134,9 @@ class _Announced:
 
 
 @asynccontextmanager
-async def _announcements(published: PublishedModel, timeout_s: float) -> AsyncIterator[_Announced]:
+async def _announcements(published: PublishedModel, timeout_s: float) -> AsyncIterator[_RecentVersions]:
     """Follows the learner's announcements while the block runs; the first one is there at its start."""
-    announced = _Announced()
+    announced = _RecentVersions()
     call = published.weights.Watch(weights_pb2.WatchRequest())
 
     async def follow() -> None:
@@ -146,7 +145,7 @@ async def _announcements(published: PublishedModel, timeout_s: float) -> AsyncIt
                 announced.add(manifest)
                 if sum(bucket.nbytes for bucket in manifest.buckets) <= _KEPT_BYTES:
                     with contextlib.suppress(WeightsError):
-                        announced.keep(manifest, await published.fetch(manifest))
+                        announced.store(manifest, await published.fetch(manifest))
         except grpc.aio.AioRpcError as error:
             announced.ended = f"; the learner announces no more: {error.details()}"
             raise
@@ -169,13 +168,13 @@ async def _announcements(published: PublishedModel, timeout_s: float) -> AsyncIt
         await asyncio.gather(task, return_exceptions=True)
 
 
-class _Following:
-    """Compares generators at whatever versions they come to serve."""
+class _GeneratorComparison:
+    """Compares generators at the versions that they serve."""
 
     def __init__(
         self,
         published: PublishedModel,
-        announced: _Announced,
+        announced: _RecentVersions,
         token_ids: Sequence[int],
         tolerance: float | None,
         security: SecuritySection,
@@ -185,18 +184,18 @@ class _Following:
         self._token_ids = token_ids
         self._tolerance = tolerance
         self._security = security
-        self._references: dict[PolicyVersion, Reference] = {}
+        self._references: dict[PolicyVersion, LearnerReference] = {}
         # There is one model, and its memory is large.
         self._one_at_a_time = asyncio.Lock()
 
-    async def all(self, generators: Sequence[membership_pb2.Member], timeout_s: float) -> list[Verdict]:
+    async def compare_all(self, generators: Sequence[membership_pb2.Member], timeout_s: float) -> list[Verdict]:
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout_s
         open_ones = {member.member_id: member for member in generators}
         verdicts: dict[str, Verdict] = {}
         while open_ones:
             self._announced.news.clear()
-            found = await asyncio.gather(*(self._look(member, until - loop.time()) for member in open_ones.values()))
+            found = await asyncio.gather(*(self._compare(member, until - loop.time()) for member in open_ones.values()))
             for verdict in found:
                 verdicts[verdict.member_id] = verdict
                 if verdict.outcome != "not compared":
@@ -208,7 +207,7 @@ class _Following:
                     await asyncio.wait_for(self._announced.news.wait(), _BETWEEN_TRIES_S)
         return list(verdicts.values())
 
-    async def _look(self, member: membership_pb2.Member, time_left_s: float) -> Verdict:
+    async def _compare(self, member: membership_pb2.Member, time_left_s: float) -> Verdict:
         try:
             answer = await self._ask(member, max(1.0, min(time_left_s, _PROBE_TIMEOUT_S)))
             manifest = self._announced.manifests.get(answer.policy)
@@ -221,7 +220,7 @@ class _Following:
         except RollmeshError as error:
             return Verdict(member.member_id, "not compared", error.message)
 
-    async def _ask(self, member: membership_pb2.Member, timeout_s: float) -> Answer:
+    async def _ask(self, member: membership_pb2.Member, timeout_s: float) -> GeneratorAnswer:
         channel = open_channel(member.address, self._security)
         try:
             control = generator_pb2_grpc.GeneratorControlStub(channel)
@@ -231,8 +230,8 @@ class _Following:
         finally:
             await channel.close()
         if not response.found_digest and not response.not_comparable:
-            raise WeightsError(f"generator {member.member_id} said nothing of its weights")
-        return Answer(
+            raise WeightsError(f"generator {member.member_id} reported nothing about its weights")
+        return GeneratorAnswer(
             member.member_id,
             PolicyVersion.from_proto(response.serving),
             response.announced_digest,
@@ -242,7 +241,7 @@ class _Following:
             list(response.log_probs),
         )
 
-    async def _reference(self, manifest: weights_pb2.Manifest) -> Reference:
+    async def _reference(self, manifest: weights_pb2.Manifest) -> LearnerReference:
         policy = PolicyVersion.from_proto(manifest.policy)
         async with self._one_at_a_time:
             if policy not in self._references:
@@ -253,7 +252,7 @@ class _Following:
 
 
 def _widest_dtype(manifest: weights_pb2.Manifest) -> str:
-    """In which the reference is computed: what most of the weights travel in, or float32 for narrower ones."""
+    """Dtype of the reference: that of most weights, or float32 for narrower ones."""
     by_dtype: dict[str, int] = {}
     for entry in manifest.tensors:
         by_dtype[entry.dtype] = by_dtype.get(entry.dtype, 0) + entry.nbytes

@@ -1,7 +1,7 @@
-"""A published version as the learner serves it, and what a plain forward pass makes of it.
+"""A published version as the learner serves it, and its log-probs by a plain forward pass.
 
-Invariant: nothing of an inference engine takes part: the bytes come from the learner itself, are verified, and run
-through the model's own code on this machine's CPU, without a cache.
+Invariant: no part of an inference engine is used. The bytes come from the learner itself, are verified, and run through
+the model's own code on this machine's CPU, without a cache.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import torch
 
 from rollmesh.generators.engines.hf.model.loading import LoadedModel, load_model
 from rollmesh.generators.model_bundle import read_parts, write_model_files
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import DataError, WeightsError
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.rpc.errors import to_rollmesh_error
 from rollmesh.mesh.trajectory.versions import PolicyVersion
-from rollmesh.mesh.weights import Wanted, check_manifest
+from rollmesh.mesh.weights import BucketSet, check_manifest
 from rollmesh.mesh.weights.tensors import named_tensors
 from rollmesh.protos import weights_pb2, weights_pb2_grpc
-from rollmesh.verification.verdict import Reference, tolerance_for
+from rollmesh.verification.verdict import LearnerReference, tolerance_for
 
 _BUNDLE_TIMEOUT_S = 60.0
 
@@ -71,14 +71,14 @@ class PublishedModel:
         data: memoryview,
         token_ids: Sequence[int],
         tolerance: float | None,
-    ) -> Reference:
-        """What the learner's bytes of a version make of tokens.
+    ) -> LearnerReference:
+        """Log-probs of tokens from the learner's bytes of a version.
 
         Args:
             manifest: as announced.
             data: of the version (`fetch`).
             token_ids: at least two.
-            tolerance: largest difference of a log-prob that is none; None: as the dtype of the weights suggests.
+            tolerance: largest difference of a log-prob that counts as equal; None: by the dtype of the weights.
 
         Raises:
             DataError: the model is not the one that the manifest describes.
@@ -88,7 +88,7 @@ class PublishedModel:
         log_probs = await asyncio.to_thread(_log_probs, self._loaded, manifest, data, token_ids)
         dtypes = {entry.dtype for entry in manifest.tensors if entry.dtype.startswith(("float", "bfloat"))}
         allowed = tolerance_for(sorted(dtypes)) if tolerance is None else tolerance
-        return Reference(PolicyVersion.from_proto(manifest.policy), manifest.digest, log_probs, allowed)
+        return LearnerReference(PolicyVersion.from_proto(manifest.policy), manifest.digest, log_probs, allowed)
 
     async def fetch(self, manifest: weights_pb2.Manifest) -> memoryview:
         """The learner's bytes of a version, verified.
@@ -97,19 +97,19 @@ class PublishedModel:
             WeightsError: the version is not kept any more, or did not come whole.
         """
         check_manifest(manifest)
-        wanted = Wanted.full(manifest)
-        data = memoryview(bytearray(wanted.nbytes))
-        for index in range(len(wanted.buckets)):
-            part, end = wanted.part(data, index), 0
-            request = weights_pb2.FetchBucketRequest(policy=wanted.policy.to_proto(), bucket=index)
+        bucket_set = BucketSet.full(manifest)
+        data = memoryview(bytearray(bucket_set.nbytes))
+        for index in range(len(bucket_set.buckets)):
+            part, end = bucket_set.part(data, index), 0
+            request = weights_pb2.FetchBucketRequest(policy=bucket_set.policy.to_proto(), bucket=index)
             try:
                 async for chunk in self.weights.FetchBucket(request, timeout=self._timeout_s):
                     part[end : end + len(chunk.data)] = chunk.data
                     end += len(chunk.data)
             except grpc.aio.AioRpcError as error:
-                typed = to_rollmesh_error(error, wanted.name(index))
+                typed = to_rollmesh_error(error, bucket_set.name(index))
                 raise WeightsError(typed.message, hint=typed.hint) from error
-            wanted.verify(index, part)
+            bucket_set.verify(index, part)
         return data
 
 
@@ -117,7 +117,7 @@ class PublishedModel:
 def _log_probs(
     loaded: LoadedModel, manifest: weights_pb2.Manifest, data: memoryview, token_ids: Sequence[int]
 ) -> list[float]:
-    """Of each token from the second on, in nats."""
+    """Log-probs of each token from the second on, in nats."""
     targets = loaded.model.state_dict(keep_vars=True)
     missing = set(targets)
     for name, tensor in named_tensors(manifest, data):

@@ -1,4 +1,4 @@
-"""What a generator says of its weights, judged by what the learner has published. No I/O."""
+"""Verdicts on generators' weights, compared with the learner's published ones. No I/O."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _NAMED = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What one generator said.
+class GeneratorAnswer:
+    """The answer of one generator.
 
     Attributes:
-        member_id: who.
+        member_id: of the generator.
         policy: version in service.
         announced: manifest digest under which it came.
-        found: manifest digest of what is in the engine; empty where it cannot be told.
-        not_comparable: why it cannot.
-        differing: names of tensors that are not what was announced.
+        found: manifest digest of the engine's tensors; empty where it is not known.
+        not_comparable: why it is not known.
+        differing: names of tensors that differ from the announced ones.
         log_probs: nats, of the probe prompt's tokens from the second on.
     """
 
@@ -42,14 +42,14 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
-    """The learner's word on one version.
+class LearnerReference:
+    """The learner's reference for one version.
 
     Attributes:
         policy: the version.
         digest: of its manifest.
         log_probs: of the probe prompt, from the bytes that the learner serves.
-        tolerance: largest difference of a log-prob that is none, in nats.
+        tolerance: largest difference of a log-prob that counts as equal, in nats.
     """
 
     policy: PolicyVersion
@@ -65,9 +65,9 @@ class Verdict:
     Attributes:
         member_id: the generator.
         outcome: `agrees`, `differs`, or `not compared`.
-        why: what differs, or why nothing was compared; of one that agrees, what could not be compared, if anything.
+        why: the difference, or why nothing was compared; with `agrees`, the parts that could not be compared, if any.
         policy: version in service; None where it did not answer.
-        digest: of what is in the engine; where that cannot be told, of what was announced to it.
+        digest: of the engine's tensors; where that is not known, of the announced ones.
         largest_difference: of a log-prob, in nats; None where there was no reference.
     """
 
@@ -79,7 +79,7 @@ class Verdict:
     largest_difference: float | None = None
 
 
-def judge(answer: Answer, reference: Reference) -> Verdict:
+def judge(answer: GeneratorAnswer, reference: LearnerReference) -> Verdict:
     """Compares an answer with the reference of the same version."""
     digest = answer.found or answer.announced
     differences = [abs(mine - theirs) for mine, theirs in zip(answer.log_probs, reference.log_probs, strict=False)]

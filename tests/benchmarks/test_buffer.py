@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from benchmarks.buffer.arrays import make_arrays
+from benchmarks.buffer.load_processes import trajectories
 from benchmarks.buffer.mesh import quantile, started
 from benchmarks.buffer.plan import Plan
 from benchmarks.buffer.reverb import Reverb
-from benchmarks.buffer.roles import trajectories
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.trajectory.payload_codec import decode, encode
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.engines.contender import MeasurementError, spent
-from benchmarks.engines.ours import group_requests
+from benchmarks.engines.engine_alone import group_requests
+from benchmarks.engines.fake_learner import task_of
 from benchmarks.engines.overhead import summary
 from benchmarks.engines.plan import Arrival, Plan, steady_rate
-from benchmarks.engines.stand_in import task_of
-from benchmarks.engines.watching import Watcher
+from benchmarks.engines.swap_observer import Watcher
+from benchmarks.engines.worker_process import MeasurementError, spent
 from rollmesh.generators.engines.interface import (
     GenerationRequest,
     GenerationResult,

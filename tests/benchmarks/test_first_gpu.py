@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 from benchmarks.common import REPOSITORY
-from rollmesh.launcher.devices import Visible, assign
+from rollmesh.launcher.devices import VisibleDevices, assign_devices
 from rollmesh.mesh.config import load_config
 
 
@@ -24,7 +24,7 @@ def test_every_run_that_it_would_start_has_devices_and_a_configuration(tmp_path:
         engines.append(config.rollout.engine)
         # One device is shared by name; the larger runs are for machines that have four.
         count = 1 if config.learner.devices else 4
-        plan = assign(config, Visible(tuple(map(str, range(count))), count, count))
+        plan = assign_devices(config, VisibleDevices(tuple(map(str, range(count))), count, count))
         assert all(plan.generators)
         assert len(plan.learner) == config.learner.ranks
     assert engines[:3] == ["hf", "vllm", "sglang"]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import freezes as benchmark
-from benchmarks.freezes import LEASE_S, SERVICES, Freeze, Outcome, freezes, recovery, report
+from benchmarks.faults import freezes as benchmark
+from benchmarks.faults.freezes import LEASE_S, SERVICES, Freeze, Outcome, freezes, recovery, report
 from tests.faults.observe import Step, StepWatch
 from tests.faults.processes import FaultError
 

@@ -1,4 +1,4 @@
-"""What the benchmarks compute from their runs."""
+"""Results that the benchmarks compute from their runs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from types import ModuleType
 
 import pytest
 
-from benchmarks import async_vs_sync, chaos, freezes, scoring, vs_trl
-from benchmarks.async_vs_sync import REGIMES, contenders
 from benchmarks.common import REPOSITORY, machine, summarize, table, write_json, yardstick
-from benchmarks.gemm import Floor, measure_floor, weight_shapes
+from benchmarks.faults import chaos, freezes
 from benchmarks.mesh_run import MeshRun, window
 from benchmarks.peers.trl_grpo import load_reward, parse_arguments
+from benchmarks.services import scoring
+from benchmarks.whole_loop import async_vs_sync, vs_trl
+from benchmarks.whole_loop.async_vs_sync import REGIMES, contenders
+from benchmarks.whole_loop.gemm import Floor, measure_floor, weight_shapes
 from benchmarks.workloads import WORKLOADS, build_model, build_tokenizer
 
 

@@ -10,9 +10,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import learning, staleness, studies
+from benchmarks.learning import algorithms, staleness, studies
+from benchmarks.learning.studies import Results, overlay
 from benchmarks.mesh_run import MeshRun, RunFailedError
-from benchmarks.studies import Results, overlay
 from rollmesh.learner.builders import build_algorithm
 from rollmesh.mesh.config import load_config
 
@@ -28,11 +28,11 @@ def test_overlay_goes_key_by_key() -> None:
     assert overlay({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"c": 4}, "e": 5}) == {"a": {"b": 1, "c": 4}, "d": 3, "e": 5}
 
 
-@pytest.mark.parametrize("name", learning.ALGORITHMS)
+@pytest.mark.parametrize("name", algorithms.ALGORITHMS)
 def test_every_algorithm_has_a_valid_configuration(name: str, tmp_path: Path) -> None:
-    config = load_config(learning.study_config(name, 1, tmp_path, tmp_path, steps=7))
+    config = load_config(algorithms.study_config(name, 1, tmp_path, tmp_path, steps=7))
     assert (config.algorithm.name, config.run.seed, config.learner.batch.groups) == (name, 1, 32)
-    assert config.eval.stop_at == learning.GOAL
+    assert config.eval.stop_at == algorithms.GOAL
     build_algorithm(config)
 
 
@@ -47,15 +47,15 @@ def test_every_bound_has_a_valid_configuration(bound: int, correction: str, tmp_
 
 def test_a_run_is_measured_by_its_evaluations(tmp_path: Path) -> None:
     run = finished(tmp_path, [0.2, 0.81, 0.79], [{"0": 1}, {"1": 2, "4": 1}])
-    found = learning.measure(run)
+    found = algorithms.measure(run)
     assert (found["before"], found["after"], found["best"], found["reached"]) == (0.2, 0.79, 0.81, True)
     assert (found["staleness_mean"], found["staleness_max"]) == (1.5, 4)
-    assert not learning.measure(finished(tmp_path, [0.2, 0.79], [{"0": 1}]))["reached"]
+    assert not algorithms.measure(finished(tmp_path, [0.2, 0.79], [{"0": 1}]))["reached"]
 
 
 def test_a_run_without_an_evaluation_has_failed(tmp_path: Path) -> None:
     with pytest.raises(RunFailedError, match="no evaluation"):
-        learning.measure(MeshRun(tmp_path, [], {"held_out": [{"step": 0, "seconds": 0.0, "reward": None}]}))
+        algorithms.measure(MeshRun(tmp_path, [], {"held_out": [{"step": 0, "seconds": 0.0, "reward": None}]}))
 
 
 def test_what_an_interrupted_run_left_is_removed(tmp_path: Path) -> None:
@@ -83,14 +83,14 @@ def test_results_survive_an_interruption(tmp_path: Path, monkeypatch: pytest.Mon
     results = Results.open(path, "learning")
     for name in ("good", "bad"):
         results.run(
-            name, {"run": name, "algorithm": "grpo"}, {"name": name, "seed": 0, "changes": {}}, learning.measure
+            name, {"run": name, "algorithm": "grpo"}, {"name": name, "seed": 0, "changes": {}}, algorithms.measure
         )
     assert started == ["good", "bad"]
     again = Results.open(path, "learning")
     assert again.done("good")
     assert not again.done("bad")
     assert list(again.measured) == ["good"]
-    assert "1 of 1" in learning.summary(again.measured, ["good"])
+    assert "1 of 1" in algorithms.summary(again.measured, ["good"])
     with pytest.raises(ValueError, match="learning"):
         Results.open(path, "staleness")
     assert json.loads(path.read_text())["machine"]["cores"] >= 1
@@ -120,6 +120,6 @@ def test_the_figure_has_a_line_per_correction() -> None:
     assert [row.split(" | ")[0].strip("| ") for row in rows] == ["0", "0", "4", "4"]
 
 
-@pytest.mark.parametrize("module", [learning, staleness])
+@pytest.mark.parametrize("module", [algorithms, staleness])
 def test_scripts_say_how_to_run_them(module: ModuleType) -> None:
     assert f"python -m {module.__name__} " in (module.__doc__ or "")

@@ -21,18 +21,18 @@ from hypothesis.stateful import (
 )
 
 from rollmesh.buffer.policy import gate
-from rollmesh.buffer.policy.reuse import weight_of
+from rollmesh.buffer.policy.draw_weights import weight_of
 from rollmesh.buffer.policy.rules import Order, TableRules
 from rollmesh.buffer.policy.version_ranges import VersionRanges
 from rollmesh.buffer.protocol.leases import LEARNER
-from rollmesh.buffer.redis_backend.client import RedisAccess
-from rollmesh.buffer.reference_model.group_states import Fate, Group, State, Task
+from rollmesh.buffer.redis_backend.access import RedisAccess
+from rollmesh.buffer.reference_model.group_states import Fate, Group, GroupState, Task
 from rollmesh.buffer.reference_model.table_machine import TableMachine
 from rollmesh.buffer.reference_model.table_state import LEASE_SECRET
 from rollmesh.buffer.store.drafts import parse_draft_refs
 from rollmesh.buffer.store.generator_commands import packed
 from rollmesh.buffer.store.keys import Keys
-from rollmesh.buffer.store.orphan_sweep import GroupOwnership
+from rollmesh.buffer.store.unowned_values import GroupOwnership
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.buffer.comparison import MEMBERS
 from tests.buffer.fences import FencedMachines
@@ -41,7 +41,7 @@ from tests.buffer.telling import index
 
 # Redis TIME replaced by a key that the test moves.
 CLOCK = "local function now_ms() return tonumber(redis.call('GET', KEYS[1] .. ':test_clock')) end\n"
-# What became of a write, and whether it has sealed its group.
+# The fate of a write, and whether it has sealed its group.
 WRITTEN = {
     b"0": ("stored", True),
     b"1": ("stored", False),
@@ -102,7 +102,7 @@ class BothMachines(FencedMachines):
             self.call(self.redis.close())
             self.loop.close()
 
-    def some(self, state: State | None, at: int) -> Group | None:
+    def some(self, state: GroupState | None, at: int) -> Group | None:
         groups = [g for g in self.machine.groups.values() if state is None or g.state is state]
         return groups[at % len(groups)] if groups else None
 
@@ -110,11 +110,11 @@ class BothMachines(FencedMachines):
 
     @rule(ms=st.sampled_from([1, 150, 400, 1100]))
     def time_passes(self, ms: int) -> None:
-        self._note_progress()
+        self._record_progress()
         self.now += ms
         self.call(self.redis.client.set(f"{self.keys.run}:test_clock", self.now))
 
-    def _note_progress(self) -> None:
+    def _record_progress(self) -> None:
         """The machine knows whether there was any since the clock last moved, the test when that was."""
         if self.machine.progress > self.progress:
             self.progress, self.moved_ms = self.machine.progress, self.now
@@ -184,14 +184,14 @@ class BothMachines(FencedMachines):
 
     @rule(at=index, age=st.integers(0, 2))
     def finish_group(self, at: int, age: int) -> None:
-        group = self.some(State.GENERATING, at)
+        group = self.some(GroupState.GENERATING, at)
         if group is not None:
             for member in range(group.task.n):
                 self._write(group.group_id, group.lease, group.attempt, member, True, [age])
 
     @rule(at=index)
     def fail_group(self, at: int) -> None:
-        group = self.some(State.GENERATING, at)
+        group = self.some(GroupState.GENERATING, at)
         if group is not None:
             for member in range(group.task.n):
                 self._write(group.group_id, group.lease, group.attempt, member, False, [0])
@@ -232,7 +232,7 @@ class BothMachines(FencedMachines):
         ages=st.lists(st.integers(0, 3), min_size=1, max_size=2),
     )
     def draft_current(self, at: int, member: int, tokens: int, ages: list[int]) -> None:
-        group = self.some(State.GENERATING, at)
+        group = self.some(GroupState.GENERATING, at)
         if group is not None:
             self._draft(group.group_id, group.lease, group.attempt, member, tokens, ages)
 
@@ -257,7 +257,7 @@ class BothMachines(FencedMachines):
         self.seen.add(f"draft {status}")
 
     def _may_own(self, gid: str, name: str) -> bool:
-        """Whether the sweep of stored values leaves this one alone."""
+        """True where the sweep of stored values leaves this one alone."""
         (reply,) = self.verb("value_owners", self.table, gid)[2]
         return bool(reply) and GroupOwnership.from_reply(reply).may_own(name)
 
@@ -320,9 +320,9 @@ class BothMachines(FencedMachines):
     @rule(ahead=st.integers(-1, 1), count=st.integers(1, 3), stray=index)
     def sample(self, ahead: int, count: int, stray: int = 1) -> None:
         version = max(0, self.base + ahead)
-        ready = sorted((g for g in self.machine.groups.values() if g.state is State.READY), key=lambda g: g.order)
+        ready = sorted((g for g in self.machine.groups.values() if g.state is GroupState.READY), key=lambda g: g.order)
         ids = [g.group_id for g in ready[:count]]
-        if stray % 3 == 0:  # a front that is behind proposes what is not ready any more
+        if stray % 3 == 0:  # a front with an old view proposes what is not ready any more
             ids[:0] = [other.group_id if (other := self.some(None, stray)) else "train-0"]
         answer = self.verb("sample", self.table, self.incarnation, version, "", *ids)
         leased = self.machine.sample(self.incarnation, version, ids, self.now)
@@ -339,7 +339,7 @@ class BothMachines(FencedMachines):
         leases = [
             (g.group_id, "wrong" if lost else g.lease)
             for g in self.machine.groups.values()
-            if g.state is State.LEASED or (g.state is State.CONSUMED and g.uses[-1] == version)
+            if g.state is GroupState.LEASED or (g.state is GroupState.CONSUMED and g.uses[-1] == version)
         ][drop:]
         if not leases:
             return
@@ -351,7 +351,7 @@ class BothMachines(FencedMachines):
             self.claimed.append((version, leases))
 
     def _claim(self, version: int, leases: Sequence[tuple[str, str]]) -> bool:
-        """Whether they are claimed: all, and each of them once."""
+        """True where they are claimed: all, and each of them once."""
         incarnation, before = self.incarnation, self.machine.counts["uses"]
         unused = {gid for gid, lease in leases if (g := self.machine.groups.get(gid)) and g.claimed != lease}
 
@@ -366,7 +366,7 @@ class BothMachines(FencedMachines):
         )  # fmt: skip
         assert self.machine.counts["uses"] - before == len(unused) * claimed
         if any(why == "version_ahead" for _, why, _ in refused):
-            # What comes too early may come again in time.
+            # A command that comes too early may come again in time.
             self.forget_last("claim")
         return bool(claimed)
 
@@ -386,7 +386,7 @@ class BothMachines(FencedMachines):
 
     @rule(at=index)
     def claim_one_twice(self, at: int) -> None:
-        group = self.some(State.LEASED, at)
+        group = self.some(GroupState.LEASED, at)
         if group is not None:
             # One copy of the two may be that of an earlier lease.
             leases = [(group.group_id, group.lease)] * 2
@@ -406,7 +406,7 @@ class BothMachines(FencedMachines):
     def claim_more(self, at: int, more: int) -> None:
         """A claim that succeeded, with a group more."""
         version, leases = self.claimed[at % len(self.claimed)]
-        group = self.some(State.LEASED, more)
+        group = self.some(GroupState.LEASED, more)
         if group is not None:
             self._claim(version, [*leases, (group.group_id, group.lease)])
 
@@ -426,7 +426,7 @@ class BothMachines(FencedMachines):
     @rule(at=index, disposition=st.sampled_from(["release", "filter", "fail"]))
     def nack(self, at: int, disposition: str) -> None:
         self.sample(0, 1)
-        group = self.some(State.LEASED, at)
+        group = self.some(GroupState.LEASED, at)
         if group is not None:
             incarnation, pair = self.incarnation, (group.group_id, group.lease)
             self.tell(
@@ -437,7 +437,7 @@ class BothMachines(FencedMachines):
 
     @rule(at=index)
     def payload_is_gone(self, at: int) -> None:
-        group = self.some([State.GENERATING, State.LEASED, State.CONSUMED][at % 3], at)
+        group = self.some([GroupState.GENERATING, GroupState.LEASED, GroupState.CONSUMED][at % 3], at)
         if group is not None:
             pair = (group.group_id, group.lease)
             self.tell(
@@ -472,7 +472,7 @@ class BothMachines(FencedMachines):
 
     @rule(at=index)
     def write_without_the_lease(self, at: int) -> None:
-        group = self.some(State.GENERATING, at)
+        group = self.some(GroupState.GENERATING, at)
         if group is not None:
             self._write(group.group_id, "a0", group.attempt, 0, True, [0])
             if group.holder:
@@ -486,7 +486,7 @@ class BothMachines(FencedMachines):
                     "a0",
                 )
                 assert self.verb(*given_up)[2] == 0
-        leased, other = self.some(State.LEASED, at), self.some(None, at)
+        leased, other = self.some(GroupState.LEASED, at), self.some(None, at)
         if leased is not None:
             assert self.verb("nack", self.table, self.incarnation, "release", "", 64, leased.group_id, "s0")[2] == 0
         if other is not None:
@@ -494,7 +494,7 @@ class BothMachines(FencedMachines):
 
     @rule(at=index)
     def release(self, at: int) -> None:
-        group = self.some(State.GENERATING, at)
+        group = self.some(GroupState.GENERATING, at)
         if group is not None and group.holder:
             pair = (group.group_id, group.lease)
             member, generation = group.holder, self.generations[group.holder]
@@ -529,7 +529,7 @@ class BothMachines(FencedMachines):
         if holder == LEARNER:
             self.sample(0, 2)
         named: list[tuple[str, str]] = []
-        for i, group in enumerate(self.machine.held(holder)):
+        for i, group in enumerate(self.machine.groups_held_by(holder)):
             spoken = {1: [""], 3: ["earlier"], 5: ["earlier", group.lease]}
             leases = spoken.get((i + stray) % 8, [group.lease])
             named += [(group.group_id, lease) for lease in leases]
@@ -537,13 +537,13 @@ class BothMachines(FencedMachines):
             named.append((other.group_id, other.lease))
         fence = self.incarnation if holder == LEARNER else self.generations[holder]
         flat = [part for pair in named for part in pair]
-        answer = self.verb("keep_named", self.table, holder, fence, "", *flat)
-        taken, dead = self.machine.keep_named(holder, named)
+        answer = self.verb("end_unnamed_leases", self.table, holder, fence, "", *flat)
+        taken, dead = self.machine.end_unnamed_leases(holder, named)
         assert (answer[2], [(g.decode(), lease.decode()) for g, lease in answer[3]]) == (len(taken), dead)
         self.seen |= {f"forgotten by {'the learner' if holder == LEARNER else 'a generator'}"} if taken else set()
 
     @rule(holder=st.sampled_from([*MEMBERS, LEARNER]))
-    def beat(self, holder: str) -> None:
+    def heartbeat(self, holder: str) -> None:
         member, incarnation = ("m1", self.incarnation) if holder == LEARNER else (holder, 0)
         generation = self.generations[member]
 
@@ -581,10 +581,10 @@ class BothMachines(FencedMachines):
         before = self.machine.counts[Fate.TRAINED]
         for _ in range(3):
             self.fill(4, "m1")
-            for group in [g for g in self.machine.groups.values() if g.state is State.GENERATING and g.holder == "m1"]:
+            for group in [g for g in self.machine.groups_held_by("m1") if g.state is GroupState.GENERATING]:
                 for member in range(group.task.n):
                     self._write(group.group_id, group.lease, group.attempt, member, True, [0])
-            self.sample(0, self.rules.groups_per_step if self.rules.bounded else self.machine.count(State.READY))
+            self.sample(0, self.rules.groups_per_step if self.rules.bounded else self.machine.count(GroupState.READY))
             self.claim(0, False, 0)
             self.publish()
             self.evict()

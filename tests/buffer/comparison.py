@@ -1,7 +1,7 @@
-"""What of the state machine and of Redis must be equal, after each command: read from both, and compared.
+"""The state of the machine and of Redis that must be equal, after each command: read from both, and compared.
 
-Compared are every group with all its fields, the state sets, the counters, the pending tasks, the leases, the drafts,
-what generators are told to stop, the notes of failed groups, and the ledger's recount.
+Compared are every group with all its fields, the state sets, the counters, the pending tasks, the leases and the
+drafts. So are the cancellations for generators, the notes of failed groups, and the ledger's recount.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import msgpack
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from rollmesh.buffer.protocol.leases import LEARNER
-from rollmesh.buffer.redis_backend.client import RedisAccess
-from rollmesh.buffer.reference_model.group_states import Fate, State
+from rollmesh.buffer.redis_backend.access import RedisAccess
+from rollmesh.buffer.reference_model.group_states import Fate, GroupState
 from rollmesh.buffer.reference_model.table_machine import TableMachine
 from rollmesh.buffer.server.ledger import discrepancies
 from rollmesh.buffer.store.keys import Keys
@@ -53,7 +53,7 @@ class ComparedMachines(RuleBasedStateMachine):
 
     async def _compare(self) -> None:
         machine, keys = self.machine, self.keys
-        names = ("deadline", "reuse", "holders", *State)
+        names = ("deadline", "reuse", "holders", *GroupState)
         pipe = self.redis.client.pipeline(transaction=False)
         for gid in machine.groups:
             pipe.hget(keys.table(self.table, f"g:{gid}"), "group")
@@ -75,7 +75,7 @@ class ComparedMachines(RuleBasedStateMachine):
         pipe.keys(keys.digest(self.table, "*"))
         pipe.hget(keys.table(self.table), "moved_ms")
         answers = iter(await pipe.execute())
-        self._note_progress()
+        self._record_progress()
         groups = machine.groups.values()
         for group in groups:
             stored = record_of(next(answers))
@@ -88,16 +88,16 @@ class ComparedMachines(RuleBasedStateMachine):
             assert (stored["state"] == "generating" and not stored["holder"]) == group.orphan
             assert len(list(filter(None, stored["payloads"].split(",")))) == group.scored
         scored = {name: {m.decode(): score for m, score in next(answers)} for name in names}
-        for state in State:
+        for state in GroupState:
             assert set(scored[state]) == {g.group_id for g in groups if g.state is state}
-        unleased = (State.GENERATING, State.READY)
+        unleased = (GroupState.GENERATING, GroupState.READY)
         waiting = [g for g in groups if g.state in unleased]
         assert scored["deadline"] == {g.group_id: g.deadline for g in waiting if not g.uses}
         assert scored["reuse"] == {g.group_id: g.deadline for g in waiting if g.uses}
-        assert scored[State.READY] == {g.group_id: g.order for g in groups if g.state is State.READY}
+        assert scored[GroupState.READY] == {g.group_id: g.order for g in groups if g.state is GroupState.READY}
         assert scored["holders"] == machine.holders
         for holder in HOLDERS:
-            assert {m.decode() for m in next(answers)} == {g.group_id for g in machine.held(holder)}
+            assert {m.decode() for m in next(answers)} == {g.group_id for g in machine.groups_held_by(holder)}
         for pin in pins:
             pending = [msgpack.unpackb(entry) for entry in next(answers)]
             assert [(p[0], p[5], p[6]) for p in pending] == [
@@ -126,7 +126,7 @@ class ComparedMachines(RuleBasedStateMachine):
         trash: set[bytes],
         prompts: dict[int, bytes | None],
     ) -> None:
-        """Notes of failed groups, evictions by length, and that no prompt is thrown away that somebody needs."""
+        """Notes of failed groups, evictions by length, and that no prompt is thrown away that is still needed."""
         machine = self.machine
         notes = {gid.decode(): json.loads(note) for gid, note in dead.items()}
         assert [gid.decode() for gid in reversed(failures)] == list(machine.dead_letters.notes)

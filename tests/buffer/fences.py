@@ -1,4 +1,4 @@
-"""Who may not act: learners of the past, old connections, replaced streams, proposals that are out of date."""
+"""Actors that are fenced off: learners of the past, old connections, replaced streams, outdated proposals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class FencedMachines(TellingMachines):
     """Both machines, and those they refuse."""
 
     @abstractmethod
-    def beat(self, holder: str) -> None:
+    def heartbeat(self, holder: str) -> None:
         """The holder lives."""
 
     @rule()
@@ -37,10 +37,10 @@ class FencedMachines(TellingMachines):
             ("admit", ("m1", self.generations["m1"], old, version, 5, u, 99, ""), b"other_incarnation"),
             ("attach", ("m1", stray, "token"), b"old_generation"),
             ("release", ("m1", stray), b"old_generation"),
-            ("keep_named", ("m1", stray, ""), b"old_generation"),
-            ("keep_named", ("m1", self.generations["m1"], "older stream"), b"replaced"),
-            ("keep_named", (LEARNER, old, ""), b"fenced"),
-            ("keep_named", (LEARNER, self.incarnation, "older stream"), b"replaced"),
+            ("end_unnamed_leases", ("m1", stray, ""), b"old_generation"),
+            ("end_unnamed_leases", ("m1", self.generations["m1"], "older stream"), b"replaced"),
+            ("end_unnamed_leases", (LEARNER, old, ""), b"fenced"),
+            ("end_unnamed_leases", (LEARNER, self.incarnation, "older stream"), b"replaced"),
             ("read_cancellations", ("m1", stray, 10), b"old_generation"),
         ]
         if self.rules.bounded:
@@ -55,5 +55,5 @@ class FencedMachines(TellingMachines):
         assert self.verb("heartbeat", "", "m1", stray, b"status", 0, 1000)[1:3] == [0, 0]
         for holder in HOLDERS:
             self.verb("detach", self.table, holder, "older stream")
-        self.beat(LEARNER)
+        self.heartbeat(LEARNER)
         assert self.verb("resume", "train", "other", self.version, 0, 0, 1000, self.next_call())[0] == b"held"

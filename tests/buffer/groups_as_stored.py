@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from rollmesh.buffer.reference_model.group_states import Group
 
-# Members whose payloads are in so many pieces.
+# Members whose payloads are in pieces, and how many.
 PIECES = {1: 3}
 DIGEST = "0123456789abcdef"
 
 
 def place_of(member: int) -> str:
-    """What a verb notes of a member's payload, after member and attempt."""
+    """A verb's note of a member's payload, after member and attempt."""
     return DIGEST + (f":{PIECES[member]}" if member in PIECES else "")
 
 

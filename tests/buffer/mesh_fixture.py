@@ -7,7 +7,7 @@ import itertools
 import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from rollmesh.buffer.client.client import (
 )
 from rollmesh.buffer.client.write_stream import WriteResult
 from rollmesh.buffer.redis_backend.acl import ADMIN
-from rollmesh.buffer.server.process import BufferService
+from rollmesh.buffer.server.process import BufferFront
 from rollmesh.buffer.store.keys import Keys
 from rollmesh.buffer.store.payloads import digest_of
 from rollmesh.mesh.config import Config, load_config
@@ -81,7 +81,7 @@ def make_write(
 ) -> PendingWrite:
     """A scored member whose tokens carry `versions`."""
     count = len(versions)
-    runs = VersionRuns.from_tokens(versions)
+    runs = VersionRuns.merged((1, version) for version in versions)
     payload = encode(
         Trajectory(np.arange(count, dtype=np.int32), np.full(count, -1, np.float32), np.ones(count, np.uint8), runs)
     )
@@ -97,14 +97,14 @@ def make_write(
     return PendingWrite(head_of_write(grant, meta), payload)
 
 
-def key_of(front: BufferService, write: PendingWrite) -> str:
+def key_of(front: BufferFront, write: PendingWrite) -> str:
     """Under which the payload of a member lies; in pieces, what their keys begin with."""
     head = write.head
     name = (head.meta.member, head.attempt, digest_of(write.payload))
     return Keys(front.run_name).payload("train", head.group_id, *name)
 
 
-async def prompts_of(front: BufferService, ordinal: int, table: str = "train") -> list[bytes]:
+async def prompts_of(front: BufferFront, ordinal: int, table: str = "train") -> list[bytes]:
     """Keys of the prompts that are stored for an ordinal: one, as a rule."""
     return [key async for key in front.access.scan(f"{Keys(front.run_name).prompt(table, f'{ordinal}:')}*", 100)]
 
@@ -124,7 +124,7 @@ def refs(groups: list[Any]) -> list[pb.LeaseRef]:
 
 
 class Log:
-    """What the learners of a run have used, as their consumption log has it, and where each of them began."""
+    """Groups that the learners of a run have used, as their consumption log has it, and where each of them began."""
 
     def __init__(self) -> None:
         self.takeovers: dict[int, int] = {}
@@ -146,18 +146,28 @@ class HasAddress(Protocol):
     address: str
 
 
+class Scene(NamedTuple):
+    """A front with a learner, and a generator that holds groups."""
+
+    front: BufferFront
+    learner: Learner
+    generator: Generator
+    admission: AdmitStream
+    grants: list[pb.GroupGrant]
+
+
 class Mesh:
     """Owns what a test starts, and ends it."""
 
     def __init__(self, redis_url: str, folder: Path) -> None:
         self.redis_url = redis_url
         self.folder = folder
-        self._services: list[BufferService] = []
+        self._services: list[BufferFront] = []
         self._actors: list[Actor] = []
         self.log = Log()
 
-    async def front(self, config: Config | None = None, port: int = 0, **sections: dict[str, Any]) -> BufferService:
-        service = BufferService(
+    async def front(self, config: Config | None = None, port: int = 0, **sections: dict[str, Any]) -> BufferFront:
+        service = BufferFront(
             config or make_config(self.folder, self.redis_url, **sections), host="127.0.0.1", port=port
         )
         await service.start()
@@ -172,7 +182,7 @@ class Mesh:
         learner.incarnation = response.incarnation
         learner.resumed = response
         learner.agent.set_status(incarnation=response.incarnation)
-        await learner.agent.beat()
+        await learner.agent.heartbeat()
         await learner.client.set_policy_version(response.incarnation, resume_version)
         return learner
 
@@ -182,11 +192,20 @@ class Mesh:
         await generator.agent.start()
         return generator
 
+    async def granted(self, count: int = 1, *, seeded: int | None = None, **sections: dict[str, Any]) -> Scene:
+        """A generator that was granted `count` of `seeded` groups (all), at version 0 of the first learner."""
+        front = await self.front(**sections)
+        learner, generator = await self.learner(front), await self.generator(front)
+        await learner.seed(1, seeded or count)
+        admission = generator.admission()
+        admission.update(count, PolicyVersion(1, 0))
+        return Scene(front, learner, generator, admission, await generator.grants(admission, count))
+
     def adopt(self, actor: Actor) -> None:
         """Ends an actor with the others."""
         self._actors.append(actor)
 
-    async def stop_front(self, service: BufferService) -> None:
+    async def stop_front(self, service: BufferFront) -> None:
         self._services.remove(service)
         await service.stop()
 
@@ -355,7 +374,7 @@ class Generator(Actor):
 
 
 async def nothing_within(awaitable: Any, seconds: float = 0.3) -> bool:
-    """Whether an awaitable stays pending; it is cancelled."""
+    """True where an awaitable stays pending; it is cancelled."""
     try:
         async with asyncio.timeout(seconds):
             await awaitable

@@ -1,4 +1,4 @@
-"""What Redis holds packed: records of groups; figures and rules of a table, also changed behind the verbs' back."""
+"""The packed values in Redis: records of groups; counters and rules of a table, changed by tests as no verb would."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import msgpack
 
-from rollmesh.buffer.server.process import BufferService
+from rollmesh.buffer.server.process import BufferFront
 from rollmesh.buffer.store.keys import Keys
 
 _RECORD = (
@@ -24,26 +24,26 @@ def record_of(packed: bytes) -> dict[str, Any]:
     return dict(zip(_RECORD, unpacker, strict=True))
 
 
-async def figure(front: BufferService, table: str, name: str) -> int:
-    """One figure of a table."""
+async def read_counter(front: BufferFront, table: str, name: str) -> int:
+    """One counter of a table."""
     return int((await _read(front, table, "figures"))[name])
 
 
-async def set_figure(front: BufferService, table: str, name: str, value: int) -> None:
-    """Changes one figure, as no verb would."""
+async def set_counter(front: BufferFront, table: str, name: str, value: int) -> None:
+    """Changes one counter, as no verb would."""
     await _change(front, table, "figures", name, value)
 
 
-async def set_rule(front: BufferService, table: str, name: str, value: int) -> None:
+async def set_rule(front: BufferFront, table: str, name: str, value: int) -> None:
     """Changes one rule for every verb from now on."""
     await _change(front, table, "rules", name, value)
 
 
-async def _read(front: BufferService, table: str, field: str) -> dict[str, Any]:
+async def _read(front: BufferFront, table: str, field: str) -> dict[str, Any]:
     packed = await front.access.client.hget(Keys(front.run_name).table(table), field)
     return dict(msgpack.unpackb(packed))
 
 
-async def _change(front: BufferService, table: str, field: str, name: str, value: int) -> None:
+async def _change(front: BufferFront, table: str, field: str, name: str, value: int) -> None:
     packed = msgpack.packb({**await _read(front, table, field), name: value})
     await front.access.client.hset(Keys(front.run_name).table(table), field, packed)

@@ -21,7 +21,7 @@ class Proxy:
         self.port = 0
 
     def url(self, scheme: str = "redis") -> str:
-        """Of Redis through this proxy, with the same login."""
+        """The address of Redis through this proxy, with the same login."""
         return f"{scheme}://{self._login}127.0.0.1:{self.port}"
 
     async def __aenter__(self) -> Proxy:

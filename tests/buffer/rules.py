@@ -44,7 +44,7 @@ COMPARED = (
         "if false then",
     ),
     Rule("re-admission obeys the bound", "admit", "if g.deadline >= counters.u then", "if true then"),
-    Rule("who lost a group is told", "admit", "if g.attempt > 0 then cancel(gid, g) end"),
+    Rule("a holder that lost a group hears of it", "admit", "if g.attempt > 0 then cancel(gid, g) end"),
     Rule("writes are fenced by the lease", "write_permission", "(g.state ~= 'generating' or g.lease == lease)", "true"),
     Rule("writes are fenced by the attempt", "write_permission", "g.attempt == tonumber(attempt) and", ""),
     Rule("one value per member", "write", "if is_done(g, position) then return duplicate() end"),
@@ -62,11 +62,11 @@ COMPARED = (
     Rule(
         "a stored member is progress",
         "write",
-        "string.sub(g.done, position + 1)\n  note_progress()",
+        "string.sub(g.done, position + 1)\n  record_progress()",
         "string.sub(g.done, position + 1)",
     ),
-    Rule("a longer draft is progress", "write", "if not known or tokens > known.tokens then note_progress() end"),
-    Rule("drafts go on within the bound", "grant_drafts", "if deadline >= counters.u then", "if true then"),
+    Rule("a longer draft is progress", "write", "if not known or tokens > known.tokens then record_progress() end"),
+    Rule("drafts continue within the bound", "grant_drafts", "if deadline >= counters.u then", "if true then"),
     Rule("leased groups are ready groups", "sample", "and g.state == 'ready'", ""),
     Rule("a lease is within the bound", "sample", "and g.deadline >= version", ""),
     Rule("a batch has its quota", "sample", "#answer < room and", ""),
@@ -102,16 +102,16 @@ COMPARED = (
     Rule("only the lease is given up", "release", "and g.lease == ARGV[i + 1]"),
     Rule("only the holder gives up", "release", "and g.holder == ARGV[2]"),
     Rule("only the lease ends what cannot be given", "fail_groups", "and g.lease == ARGV[i + 1]"),
-    Rule("what was used is not lost", "fail_groups", "and g.state ~= 'consumed'"),
+    Rule("used groups do not fail", "fail_groups", "and g.state ~= 'consumed'"),
     Rule(
         "a commit marks what is not undone",
         "commit",
         "if version > run.committed then redis.call('HSET', RUN, 'committed', version) end",
     ),
     Rule("a commit covers what lies below it", "commit", "local limit = '(' .. version", "local limit = version"),
-    Rule("a claim is progress", "claim", "note_progress()\n"),
-    Rule("a fate is progress", "transitions", "note_progress()\n"),
-    Rule("a takeover is progress", "take_over", "note_progress()\n"),
+    Rule("a claim is progress", "claim", "record_progress()\n"),
+    Rule("a fate is progress", "transitions", "record_progress()\n"),
+    Rule("a takeover is progress", "take_over", "record_progress()\n"),
     Rule("a takeover undoes later uses", "take_over", "if version < k then", "if true then"),
     Rule("discarded versions count the way back", "lineage", "return 2 * ancestor - version", "return version"),
     Rule(
@@ -128,26 +128,26 @@ COMPARED = (
     ),
     Rule("lost holders count", "expire", "end_lease(gid, read_group(gid), 1)", "end_lease(gid, read_group(gid), 0)"),
     Rule(
-        "what a holder does not name is taken from it",
-        "keep_named",
+        "unnamed groups are taken from their holder",
+        "end_unnamed_leases",
         "if g and g.holder == holder and not alive[gid] then",
         "if false then",
     ),
     Rule(
         "the lease counts and not the group",
-        "keep_named",
+        "end_unnamed_leases",
         "g.holder == holder and g.lease == lease",
         "g.holder == holder",
     ),
-    Rule("naming takes from no one else", "keep_named", "g.holder == holder and not alive", "not alive"),
-    Rule("what waits for its next holder is not dead", "keep_named", "is_orphan(g) and g.lease == lease", "false"),
+    Rule("naming takes from no one else", "end_unnamed_leases", "g.holder == holder and not alive", "not alive"),
+    Rule("groups between two holders are not dead", "end_unnamed_leases", "is_orphan(g) and g.lease == lease", "false"),
     Rule(
-        "who forgets a group has lost it",
-        "keep_named",
+        "a holder that forgets a group has lost it",
+        "end_unnamed_leases",
         "end_lease(gid, g, 1)",
         "end_lease(gid, g, 0)",
     ),
-    Rule("a replaced stream names nothing", "keep_named", "if replaced(holder, ARGV[4]) then", "if false then"),
+    Rule("a replaced stream names nothing", "end_unnamed_leases", "if replaced(holder, ARGV[4]) then", "if false then"),
     Rule("attempts are bounded", "transitions", "if g.lost + lost >= counters.max_attempts then", "if false then"),
     Rule("a new stream begins a full term", "attach", "redis.call('ZREM', table_key .. ':holders', holder)"),
     Rule("a broken stream shortens leases", "detach", "if expires > short then", "if false then"),
@@ -166,7 +166,7 @@ COMPARED = (
         "if redis.call('HGET', table_key .. ':streams', holder) ~= ARGV[3] then return {'ok', snapshot()} end",
     ),
     Rule(
-        "who has joined again has not left",
+        "a member that has joined again has not left",
         "leave",
         "if generation_of(member) ~= tonumber(ARGV[3]) then return {'ok'} end",
     ),
@@ -177,7 +177,7 @@ COMPARED = (
     Rule("only prompts in use are named", "prompts", "'GETDEL'", "'GET'"),
     Rule("seeding twice is harmless", "seed", "if ordinal > counters.seeded then", "if true then"),
     Rule(
-        "the end of a group is told to its worker",
+        "the worker of a group hears of its end",
         "transitions",
         "if g.state == 'generating' and string.find(g.done, '0', 1, true) then cancel(gid, g) end",
     ),
@@ -209,14 +209,21 @@ COMPARED = (
         "resume",
         "if call == number then return {'ok', snapshot(), unpack(given)} end",
     ),
-    Rule("a late takeover is none", "resume", "if call < number or (call == number and at ~= k) then", "if false then"),
+    Rule(
+        "a late copy of a takeover changes nothing",
+        "resume",
+        "if call < number or (call == number and at ~= k) then",
+        "if false then",
+    ),
     Rule("no resume below the commit", "resume", "if k < run.committed and ARGV[5] ~= '1' then", "if false then"),
     Rule("an older incarnation is fenced", "common", "if incarnation < run.incarnation then return 'fenced' end"),
 )
 
 
 class NoSuchRuleError(Exception):
-    """What a rule takes away does not stand where it should: nothing would be tried. No walk may take it for a find."""
+    """The text that a rule takes away does not stand where it should: nothing would be tried. No walk may take it for a
+    find.
+    """
 
 
 def without(rule: Rule, *arguments: Any, **options: Any) -> dict[str, Script]:
@@ -240,5 +247,5 @@ def documented() -> str:
     """The rules by the script that enforces them, as a table."""
     files_of = sorted({rule.file for rule in COMPARED})
     lines = ["| script | rules |", "|---|---|"]
-    names_of = {file: "; ".join(rule.name for rule in COMPARED if rule.file == file) for file in files_of}
+    names_of = {file: "<br>".join(rule.name for rule in COMPARED if rule.file == file) for file in files_of}
     return "\n".join([*lines, *(f"| `{file}.lua` | {names} |" for file, names in names_of.items())])

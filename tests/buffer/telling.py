@@ -1,4 +1,4 @@
-"""What clients tell both machines, kept so that it can be told again: a connection may bring a copy at any later time.
+"""Messages of clients to both machines, kept to be sent again: a connection may bring a copy at any later time.
 
 A copy of a client's command, whatever came in between, changes nothing: the client has had its answer and continued.
 """
@@ -24,7 +24,7 @@ class OldGeneration(Exception):
     """The member has joined again since."""
 
 
-# How the verbs say what the machine raises.
+# Answers of the verbs for errors that the machine raises.
 _REFUSALS = {Fenced: b"fenced", Outdated: b"outdated", OldGeneration: b"old_generation"}
 # Counters of the copies themselves.
 _OF_COPIES = {"duplicate_writes", "superseded_writes"}
@@ -57,7 +57,7 @@ class TellingMachines(ComparedMachines):
     def begin_telling(self) -> None:
         self.said: dict[str, list[Said]] = {}
         self.generations = dict.fromkeys(MEMBERS, 1)
-        # Of calls that clients number.
+        # The last number of the calls that clients number.
         self.calls = 0
 
     @property
@@ -96,7 +96,7 @@ class TellingMachines(ComparedMachines):
         return self._say(said)
 
     def forget_last(self, verb: str) -> None:
-        """What was just said may have an effect when it comes again."""
+        """Forgets the last message, which may have an effect when it comes again."""
         copies = self.said[verb]
         copies.pop()
         if not copies:

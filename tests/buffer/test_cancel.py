@@ -1,4 +1,4 @@
-"""Generators are told at once what they need not go on with: over any front, and once they are back."""
+"""Generators are told at once which groups need no more work: over any front, and once they are back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ V0 = PolicyVersion(1, 0)
 
 
 class Told:
-    """What a stream was told to stop, as (group, lease)."""
+    """Cancellations that came to a stream, as (group, lease)."""
 
     def __init__(self, stream: AdmitStream) -> None:
         self._queue: asyncio.Queue[tuple[str, str]] = asyncio.Queue()

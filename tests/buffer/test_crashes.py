@@ -18,7 +18,7 @@ import pytest
 from redis.asyncio import Redis
 
 from rollmesh.buffer.redis_backend.embedded import EmbeddedRedis
-from rollmesh.buffer.server.process import BufferService
+from rollmesh.buffer.server.process import BufferFront
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import ConfigError, PortInUseError, StoreError
 from rollmesh.mesh.liveness.process_ends import survivors
@@ -124,7 +124,7 @@ async def test_redis_that_is_full_refuses_with_a_hint_and_recovers(mesh: Mesh) -
     assert "maxmemory" in caught.value.hint
     assert (await learner.train(groups, 0)).claimed, "what frees, or keeps what there is, still works"
     assert (await learner.client.commit("train", 1, 1, "path")).trained == 2
-    await generator.agent.beat()
+    await generator.agent.heartbeat()
     async with Redis.from_url(front.redis.admin_url) as admin:
         await admin.config_set("maxmemory", 0)
     assert (await learner.seed(5, 6)).added == 2
@@ -165,7 +165,7 @@ async def test_a_stopped_redis_does_not_outlive_its_front(mesh: Mesh, process: F
 
 
 async def test_a_redis_that_cannot_be_reached_stops_the_start(tmp_path: Path) -> None:
-    service = BufferService(make_config(tmp_path, "redis://127.0.0.1:1/0"), host="127.0.0.1", port=0)
+    service = BufferFront(make_config(tmp_path, "redis://127.0.0.1:1/0"), host="127.0.0.1", port=0)
     with pytest.raises(StoreError, match="unreachable"):
         await service.start()
 
@@ -174,7 +174,7 @@ async def test_a_taken_port_stops_the_start(tmp_path: Path, redis_url: str) -> N
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        service = BufferService(make_config(tmp_path, redis_url), host="127.0.0.1", port=taken.getsockname()[1])
+        service = BufferFront(make_config(tmp_path, redis_url), host="127.0.0.1", port=taken.getsockname()[1])
         with pytest.raises(PortInUseError):
             await service.start()
 
@@ -254,13 +254,13 @@ async def test_broken_data_is_reported_with_the_log(tmp_path: Path) -> None:
 async def test_a_key_that_is_not_there_is_named_before_redis_is_started(tmp_path: Path) -> None:
     config = make_config(tmp_path, security={"metrics_key_file": str(tmp_path / "none")})
     with pytest.raises(ConfigError, match=r"security\.metrics_key_file"):
-        await BufferService(config, host="127.0.0.1", port=0).start()
+        await BufferFront(config, host="127.0.0.1", port=0).start()
     assert not (config.run.folder / "redis").exists()
 
 
 async def test_a_full_disk_is_named_where_redis_ends_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its log has no room for the reason."""
-    front = BufferService(make_config(tmp_path), host="127.0.0.1", port=0)
+    front = BufferFront(make_config(tmp_path), host="127.0.0.1", port=0)
     await front.start()
     try:
         assert front.redis is not None

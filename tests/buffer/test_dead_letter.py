@@ -8,12 +8,12 @@ import sys
 from typing import Any
 
 from rollmesh.buffer.client.client import PendingWrite
-from rollmesh.buffer.server.process import BufferService
+from rollmesh.buffer.server.process import BufferFront
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import trajectory_pb2 as trajectory
 from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Learner, Mesh, head_of_write, make_config, prompts_of
-from tests.buffer.packed import figure, set_figure, set_rule
+from tests.buffer.packed import read_counter, set_counter, set_rule
 from tests.buffer.test_flow import balanced
 
 V0 = PolicyVersion(1, 0)
@@ -41,11 +41,11 @@ async def failures(learner: Learner) -> list[pb.FailedGroup]:
     return list((await learner.client.ledger("train", 100)).failed)
 
 
-async def keeps_prompt(front: BufferService, ordinal: int) -> bool:
+async def keeps_prompt(front: BufferFront, ordinal: int) -> bool:
     return bool(await prompts_of(front, ordinal))
 
 
-async def prompt_is_gone(front: BufferService, ordinal: int) -> None:
+async def prompt_is_gone(front: BufferFront, ordinal: int) -> None:
     async with asyncio.timeout(TIMEOUT_S):
         while await keeps_prompt(front, ordinal):
             await asyncio.sleep(0.02)
@@ -125,7 +125,7 @@ async def test_what_cannot_be_trained_again_is_not_driven_again(mesh: Mesh) -> N
     assert (await balanced(learner)).pending == 0
 
 
-async def ledger_command(front: BufferService, *arguments: str) -> tuple[int, str, str]:
+async def ledger_command(front: BufferFront, *arguments: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of `rollmesh ledger`."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "rollmesh.cli", "ledger", "--mesh", front.address, *arguments,
@@ -138,12 +138,7 @@ async def ledger_command(front: BufferService, *arguments: str) -> tuple[int, st
 
 
 async def test_the_ledger_command_lists_failures_and_drives_them_again(mesh: Mesh) -> None:
-    front = await mesh.front()
-    learner, generator = await mesh.learner(front), await mesh.generator(front)
-    await learner.seed(1, 2)
-    admission = generator.admission()
-    admission.update(2, V0)
-    grants = await generator.grants(admission, 2)
+    front, learner, generator, _, grants = await mesh.granted(2)
     await fail(generator, grants, "scorer [x] broke", "no sandbox")
     gid = grants[0].group_id
 
@@ -171,6 +166,6 @@ async def test_the_ledger_command_lists_failures_and_drives_them_again(mesh: Mes
 async def test_the_ledger_command_fails_where_the_books_do_not_balance(mesh: Mesh) -> None:
     front = await mesh.front()
     await mesh.learner(front)
-    await set_figure(front, "train", "admitted", 1 + await figure(front, "train", "admitted"))
+    await set_counter(front, "train", "admitted", 1 + await read_counter(front, "train", "admitted"))
     code, out, _ = await ledger_command(front)
     assert (code, "DIFFERS: admitted" in out) == (1, True)

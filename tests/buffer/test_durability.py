@@ -1,7 +1,7 @@
-"""What each durability level promises, on a disk that is slow and, when the power is cut, forgets what was not synced.
+"""The promise of each durability level, on a disk that is slow and, when the power is cut, forgets what was not synced.
 
-A small library loaded into redis-server makes every sync take time and notes what has been synced; a power cut is
-kill -9 and cutting the append-only file back to that.
+A small library loaded into redis-server makes every sync take time and notes what has been synced. A power cut is
+`kill -9` and cutting the append-only file back to that.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ async def store(tmp_path: Path, library: Path, request: pytest.FixtureRequest) -
 
 
 class Acknowledged:
-    """What the buffer has acknowledged."""
+    """Writes that the buffer has acknowledged."""
 
     def __init__(self) -> None:
         self.members: set[tuple[str, int]] = set()
@@ -131,7 +131,7 @@ async def work(learner: Learner, generator: Generator, done: Acknowledged) -> No
 
 
 async def missing(store: Store, run: str, done: Acknowledged) -> list[str]:
-    """What was acknowledged and is not there, in words; asked of Redis before anybody can mend anything."""
+    """Acknowledged writes that are not there, in words; asked of Redis before any member can mend anything."""
     async with Redis.from_url(store.server.admin_url) as client:
         key = f"{{rollmesh:{run}}}"
         mark = int(await client.hget(key, "committed") or 0)
@@ -169,7 +169,7 @@ async def working(store: Store, folder: Path, done: Acknowledged) -> AsyncIterat
 
 
 async def until_written(worker: asyncio.Task[None], done: Acknowledged, members: int) -> None:
-    """Waits until so many members were acknowledged in all."""
+    """Waits until a number of members was acknowledged in all."""
     async with asyncio.timeout(TIMEOUT_S):
         while len(done.members) < members:
             assert not worker.done(), worker.exception()

@@ -1,4 +1,4 @@
-"""One of two fronts is killed, hangs, or is told to go: nothing is lost, nothing doubles, and the work goes on."""
+"""One of two fronts is killed, hangs, or is told to go: nothing is lost, nothing doubles, and the work continues."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.config.redis_url import parse_redis_url
 from rollmesh.mesh.errors import UnreachableError
 from rollmesh.mesh.rpc.channel import open_channel
@@ -62,7 +62,7 @@ async def test_a_front_killed_a_front_that_hangs_and_a_front_that_comes_later(me
         async with asyncio.timeout(TIMEOUT_S):
             while late.address not in actor.channel.addresses:
                 await asyncio.sleep(0.1)
-                await actor.agent.beat()
+                await actor.agent.heartbeat()
     hung.send(signal.SIGSTOP)
     await until(learner, 20)
     hung.send(signal.SIGCONT)

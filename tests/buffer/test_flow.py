@@ -21,7 +21,7 @@ from tests.buffer.mesh_fixture import (
     nothing_within,
     refs,
 )
-from tests.buffer.packed import figure, set_figure
+from tests.buffer.packed import read_counter, set_counter
 from tests.buffer.redis_cluster import single_and_cluster
 
 V0 = PolicyVersion(1, 0)
@@ -37,12 +37,8 @@ async def balanced(learner: Learner, table: str = "train") -> pb.LedgerCounts:
 
 @single_and_cluster
 async def test_a_group_lives_from_seed_to_commit_and_its_bytes_stay_the_same(mesh: Mesh) -> None:
-    front = await mesh.front()
-    learner, generator = await mesh.learner(front), await mesh.generator(front)
-    await learner.seed(1, 2)
-    admission, writer, sampler = generator.admission(), generator.writer(), learner.sampler()
-    admission.update(2, V0)
-    grants = await generator.grants(admission, 2)
+    _, learner, generator, _, grants = await mesh.granted(2)
+    writer, sampler = generator.writer(), learner.sampler()
     assert [g.task.ordinal for g in grants] == [1, 2]
     assert grants[0].lease_term_ms == 15_000
     written = {(g.group_id, m): make_write(g, m, [V0] * (3 + m)) for g in grants for m in range(2)}
@@ -84,12 +80,8 @@ async def test_a_metadata_only_stream_leaves_payloads_to_fetch(mesh: Mesh) -> No
 
 
 async def test_repeated_and_malformed_writes_change_nothing(mesh: Mesh) -> None:
-    front = await mesh.front()
-    learner, generator = await mesh.learner(front), await mesh.generator(front)
-    await learner.seed(1, 1)
-    admission, writer = generator.admission(), generator.writer()
-    admission.update(1, V0)
-    (grant,) = await generator.grants(admission, 1)
+    _, learner, generator, _, (grant,) = await mesh.granted()
+    writer = generator.writer()
     good, bad = make_write(grant, 0, [V0]), make_write(grant, 1, [V0])
     bad.head.meta.response_tokens = 5
     stored, rejected = await writer.write([good, bad])
@@ -111,13 +103,9 @@ async def test_repeated_and_malformed_writes_change_nothing(mesh: Mesh) -> None:
 
 
 async def test_what_another_generator_holds_cannot_be_guessed(mesh: Mesh) -> None:
-    """Groups and leases are counted, and known to whoever counts along; the rest of a lease's name is not."""
-    front = await mesh.front()
-    learner, holder, other = await mesh.learner(front), await mesh.generator(front), await mesh.generator(front)
-    await learner.seed(1, 2)
-    admission = holder.admission()
-    admission.update(2, V0)
-    grants = await holder.grants(admission, 2)
+    """Groups and leases are counted, and a stranger can count along; the rest of a lease's name is a secret."""
+    front, _, holder, _, grants = await mesh.granted(2)
+    other = await mesh.generator(front)
     counted = [(number, digest) for number, _, digest in (grant.lease_id.partition("-") for grant in grants)]
     assert [number for number, _ in counted] == ["a1", "a2"]
     assert all(len(digest) == 16 for _, digest in counted)
@@ -366,12 +354,8 @@ async def test_a_ready_group_without_its_payload_ends_as_failed(mesh: Mesh) -> N
 
 @single_and_cluster
 async def test_payloads_never_expire_and_ended_groups_leave_nothing(mesh: Mesh) -> None:
-    front = await mesh.front()
-    learner, generator = await mesh.learner(front), await mesh.generator(front)
-    await learner.seed(1, 1)
-    admission, writer = generator.admission(), generator.writer()
-    admission.update(1, V0)
-    (grant,) = await generator.grants(admission, 1)
+    front, learner, generator, _, (grant,) = await mesh.granted()
+    writer = generator.writer()
     write = make_write(grant, 0, [V0])
     await writer.write([write])
     redis = front.access.client
@@ -393,8 +377,8 @@ async def test_tampering_with_a_counter_shows_in_the_ledger(mesh: Mesh) -> None:
     front = await mesh.front()
     learner = await mesh.learner(front)
     await learner.seed(1, 3)
-    await set_figure(front, "train", "pending", 1 + await figure(front, "train", "pending"))
-    await set_figure(front, "train", "trained", 2 + await figure(front, "train", "trained"))
+    await set_counter(front, "train", "pending", 1 + await read_counter(front, "train", "pending"))
+    await set_counter(front, "train", "trained", 2 + await read_counter(front, "train", "trained"))
     found = (await learner.client.ledger("train")).discrepancies
     assert "pending: the counter says 4, the recount 3" in found
     assert any(line.startswith("trained") for line in found)

@@ -10,16 +10,17 @@ import grpc
 import pytest
 
 from rollmesh.buffer.client.client import BufferClient
-from rollmesh.buffer.policy.rules import TABLES, rules_of
+from rollmesh.buffer.policy.rules import rules_of
 from rollmesh.buffer.server import admit_session as admission
 from rollmesh.buffer.server import sample_session
-from rollmesh.buffer.server.process import BufferService, without_secrets
+from rollmesh.buffer.server.process import BufferFront, without_secrets
 from rollmesh.buffer.store.keys import Keys
 from rollmesh.mesh.access.credentials import Identity, Role
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.rpc.failover_channel import FailoverChannel, open_mesh
+from rollmesh.mesh.tables import TABLES
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import membership_pb2, membership_pb2_grpc
@@ -131,7 +132,7 @@ async def test_a_finished_run_is_announced(mesh: Mesh) -> None:
     front = await mesh.front()
     learner, generator = await mesh.learner(front), await mesh.generator(front)
     await learner.agent.leave(run_finished=True)
-    await generator.agent.beat()
+    await generator.agent.heartbeat()
     assert generator.agent.run_finished.is_set()
     assert generator.agent.learner is None
 
@@ -163,7 +164,7 @@ async def test_hints_are_given_where_another_front_may_wait(mesh: Mesh) -> None:
             await redis.publish(wake, "end")
             return (await anext(hints)) != b"end"
 
-        assert not await heard(1), "nobody else is there to be told of the task"
+        assert not await heard(1), "no other generator is there to be told of the task"
         right = await mesh.front(config)
         assert await heard(2)
         await mesh.stop_front(right)
@@ -253,7 +254,7 @@ async def test_a_front_taken_for_dead_that_lives_is_hinted_to_again(mesh: Mesh) 
 async def test_fronts_protected_by_tls_and_token_are_checked_by_their_own_names(mesh: Mesh, tmp_path: Path) -> None:
     security = protection(tmp_path, "127.0.0.1", "127.0.0.2")
     left = await mesh.front(make_config(mesh.folder, mesh.redis_url, run={"name": "tls"}, security=security))
-    right = BufferService(
+    right = BufferFront(
         make_config(mesh.folder, mesh.redis_url, run={"name": "tls"}, security=security), host="127.0.0.2", port=0
     )
     await right.start()
@@ -274,7 +275,7 @@ async def test_fronts_protected_by_tls_and_token_are_checked_by_their_own_names(
         )
         await agent.start()
         for _ in range(4):
-            await agent.beat()
+            await agent.heartbeat()
         assert agent.run_name == "tls"
         assert set(channel.addresses) == {left.address, right.address}
         await agent.leave()

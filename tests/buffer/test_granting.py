@@ -86,7 +86,7 @@ async def test_the_faster_of_two_gets_more_in_proportion(mesh: Mesh) -> None:
         for place, done in enumerate((3, 1)):
             held[place] -= done
             admissions[place].update(6 - held[place], outstanding=held[place])
-        # Their figures are in when they are told again that nothing is there.
+        # Their demands are known when they are told again that nothing is there.
         await asyncio.gather(*(answered(admission) for admission in admissions))
         await seed_and_take(4)
     assert got == [4 + 15, 4 + 5]

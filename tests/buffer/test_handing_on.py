@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rollmesh.buffer.server.process import BufferService
+from rollmesh.buffer.server.process import BufferFront
 from rollmesh.buffer.store.store import Store
 from rollmesh.mesh.errors import StoreError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -17,12 +17,12 @@ from tests.buffer.test_flow import balanced
 V0 = PolicyVersion(1, 0)
 
 
-def store_of(front: BufferService) -> Store:
+def store_of(front: BufferFront) -> Store:
     assert front.metrics is not None
     return front.metrics.front.store
 
 
-async def world(mesh: Mesh, order: str) -> tuple[BufferService, Learner, Generator]:
+async def world(mesh: Mesh, order: str) -> tuple[BufferFront, Learner, Generator]:
     front = await mesh.front(make_config(mesh.folder, mesh.redis_url, buffer={"order": order}))
     learner = await mesh.learner(front)
     generator = await mesh.generator(front)
@@ -30,7 +30,7 @@ async def world(mesh: Mesh, order: str) -> tuple[BufferService, Learner, Generat
     return front, learner, generator
 
 
-async def waiting(front: BufferService, sampler: Any) -> None:
+async def waiting(front: BufferFront, sampler: Any) -> None:
     """Until the stream has asked, found nothing and waits."""
     sampler.request(1, 0)
     async with asyncio.timeout(TIMEOUT_S):
@@ -62,7 +62,7 @@ async def test_what_a_lone_write_seals_reaches_the_learner(
 
         monkeypatch.setattr(store_of(front), "sample", unused)
     else:
-        # Who goes first is not known from the write alone.
+        # The first one is not known from the write alone.
         sampler.request(1, 0)
     group_id = await finished(generator, writer, admission)
     (group,) = await learner.collect(sampler, 1)

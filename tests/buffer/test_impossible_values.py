@@ -1,4 +1,4 @@
-"""A value that cannot be, as a fault of ours or somebody else's hand makes one: told in words, and never fatal."""
+"""A value that cannot be, as a fault of ours or a stranger's hand makes one: told in words, and never fatal."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import pytest
 from rollmesh.buffer.store.keys import Keys
 from rollmesh.mesh.errors import StoreError
 from tests.buffer.mesh_fixture import Mesh
-from tests.buffer.packed import set_figure
+from tests.buffer.packed import set_counter
 
 
 async def test_a_figure_below_zero_is_told_and_ends_no_front(mesh: Mesh) -> None:
     front = await mesh.front()
     learner = await mesh.learner(front)
     for name in ("leased", "superseded_writes", "bytes", "reserved", "orphaned", "consumed_bytes"):
-        await set_figure(front, "eval", name, -1)
+        await set_counter(front, "eval", name, -1)
     assert (await learner.client.describe("eval")).counts.leased == 0
     told = await learner.client.ledger("eval")
     assert "leased: the counter says -1, the recount 0" in told.discrepancies

@@ -130,7 +130,7 @@ async def test_what_is_said_late_of_one_loss_does_not_end_the_doubt_of_the_next(
 
 
 async def test_a_late_redrive_of_all_queues_each_prompt_once(mesh: Mesh) -> None:
-    """What has failed since is queued as well: its prompt is tried once more, and every book balances."""
+    """A group that has failed since is queued as well: its prompt is tried once more, and every book balances."""
     front = await mesh.front()
     learner, generator = await mesh.learner(front), await mesh.generator(front)
     await learner.seed(1, 2)

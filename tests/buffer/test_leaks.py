@@ -1,4 +1,4 @@
-"""What ended groups used is given back: round after round, keys, memory and files return to what they were."""
+"""Ended groups release everything: round after round, keys, memory and files return to what they were."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rollmesh.buffer.client.client import PendingWrite
 from rollmesh.buffer.client.write_stream import WriteResult
 from rollmesh.buffer.protocol.limits import PIECE_BYTES
 from rollmesh.buffer.redis_backend.embedded import EmbeddedRedis
-from rollmesh.buffer.server.process import BufferService
+from rollmesh.buffer.server.process import BufferFront
 from rollmesh.mesh.trajectory.payload_codec import Trajectory, encode
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from rollmesh.protos import buffer_pb2 as pb
@@ -26,13 +26,13 @@ from tests.buffer.test_flow import balanced
 
 TRAINED, TOKENS = 500, 256
 ROUNDS = 4
-# Prompts of failed groups are kept, so many at most.
+# Prompts of failed groups that are kept, at most.
 FAILED_KEPT = 1
 
 
 @pytest.fixture
 async def own_mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
-    """A mesh on a Redis of its own, whose memory nobody else changes."""
+    """A mesh on a Redis of its own, whose memory nothing else changes."""
     server = EmbeddedRedis(tmp_path / "redis", durability="none")
     await server.start()
     owner = Mesh(server.admin_url, tmp_path)
@@ -56,7 +56,7 @@ def write_of(grant: pb.GroupGrant, member: int, version: PolicyVersion, tokens: 
 class Rounds:
     """Rounds of groups with every fate. Each begins and ends with no group alive."""
 
-    def __init__(self, front: BufferService, learner: Learner, generator: Generator, folder: Path) -> None:
+    def __init__(self, front: BufferFront, learner: Learner, generator: Generator, folder: Path) -> None:
         self.front, self.learner, self.generator = front, learner, generator
         self.admission, self.writer, self.sampler = generator.admission(), generator.writer(), learner.sampler()
         self.folder = folder / front.run_name / "side"
@@ -128,7 +128,7 @@ class Rounds:
         self.version += 1
         await client.set_policy_version(learner.incarnation, self.version)
         await client.commit("train", learner.incarnation, self.version)
-        await generator.agent.beat()
+        await generator.agent.heartbeat()
 
     async def _once_evicted(self, write: PendingWrite) -> list[WriteResult]:
         async with asyncio.timeout(TIMEOUT_S):
@@ -142,7 +142,7 @@ class Rounds:
         async with asyncio.timeout(TIMEOUT_S):
             while await redis.exists(f"{{rollmesh:{self.front.run_name}}}:train:trash"):
                 await asyncio.sleep(0.02)
-        # What Redis notes of slow calls, where the machine is busy, is bounded and no leak.
+        # The notes of Redis on slow calls, where the machine is busy, are bounded and no leak.
         await redis.slowlog_reset()
         await redis.memory_purge()
         keys = [re.sub("[0-9a-f]{16}$", "#", key.decode()) for key in await redis.keys("*")]

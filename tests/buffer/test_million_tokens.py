@@ -1,5 +1,5 @@
-"""One trajectory of a million tokens, and of five, through a real front process: below gRPC's default message limit,
-and with bounded memory in the front."""
+"""One trajectory of a million tokens, and of five, through a real front process. Messages stay below gRPC's default
+limit, and the front's memory is bounded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rollmesh.buffer.client.client import PendingWrite
 from rollmesh.learner.distributed.train_plan import PlannedMember
 from rollmesh.learner.distributed.trajectories import FetchedTrajectories
 from rollmesh.learner.rollouts.group import decode_group, unsent_members
-from rollmesh.learner.rollouts.unsent_payloads import fetch_unsent
+from rollmesh.learner.rollouts.group_stream import fetch_unsent
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.trajectory.payload_codec import Codec, Trajectory, encode
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns

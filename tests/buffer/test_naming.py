@@ -30,7 +30,7 @@ def key(held: pb.GroupGrant | pb.LeasedGroup) -> Lease:
 
 
 class Book:
-    """What an owner of a stream holds, and says that it holds."""
+    """Leases that an owner of a stream holds, and says that it holds."""
 
     def __init__(self, stream: AdmitStream | SampleStream, held: Iterable[pb.GroupGrant | pb.LeasedGroup] = ()) -> None:
         self.leases = {key(lease) for lease in held}
@@ -49,7 +49,7 @@ async def arrived(stream: SampleStream, count: int) -> list[ReceivedGroup]:
 
 async def beating(member: Actor) -> None:
     while True:
-        await member.agent.beat()
+        await member.agent.heartbeat()
         await asyncio.sleep(SHORT["lease_s"] / 4)
 
 
@@ -139,7 +139,7 @@ async def test_a_generator_that_was_away_keeps_what_no_one_else_has_got(mesh: Me
     (again,) = await other.grants(elsewhere, 1)
     assert again.group_id == gone.group_id
     assert await store.release("train", *me, [key(kept)]) == 1
-    assert await store.keep_named("train", *me, "", map(key, grants)) == (0, [key(gone)])
+    assert await store.end_unnamed_leases("train", *me, "", map(key, grants)) == (0, [key(gone)])
     results = await generator.finish(generator.writer(), [kept], V0)
     assert {result.status for result in results} == {pb.WRITE_STATUS_STORED}
 
@@ -154,7 +154,7 @@ async def test_a_stream_that_was_replaced_gives_nothing_up(mesh: Mesh) -> None:
     store, me = front.metrics.front.store, (generator.agent.member_id, generator.agent.generation)
     with pytest.raises(UnreachableError, match="newer stream"):
         await store.release("train", *me, [key(grant)], "an older stream")
-    assert await store.keep_named("train", *me, "", [key(grant)]) == (0, [])
+    assert await store.end_unnamed_leases("train", *me, "", [key(grant)]) == (0, [])
 
 
 async def test_a_lease_offered_again_with_which_its_holder_has_finished_is_given_back_at_once(mesh: Mesh) -> None:
@@ -208,7 +208,7 @@ async def test_the_learner_is_told_which_leases_it_has_lost(mesh: Mesh, caplog: 
     gone = refs([groups[0].leased, groups[2].leased])
     await learner.client.nack("train", learner.incarnation, gone, disposition=pb.NACK_DISPOSITION_RELEASE)
     assert set(await lost(sampler)) == {groups[0].lease, groups[2].lease}
-    # What it has claimed or given back while it said what it holds looks the same: no warning in a healthy run.
+    # Groups claimed or released while it named its leases look the same: no warning in a healthy run.
     assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 

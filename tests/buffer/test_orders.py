@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmesh.buffer.policy.reuse import WEIGHT_UNIT, draw_key, weight_of
+from rollmesh.buffer.policy.draw_weights import WEIGHT_UNIT, weight_of
+from rollmesh.buffer.reference_model.group_order import draw_key
 from rollmesh.mesh.errors import ConfigError, DataError, PayloadError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from rollmesh.buffer.policy.batch_selection import Candidate, choose_first, choose_in_order
 from rollmesh.buffer.policy.gate import live_limit, version_floor
-from rollmesh.buffer.policy.version_ranges import Lineage, VersionRanges
+from rollmesh.buffer.policy.version_ranges import VersionRanges
+from rollmesh.mesh.trajectory.lineage import Lineage
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 small = st.integers(0, 6)
@@ -30,7 +31,7 @@ def test_on_policy_gate_demands_the_present_version() -> None:
     tokens=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 8)), min_size=1, max_size=6),
 )
 def test_ranges_find_the_oldest_token_under_any_lineage(resumed: list[int], tokens: list[tuple[int, int]]) -> None:
-    lineage = Lineage(len(resumed), dict(enumerate(resumed, start=1)))
+    lineage = Lineage(tuple(enumerate(resumed, start=1)))
     versions = [PolicyVersion(min(i, len(resumed)), v) for i, v in tokens]
     ranges = VersionRanges.of(versions)
     assert ranges.oldest(lineage) == min(lineage.effective(v) for v in versions)
@@ -38,7 +39,7 @@ def test_ranges_find_the_oldest_token_under_any_lineage(resumed: list[int], toke
 
 
 def test_discarded_versions_count_the_way_through_the_common_ancestor() -> None:
-    lineage = Lineage(3, {1: 0, 2: 8, 3: 9})
+    lineage = Lineage(((1, 0), (2, 8), (3, 9)))
     assert lineage.effective(PolicyVersion(1, 7)) == 7
     assert lineage.effective(PolicyVersion(1, 10)) == 6
     assert lineage.effective(PolicyVersion(2, 12)) == 6
@@ -69,7 +70,7 @@ def test_in_order_keeps_room_for_stragglers(
     for i, total in enumerate(live):
         before = max(0, total - batch * i)
         left = max(0, before - sum(ready[g] <= i for g in chosen))
-        # What the bound demanded of this batch is either met, or still fits into the slots left.
+        # The bound's demand on this batch is either met, or still fits into the slots left.
         assert left <= max(free - len(chosen), before - len(chosen), 0)
 
 

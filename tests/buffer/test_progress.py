@@ -1,4 +1,4 @@
-"""What counts as progress, who holds what since when, and what the generators are as a whole."""
+"""Changes that count as progress, leases by holder and time, and the state of the generators as a whole."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_holders_are_named_with_what_they_have_held_longest_first(mesh: Me
     learner, slow, quick = await mesh.learner(front), await mesh.generator(front), await mesh.generator(front)
     await learner.seed(1, 4)
     slow.agent.set_status(waiting_reason="its tools do not answer")
-    await slow.agent.beat()
+    await slow.agent.heartbeat()
     stream = slow.admission()
     stream.update(2, V0)
     held = await slow.grants(stream, 2)
@@ -94,7 +94,7 @@ async def test_the_word_of_a_member_that_went_silent_is_marked(mesh: Mesh) -> No
     stream.update(1, V0)
     await generator.grants(stream, 1)
     generator.agent.set_status(waiting_reason="waits until 36 members are scored and stored")
-    await generator.agent.beat()
+    await generator.agent.heartbeat()
     await generator.agent.stop()
     member_id = generator.agent.member_id
 

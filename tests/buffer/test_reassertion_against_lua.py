@@ -44,7 +44,7 @@ class LosingMachines(BothMachines):
         if not hasattr(self, "machine"):
             return
         if self.incarnation not in self.takeovers:
-            k = self.machine.lineage.resumed_at[self.incarnation]
+            k = dict(self.machine.lineage.resumed)[self.incarnation]
             self.takeovers[self.incarnation] = k
             self.log = {(gid, version): o for (gid, version), o in self.log.items() if version < k}
         for group in self.machine.groups.values():
@@ -54,7 +54,7 @@ class LosingMachines(BothMachines):
 
     @rule()
     def remember(self) -> None:
-        self._note_progress()
+        self._record_progress()
         self.copy = (self.call(self._dump()), copy.deepcopy(self.machine), self.moved_ms, dict(self.generations))
 
     async def _dump(self) -> dict[bytes, bytes]:
@@ -82,7 +82,7 @@ class LosingMachines(BothMachines):
         values, machine, self.moved_ms, generations = self.copy
         self.generations = dict(generations)
         self.call(self._restore(values))
-        # What was said in the lost time is news to what is left.
+        # A message of the lost time is news to the state that is left.
         self.said.clear()
         self.machine = copy.deepcopy(machine)
         self.progress = self.machine.progress
@@ -187,7 +187,9 @@ def walk(seed: int, steps: int) -> Counter[str]:
 
 
 def test_no_attempt_of_the_lost_time_comes_again(redis_url: str) -> None:
-    """What its holder has stored would be found under its name, where that lies in a Redis that has lost nothing."""
+    """Members that its holder has stored would be found under its name, where that lies in a Redis that has lost
+    nothing.
+    """
     LosingMachines.url = redis_url
     both = LosingMachines()
     both.begin(1, Order.IN_ORDER, 1, 1 << 30)

@@ -1,4 +1,4 @@
-"""How Redis is reached: URLs, passwords, TLS, the rights of an ACL user, deadlines on slow links."""
+"""Ways to reach Redis: URLs, passwords, TLS, the rights of an ACL user, deadlines on slow links."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import pytest
 import redis.asyncio
 import uvloop
 
-from rollmesh.buffer.redis_backend.client import RedisAccess
+from rollmesh.buffer.redis_backend.access import RedisAccess
 from rollmesh.buffer.redis_backend.connection import RedisConnection
 from rollmesh.buffer.redis_backend.embedded import find_redis_server
 from rollmesh.buffer.redis_backend.scripts import commands_of, load_scripts
@@ -378,14 +378,14 @@ async def test_certificates_that_do_not_fit_are_typed_errors(
         "no TLS there": (plain, tls(certificates)),
     }
     for why, (url, options) in refused.items():
-        # Who speaks no TLS says nothing at all.
+        # A client without TLS says nothing at all.
         timeout_s = 0.2 if why == "no TLS there" else TIMEOUT_S
         with pytest.raises(StoreError, match="TLS with Redis fails") as caught:
             await open_access(url, options, timeout_s).load()
         assert "redis_tls_ca" in caught.value.hint, why
         with pytest.raises(StoreError):
             async with open_access(url, options, timeout_s).subscribed("channel"):
-                pytest.fail(f"the client beside the wire does not care: {why}")
+                pytest.fail(f"the other client does not care: {why}")
     indifferent = open_access(by_name, tls(certificates, check_hostname=False))
     await indifferent.load()
     async with indifferent.subscribed("channel"):

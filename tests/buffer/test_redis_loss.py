@@ -11,7 +11,7 @@ import pytest
 from redis.asyncio import Redis
 
 from rollmesh.buffer.redis_backend.embedded import EmbeddedRedis
-from rollmesh.buffer.server.process import BufferService
+from rollmesh.buffer.server.process import BufferFront
 from rollmesh.mesh.errors import FencedError, LostStateError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
@@ -33,7 +33,7 @@ async def own_redis(tmp_path: Path) -> AsyncIterator[str]:
 class Snapshot:
     """All metadata of a run, to be restored under it."""
 
-    def __init__(self, front: BufferService) -> None:
+    def __init__(self, front: BufferFront) -> None:
         self._client: Redis = front.access.client
         self._pattern = f"\\{{rollmesh:{front.run_name}\\}}*"
         self._values: dict[bytes, bytes | None] = {}
@@ -109,7 +109,7 @@ async def test_no_one_gets_anything_until_the_learner_has_spoken(mesh: Mesh, res
     groups = await learner.batch(run.sampler, 2, 1)
     learner.client.on_lost_state = None
     key = f"{{rollmesh:{front.run_name}}}"
-    # As after a restart; or as another front notes that saw the figures go back.
+    # As after a restart; or as another front notes that saw the counters go back.
     await front.access.client.hset(key, *(("redis_run_id", "another") if restarted else ("suspect", "1")))
     for verb in (
         learner.client.claim("train", 1, 1, refs(groups)),

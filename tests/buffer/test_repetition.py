@@ -1,4 +1,4 @@
-"""What is done twice, by retries, reconnects and learners of the past, changes nothing the second time."""
+"""An act done twice, by retries, reconnects and learners of the past, changes nothing the second time."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import msgpack
 import pytest
 
 from rollmesh.buffer.protocol.limits import MAX_ORDINAL
-from rollmesh.buffer.server.process import BufferService
+from rollmesh.buffer.server.process import BufferFront
 from rollmesh.buffer.store.keys import Keys
-from rollmesh.buffer.store.orphan_sweep import sweep_orphans
+from rollmesh.buffer.store.unowned_values import sweep_unowned_values
 from rollmesh.mesh.errors import FencedError, PayloadError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh, make_config, make_task, prompts_of, refs
@@ -27,7 +27,7 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def _no_prompt(front: BufferService, ordinal: int, table: str = "train") -> bool:
+async def _no_prompt(front: BufferFront, ordinal: int, table: str = "train") -> bool:
     return not await prompts_of(front, ordinal, table)
 
 
@@ -66,12 +66,7 @@ async def test_a_learner_of_the_past_does_not_touch_prompts(mesh: Mesh) -> None:
 
 
 async def test_a_new_stream_without_groups_begins_a_full_term(mesh: Mesh) -> None:
-    front = await mesh.front()
-    learner, generator = await mesh.learner(front), await mesh.generator(front)
-    await learner.seed(1, 2)
-    admission = generator.admission()
-    admission.update(1, V0)
-    grants = await generator.grants(admission, 1)
+    front, _, generator, admission, grants = await mesh.granted(seeded=2)
     await generator.client.release("train", generator.agent.member_id, generator.agent.generation, refs(grants))
     client, holders = front.access.client, Keys(front.run_name).table("train", "holders")
     term = await client.zscore(holders, generator.agent.member_id)
@@ -93,7 +88,7 @@ async def test_a_member_that_is_gone_leaves_no_stream_behind(mesh: Mesh) -> None
     generator = await mesh.generator(front)
     member, client = generator.agent.member_id, front.access.client
     streams = Keys(front.run_name).table("train", "streams")
-    # As a front that was killed leaves it: nobody has taken the stream's end down.
+    # As a front that was killed leaves it: the stream's end was never recorded.
     await client.hset(streams, member, "of a dead front")
     await generator.kill()
 
@@ -151,7 +146,7 @@ async def test_a_learner_that_is_fenced_between_look_and_set_replaces_no_prompt(
     assert grant.task == make_task(1)
     assert len(await prompts_of(front, 1)) == 2
     for _ in range(2):
-        await sweep_orphans(access, Keys(front.run_name), "train", age_s=0, pause_s=0)
+        await sweep_unowned_values(access, Keys(front.run_name), "train", age_s=0, pause_s=0)
     (kept,) = await prompts_of(front, 1)
     assert await front.access.client.get(kept) == make_task(1).SerializeToString()
 
@@ -163,7 +158,7 @@ async def test_an_ordinal_that_is_given_again_has_its_new_prompt_at_every_front(
     learner, first, second = await mesh.learner(left), await mesh.generator(right), await mesh.generator(right)
     redis, table = left.access.client, Keys(left.run_name).table("train")
     before = {key: await redis.dump(key) for key in await redis.keys(f"{table}*")}
-    figures = msgpack.unpackb(await redis.hget(table, "figures"))
+    counters = msgpack.unpackb(await redis.hget(table, "figures"))
     await learner.seed(1, 1)
     admission, again = first.admission(), second.admission()
     admission.update(1, V0)
@@ -174,7 +169,7 @@ async def test_an_ordinal_that_is_given_again_has_its_new_prompt_at_every_front(
         for key, value in before.items():
             pipe.restore(key, 0, value)
         # Others have moved beyond all that this front had seen.
-        pipe.hset(table, "figures", msgpack.packb({**figures, "rev": 1 << 40}))
+        pipe.hset(table, "figures", msgpack.packb({**counters, "rev": 1 << 40}))
         await pipe.execute()
     other = make_task(1)
     other.task_id = "given again"

@@ -96,7 +96,7 @@ async def test_the_successor_is_offered_exactly_what_was_not_committed(
     late = successor.sampler()
     # The batches before it are full.
     late.request(1, resume_at + len(expected) // 2)
-    # What the stream before this one has leased is offered again first.
+    # The former stream's lease is offered again first.
     offers: set[str] = set()
     async with asyncio.timeout(TIMEOUT_S):
         while life.unfinished[0].group_id not in offers:

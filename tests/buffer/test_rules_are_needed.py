@@ -10,8 +10,8 @@ import hiredis
 import pytest
 import redis.exceptions as rex
 
-import rollmesh.buffer.redis_backend.client
-from rollmesh.buffer.redis_backend.client import LoadingError, RedisAccess, store_errors
+import rollmesh.buffer.redis_backend.access
+from rollmesh.buffer.redis_backend.access import LoadingError, RedisAccess, store_errors
 from rollmesh.mesh.errors import StoreError
 from tests.buffer.both_machines import BothMachines
 from tests.buffer.rules import COMPARED, NoSuchRuleError, Rule, documented, without
@@ -25,7 +25,7 @@ WALKS = (*_TELLING, *(seed for seed in range(40) if seed not in _TELLING))
 
 
 def is_evidence(error: Exception) -> bool:
-    """Whether a failure comes from the scripts, and not from a Redis that is slow, loading or gone."""
+    """True where a failure comes from the scripts, and not from a Redis that is slow, loading or gone."""
     return not isinstance(error, LoadingError) and not isinstance(error.__cause__, OSError | rex.RedisError)
 
 
@@ -42,7 +42,7 @@ def see_it_missed(url: str, monkeypatch: pytest.MonkeyPatch, rule: Rule, walks: 
 
     # A script that Redis cannot compile would be noticed by any walk, whatever the rule.
     asyncio.run(compile_all())
-    monkeypatch.setattr(rollmesh.buffer.redis_backend.client, "load_scripts", partial(without, rule))
+    monkeypatch.setattr(rollmesh.buffer.redis_backend.access, "load_scripts", partial(without, rule))
     BothMachines.url = url
     for seed in walks:
         try:

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from rollmesh.buffer.server.process import BufferService
+from rollmesh.buffer.server.process import BufferFront
 from rollmesh.buffer.store.payloads import digest_of
 from rollmesh.mesh.errors import StoreError
 from rollmesh.mesh.trajectory.payload_codec import decode
@@ -27,11 +27,11 @@ Batch = Callable[..., Awaitable[Any]]
 class Dying:
     """A front that dies in the middle of a write, as its callers see it: their call fails, whatever has been done.
 
-    Steps: `set` (the value is stored, its verb was not run), `verb` (it was, its answer is lost), `removal` (what the
-    answer names is not removed).
+    Steps: `set` (the value is stored, its verb was not run), `verb` (it was, its answer is lost), `removal` (named
+    values are not removed).
     """
 
-    def __init__(self, front: BufferService, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, front: BufferFront, monkeypatch: pytest.MonkeyPatch) -> None:
         self.step = ""
         store, access = front.metrics.front.store, front.access  # type: ignore[union-attr]
         after_all, remove = access.run_all_after, store._remove
@@ -107,7 +107,7 @@ async def test_bytes_never_contradict_their_metadata_wherever_a_front_died(
                 PolicyVersion.from_proto(meta.oldest),
                 PolicyVersion.from_proto(meta.newest),
             ), (first, second)
-        # What was written first and counted is what the member is; what never counted is no one's.
+        # The member is the value that was written first and counted; one that never counted belongs to none.
         expected = 1.0 if first == "set" else 0.0
         assert group.members[0].reward == expected, (first, second)
     assert (await learner.train(list(groups.values()), 1)).claimed
@@ -115,13 +115,8 @@ async def test_bytes_never_contradict_their_metadata_wherever_a_front_died(
 
 
 async def test_pieces_of_two_samplings_never_mix(mesh: Mesh) -> None:
-    front = await mesh.front()
-    learner, generator = await mesh.learner(front), await mesh.generator(front)
-    await learner.seed(1, 1)
-    admission = generator.admission()
-    admission.update(1, V0)
-    (grant,) = await generator.grants(admission, 1)
-    # Of the first, all pieces but one are there; the second is as long, and has other bytes.
+    _, learner, generator, _, (grant,) = await mesh.granted()
+    # All pieces of the first but one are there; the second is as long, and has other bytes.
     before, write = large_write(grant, 1), large_write(grant, 0)
     before.head.meta.member = 0
     await upload(generator, requests_of(before)[:2])
@@ -134,12 +129,7 @@ async def test_pieces_of_two_samplings_never_mix(mesh: Mesh) -> None:
 
 
 async def test_a_refused_write_removes_only_what_no_one_can_store_any_more(mesh: Mesh) -> None:
-    front = await mesh.front()
-    learner, generator = await mesh.learner(front), await mesh.generator(front)
-    await learner.seed(1, 1)
-    admission = generator.admission()
-    admission.update(1, V0)
-    (grant,) = await generator.grants(admission, 1)
+    front, learner, generator, _, (grant,) = await mesh.granted()
     stranger = pb.GroupGrant(group_id=grant.group_id, lease_id="wrong", attempt=grant.attempt)
     # The holder's own write may be on its way at the same moment: these bytes may be those that it has just stored.
     response = await wrote(generator, make_write(stranger, 0, [V0] * 3), make_draft(stranger, 1, [V0] * 2))
@@ -161,12 +151,8 @@ async def test_a_refused_write_removes_only_what_no_one_can_store_any_more(mesh:
 async def test_no_write_of_a_stranger_touches_what_is_stored(mesh: Mesh) -> None:
     """Whatever group, lease, attempt, member, digest and pieces it names."""
     rng = random.Random(7)
-    front = await mesh.front()
-    learner, generator, stranger = await mesh.learner(front), await mesh.generator(front), await mesh.generator(front)
-    await learner.seed(1, 3)
-    admission = generator.admission()
-    admission.update(3, V0)
-    sealed, half, drafted = await generator.grants(admission, 3)
+    front, learner, generator, _, (sealed, half, drafted) = await mesh.granted(3)
+    stranger = await mesh.generator(front)
     stored = [large_write(sealed, 0), make_write(sealed, 1, [V0] * 5), large_write(half, 1)]
     draft = make_draft(drafted, 0, [V0] * 5)
     results = await generator.writer().write([*stored, draft])

@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from rollmesh.buffer.server import background_tasks
-from rollmesh.buffer.server.process import BufferService
+from rollmesh.buffer.server.process import BufferFront
 from rollmesh.buffer.store.drafts import DraftRef
 from rollmesh.buffer.store.keys import Keys
-from rollmesh.buffer.store.orphan_sweep import GroupOwnership, sweep_orphans
 from rollmesh.buffer.store.payloads import PayloadRef, digest_of, name_of
+from rollmesh.buffer.store.unowned_values import GroupOwnership, sweep_unowned_values
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
 from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh, key_of, make_write
@@ -23,18 +23,15 @@ V0 = PolicyVersion(1, 0)
 ONE, TWO = "1" * 16, "2" * 16
 
 
-async def swept(front: BufferService, age_s: float = 0) -> int:
-    return await sweep_orphans(front.access, Keys(front.run_name), "train", age_s=age_s, pause_s=0)
+async def swept(front: BufferFront, age_s: float = 0) -> int:
+    return await sweep_unowned_values(front.access, Keys(front.run_name), "train", age_s=age_s, pause_s=0)
 
 
 @pytest.mark.parametrize("mesh", ["one", "cluster"], indirect=True)
 async def test_values_without_an_owner_are_removed_and_counted(mesh: Mesh) -> None:
-    front = await mesh.front()
-    learner, first, second = await mesh.learner(front), await mesh.generator(front), await mesh.generator(front)
-    await learner.seed(1, 1)
-    admission, takeover = first.admission(), second.admission()
-    admission.update(1, V0)
-    (grant,) = await first.grants(admission, 1)
+    front, learner, first, _, (grant,) = await mesh.granted()
+    second = await mesh.generator(front)
+    takeover = second.admission()
     await first.writer().write([make_write(grant, 0, [V0]), make_draft(grant, 1, [V0] * 5)])
     await first.kill()
     takeover.update(1, V0)
@@ -43,7 +40,7 @@ async def test_values_without_an_owner_are_removed_and_counted(mesh: Mesh) -> No
     kept = {f"{gid}:0:1", f"{gid}:1:d1-5"}
     assert await values(front) == kept
     name = Keys(front.run_name).payload
-    orphans = {
+    unowned = {
         "the group has ended": name("train", "train-99", 0, 1, ONE),
         "the attempt is over": name("train", gid, 1, 1, ONE),
         "stored by an earlier attempt": name("train", gid, 0, 2, ONE),
@@ -53,18 +50,18 @@ async def test_values_without_an_owner_are_removed_and_counted(mesh: Mesh) -> No
         "no name of ours": name("train", gid, "x", "y"),
     }
     in_flight = [name("train", gid, 1, *place) for place in ((2, ONE), (2, TWO), (2, ONE, 7), (f"d2-1-{ONE}",))]
-    for key in (*orphans.values(), *in_flight):
+    for key in (*unowned.values(), *in_flight):
         await front.access.batch([("SET", key, b"value")])
 
     assert await swept(front) == 0, "the first pass finds them and gives them little time"
-    assert min(await front.access.batch([("TTL", key) for key in orphans.values()])) > 60
+    assert min(await front.access.batch([("TTL", key) for key in unowned.values()])) > 60
     assert await swept(front, age_s=60) == 0
-    assert await swept(front) == len(orphans)
+    assert await swept(front) == len(unowned)
     left = await values(front)
     assert left == kept | {f"{gid}:1:2", f"{gid}:1:2:7", f"{gid}:1:d2-1"}
     assert set(await front.access.batch([("TTL", key) for key in in_flight])) == {-1}
-    assert (await learner.client.describe("train")).orphans_swept == len(orphans)
-    # What was left alone is what the group goes on from.
+    assert (await learner.client.describe("train")).orphans_swept == len(unowned)
+    # The group continues from what was left.
     await second.finish(second.writer(), [again], V0)
     (group,) = await learner.batch(learner.sampler(), 1, 0)
     assert all(learner.payloads[group.group_id])
@@ -72,13 +69,8 @@ async def test_values_without_an_owner_are_removed_and_counted(mesh: Mesh) -> No
 
 
 async def test_what_a_dead_front_has_set_before_its_verb_stays_for_the_repeated_write(mesh: Mesh) -> None:
-    """A value that was marked as an orphan would expire under the group that comes to own it."""
-    front = await mesh.front()
-    learner, generator = await mesh.learner(front), await mesh.generator(front)
-    await learner.seed(1, 1)
-    admission = generator.admission()
-    admission.update(1, V0)
-    (grant,) = await generator.grants(admission, 1)
+    """A value that was marked as unowned would expire under the group that comes to own it."""
+    front, learner, generator, _, (grant,) = await mesh.granted()
     writes = [make_write(grant, 0, [V0]), make_draft(grant, 1, [V0] * 3), make_write(grant, 1, [V0])]
     name = Keys(front.run_name).payload
     draft = name("train", grant.group_id, 1, f"d1-3-{digest_of(writes[1].payload)}")
@@ -104,13 +96,10 @@ async def test_what_a_dead_front_has_set_before_its_verb_stays_for_the_repeated_
 
 
 async def test_what_comes_back_after_a_pass_has_marked_it_is_not_used(mesh: Mesh) -> None:
-    """An orphan stays one: whoever writes it once more is told that it is superseded."""
-    front = await mesh.front()
-    learner, first, second = await mesh.learner(front), await mesh.generator(front), await mesh.generator(front)
-    await learner.seed(1, 1)
-    admission, takeover = first.admission(), second.admission()
-    admission.update(1, V0)
-    (grant,) = await first.grants(admission, 1)
+    """An unowned value stays one: a holder that writes it once more is told that it is superseded."""
+    front, learner, first, _, (grant,) = await mesh.granted()
+    second = await mesh.generator(front)
+    takeover = second.admission()
     write = make_write(grant, 0, [V0])
     key = key_of(front, write)
     await front.access.batch([("SET", key, write.payload, "NX")])
@@ -130,7 +119,7 @@ async def test_what_comes_back_after_a_pass_has_marked_it_is_not_used(mesh: Mesh
 
 
 async def test_the_service_sweeps_by_itself(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background_tasks, "_ORPHAN_AGE_S", 0.1)
+    monkeypatch.setattr(background_tasks, "_UNOWNED_AGE_S", 0.1)
     front = await mesh.front()
     learner = await mesh.learner(front)
     await front.access.client.set(Keys(front.run_name).payload("train", "train-99", 0, 1, ONE), b"value")
@@ -185,4 +174,4 @@ async def test_a_front_whose_upkeep_fails_ends_and_says_why(mesh: Mesh) -> None:
     await front.access.client.sadd(Keys(front.run_name).table("train", "trash"), "not of ours")
     async with asyncio.timeout(TIMEOUT_S):
         error = await front.failed()
-    assert "background job collect" in str(error), "without it, memory would not be returned, and nobody would know"
+    assert "job remove_ended_values" in str(error), "without it, memory would not be returned, without a word"

@@ -77,7 +77,7 @@ async def test_a_zombie_learner_is_fenced_in_every_verb(mesh: Mesh) -> None:
             await verb()
     with pytest.raises(FencedError):
         await sampler.next(TIMEOUT_S)
-    await zombie.agent.beat()
+    await zombie.agent.heartbeat()
     assert zombie.agent.fenced.is_set()
     counts = await balanced(learner)
     assert (counts.ready, counts.trained) == (2, 0)
@@ -130,14 +130,14 @@ async def test_generators_outlive_learners_and_their_groups_stand(mesh: Mesh) ->
     assert results[-1].sealed, "a write is fenced by lease and attempt, not by the learner's incarnation"
     groups = await learner.batch(learner.sampler(), 1, 0)
     assert (await learner.train(groups, 0)).claimed
-    await generator.agent.beat()
+    await generator.agent.heartbeat()
     assert generator.agent.policy == PolicyVersion(2, 1)
     assert generator.agent.learner is not None
     assert generator.agent.learner.member_id == learner.agent.member_id
 
 
 async def test_a_first_learner_finds_a_run_in_good_order(mesh: Mesh) -> None:
-    """Fronts know a new incarnation at once, though no figure has changed: nothing looks as if Redis had lost it."""
+    """Fronts know a new incarnation at once, though no counter has changed: nothing looks as if Redis had lost it."""
     front = await mesh.front()
     learner = Learner(front.address, "learner")
     await learner.agent.start()

@@ -86,7 +86,7 @@ def random_walk(seed: int, steps: int, *, compare_every: int = 1) -> set[str]:
         ("attach", lambda: both.attach(rng.choice(HOLDERS))),
         ("detach", lambda: both.detach(rng.choice(HOLDERS))),
         ("name", lambda: both.name(rng.choice(HOLDERS), rng.randrange(30), rng.randrange(30))),
-        ("beat", lambda: both.beat(rng.choice(HOLDERS))),
+        ("heartbeat", lambda: both.heartbeat(rng.choice(HOLDERS))),
         ("evict", both.evict),
         ("expire", both.expire),
     ]

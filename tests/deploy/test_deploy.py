@@ -18,7 +18,7 @@ import pytest
 import typer
 import yaml
 
-from rollmesh.buffer.redis_backend.client import RedisAccess
+from rollmesh.buffer.redis_backend.access import RedisAccess
 from rollmesh.buffer.redis_backend.embedded import find_redis_server
 from rollmesh.buffer.store.keys import Keys
 from rollmesh.cli.app import PERMANENT_CODE_VARIABLE, app
@@ -153,7 +153,7 @@ def test_generators_mount_nothing_and_only_the_buffer_sees_redis() -> None:
         assert ("store" in SERVICES[name]["networks"]) == (name == "buffer")
         if SERVICES[name]["command"][0] == "generator":
             assert "volumes" not in SERVICES[name]
-    # What a front can be made to do it cannot do to the run folder.
+    # A front that is misused cannot harm the run folder.
     assert [name for name, service in SERVICES.items() if "data:/data" in service.get("volumes", [])] == [
         "prepare",
         "learner",
@@ -273,7 +273,7 @@ def test_targets_and_replaceable_sources() -> None:
 
 @pytest.mark.parametrize("engine", get_args(EngineName))
 def test_one_variable_chooses_the_engine(engine: str) -> None:
-    """Of the images of the generators, of what they are told, and of what lies where they are told to look."""
+    """Checks the generators' images, their arguments, and the files at the places named in these."""
     text = (DEPLOY / "compose.yaml").read_text(encoding="utf-8").replace("${ROLLMESH_ENGINE:-hf}", engine)
     services = yaml.safe_load(text)["services"]
     assert f"FROM cpu AS {engine}\n" in DOCKERFILE

@@ -22,7 +22,7 @@ DOCKERFILE = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
 
 
 def _parsed(lines: list[str]) -> list[Requirement]:
-    """What lines ask for on this machine, less rollmesh itself and torch, which are in no list."""
+    """Packages that lines ask for on this machine, less rollmesh itself and torch, which are in no list."""
     found = [Requirement(line) for line in lines]
     found = [item for item in found if item.name not in ("rollmesh", "torch")]
     return [item for item in found if item.marker is None or item.marker.evaluate()]
@@ -46,7 +46,7 @@ def _listed(path: str) -> dict[str, str]:
 
 
 def _lacking(required: list[Requirement], listed: dict[str, str]) -> list[str]:
-    """Of requirements those that a list does not fulfil."""
+    """Requirements that a list does not fulfil."""
     return [
         str(requirement)
         for requirement in required

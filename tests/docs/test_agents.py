@@ -1,4 +1,4 @@
-"""What docs/agents.md shows is taken: its tool, its environment, its parsers and its keys."""
+"""The examples of docs/agents.md are accepted: its tool, its environment, its parsers and its keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOOL, ENVIRONMENT = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 def rows(heading: str) -> list[str]:
-    """First columns of the first table behind a line, without the header."""
+    """First columns of the first table after a line, without the header."""
     table = re.search(r"\n\|.*?\n\n", PAGE.partition(heading)[2], re.DOTALL)
     assert table is not None
     return [line.split("|")[1].strip() for line in table[0].strip().splitlines()[2:]]

@@ -46,14 +46,13 @@ def test_every_setting_has_a_meaning() -> None:
 
 def test_docstrings_are_taken_apart() -> None:
     def described() -> None:
-        """What it does, in
+        """Its effect, in
         one line.
 
         y = a * x, arXiv:2402.03300, eq. 3.
 
         Args:
-            a, b: factors that
-                go on.
+            a, b: factors that continue.
             c: third (see arXiv:1707.06347).
 
         Returns:
@@ -61,9 +60,13 @@ def test_docstrings_are_taken_apart() -> None:
         """
 
     about = read_documentation(described)
-    assert about.summary == "What it does, in one line."
-    assert about.prose == "What it does, in\none line.\n\ny = a * x, arXiv:2402.03300, eq. 3."
-    assert about.items == {"a": "factors that go on.", "b": "factors that go on.", "c": "third (see arXiv:1707.06347)."}
+    assert about.summary == "Its effect, in one line."
+    assert about.prose == "Its effect, in\none line.\n\ny = a * x, arXiv:2402.03300, eq. 3."
+    assert about.items == {
+        "a": "factors that continue.",
+        "b": "factors that continue.",
+        "c": "third (see arXiv:1707.06347).",
+    }
     assert about.sources == ["2402.03300", "1707.06347"]
 
 

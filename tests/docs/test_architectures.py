@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.architectures import REFUSED, probe
-from benchmarks.tiny_models import ARCHITECTURES
+from benchmarks.learner.architectures import REFUSED, probe
+from benchmarks.learner.tiny_models import ARCHITECTURES
 from tests.repository import REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "architectures.md"

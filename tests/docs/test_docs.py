@@ -1,4 +1,4 @@
-"""What the documentation says is checked: generated pages are current, links lead somewhere."""
+"""Checks of the documentation: generated pages are current, links lead somewhere."""
 
 import re
 from collections.abc import Iterator
@@ -11,9 +11,16 @@ from rollmesh.mesh.access.docs_reference import reference as reference_of_verbs
 from rollmesh.mesh.access.docs_reference import with_reference
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.config.docs_reference import reference
+from tests.docs.prose import LONGEST_SENTENCE, words
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+AT_ROOT = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")]
+PAGES = [*AT_ROOT, *sorted((ROOT / "docs").glob("*.md")), ROOT / "benchmarks" / "README.md"]
+GUIDES = [*PAGES, ROOT / "deploy" / "README.md", *sorted((ROOT / "examples").glob("*/README.md"))]
+
+
+def _name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
 
 
 def test_the_configuration_reference_is_current() -> None:
@@ -26,14 +33,14 @@ def test_the_table_of_verbs_is_current() -> None:
     assert reference_of_verbs() in page
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_links_lead_to_files(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_named_files_exist(page: Path) -> None:
     folders = "mesh|buffer|reward_service|generators|learner|rollmesh|protos|examples|benchmarks|deploy|tests|docs"
     for target in re.findall(rf"`((?:{folders})/[\w./-]*)`", page.read_text()):
@@ -41,9 +48,10 @@ def test_named_files_exist(page: Path) -> None:
 
 
 def test_places_in_the_code_exist() -> None:
-    for file, name in re.findall(r"`([\w/]+\.py)::(\w+)`", (ROOT / "docs" / "architecture.md").read_text()):
-        defined = re.search(rf"^\s*(async )?(def|class) {name}\b", (ROOT / file).read_text(), re.MULTILINE)
-        assert defined, f"{file} has no {name}"
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    for file, name in re.findall(r"`([\w/]+\.(?:py|lua))::(\w+)`", page):
+        definition = rf"^\s*(async |local )?(def|class|function) {name}\b"
+        assert re.search(definition, (ROOT / file).read_text(), re.MULTILINE), f"{file} has no {name}"
 
 
 def test_the_module_map_has_every_folder() -> None:
@@ -55,24 +63,27 @@ def test_the_module_map_has_every_folder() -> None:
     assert {str(folder.relative_to(ROOT)) for folder in folders} <= set(listed)
 
 
-LONGEST_SENTENCE = 25
-
-
 def _sentences(page: str) -> Iterator[str]:
     text = re.sub(r"```.*?```", "\n\n", page, flags=re.DOTALL)
     text = re.sub(r"`[^`]*`", "code", re.sub(r"\]\([^)]*\)", "", text))
-    for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*#]|\d+\.)\s)|^#.*\n|\|", text, flags=re.MULTILINE):
+    for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*#]|\d+\.)\s)|^#.*\n|\||<br>", text, flags=re.MULTILINE):
         yield from re.split(r"(?<=[.!?])\s+(?=[A-Z\d(c])", re.sub(r"[*_\[]", "", " ".join(block.split())))
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "architecture.md"], ids=lambda p: p.name)
+@pytest.mark.parametrize("page", GUIDES, ids=_name)
 def test_sentences_are_short(page: Path) -> None:
-    assert not [each for each in _sentences(page.read_text()) if len(re.findall(r"\w\S*", each)) > LONGEST_SENTENCE]
+    assert not [each for each in _sentences(page.read_text()) if words(each) > LONGEST_SENTENCE]
+
+
+def test_the_benchmarks_that_pages_name_exist() -> None:
+    named = {module for page in GUIDES for module in re.findall(r"-m (benchmarks[.\w]+)", page.read_text())}
+    assert len(named) > 20
+    assert not [module for module in named if not (ROOT / f"{module.replace('.', '/')}.py").exists()]
 
 
 SETTINGS = [
     pytest.param(block, id=f"{page.name}-{index}")
-    for page in [*PAGES, *sorted((ROOT / "examples").glob("*/README.md"))]
+    for page in GUIDES
     for index, block in enumerate(re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL))
 ]
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rollmesh.learner.algorithms.base import Algorithm, Loss
+from rollmesh.learner.algorithms.interface import Algorithm, Loss
 from rollmesh.learner.algorithms.types import GlobalCounts, ModelOutput, Rollouts, TokenBatch
 
 
 def output(logits: Tensor, actions: Tensor) -> ModelOutput:
-    """What a model with these logits [R, V] says of the tokens [R]."""
+    """The outputs of a model with these logits [R, V] for the tokens [R]."""
     log_probs = logits.log_softmax(-1)
     entropy = -(log_probs.exp() * log_probs).sum(-1)
     return ModelOutput(log_probs=log_probs.gather(-1, actions[:, None]).squeeze(1), entropy=entropy)
@@ -21,14 +21,14 @@ def output(logits: Tensor, actions: Tensor) -> ModelOutput:
 
 @dataclass
 class MemoryBatch:
-    """Implements `learner.algorithms.base.Batch` on one rank, with logits per token for every role."""
+    """Implements `learner.algorithms.interface.Batch` on one rank, with logits per token for every role."""
 
     rollouts: Rollouts
     logits: Mapping[str, Tensor]
     actions: Tensor
     version: int = 0
     generator: torch.Generator = field(default_factory=torch.Generator)
-    figures: dict[str, float] = field(default_factory=dict)
+    reported: dict[str, float] = field(default_factory=dict)
 
     def infer(self, role: str, *, sum_pi_squared: bool = False) -> ModelOutput:
         with torch.no_grad():
@@ -37,8 +37,8 @@ class MemoryBatch:
     def train(self, role: str, loss: Loss) -> None:
         raise AssertionError(f"no dataflow here trains {role}")
 
-    def report(self, figures: Mapping[str, float]) -> None:
-        self.figures.update(figures)
+    def report(self, metrics: Mapping[str, float]) -> None:
+        self.reported.update(metrics)
 
 
 def token_batch(rollouts: Rollouts) -> tuple[TokenBatch, Tensor]:

@@ -55,7 +55,7 @@ def test_distillation_follows_the_teacher_token_by_token() -> None:
     after = output(train_step(algorithm, batch, 0.5), batch.actions).log_probs
     assert after is not None
     assert torch.equal(torch.sign(after - before), torch.sign(teacher - before))
-    assert batch.figures["distillation/reverse_kl"] == pytest.approx(float((before - teacher).mean()))
+    assert batch.reported["distillation/reverse_kl"] == pytest.approx(float((before - teacher).mean()))
 
 
 def test_distillation_brings_the_student_to_the_teacher() -> None:
@@ -136,7 +136,7 @@ def test_rejection_sampling_raises_the_likelihood_of_the_chosen_alone() -> None:
     chosen = torch.tensor([True] * 3 + [False] * 2 + [True] * 4)
     assert (after[chosen] > before[chosen]).all()
     assert torch.equal(after[~chosen], before[~chosen])
-    assert batch.figures["rejection_sampling/chosen"] == 2.0
+    assert batch.reported["rejection_sampling/chosen"] == 2.0
 
 
 @pytest.mark.parametrize("name", ["distillation", "rejection_sampling"])

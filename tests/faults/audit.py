@@ -1,13 +1,14 @@
-"""What became of every group that was admitted and every trajectory that was stored.
+"""The fate of every group that was admitted and every trajectory that was stored.
 
-The books that are compared were kept by three who do not trust one another: the fronts' record of what they stored,
-Redis (state sets and counters), and the learner's consumption log, which is on disk before the optimizer steps.
+The books that are compared were kept by three that do not trust one another. They are the fronts' record of stored
+members, Redis (state sets and counters), and the learner's consumption log. The log is on disk before the optimizer
+steps.
 
-* lost: groups that were admitted and are in no state, not trained, and not counted under another fate; and stored
+* lost: groups that were admitted and are in no state, not trained, and not counted under another fate. Also stored
   trajectories that neither their group's live state nor the use of their group has.
 * duplicated: a (group, use) that is twice on the surviving lineage, or a prompt task that two groups there stand for.
 
-Redis may have been made to lose what it had acknowledged (`Loss`). What it acknowledged outside of those times is
+Redis may have been made to lose what it had acknowledged (`Loss`). A write acknowledged outside of those times is
 missed as ever. A trajectory that was stored in such a time may be gone, and may be stored a second time: it is
 forgotten, not lost. That it was trained is not forgotten: the consumption log has it, and it may not be trained again.
 """
@@ -25,9 +26,9 @@ from typing import Any, TypeVar, cast
 import msgpack
 import redis
 
-from rollmesh.launcher.mesh_monitor import MeshView
-from rollmesh.learner.recovery.consumption_log import Use, read_log, surviving
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.launcher.mesh_client import MeshClient
+from rollmesh.learner.recovery.consumption_log import StepUse, read_log, surviving_uses
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import StoreError, UnreachableError
 from rollmesh.mesh.lease_holders import describe_holders
 from rollmesh.protos import buffer_pb2
@@ -44,7 +45,7 @@ _OTHER_FATES = ("evicted_stale", "filtered", "failed")
 
 @dataclass(slots=True)
 class Audit:
-    """What was found; `problems` is empty where all is well.
+    """Findings; `problems` is empty where all is well.
 
     Attributes:
         groups: admitted, and how they ended or where they are.
@@ -82,25 +83,25 @@ def ask_ledger(address: str, table: str = "train") -> buffer_pb2.LedgerResponse:
 
 
 def who_waits(address: str) -> str:
-    """What the learner waits for, and who holds what since when, as the mesh says it.
+    """The learner's wait, and the holders of leases with their times, as the mesh says it.
 
     Raises:
         RollmeshError: it did not answer in time.
     """
 
-    async def ask(view: MeshView) -> str:
+    async def ask(view: MeshClient) -> str:
         table = await view.describe("train")
         return f"{table.learner_waits}; {describe_holders(table, await view.holders('train', _NAMED))}"
 
     return _ask(address, ask)
 
 
-def _ask(address: str, question: Callable[[MeshView], Awaitable[T]]) -> T:
+def _ask(address: str, question: Callable[[MeshClient], Awaitable[T]]) -> T:
     """Asked again while a front is finding Redis again."""
 
     async def ask() -> T:
         until = time.monotonic() + _ANSWER_S
-        async with MeshView(address, SecuritySection()) as view:
+        async with MeshClient(address, SecuritySection()) as view:
             while True:
                 try:
                     return await question(view)
@@ -113,7 +114,7 @@ def _ask(address: str, question: Callable[[MeshView], Awaitable[T]]) -> T:
 
 
 def imbalances(address: str) -> list[str]:
-    """What `rollmesh ledger` finds wrong, and whether its figures add up."""
+    """Faults that `rollmesh ledger` finds, and whether its counts add up."""
     found = []
     for table in ("train", "eval"):
         answer = ask_ledger(address, table)
@@ -126,14 +127,14 @@ def imbalances(address: str) -> list[str]:
     return found
 
 
-def key_of(use: Use) -> list[tuple[str, int]]:
+def key_of(use: StepUse) -> list[tuple[str, int]]:
     """(group, use) of every group of a step."""
     return [(group.group_id, group.use) for group in use.groups]
 
 
-def doubled(uses: Iterable[Use]) -> list[tuple[str, int]]:
-    """What is used twice on the surviving lineage."""
-    times = Counter(key for use in surviving(list(uses)) for key in key_of(use))
+def doubled(uses: Iterable[StepUse]) -> list[tuple[str, int]]:
+    """Groups used twice on the surviving lineage."""
+    times = Counter(key for use in surviving_uses(list(uses)) for key in key_of(use))
     return [key for key, count in times.items() if count > 1]
 
 
@@ -167,7 +168,7 @@ class Live:
         return cls(states, members, int(msgpack.unpackb(cast("bytes", client.hget(prefix, "figures")))["seq"]))
 
     def has(self, group: str, member: int) -> bool:
-        """Whether a member of a live group is stored."""
+        """True where a member of a live group is stored."""
         return member in self.members.get(group, ())
 
 
@@ -195,7 +196,7 @@ def audit(
         losses: when Redis may have lost what it had acknowledged.
     """
     uses = list(read_log(consumption)) if consumption.exists() else []
-    lineage = surviving(uses)
+    lineage = surviving_uses(uses)
     taken = {(use.incarnation, use.train_version) for use in uses}
     found = Audit(steps=len(lineage), discarded_steps=len(taken) - len(lineage))
     used = {group.group_id: set(group.members) for use in lineage for group in use.groups}
@@ -213,7 +214,7 @@ def audit(
     return found
 
 
-def _uses(found: Audit, lineage: Sequence[Use], live: Live, max_reuse: int) -> None:
+def _uses(found: Audit, lineage: Sequence[StepUse], live: Live, max_reuse: int) -> None:
     twice = doubled(lineage)
     owners: dict[int, set[str]] = defaultdict(set)
     for entry in (entry for use in lineage for entry in use.groups):
@@ -298,5 +299,5 @@ def _trajectories(
 
 
 def _forgotten(entry: Stored, losses: Sequence[Loss]) -> bool:
-    """Whether Redis may have lost it although it was acknowledged."""
+    """True where Redis may have lost it although it was acknowledged."""
     return any(loss.covers(entry.at) for loss in losses)

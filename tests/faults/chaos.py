@@ -1,6 +1,6 @@
 """A run of the mesh under faults: rounds from the schedule, recovery by events, books compared after each round.
 
-A round is over when the mesh continues (`tests.faults.stalls`): steps have been trained after the last of its faults,
+A round is over when the mesh continues (`tests.faults.stalls`). Steps have been trained after the last of its faults,
 every service answers again and every generator has stored something. A mesh that stands still for too long fails the
 run, and the run continues if anything helps. The folder of a run that failed stays, with all logs.
 """
@@ -65,7 +65,7 @@ class Injected:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a run gave.
+    """The result of a run.
 
     Attributes:
         seed, seconds, settings: of the run.
@@ -76,7 +76,7 @@ class Outcome:
         rounds: how many.
         balanced: times that the ledger was recounted and balanced.
         problems: everything that must not be, one line each.
-        exits: ends of processes that nobody asked for: service -> exit code -> count.
+        exits: ends of processes without a request: service -> exit code -> count.
         audit: of the whole run; None where it failed before.
     """
 

@@ -22,7 +22,7 @@ def _socket_inode(port: int, to: int) -> str | None:
 
 
 def _sockets(pid: int) -> set[str]:
-    """What the descriptors of a process point at."""
+    """The targets of a process's descriptors."""
     found = set()
     try:
         with os.scandir(f"/proc/{pid}/fd") as entries:

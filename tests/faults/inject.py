@@ -1,10 +1,10 @@
 """Puts one fault on the mesh and takes it off again; each call returns when the fault is over.
 
-Nothing here ends what is frozen: a stop is undone after its time, as by somebody who presses a key, a machine that
-wakes up, or a garbage collector that is done.
+Nothing here ends a frozen process. A stop is undone after its time, as by a key press, a machine that wakes up, or a
+garbage collector that is done.
 
-What a learner that was superseded must do is checked here, where it happens: end with the exit code of a fenced
-learner, and leave `latest` to its successor.
+The duties of a superseded learner are checked here, where they arise. It ends with the exit code of a fenced learner,
+and leaves `latest` to its successor.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Injector:
         return time.monotonic()
 
     def _lose_tail(self, fault: Fault) -> float:
-        """What is written from now on is lost."""
+        """Loses writes from now on."""
         since = self._world.disk.snapshot()
         self._pause.wait(fault.lasts_s)
         self._world.disk.lose(since)

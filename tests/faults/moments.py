@@ -1,7 +1,7 @@
-"""What the mesh holds at a moment, read from Redis without the product's code; and waiting for the right one.
+"""The state of the mesh at a moment, read from Redis without the product's code; and waiting for the right one.
 
-A fault strikes hardest while the learner holds a part of a batch, or while an evaluation round runs. Such a moment
-may not come (the batch is gathered at once, the round has ended): then the fault is put on the mesh at any time.
+A fault strikes hardest while the learner holds a part of a batch, or while an evaluation round runs. Such a moment may
+not come (the batch is gathered at once, the round has ended). Then the fault is put on the mesh at any time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the mesh leaves behind while it runs, read as it grows: trained steps, and members that the fronts stored.
+"""Records that the mesh leaves while it runs, read as it grows: trained steps, and members that the fronts stored.
 
 Invariants: complete lines only; a line is read once. A front writes its line before it answers the generator, so every
 acknowledged trajectory is in the record, whatever is killed then.
@@ -29,7 +29,7 @@ class Tail:
         self._offset = 0
 
     def lines(self) -> Iterator[bytes]:
-        """What has come since the last call; nothing while there is no file."""
+        """Lines that have come since the last call; nothing while there is no file."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self._offset)

@@ -1,7 +1,7 @@
 """Processes that are started again when they end, as docker or an operator would: the same command, after a pause.
 
-Invariants: a service has at most one current process, and what was current once is never forgotten: every end is
-recorded with its exit code; nothing that was started here outlives `Supervisor.close`.
+Invariants: a service has at most one current process, and one that was current is never forgotten. Every end is
+recorded with its exit code. Nothing that was started here outlives `Supervisor.close`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _KILLED_S = 10.0
 
 
 class FaultError(AssertionError):
-    """What the harness waited for did not happen."""
+    """An event that the harness waited for did not happen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What to start.
+    """A process to start.
 
     Attributes:
         command: argument list.
@@ -169,7 +169,7 @@ class Supervisor:
         return "" if pid is None else names[pid]
 
     def succeed(self, name: str) -> tuple[Process, Process]:
-        """Lets the present process go on by itself and starts another; gives both, the old one first."""
+        """Lets the present process continue by itself and starts another; gives both, the old one first."""
         service = self._services[name]
         with self._lock:
             old = service.current

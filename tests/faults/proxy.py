@@ -1,11 +1,11 @@
 """A TCP proxy in front of a service that cuts, blackholes, delays and throttles on command, for each client alone.
 
-Clients share one port per service, since a service tells all the same address; who connects is asked of the kernel
+Clients share one port per service, since a service tells all the same address; the kernel says which process connects
 (`tests.faults.processes`).
 
-Invariants: bytes are forwarded in order or not at all; a blackholed connection stays open on both sides and nothing
-passes, as with a dead link; when it is healed, what a delay or a blackhole held back passes, as with a link that came
-back before TCP gave up; a cut ends connections with RST, and refuses new ones in the same way until it is healed.
+Invariants: bytes are forwarded in order or not at all. A blackholed connection stays open on both sides and nothing
+passes, as with a dead link. When it is healed, bytes that a delay or a blackhole held back pass, as with a link that
+came back before TCP gave up. A cut ends connections with RST, and refuses new ones in the same way until it is healed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _RESET = struct.pack("ii", 1, 0)
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What a link does.
+    """The behaviour of a link.
 
     Attributes:
         mode: `open` forwards, `cut` resets, `blackhole` keeps everything back.
@@ -153,7 +153,7 @@ class Link:
         self._loop.call(self._close())
 
     def conditions(self, client: str) -> Conditions:
-        """What holds for a client: the rule of the process, else of its service, else of everyone, else the usual."""
+        """The rule for a client: the rule of the process, else of its service, else of everyone, else the usual."""
         for rules in (self._rules, self._usual):
             for name in (client, client.rpartition("-")[0], "*"):
                 if name in rules:

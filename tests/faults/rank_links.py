@@ -1,8 +1,8 @@
 """The connections between the ranks of a learner, which no proxy can stand in: ranks tell one another their ports.
 
-The harness takes a second descriptor of each rank's end (pidfd_getfd, which needs the right to trace one's own
-descendants) and does to the socket what the network could: a filter that drops every segment that arrives is a dead
-link, which TCP repairs when it is lifted; a shutdown ends the connection on both sides.
+The harness takes a second descriptor of each rank's end (`pidfd_getfd`, which needs the right to trace one's own
+descendants). It does to the socket what the network could. A filter that drops every segment that arrives is a dead
+link, which TCP repairs when it is lifted. A shutdown ends the connection on both sides.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What Redis has on disk, and how it loses the end of it.
+"""The files of Redis on disk, and the loss of their end.
 
-A `Snapshot` is the append-only file as it is now: the file itself under a second name, and its size; the file only
-grows, and a rewrite puts another one in its place. Redis is killed later, and started on what the snapshot had: the
-commands of the time between are lost although they were acknowledged, as after a power cut with `everysec`, a failover,
-or a backup that was put back. Whole transactions are lost: of one whose end is torn, a
-plain redis-server does the first half at its second start (the embedded one does not: `buffer.redis_backend.embedded`).
+A `Snapshot` is the append-only file as it is now: the file itself under a second name, and its size. The file only
+grows, and a rewrite puts another one in its place. Redis is killed later, and started on what the snapshot had. The
+commands of the time between are lost although they were acknowledged. So it is after a power cut with `everysec`, a
+failover, or a backup that was put back. Whole transactions are lost. Where the end of one is torn, a plain redis-server
+does the first half at its second start (the embedded one does not: `buffer.redis_backend.embedded`).
 
 Invariant: everything that Redis acknowledged outside of the `losses` is in what it was started on.
 """
@@ -24,7 +24,7 @@ _FILE, _SNAPSHOT = "appendonly.aof", "snapshot.aof"
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What Redis acknowledged in this time may be gone.
+    """Writes that Redis acknowledged in this time may be gone.
 
     Attributes:
         began, ended: of the time, in seconds since 1970.
@@ -72,7 +72,7 @@ class RedisDisk:
         return [part for key, value in settings.items() for part in (f"--{key}", value)]
 
     def snapshot(self) -> Snapshot:
-        """What is on disk now; the one before is given up."""
+        """The state on disk now; the one before is given up."""
         kept = self._folder / _SNAPSHOT
         kept.unlink(missing_ok=True)
         os.link(self._folder / _FILE, kept)

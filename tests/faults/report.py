@@ -1,4 +1,4 @@
-"""Figures of one run or several, for people and as JSON."""
+"""Metrics of one run or several, for people and as JSON."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _of_kind(faults: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def _problems(run: dict[str, Any]) -> list[str]:
-    """What must not be, one line each, with the seed and the settings that show it."""
+    """Violations, one line each, with the seed and the settings that show it."""
     lines = [*run["problems"], *(run["audit"] or {}).get("problems", [])]
     lines += [
         f"stall: {s['what']} for {s['lasted_s']} s after {' + '.join(s['kinds'])} (at {s['at_s']} s, "

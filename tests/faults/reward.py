@@ -1,8 +1,8 @@
 """The reward of the mesh under test: takes its time, so that there is always something in flight to be lost.
 
-Where a file lies at `FREEZE_VARIABLE`, the next call takes it away and keeps the interpreter to itself for as many
-seconds as it says, as a C extension does that never lets go: nothing else in the process runs, its health and its
-connections among it.
+Where a file lies at `FREEZE_VARIABLE`, the next call removes it and keeps the interpreter to itself for as many seconds
+as it says. A C extension that never releases the interpreter does so: nothing else in the process runs, its health and
+its connections among it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which faults happen when: a pure function of the seed.
 
-Faults come as cards of a deck that holds every kind on every target; the deck is shuffled by the seed, dealt to its
-end and shuffled anew, so that every kind is dealt equally often whatever the seed. A round is one card, or two that
+Faults come as cards of a deck that holds every kind on every target. The deck is shuffled by the seed, dealt to its end
+and shuffled again, so that every kind is dealt equally often whatever the seed. A round is one card, or two that
 overlap. Rounds follow one another when the mesh trains again, so that times are relative to the round.
 """
 
@@ -39,7 +39,7 @@ EDGES = (
     ("*", REWARDS[0]),
     (GENERATORS[0], REWARDS[1]),
 )
-# Who is away from the buffer while a part of a batch is held, and the buffer from everyone.
+# Processes that are away from the buffer while a part of a batch is held, and the buffer from all.
 AWAY_LINKS = (
     *((LEARNER, FRONT) for _ in range(2)),
     *((generator, FRONT) for generator in GENERATORS),
@@ -58,7 +58,7 @@ class Fault:
         kind: what is done.
         target: a service (`front`: all fronts), or an edge as (client, service).
         starts_s: after the round begins.
-        lasts_s: until it is undone; 0 where there is nothing to undo. Of a loss: the time whose writes are lost.
+        lasts_s: until it is undone; 0 where there is nothing to undo. For a loss: the time whose writes are lost.
         ranks: of the learner that is started afterwards.
         pick: chooses among parts of the target (the rank to be killed).
         moment: that is waited for.
@@ -202,7 +202,7 @@ def _lost_tail(lost_s: float) -> Fault:
 
 
 def _in_an_evaluation(dice: random.Random, lease_s: float) -> list[Fault]:
-    """What else strikes while a round of evaluation runs."""
+    """Further faults that strike while a round of evaluation runs."""
 
     def length() -> float:
         return round(lease_s * dice.uniform(0.5, 3.0), 2)

@@ -1,14 +1,14 @@
-"""Whether the mesh continues after a fault, and what helps where it does not.
+"""Checks that the mesh continues after a fault, and finds what helps where it does not.
 
 The promise: whatever froze, died, lost a reply or came back late, the next step is trained within the fault plus
 `GRACE_S`. A fault lasts until it is undone and every service answers again: a process has to start. One step may still
-come from what was gathered before; with a bound of S versions a batch may pass by a group that no one finishes S
-times. So S + 2 steps have to follow, each within `GRACE_S` of the one before. A generator says that it answers before
-it has loaded its model, and stores something within the time in which services start.
+come from what was gathered before. With a bound of S versions a batch may pass by a group that no one finishes S times.
+So S + 2 steps have to follow, each within `GRACE_S` of the one before. A generator says that it answers before it has
+loaded its model, and stores something within the time in which services start.
 
 A stall is recorded with what there was to do and what the buffer said it waits for. It is watched for a while, whether
-it ends by itself; then the learner is killed, then the generators, then everything, so that the run can continue and
-the record says who was stuck.
+it ends by itself. Then the learner is killed, then the generators, then everything. So the run can continue, and the
+record says which process was stuck.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Progress:
         return last
 
     def _restarted(self, name: str, end: float) -> bool:
-        """Whether a service is away, or was started during or after the round."""
+        """True where a service is away, or was started during or after the round."""
         process = self._world.supervisor.current(name)
         return process is None or process.began > end - START_S
 

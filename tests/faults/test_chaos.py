@@ -1,5 +1,7 @@
-"""A short run of the mesh under faults: kills, a partition, a zombie learner, overlaps. `benchmarks.chaos` is the
-long one."""
+"""A short run of the mesh under faults: kills, a partition, a zombie learner, overlaps.
+
+`benchmarks.faults.chaos` is the long one.
+"""
 
 from pathlib import Path
 

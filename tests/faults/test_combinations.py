@@ -4,7 +4,7 @@ from itertools import combinations, product
 
 import pytest
 
-from benchmarks.chaos import AXES, possible
+from benchmarks.faults.chaos import AXES, possible
 from tests.faults.combinations import covering
 
 

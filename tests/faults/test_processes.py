@@ -1,4 +1,4 @@
-"""Processes are started again, and the one behind a connection is found."""
+"""Processes are started again, and the one at the other end of a connection is found."""
 
 import signal
 import sys
@@ -38,7 +38,7 @@ def test_the_process_behind_a_connection_is_known(supervisor: Supervisor, tmp_pa
         clients.append(supervisor.owner(port, to))
         return clients[-1]
 
-    link = loop.link(1, who)  # nobody answers behind it, which does not matter here
+    link = loop.link(1, who)  # nothing answers through it, which does not matter here
     ready = tmp_path / "ready"
     launch = Launch([sys.executable, "-c", CLIENT, family, str(link.port), str(ready)], {}, ready)
     supervisor.add("client", lambda _index: launch)

@@ -1,7 +1,8 @@
 """The mesh under test: the product's own commands, each in a process of its own, and a link on every edge.
 
-Who talks to whom: generators, reward services and the learner to the fronts; the fronts to Redis; generators to the
-learner (weights) and to the reward services. All are told the links' addresses and never one another's own.
+Links lead from generators, reward services and the learner to the fronts, and from the fronts to Redis. Generators also
+have links to the learner (weights) and to the reward services. All are told the links' addresses and never one
+another's own.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ REWARDS = ("reward-0", "reward-1")
 GENERATORS = ("generator-0", "generator-1")
 LEARNER = "learner"
 REDIS = "redis"
-# What the slow generator asks of a reward service comes back so much later, twice.
+# Scores for the slow generator come back so much later, twice.
 SLOW = Conditions(delay_s=0.6)
 START_S = 120.0
 
@@ -128,7 +129,7 @@ def prepare_data(folder: Path) -> Path:
 
 
 def free_port() -> int:
-    """A port that nobody listens on and the kernel gives to nobody by itself."""
+    """A port without a listener, which the kernel gives to no process by itself."""
     while True:
         port = random.choice(_PORTS)
         with socket.socket() as probe:
@@ -253,7 +254,7 @@ class World:
         return replace(launch, environment=environment)
 
     def freeze_file(self, reward: str) -> Path:
-        """What tells a reward service to hold its interpreter (`tests.faults.reward`)."""
+        """The file that tells a reward service to hold its interpreter (`tests.faults.reward`)."""
         return self._ready / f"{reward}.freeze"
 
     def _learner(self, index: int) -> Launch:

@@ -10,9 +10,9 @@ import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
 DEADLINE_S = 5.0
-# A standing stream that goes on and on is heard for so long.
+# A standing stream that never ends is heard for so long.
 _ENOUGH_S = 0.5
-# What a service may answer to a message it does not like.
+# Statuses that a service may answer to a message it does not like.
 TYPED = frozenset(
     {
         grpc.StatusCode.OK,
@@ -25,13 +25,13 @@ TYPED = frozenset(
 )
 
 
-# What gRPC says in place of the status with which a stream ended, where that came while a message was being written.
+# Messages of gRPC in place of the status with which a stream ended, where that came while a message was being written.
 _LOST = "Internal error from Core"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How a call ended.
+    """The end of a call.
 
     Attributes:
         code: gRPC status; OK for a standing stream that was still open when the caller hung up.
@@ -53,7 +53,7 @@ async def call(
 ) -> Answer:
     """Calls a method with raw requests (one of them where it is unary).
 
-    A stream is read until it ends, until nothing has come for `patience_s`, or until it was heard for long enough; then
+    A stream is read until it ends, until nothing has come for `patience_s`, or until it was heard for long enough. Then
     the caller hangs up.
     """
     path = f"/{method.containing_service.full_name}/{method.name}"

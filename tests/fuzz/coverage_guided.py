@@ -34,7 +34,7 @@ def examples() -> list[bytes]:
     found = []
     sizes: list[tuple[int, payload_codec.Codec]] = [(1, "none"), (300, "none"), (300, "zstd")]
     for count, codec in sizes:
-        versions = VersionRuns.from_tokens([PolicyVersion(1, i // 100) for i in range(count)])
+        versions = VersionRuns.merged((1, PolicyVersion(1, i // 100)) for i in range(count))
         mask = np.ones(count, np.uint8)
         mask[count // 2 : count // 2 + 3] = 0
         response = payload_codec.Trajectory(

@@ -1,4 +1,4 @@
-"""Messages that nobody would send: from a descriptor, with values from the brink, and bytes that were damaged."""
+"""Messages that no service would send: from a descriptor, with values from the brink, and bytes that were damaged."""
 
 from __future__ import annotations
 

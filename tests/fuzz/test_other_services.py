@@ -1,4 +1,4 @@
-"""RPCs of generator, learner, weights and rewards under messages that nobody would send, while a run trains."""
+"""RPCs of generator, learner, weights and rewards under messages that no service would send, while a run trains."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmesh.mesh.runtime.service import AsyncBridge
+from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.protos import (
     generator_pb2,
     learner_pb2,

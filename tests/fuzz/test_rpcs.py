@@ -1,6 +1,6 @@
 """Every RPC of the buffer under messages that are malformed, damaged, oversized, repeated and out of order.
 
-Nothing may crash, hang, or be answered without a type; afterwards the ledger balances, and a learner that takes over
+Nothing may crash, hang, or be answered without a type. Afterwards the ledger balances, and a learner that takes over
 trains as if nothing had been.
 """
 
@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from rollmesh.buffer.redis_backend.embedded import EmbeddedRedis
-from rollmesh.mesh.runtime.service import AsyncBridge
+from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2, membership_pb2
 from tests.buffer.mesh_fixture import Mesh, make_task, make_write, nothing_within
@@ -112,7 +112,7 @@ class Target:
         assert await nothing_within(self.front.failed(), 0), "the front's upkeep has failed"
 
     async def works(self) -> None:
-        """A learner that takes over is offered groups, trains and commits them, whoever holds what by now."""
+        """A learner that takes over is offered groups, trains and commits them, whatever other learners hold by now."""
         await self.learner.kill()
         await self.generator.kill()
         learner = self.learner = await self.mesh.learner(self.front, takeover=True, force=True)

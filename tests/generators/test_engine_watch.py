@@ -17,7 +17,7 @@ from rollmesh.generators.engines.hf import engine as hf
 from rollmesh.generators.engines.hf.decoder import Decoder
 from rollmesh.generators.engines.interface import EngineError
 from rollmesh.mesh.errors import StuckError
-from rollmesh.mesh.liveness.freeze_detector import FreezeDetector, Kind, ProcessState, State
+from rollmesh.mesh.liveness.freeze_detector import FreezeDetector, FreezeKind, ProcessState, ThreadState
 from tests.generators.engines.external.driven_harness import ScriptedHarness
 from tests.generators.engines.harness import V1, request
 from tests.generators.world import DEADLINE_S, mesh
@@ -32,16 +32,22 @@ def harness() -> Iterator[ScriptedHarness]:
 
 @pytest.mark.parametrize(
     ("state", "kind", "seconds"),
-    [(State.STOPPED, Kind.STOPPED, 20), (State.RUNNABLE, Kind.RUNNING, 600), (State.ASLEEP, Kind.ASLEEP, 180)],
+    [
+        (ThreadState.STOPPED, FreezeKind.STOPPED, 20),
+        (ThreadState.RUNNABLE, FreezeKind.RUNNING, 600),
+        (ThreadState.ASLEEP, FreezeKind.ASLEEP, 180),
+    ],
 )
-def test_only_a_stopped_engine_is_judged_as_soon_as_a_service(state: State, kind: Kind, seconds: int) -> None:
+def test_only_a_stopped_engine_is_judged_as_soon_as_a_service(
+    state: ThreadState, kind: FreezeKind, seconds: int
+) -> None:
     """One that compiles for minutes, on any number of threads, answers afterwards."""
     judge = FreezeDetector(bounds_of(20.0))
     for second in range(seconds):
-        sight = ProcessState(state, dict.fromkeys(range(8), second * (state is State.RUNNABLE)))
-        assert judge.silent(float(second), sight) is None
-    verdict = judge.silent(
-        float(seconds), ProcessState(state, dict.fromkeys(range(8), seconds * (state is State.RUNNABLE)))
+        found = ProcessState(state, dict.fromkeys(range(8), second * (state is ThreadState.RUNNABLE)))
+        assert judge.observe_silence(float(second), found) is None
+    verdict = judge.observe_silence(
+        float(seconds), ProcessState(state, dict.fromkeys(range(8), seconds * (state is ThreadState.RUNNABLE)))
     )
     assert verdict is not None
     assert verdict.kind is kind
@@ -59,7 +65,7 @@ def _never() -> asyncio.Future[None]:
 async def test_who_does_not_answer_is_found_by_what_its_processes_do(harness: ScriptedHarness) -> None:
     harness.update(V1, harness.constant_weights(10))
     harness.backend.hooks["ping"] = _never
-    harness.backend.does = State.STOPPED
+    harness.backend.does = ThreadState.STOPPED
     with pytest.raises(FrozenEngineError, match="stopped by a signal") as caught:
         await asyncio.wait_for(watch(harness.engine, 0.2), DEADLINE_S)
     assert "frozen_after_s" in str(caught.value)
@@ -73,7 +79,7 @@ async def test_an_engine_that_starts_has_a_deadline_of_its_own(monkeypatch: pyte
 
     class Slow(ScriptedHarness):
         def build(self, listener):  # type: ignore[no-untyped-def] # as its base
-            self.backend.does = State.STOPPED
+            self.backend.does = ThreadState.STOPPED
             self.backend.hooks["start"] = lambda: asyncio.get_running_loop().run_in_executor(None, started.wait)
             return super().build(listener)
 
@@ -100,7 +106,7 @@ async def test_questions_that_are_lost_say_nothing(harness: ScriptedHarness) -> 
 
     harness.update(V1, harness.constant_weights(10))
     harness.backend.hooks["ping"] = lost
-    harness.backend.does = State.RUNNABLE
+    harness.backend.does = ThreadState.RUNNABLE
     watching = asyncio.create_task(watch(harness.engine, 0.2))
     while harness.backend.calls.count("ping") < 20:
         await asyncio.sleep(0.01)

@@ -61,7 +61,7 @@ async def test_who_comes_late_gets_all_and_who_was_away_what_it_missed(
         comparison = await compare(world.address, SECURITY, timeout_s=20.0, prompt=None, tolerance=None)
         assert [verdict.member_id for verdict in comparison.verdicts] == ["away", "here", "late"]
         assert comparison.verified, comparison
-        # Whoever came late goes on by differences.
+        # A generator that came late continues by deltas.
         await learner.publish(NEWEST + 1)
 
         async def all_there() -> bool:

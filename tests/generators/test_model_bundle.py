@@ -1,4 +1,4 @@
-"""What a generator takes for a model's files, no matter who sends them."""
+"""Model files that a generator accepts, whatever sends them."""
 
 from __future__ import annotations
 

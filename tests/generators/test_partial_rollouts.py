@@ -16,9 +16,9 @@ _TOKENS, _SLOTS, _GROUPS = 500, 6, 2
 
 
 async def test_a_member_cut_by_an_update_goes_on_elsewhere(tmp_path: Path) -> None:
-    """Update mode `interrupt` stops its sequences and puts them back in line, behind which their generator is drained:
-    another one goes on from the drafts, with the versions and log-probs that came with them and what is left of the
-    budget."""
+    """Update mode `interrupt` stops its sequences and puts them back in the queue, after which their generator is
+    drained. Another one continues from the drafts, with the versions and log-probs that came with them and what is left
+    of the budget."""
     v0, v1, v2 = (PolicyVersion(1, version) for version in range(3))
     async with mesh(
         tmp_path,

@@ -18,8 +18,8 @@ from tests.generators.world import DEADLINE_S, eventually, log_probs, mesh
 
 
 async def test_processes_with_nothing_but_the_address(tmp_path: Path) -> None:
-    """Two generators in empty directories. One stalls beyond its leases, comes back, and is killed amid long responses;
-    the other one takes over each time, goes on from the victim's drafts, and ends by signal."""
+    """Two generators in empty directories. One stalls beyond its leases, comes back, and is killed amid long responses.
+    The other one takes over each time, continues from the victim's drafts, and ends by signal."""
     async with mesh(
         tmp_path,
         endless=True,
@@ -69,7 +69,7 @@ async def test_processes_with_nothing_but_the_address(tmp_path: Path) -> None:
         again = [group for group in batch if group.attempt > 1]
         assert again, "what the victim held was admitted again"
         for group in again:
-            # What the victim had stored stays; the rest is the survivor's.
+            # Members that the victim had stored stay; the rest is the survivor's.
             assert any(member.generator == "gen-2" for member in group.members)
         for group in batch:
             assert [member.outcome for member in group.members] == [trajectory_pb2.OUTCOME_SCORED] * 4

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollmesh.buffer.server.process import BufferService
+from rollmesh.buffer.server.process import BufferFront
 from rollmesh.generators.engines.hf.decode_turn import Stepper
 from rollmesh.generators.engines.hf.decoder import Step
 from rollmesh.generators.engines.interface import EngineError
 from rollmesh.generators.service import serve
 from rollmesh.mesh.access.code_permissions import AllowCode, CodeRule
 from rollmesh.mesh.access.credentials import Identity, Role
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import ConfigError, UnreachableError
 from rollmesh.mesh.runtime.service import Shutdown
 from rollmesh.mesh.trajectory.payload_codec import Trajectory, decode
@@ -140,7 +140,8 @@ async def test_a_group_at_which_the_engine_ends_alone_fails_with_the_cause_and_n
 ) -> None:
     def end(stepper: Stepper, *, pinned_only: bool) -> Step:
         ended = EngineError("the engine has died: exit code 1")
-        ended.culprit, ended.raised = next(iter(stepper._line)).request.request_id, "RuntimeError: illegal instruction"
+        ended.culprit = next(iter(stepper._waiting)).request.request_id
+        ended.raised = "RuntimeError: illegal instruction"
         raise ended
 
     async with mesh(tmp_path) as world:
@@ -373,7 +374,7 @@ async def test_a_new_learner_takes_the_generators_with_it(tmp_path: Path) -> Non
 
 
 async def test_a_drained_generator_gives_its_groups_back_at_once(tmp_path: Path) -> None:
-    """With what it has sampled of them: the next one goes on from there."""
+    """With what it has sampled of them: the next one continues from there."""
     async with mesh(
         tmp_path,
         endless=True,
@@ -414,7 +415,9 @@ async def test_a_drained_generator_gives_its_groups_back_at_once(tmp_path: Path)
 
 
 async def test_cancelled_groups_free_their_slots(tmp_path: Path) -> None:
-    """What has grown too old while it is sampled is stopped, nothing of it is written, and others take its place."""
+    """A group that has grown too old while it is sampled is stopped, nothing of it is written, and others take its
+    place.
+    """
     async with mesh(
         tmp_path, endless=True, rollout__max_response_tokens=4000, rollout__slots=8, buffer__max_staleness=1
     ) as world:
@@ -482,7 +485,7 @@ async def test_the_front_may_go_and_come_back(tmp_path: Path) -> None:
         await world.holds(await world.control("gen-1"), 4)
         port = int(world.address.rpartition(":")[2])
         await world.buffer.stop()
-        world.buffer = BufferService(world.config, host="127.0.0.1", port=port)
+        world.buffer = BufferFront(world.config, host="127.0.0.1", port=port)
         await world.buffer.start()
         batch = await learner.sample(4, 0)
         assert {group.attempt for group in batch} == {1}, "the leases survived"

@@ -22,13 +22,13 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config
 
 from rollmesh.buffer.client.client import BufferClient, SampleStream, SampleUpdate
-from rollmesh.buffer.server.process import BufferService
+from rollmesh.buffer.server.process import BufferFront
 from rollmesh.generators.service import serve
 from rollmesh.learner.weights import PublishRules, WeightPublisher, WeightsService, read_model_bundle
 from rollmesh.mesh.access.code_permissions import AllowCode, CodeRule
 from rollmesh.mesh.access.credentials import Identity, Role, new_identity
 from rollmesh.mesh.config import Config, load_config
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import LostStateError
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.rpc.channel import open_channel
@@ -181,7 +181,7 @@ class Learner:
         self.client.on_lost_state = lambda: self._say_again(version)
         self.ordinal = response.seeded
         self.agent.set_status(incarnation=self.incarnation)
-        await self.agent.beat()
+        await self.agent.heartbeat()
 
     async def _say_again(self, resumed_at: int) -> None:
         """Redis may have lost what it had acknowledged: tells it what has been used."""
@@ -205,7 +205,7 @@ class Learner:
         self.version = version
 
     def tasks(self, count: int, *, greedy: int = 0, **sampling: Any) -> list[trajectory_pb2.PromptTask]:
-        """Additions; ordinals go on. `greedy` members come on top of those sampled."""
+        """Additions; ordinals continue. `greedy` members come on top of those sampled."""
         found = []
         for _ in range(count):
             self.ordinal += 1
@@ -287,7 +287,7 @@ class World:
         write_model(self.model_folder, endless=endless)
         # Read once, before generators load theirs in this process: transformers ties no weights anywhere meanwhile.
         self._model = AutoModelForCausalLM.from_pretrained(self.model_folder)
-        self.buffer: BufferService
+        self.buffer: BufferFront
         self.address = ""
         self.stack = AsyncExitStack()
 
@@ -387,7 +387,7 @@ class World:
         await eventually(serving)
 
     async def grants(self, count: int) -> list[buffer_pb2.GroupGrant]:
-        """What a generator would be granted now; given back."""
+        """The number of groups that a generator would be granted now; they are released."""
         channel = open_channel(self.address, SECURITY)
         agent = MembershipAgent(
             channel, membership_pb2.ROLE_GENERATOR, member_id="taker", address="", host_id=host_id()
@@ -421,7 +421,7 @@ class World:
         return found
 
     async def gauge(self, member_id: str, name: str) -> float:
-        """A figure of a generator, as of its last heartbeat."""
+        """A metric of a generator, as of its last heartbeat."""
         members = await self.members()
         return members[member_id].gauges.get(name, 0.0) if member_id in members else 0.0
 
@@ -442,7 +442,7 @@ async def mesh(folder: Path, *, endless: bool = False, **overrides: Any) -> Asyn
     """Buffer and Redis; everything that was started in it ends with it."""
     torch.set_num_threads(1)
     world = World(folder, settings(folder, **overrides), endless=endless)
-    world.buffer = BufferService(world.config, host="127.0.0.1", port=0)
+    world.buffer = BufferFront(world.config, host="127.0.0.1", port=0)
     await world.buffer.start()
     world.address = world.buffer.address
     try:

@@ -49,8 +49,8 @@ class Case:
     Attributes:
         entry: as in the manifest.
         inputs: name without `in_` -> array.
-        expected: name with `out_` -> array; `out_metrics` is spread into one entry per metric name. Of a JSON case:
-            scorer -> list of scores, one per item.
+        expected: name with `out_` -> array; `out_metrics` is spread into one entry per metric name. The scores of a
+            JSON case: scorer -> list of scores, one per item.
         items: content of a JSON case (reward scoring).
     """
 
@@ -161,7 +161,7 @@ class Case:
 
 
 def read_manifest(path: Path) -> list[Case]:
-    """All cases of a manifest; their files lie beside it."""
+    """All cases of a manifest; their files lie next to it."""
     return [read_case(path.parent, entry) for entry in json.loads(path.read_text(encoding="utf-8"))["cases"]]
 
 

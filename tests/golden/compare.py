@@ -21,7 +21,7 @@ EXCEPTIONS = Path(__file__).parent / "exceptions.json"
 
 @dataclass
 class Verdict:
-    """What became of a case.
+    """The result of a case.
 
     Attributes:
         case: which one.

@@ -12,7 +12,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from rollmesh.mesh.access.credentials import Role, new_identity
 from rollmesh.mesh.access.permissions import VERBS, contract_of
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.membership import PROTOCOL
 from rollmesh.mesh.private_files import read_secret
 from rollmesh.mesh.rpc.channel import open_channel
@@ -33,7 +33,7 @@ def audit_intruders(front: str, token_file: Path) -> None:
 
 
 def answer_to_a_member(front: str, token_file: Path) -> str:
-    """What a generator that joins is told; it leaves at once.
+    """The answer to a generator that joins; it leaves at once.
 
     Args:
         front, token_file: see `audit_intruders`.
@@ -82,7 +82,7 @@ async def _members(front: str, security: SecuritySection) -> dict[str, str]:
 
 
 async def _serving(addresses: Iterable[str], security: SecuritySection) -> dict[str, set[str]]:
-    """Who serves each contract, as the services themselves say."""
+    """The services of each contract, as the services themselves say."""
     found = defaultdict[str, set[str]](set)
     for address in addresses:
         async with open_channel(address, security) as channel:

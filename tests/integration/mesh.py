@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rollmesh.learner.recovery.consumption_log import read_log, surviving
+from rollmesh.learner.recovery.consumption_log import read_log, surviving_uses
 from tests.repository import REPOSITORY
 
 DEADLINE_S = 90.0
@@ -160,7 +160,7 @@ def audit(run: MeshRun) -> None:
     fates = sum(counters[name] for name in ("trained", "evicted_stale", "filtered", "failed"))
     live = sum(counters[name] for name in ("generating", "ready", "leased", "consumed"))
     assert counters["admitted"] == fates + live, counters
-    uses = surviving(list(read_log(run.folder / "consumption.jsonl")))
+    uses = surviving_uses(list(read_log(run.folder / "consumption.jsonl")))
     trained = Counter((group.group_id, group.use) for use in uses for group in use.groups)
     assert [group for group, times in trained.items() if times > 1] == []
     assert len(trained) == counters["trained"] + counters["consumed"], (len(trained), counters)

@@ -1,5 +1,5 @@
-"""The examples of agents, trained: episodes of several turns are scored, stored and trained, and what nobody sampled is
-masked."""
+"""The examples of agents, trained: episodes of several turns are scored, stored and trained, and tokens that were not
+sampled are masked."""
 
 from __future__ import annotations
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.mesh import MeshRun
 from tests.integration.training import train
 
 pytestmark = pytest.mark.slow
@@ -27,11 +25,11 @@ def test_a_student_comes_closer_to_its_teacher(demo_data: Path, warm_data: Path,
     """The teacher: the same model, supervised for longer."""
     run = train(
         *(_DEMO, demo_data, tmp_path),
-        **_SHORT,
+        **_SHORT | {"learner__steps": 30},
         algorithm=f"{_HERE}/distillation.py:Distillation",
         learner__roles__teacher__path=str(warm_data / "model"),
     )
-    assert len(run.metric("actor/loss")) == 50
+    assert len(run.metric("actor/loss")) == 30
     first, last = run.trend("distillation/reverse_kl")
     assert last < 0.9 * first, (first, last)
 
@@ -47,9 +45,3 @@ def test_the_best_of_n_becomes_more_likely(warm_data: Path, tmp_path: Path) -> N
     counters = run.ledger.counters
     assert counters.filtered > 0
     assert any("no_right_response" in reason for reason in counters.reasons), counters.reasons
-
-
-def test_what_the_dataflow_does_not_know_is_refused_at_start(start_mesh: Callable[..., MeshRun]) -> None:
-    run = start_mesh(f"--algorithm={_HERE}/distillation.py:Distillation", "--algorithm.discuont=1")
-    assert run.finish(60) != 0
-    assert "did you mean 'discount'" in " ".join(run.lines)

@@ -58,11 +58,11 @@ def test_the_demonstration_learns(
     assert_on_loopback(listeners(run.process.pid), with_ports=ports(run.doors()))
     audit_privacy(run.folder, run.process.pid)
     assert run.finish(DEADLINE_S) == 0, run.tail()
-    # What only watches over shared memory ends by itself once the others have.
+    # A process that only watches over shared memory ends by itself once the others have.
     assert survivors(family, 30.0) == set(), "a process of the engine outlived its generator"
     audit(run)
     audit_poisoned(run, warm_data)
     assert run.summary()["steps"] == _STEPS
-    # Of 256 prompts each: 0.33 and 0.47 as a rule, with deviations of 0.02.
+    # Shares of 256 prompts each: 0.33 and 0.47 as a rule, with deviations of 0.02.
     first, last = run.trend("critic/score/mean")
     assert last > first, (first, last)

@@ -1,7 +1,6 @@
-"""What the launcher does about deaths and silence: services are started again, Ctrl-C drains, a dead launcher's run
-continues.
+"""The launcher's answer to deaths and silence: services start again, Ctrl-C drains, a dead launcher's run continues.
 
-What faults do to the mesh itself, each service alone and together: tests/faults.
+Effects of faults on the mesh itself, each service alone and together: tests/faults.
 """
 
 from __future__ import annotations

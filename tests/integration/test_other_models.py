@@ -20,8 +20,8 @@ _TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% if terse %}!{% endif %}{% endif %}"
 )
-# Every fourth response at first is answered by the worst that a function can do, until each act was done three times.
-# Each leaves signs of itself. Of the others some raise, and some are no number.
+# Every fourth response at first is answered by the worst that a function can do, until each act was done twice. Each
+# leaves signs of itself. Some of the others raise, and some are no number.
 _SCORER = """
 import os, re, time, zlib
 from pathlib import Path
@@ -40,7 +40,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info):
         signs = Path(__file__).with_name(f"{name}.done")
         with signs.open("a") as file:
             file.write("!")
-        if signs.stat().st_size <= 3:
+        if signs.stat().st_size <= 2:
             ACTS[name]()
     case = len(solution_str) % 4
     if case == 0:
@@ -82,7 +82,7 @@ def test_a_run_on_another_architecture_whatever_a_reward_function_does(start_mes
         "--data.eval=null",
         "--data.chat_template_kwargs={terse: true}",
         f"--reward.functions=['{scorer}:compute_score']",
-        # Of the two places the nearer one to what must not be harmed: the generator.
+        # The place nearer to the service that must not be harmed: the generator.
         "--reward.in_process=true",
         "--reward.scorer_timeout_s=1.5",
         "--rollout.replicas=1",

@@ -14,6 +14,7 @@ import pytest
 import rollmesh as product
 from rollmesh.run_files import config_path
 from tests.command import Command
+from tests.integration import holding
 from tests.integration.intruders import answer_to_a_member, audit_intruders
 from tests.integration.mesh import MeshRun, audit
 from tests.integration.poisoning import audit_poisoned, environment
@@ -24,11 +25,10 @@ from tests.strangers import audit_privacy, open_to_strangers
 # Where its services answer over HTTP; and the reward service, where there is one.
 _DOORS = {
     *("buffer metrics", "learner metrics"),
-    *(f"generator-{index} {what}" for index in range(2) for what in ("metrics", "endpoint")),
+    *("generator-0 metrics", "generator-0 endpoint"),
 }
 
-# Many times as long as the audits of the running services take.
-_STEPS = 100
+_STEPS = 20
 
 
 @pytest.mark.slow
@@ -44,13 +44,15 @@ def test_a_run_writes_what_it_promises(
         f"--learner.steps={_STEPS}",
         "--logging.samples_per_step=2",
         f"--eval.every_steps={_STEPS // 2}",
+        "--rollout.replicas=1",
         "--rollout.endpoint.enabled=true",
         # Whose data no one has: it is never asked.
         "--reward.by_data_source={elsewhere: ['grpc://127.0.0.1:9']}",
+        *holding.ARGUMENTS,
         *planted.arguments,
-        env={**environment(demo_data), **planted.environment},
+        env={**environment(demo_data), **planted.environment, **holding.environment(tmp_path)},
     )
-    run.wait_step(3)
+    run.wait_step(holding.STEPS)
     audit_privacy(run.folder, run.process.pid)
     audit_intruders(run.address(), token)
     doors = run.doors()
@@ -61,7 +63,7 @@ def test_a_run_writes_what_it_promises(
     assert "token" in refused.stderr
     status = rollmesh("status", "--mesh", run.address(), "--token-file", str(token))
     assert status.returncode == 0, status.stderr
-    assert len(re.findall(r"generator +127\.0\.0\.1:\d+", status.stdout)) == 2, status.stdout
+    assert len(re.findall(r"generator +127\.0\.0\.1:\d+", status.stdout)) == 1, status.stdout
     ledger = rollmesh("ledger", "--mesh", run.address(), "--token-file", str(token))
     assert ledger.returncode == 0
     shown = [status.stdout, ledger.stdout, answer_to_a_member(run.address(), token)]
@@ -77,6 +79,7 @@ def test_a_run_writes_what_it_promises(
         assert figure in page
         shown.append(page)
     assert told(secrets, run.folder, [run.process.pid], shown) == []
+    holding.release(tmp_path)
     assert run.finish() == 0, run.tail()
     audit(run)
     summary = run.summary()
@@ -100,8 +103,8 @@ def test_a_run_writes_what_it_promises(
     assert exported.returncode == 0, exported.stderr
     assert (run.folder / "hf" / "model.safetensors").stat().st_mode & 0o777 == 0o644, "a model is for others"
 
-    # It continues where more is asked of it, by a program: with more fronts, two ranks, two generators at zero
-    # staleness, and rewards that are computed here.
+    # It continues where a program asks more of it. There are more fronts, two ranks, two generators at zero staleness,
+    # and rewards that are computed here.
     threads: set[str] = set()
     listening: list[Listener] = []
     exposed: list[str] = []
@@ -115,15 +118,16 @@ def test_a_run_writes_what_it_promises(
 
     changes = [
         *(f"learner.steps={_STEPS + 6}", "learner.ranks=2", "buffer.fronts=3", "buffer.max_staleness=0"),
-        *("eval.stop_at=null", "logging.wandb=false"),
+        *("rollout.replicas=2", "eval.stop_at=null", "logging.wandb=false"),
         *(f"security.{name}=null" for name in ("token_file", "endpoint_key_file", "metrics_key_file")),
     ]
     longer = product.train(config_path(run.folder), reward, overrides=changes, quiet=True)
     audit(run)
     assert threads
-    # Of the reward service it is the former launch that has told.
+    # The former launch has told of the reward service.
     doors = {name: url for name, url in run.doors().items() if name != "reward metrics"}
-    assert doors.keys() == _DOORS | {"buffer-1 metrics", "buffer-2 metrics"}
+    further = {"buffer-1 metrics", "buffer-2 metrics", "generator-1 metrics", "generator-1 endpoint"}
+    assert doors.keys() == _DOORS | further
     assert_on_loopback(listening, with_ports=ports(doors))
     assert exposed == []
     own = {(run.folder / name).read_text().strip(): name for name in ("token", "endpoint.key", "metrics.key")}

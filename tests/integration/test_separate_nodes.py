@@ -75,7 +75,7 @@ def test_services_started_by_hand_train_to_the_end(
     config["run"] = {"name": "run", "dir": str(tmp_path)}
     config["model"]["path"] = str(demo_data / "model")
     config["data"] = {"train": str(demo_data / "train.parquet")}
-    config["learner"]["steps"] = 8
+    config["learner"]["steps"] = 4
     config["buffer"], password = {**config.get("buffer", {}), **own_redis[0]}, own_redis[1]
     # A file of a user's, which only the learner has.
     algorithm = REPOSITORY / "examples" / "dataflows" / "rejection_sampling.py"
@@ -101,13 +101,7 @@ def test_services_started_by_hand_train_to_the_end(
             assert generator.wait(30) == 0, (tmp_path / "generator.log").read_text()
             assert reward.wait(30) == 0, (tmp_path / "reward.log").read_text()
             assert [path for path in empty.rglob("*") if not path.is_dir()] == []
-            ledger = subprocess.run(
-                [sys.executable, "-m", "rollmesh.cli", "ledger", "--mesh", mesh],
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
-            )
+            ledger = rollmesh("ledger", "--mesh", mesh)
             assert ledger.returncode == 0, ledger.stdout + ledger.stderr
     # No launcher was there, and what a run is worth can be had all the same.
     run = str(tmp_path / "run")
@@ -121,11 +115,9 @@ def test_services_started_by_hand_train_to_the_end(
     ).stat().st_mode & 0o077
 
 
-def test_the_readme_names_commands_that_exist() -> None:
+def test_the_readme_names_commands_that_exist(rollmesh: Command) -> None:
     text = (REPOSITORY / "README.md").read_text() + (REPOSITORY / "docs" / "operations.md").read_text()
-    shown = subprocess.run(
-        [sys.executable, "-m", "rollmesh.cli", "--help"], capture_output=True, text=True, check=True, timeout=60
-    )
+    shown = rollmesh("--help")
     known = set(re.findall(r"^  (\w+)  ", shown.stdout, re.MULTILINE))
     named = set(re.findall(r"rollmesh (\w+) ", text)) - {"as", "on"}
     assert named <= known, named - known

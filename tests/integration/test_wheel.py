@@ -1,4 +1,4 @@
-"""What a wheel holds; that it runs among other modules: test_other_models.py."""
+"""The contents of a wheel; that it runs among other modules: test_other_models.py."""
 
 from __future__ import annotations
 

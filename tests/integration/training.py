@@ -41,7 +41,7 @@ class Trained:
         return fmean(found[:fifth]), fmean(found[-fifth:])
 
     def trajectories(self) -> list[Trajectory]:
-        """What was trained on, as it was recorded."""
+        """The trained trajectories, as they were recorded."""
         recording = Recording(self._config.run.folder / "recording")
         batches = [recording.batch(version) for version in recording.versions]
         groups = [group for batch in batches if batch is not None for group in decode_groups(batch)]

@@ -1,6 +1,6 @@
 """Groups, a worker, and an algorithm that uses everything the learner provides; also one of two ranks of it.
 
-Rank 1 comes to other results in its stages, as sums on a GPU or a user's code may: what it trains must be rank 0's.
+Rank 1 comes to other results in its stages, as sums on a GPU or a user's code may. It must train those of rank 0.
 
 As a program (arguments: model folder, output folder) it trains as `train_probe` does and writes what the tests compare.
 """
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rollmesh.learner.algorithms.aggregation import aggregate
-from rollmesh.learner.algorithms.base import Algorithm, Batch, Loss
+from rollmesh.learner.algorithms.interface import Algorithm, Batch, Loss
 from rollmesh.learner.algorithms.metrics import Metrics
 from rollmesh.learner.algorithms.settings import Settings
 from rollmesh.learner.algorithms.types import (
@@ -36,10 +36,10 @@ from rollmesh.learner.checkpoint.store import CheckpointStore
 from rollmesh.learner.distributed.train_plan import TrainPlan, plan_training
 from rollmesh.learner.distributed.trajectories import InlineTrajectories
 from rollmesh.learner.distributed.worker import TrainResult, Worker
-from rollmesh.learner.engines.base import Engine
+from rollmesh.learner.engines.interface import Engine
 from rollmesh.learner.engines.registry import create_engine
 from rollmesh.learner.rollouts.group import SampledGroup, decode_group
-from rollmesh.mesh.config.models import OptimizerSection
+from rollmesh.mesh.config.learner import OptimizerSection
 from rollmesh.mesh.trajectory.lineage import Lineage
 from rollmesh.mesh.trajectory.payload_codec import Trajectory, encode
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
@@ -78,7 +78,7 @@ def make_group(number: int, members: Sequence[Any], rng: np.random.Generator, *,
         mask = np.ones(count, dtype=np.uint8)
         if count > 3:
             mask[1] = 0
-        runs = VersionRuns.from_tokens([PolicyVersion(1, 3 + int(i > count // 2)) for i in range(count)])
+        runs = VersionRuns.merged((1, PolicyVersion(1, 3 + int(i > count // 2))) for i in range(count))
         ids = rng.integers(3, VOCABULARY, count).astype(np.int32)
         trajectory = Trajectory(ids, rng.normal(-3.0, 0.5, count).astype(np.float32) * mask, mask, runs)
         payloads.append(encode(trajectory) if meta.outcome == _SCORED else b"")

@@ -1,4 +1,4 @@
-"""What two ranks do where one of them fails, or cannot read its share; called on both by `tests.learner.dataflow`."""
+"""Scenes of two ranks where one of them fails, or cannot read its share; called on both by `tests.learner.dataflow`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rollmesh.learner.distributed.rank_group import RankChannel, RankGroup, run_
 from rollmesh.learner.distributed.train_plan import TrainPlan
 from rollmesh.learner.distributed.trajectories import InlineTrajectories
 from rollmesh.learner.distributed.worker import Worker
-from rollmesh.learner.engines.base import Engine
+from rollmesh.learner.engines.interface import Engine
 from rollmesh.learner.rollouts.group import SampledGroup
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.trajectory.versions import PolicyVersion

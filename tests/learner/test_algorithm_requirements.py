@@ -1,4 +1,4 @@
-"""What a configuration cannot provide is refused by name."""
+"""A requirement that a configuration cannot provide is refused by name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def config(**sections: Any) -> Config:
     [
         (Needs(group_size=4), {"rollout": {"n": 2}}, "needs at least 4, but rollout.n is 2"),
         (Needs(roles=[CRITIC]), {"learner": {"roles": {"critc": {}}}}, r"learner\.roles\.critc.* \(its roles: critic"),
-        (Needs(), {"learner": {"roles": {"reference": {}}}}, "none beside the actor"),
+        (Needs(), {"learner": {"roles": {"reference": {}}}}, "none besides the actor"),
         (
             Needs(roles=[Role("reference")]),
             {"learner": {"roles": {"reference": {"optimizer": {"lr": 1e-3}}}}},

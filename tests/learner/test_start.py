@@ -1,4 +1,4 @@
-"""What is wrong at the start of a learner is said in one typed line, before anything touches the mesh."""
+"""A fault at the start of a learner is said in one typed line, before anything touches the mesh."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from rollmesh.learner.builders import device_of
 from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.learner.service import run
-from rollmesh.mesh.config.models import ModelSection
+from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.errors import ConfigError, DataError, UnreachableError
 from tests.joining import NOWHERE, when_it_waits
 from tests.learner.live.tiny import make_config

@@ -18,7 +18,7 @@ from rollmesh.mesh.config import Config
 from tests.repository import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "operations.md").read_text(encoding="utf-8")
-# What is no setting, by the words of its row.
+# Names that are no setting, by the words of its row.
 CONSTANTS = {
     "the claim's answer": rollmesh.learner.coordinator.training_loop._CLAIM_S,
     "the commit of a checkpoint": rollmesh.learner.coordinator.checkpoint_scheduler._COMMIT_S,

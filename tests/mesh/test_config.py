@@ -52,6 +52,27 @@ def test_a_bad_key_or_value_is_named(override: str, words: list[str]) -> None:
         assert word in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("rollout.temperature=0.001", "rollout.temperature: 0.001 is below 0.01; 0 is greedy"),
+        ("rollout.engine=trt", "rollout.engine: needs 'hf', 'vllm' or 'sglang'"),
+        ("learner.steps=many", "learner.steps: needs a whole number, not a text"),
+        ("learner.steps=1.5", "learner.steps: needs a whole number, not one with a fraction"),
+        ("reward.timeout_s=[1]", "reward.timeout_s: needs a number, not a list"),
+        ("reward.in_process=oui", "reward.in_process: needs true or false, not a text"),
+        ("reward.endpoints=grpc://a:1", "reward.endpoints: needs a list in brackets, [VALUE, ...], not a text"),
+        ("reward.by_data_source=a", "reward.by_data_source: needs a mapping, {KEY: VALUE}, not a text"),
+        ("run.name=[1]", "run.name: needs a text, not a list"),
+        ("learner=3", "learner: needs a section, not a number"),
+    ],
+)
+def test_a_bad_value_is_one_error_that_says_what_the_key_needs(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(MINIMAL, [override])
+    assert caught.value.message == message
+
+
 def test_the_algorithm_section_is_flat() -> None:
     given = {"name": "dapo", "loss": "gspo", "kl": {"where": "loss"}, "horizon": 7}
     config = load_config({**MINIMAL, "algorithm": given}, ["--algorithm.loss.clip_high=0.3", "--algorithm.kl.cap=1"])

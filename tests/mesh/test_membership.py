@@ -12,10 +12,10 @@ import grpc
 import pytest
 
 from rollmesh.mesh.access.credentials import Credentials, Identity, MeshKey, Role
-from rollmesh.mesh.access.proof import proven
+from rollmesh.mesh.access.proof import with_proof
 from rollmesh.mesh.access.secret import parse_secret
 from rollmesh.mesh.access.token_file import credentials_of
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import StoreError, UnauthenticatedError
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.rpc.channel import open_channel
@@ -43,14 +43,14 @@ class Front(membership_pb2_grpc.MembershipServicer):
 
     async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinResponse:
         response = pb.JoinResponse(generation=1, run_name="run", heartbeat_interval_ms=self.interval_ms)
-        return proven(self.credentials, request, response)
+        return with_proof(self.credentials, request, response)
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatResponse:
         answer = self.answers[min(self.heartbeats, len(self.answers) - 1)]
         self.heartbeats += 1
         if isinstance(answer, Exception):
             raise answer
-        return proven(self.credentials, request, copy.deepcopy(answer))
+        return with_proof(self.credentials, request, copy.deepcopy(answer))
 
     async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveResponse:
         return pb.LeaveResponse()
@@ -87,11 +87,11 @@ async def test_a_mesh_that_goes_away_between_join_and_first_heartbeat_is_asked_a
 async def test_who_joins_a_run_that_has_ended_waits_for_it_to_go_on() -> None:
     ended, going_on = (pb.HeartbeatResponse(known=True, run_finished=over) for over in (True, False))
     async with joined(Front(ended, ended, going_on, ended)) as agent:
-        await agent.beat()
+        await agent.heartbeat()
         assert not agent.run_finished.is_set()
-        await agent.beat()
+        await agent.heartbeat()
         assert not agent.run_finished.is_set()
-        await agent.beat()
+        await agent.heartbeat()
         assert agent.run_finished.is_set()
 
 

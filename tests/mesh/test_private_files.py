@@ -10,7 +10,7 @@ import pytest
 
 from rollmesh.buffer.redis_backend.connection import tls_context
 from rollmesh.mesh.access.tls import channel_credentials, server_credentials
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.config.redis_url import RedisOptions, parse_redis_url
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.private_files import check_closed, read_secret

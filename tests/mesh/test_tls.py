@@ -1,4 +1,4 @@
-"""Who does not speak TLS, or shows no certificate where one is asked for, gets no answer, and waits for none."""
+"""A client without TLS, or without a certificate where one is asked for, gets no answer, and waits for none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import (
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pydantic import ValidationError
 
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import ConfigError, UnreachableError
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.rpc.errors import to_rollmesh_error
@@ -48,7 +48,7 @@ async def serving(security: SecuritySection) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def address(authorities: tuple[Authority, Authority]) -> AsyncIterator[str]:
-    """Of a service that asks for certificates of our authority."""
+    """The address of a service that asks for certificates of our authority."""
     ours, _ = authorities
     cert, key = ours.certify("service")
     async with serving(SecuritySection(tls_cert=cert, tls_key=key, tls_client_ca=ours.pem)) as address:
@@ -76,7 +76,7 @@ async def test_strangers_are_refused_at_once(address: str, authorities: tuple[Au
     for hint, security in strangers.items():
         error = await _ask(address, security)
         assert error is not None
-        # Not the deadline: who is refused is told.
+        # Not the deadline: a refused client is told.
         assert error.code() is grpc.StatusCode.UNAVAILABLE
         found = to_rollmesh_error(error, "health")
         assert isinstance(found, UnreachableError)

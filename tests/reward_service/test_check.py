@@ -13,7 +13,7 @@ import pytest
 
 from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.protos import reward_pb2
-from rollmesh.reward_service.check import CheckReport, Finding, check_endpoint, run_check
+from rollmesh.reward_service.check import CheckReport, Finding, check_endpoint
 from rollmesh.reward_service.samples import items_from_file
 from tests.command import Command
 
@@ -71,7 +71,7 @@ def twice(item: reward_pb2.ScoreItem, response: reward_pb2.ScoreResponse) -> Non
 )
 async def test_says_what_is_wrong(scripted: Any, spoil: Spoil, severity: str, words: list[str]) -> None:
     server = await scripted(spoiled(spoil))
-    findings = await check_endpoint(server.address, timeout_s=5)
+    findings = (await check_endpoint(server.address, timeout_s=5)).findings
     assert any(f.severity == severity and all(word in f.message for word in words) for f in findings), findings
 
 
@@ -83,7 +83,7 @@ async def test_one_item_that_fails_the_whole_call(scripted: Any) -> None:
         return response
 
     server = await scripted(fragile)
-    findings = await check_endpoint(server.address, timeout_s=5)
+    findings = (await check_endpoint(server.address, timeout_s=5)).findings
     assert [f.probe for f in findings if f.severity == "error"] == ["malformed ground truth", "no ground truth"]
     assert all("one bad item must not fail the call" in f.message for f in findings if f.severity == "error")
 
@@ -118,7 +118,9 @@ async def test_deadlines_that_are_not_honoured(scripted: Any) -> None:
         return response
 
     server = await scripted(stubborn)
-    messages = [f.message for f in await check_endpoint(server.address, timeout_s=20) if f.probe == "deadline"]
+    messages = [
+        f.message for f in (await check_endpoint(server.address, timeout_s=20)).findings if f.probe == "deadline"
+    ]
     assert len(messages) == 2
     assert "was not answered by then" in messages[0]
     assert "deadline not honoured" in messages[1]
@@ -130,7 +132,7 @@ async def test_a_server_that_hangs(scripted: Any) -> None:
         return reward_pb2.ScoreResponse()
 
     server = await scripted(hang)
-    findings = await check_endpoint(server.address, timeout_s=0.1)
+    findings = (await check_endpoint(server.address, timeout_s=0.1)).findings
     assert any("DEADLINE_EXCEEDED" in f.message and "did not answer in time" in f.message for f in findings)
 
 
@@ -138,23 +140,23 @@ async def test_something_else_at_the_address() -> None:
     server = grpc.aio.server()
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    findings = await check_endpoint(f"grpc://127.0.0.1:{port}", timeout_s=5)
+    findings = (await check_endpoint(f"grpc://127.0.0.1:{port}", timeout_s=5)).findings
     await server.stop(0)
     assert any("is it compiled from reward.proto?" in f.message for f in findings)
 
 
-def test_no_one_there_and_no_address() -> None:
-    report = run_check("grpc://127.0.0.1:9", timeout_s=0.3)
+async def test_no_one_there_and_no_address() -> None:
+    report = await check_endpoint("grpc://127.0.0.1:9", timeout_s=0.3)
     assert not report.ok
     assert "unreachable" in report.lines()[1]
     assert report.lines()[-1].startswith("not usable")
     for wrong in ("grpc://127.0.0.1", "grpc://:1", "grpc://host:99999", "grpc://host:1/path"):
         with pytest.raises(ConfigError, match="grpc://host:port"):
-            run_check(wrong)
+            await check_endpoint(wrong)
 
 
-def test_report_of_the_third_party_server(third_party_server: str) -> None:
-    report = run_check(third_party_server)
+async def test_report_of_the_third_party_server(third_party_server: str) -> None:
+    report = await check_endpoint(third_party_server)
     assert report.ok
     assert (report.server, report.scored, report.failed) == ("example 1", 8, 0)
     assert report.lines()[-1].startswith("usable")

@@ -15,11 +15,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from rollmesh.mesh.access.credentials import SharedKey
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.protos import reward_pb2, reward_pb2_grpc
 from rollmesh.reward_service.check import check_endpoint
-from rollmesh.reward_service.client import LocalScorer, RewardClient, RewardScorer
+from rollmesh.reward_service.client import CallLimits, LocalScorer, RewardClient, RewardScorer
 from rollmesh.reward_service.endpoint import connector, mesh_connector
 from rollmesh.reward_service.engine import ScoringEngine
 from rollmesh.reward_service.server import RewardServer
@@ -89,9 +89,9 @@ async def test_callers_at_once_each_get_their_own(scorer: RewardScorer, make_ite
 
 
 async def test_the_servers_pass_the_check(serve: Any, third_party_server: str) -> None:
-    ours = await check_endpoint(await serve("auto"))
-    assert ours == []
-    theirs = await check_endpoint(third_party_server)
+    ours = (await check_endpoint(await serve("auto"))).findings
+    assert not ours
+    theirs = (await check_endpoint(third_party_server)).findings
     assert [finding.severity for finding in theirs] == ["warning"]
     assert "health" in str(theirs[0])
 
@@ -163,7 +163,7 @@ async def test_the_meshs_token_goes_to_members_alone(tmp_path: Path, make_item: 
     member = RewardClient([address], connect=mesh_connector(security))
     assert (await member.score([make_item()], timeout_s=10))[0].scored.total == 1.0
     await member.close()
-    foreign = RewardClient([address], connect=connector(security), attempts=1)
+    foreign = RewardClient([address], connect=connector(security), limits=CallLimits(attempts=1))
     (refused,) = await foreign.score([make_item()], timeout_s=5)
     assert "must join the mesh" in refused.error.message
     await foreign.close()
@@ -175,7 +175,7 @@ async def test_an_endpoint_outside_the_mesh_gets_its_own_key_alone(tmp_path: Pat
     address = f"grpc://127.0.0.1:{await server.start()}"
     for key, right in (("its key", True), ("another", False), (None, False)):
         keys = {address: write_secret(tmp_path / "key", key)} if key else {}
-        client = RewardClient([address], connect=connector(SecuritySection(), keys), attempts=1)
+        client = RewardClient([address], connect=connector(SecuritySection(), keys), limits=CallLimits(attempts=1))
         (result,) = await client.score([make_item()], timeout_s=5)
         assert (result.scored.total == 1.0) is right
         await client.close()

@@ -3,11 +3,11 @@
 import asyncio
 from typing import Any
 
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.protos import reward_pb2
-from rollmesh.reward_service.circuit_breaker import Circuit
 from rollmesh.reward_service.client import RewardClient
-from rollmesh.reward_service.endpoint import Endpoint, connector
+from rollmesh.reward_service.endpoint import RewardEndpoint, connector
+from rollmesh.reward_service.endpoint_circuit import EndpointCircuit
 
 
 async def test_callers_of_one_moment_share_a_request(scripted: Any, make_item: Any) -> None:
@@ -98,7 +98,7 @@ async def test_idle_endpoints_take_turns(scripted: Any, make_item: Any) -> None:
 
 
 async def test_a_slow_endpoint_is_given_more_calls_spaced_out() -> None:
-    endpoint = Endpoint("grpc://127.0.0.1:1", connector(SecuritySection()))
+    endpoint = RewardEndpoint("grpc://127.0.0.1:1", connector(SecuritySection()))
     endpoint.described = True
     for _ in range(2):
         assert endpoint.ready_at(100.0) == 100.0
@@ -112,19 +112,19 @@ async def test_a_slow_endpoint_is_given_more_calls_spaced_out() -> None:
 
 
 def test_circuit_opens_backs_off_and_closes() -> None:
-    circuit = Circuit(threshold=2)
-    circuit.fail(10.0, "slow")
+    circuit = EndpointCircuit(threshold=2)
+    circuit.record_failure(10.0, "slow")
     assert circuit.closed
-    circuit.fail(10.0, "slow")
+    circuit.record_failure(10.0, "slow")
     assert not circuit.closed
     first = circuit.ready_at() - 10.0
-    circuit.fail(20.0, "slow")
+    circuit.record_failure(20.0, "slow")
     assert circuit.ready_at() - 20.0 == 2 * first
     for _ in range(100):
-        circuit.fail(30.0, "slow")
+        circuit.record_failure(30.0, "slow")
     assert 30.0 < circuit.ready_at() <= 40.0
-    circuit.succeed()
+    circuit.record_success()
     assert circuit.closed
     assert circuit.ready_at() == 0.0
-    circuit.fail(50.0, "refused", fatal=True)
+    circuit.record_failure(50.0, "refused", fatal=True)
     assert not circuit.closed

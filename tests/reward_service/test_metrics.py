@@ -10,7 +10,7 @@ from rollmesh.reward_service.workers.pool import PoolStats
 
 
 class FakeEngine:
-    """What the metrics ask of an engine."""
+    """The part of an engine that the metrics read."""
 
     workers = PoolStats()
     hanging_threads = 0

@@ -16,13 +16,15 @@ import pytest
 import pytest_asyncio
 
 from rollmesh.mesh.config.load import load_config
-from rollmesh.mesh.config.models import Config, SecuritySection
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import ConfigError, PortInUseError, RewardError
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.rpc.channel import open_channel
+from rollmesh.mesh.runtime.hosts import host_id
 from rollmesh.mesh.runtime.service import Shutdown
 from rollmesh.protos import membership_pb2, membership_pb2_grpc
-from rollmesh.reward_service.client import LocalScorer, RewardClient, build_scorer, needs_discovery
+from rollmesh.reward_service.client import CallLimits, LocalScorer, RewardClient, build_scorer, needs_discovery
 from rollmesh.reward_service.routing import split_routes
 from rollmesh.reward_service.service import serve as serve_process
 from tests.joining import NOWHERE, when_it_waits
@@ -46,7 +48,7 @@ class Mesh(membership_pb2_grpc.MembershipServicer):
 
     async def Join(self, request: Any, context: Any) -> membership_pb2.JoinResponse:
         self.members[request.member_id] = membership_pb2.Member(
-            member_id=request.member_id, role=request.role, address=request.address
+            member_id=request.member_id, role=request.role, address=request.address, host_id=request.host_id
         )
         self.joined.set()
         return membership_pb2.JoinResponse(generation=1, heartbeat_interval_ms=50, member_ttl_ms=1000, run_name="r")
@@ -154,6 +156,7 @@ async def test_joins_the_mesh_reports_and_leaves(mesh: tuple[Mesh, str], make_it
     await asyncio.wait_for(servicer.joined.wait(), 10)
     (member,) = servicer.members.values()
     assert member.role == membership_pb2.ROLE_REWARD
+    assert member.host_id == host_id()
 
     # A generator finds it through the mesh alone.
     client = build_scorer(config())
@@ -194,10 +197,12 @@ async def test_heartbeats_say_that_workers_die_one_after_another(
     )
     await asyncio.wait_for(servicer.joined.wait(), 60)
     (member,) = servicer.members.values()
-    client = RewardClient([member.address], attempts=1)
+    client = RewardClient([member.address], limits=CallLimits(attempts=1))
     scoring = asyncio.create_task(client.score([make_item(str(n)) for n in range(40)], timeout_s=60))
-    said = await asyncio.wait_for(servicer.trouble.get(), 60)
-    assert "reward workers ended one after another, at last: exit code 7" in said
+    # Where workers start slowly, heartbeats first say that calls wait for one.
+    async with asyncio.timeout(60):
+        while "reward workers ended one after another, at last: exit code 7" not in await servicer.trouble.get():
+            pass
     await client.close()
     await scoring
     shutdown.request("enough")

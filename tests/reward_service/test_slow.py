@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.protos import reward_pb2
-from rollmesh.reward_service.call_times import Times
-from rollmesh.reward_service.client import LocalScorer, RewardClient, RewardScorer
-from rollmesh.reward_service.endpoint import Endpoint, connector
+from rollmesh.reward_service.call_times import CallTimes
+from rollmesh.reward_service.client import CallLimits, LocalScorer, RewardClient, RewardScorer
+from rollmesh.reward_service.endpoint import RewardEndpoint, connector
 from rollmesh.reward_service.engine import combine
 from rollmesh.reward_service.outcomes import Failed, Scored, not_begun
 from rollmesh.reward_service.tickets import Ticket
-from rollmesh.reward_service.workers.cpu_effort import Effort
+from rollmesh.reward_service.workers.cpu_effort import CpuEffort
 
 # One worker takes longer than a call may last, and than a response waits where no one answers.
 _ITEMS, _EACH_S = 36, 0.1
@@ -42,7 +42,7 @@ async def slow_scorer(request: Any, serve: Any) -> AsyncIterator[RewardScorer]:
     scorer: RewardScorer
     if request.param == "service":
         address = await serve(path, workers=1, call_timeout_s=1.4, timeout_s=2.0)
-        scorer = RewardClient([address], timeout_s=2.2, wait_s=_WAIT_S)
+        scorer = RewardClient([address], limits=CallLimits(timeout_s=2.2, wait_s=_WAIT_S))
     else:
         function = path if request.param == "here" else nap
         scorer = LocalScorer([function], workers=1, call_timeout_s=0.5, wait_s=_WAIT_S)
@@ -67,7 +67,7 @@ async def test_a_server_that_is_given_too_much_gets_less_until_it_answers(script
         return response
 
     server = await scripted(two_at_most)
-    client = RewardClient([server.address], timeout_s=0.3, attempts=1, wait_s=30.0)
+    client = RewardClient([server.address], limits=CallLimits(timeout_s=0.3, attempts=1, wait_s=30.0))
     results = await client.score([make_item(str(number)) for number in range(16)])
     assert [result.WhichOneof("outcome") for result in results] == ["scored"] * 16, results
     await client.close()
@@ -81,12 +81,12 @@ async def test_a_server_that_answers_no_first_call_in_time_loses_nothing(scripte
         response = reward_pb2.ScoreResponse()
         for item in request.items:
             async with turn:
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.08)
             response.results.add(item_id=item.item_id).scored.total = 1.0
         return response
 
     server = await scripted(one_by_one)
-    client = RewardClient([server.address], timeout_s=0.4, attempts=3, wait_s=0.6)
+    client = RewardClient([server.address], limits=CallLimits(timeout_s=1.6, attempts=3, wait_s=2.4))
     groups = [[make_item(f"{group}-{item}", group_id=f"g{group}") for item in range(8)] for group in range(8)]
     found = await asyncio.gather(*map(client.score, groups))
     assert [result.WhichOneof("outcome") for results in found for result in results] == ["scored"] * 64
@@ -103,7 +103,7 @@ async def test_what_hangs_ends_alone_among_those_that_were_sent_with_it(scripted
         return response
 
     server = await scripted(poisoned)
-    client = RewardClient([server.address], timeout_s=0.3, attempts=2, wait_s=30.0)
+    client = RewardClient([server.address], limits=CallLimits(timeout_s=0.3, attempts=2, wait_s=30.0))
     results = await client.score([make_item(str(number)) for number in range(8)])
     assert [result.error.code for result in results] == ["", "", "", "timeout", "", "", "", ""]
     await client.close()
@@ -128,39 +128,39 @@ async def test_more_workers_come_where_they_wait_for_something(make_item: Any, t
 
 
 def test_busy_workers_are_idle_where_they_take_no_processor_time() -> None:
-    effort = Effort()
-    assert not effort.idle({1: 5.0}, 10.0)
-    assert not effort.idle({1: 5.9, 2: 0.0}, 11.0), "others than before"
-    assert not effort.idle({1: 6.8, 2: 0.1}, 12.0), "one of two computes"
-    assert effort.idle({1: 6.9, 2: 0.2}, 13.0)
-    assert not effort.idle({1: 6.9, 2: 0.2}, 13.1), "too soon to say"
-    assert not effort.idle({}, 14.0)
+    effort = CpuEffort()
+    assert not effort.is_waiting({1: 5.0}, 10.0)
+    assert not effort.is_waiting({1: 5.9, 2: 0.0}, 11.0), "others than before"
+    assert not effort.is_waiting({1: 6.8, 2: 0.1}, 12.0), "one of two computes"
+    assert effort.is_waiting({1: 6.9, 2: 0.2}, 13.0)
+    assert not effort.is_waiting({1: 6.9, 2: 0.2}, 13.1), "too soon to say"
+    assert not effort.is_waiting({}, 14.0)
 
 
 def test_what_is_begun_gets_its_whole_time() -> None:
-    times = Times.within(20.0, 8.0)
+    times = CallTimes.within(20.0, 8.0)
     assert times.deadline - times.begin_by > 8.0
-    short = Times.within(5.0, 8.0)
+    short = CallTimes.within(5.0, 8.0)
     assert short.deadline - short.begin_by == pytest.approx(2.5)
 
 
 async def test_an_endpoint_gets_as_much_as_it_could_begin_and_then_more() -> None:
-    endpoint = Endpoint("grpc://127.0.0.1:1", connector(SecuritySection()))
+    endpoint = RewardEndpoint("grpc://127.0.0.1:1", connector(SecuritySection()))
     endpoint.described = True
-    assert endpoint.room == math.inf
+    assert endpoint.free_items == math.inf
     endpoint.begin(64, 0.0)
-    endpoint.pressed(50)
+    endpoint.narrow_window(50)
     endpoint.end(64)
-    assert endpoint.room == 14
+    assert endpoint.free_items == 14
     endpoint.begin(14, 1.0)
     assert endpoint.ready_at(2.0) == math.inf
-    endpoint.grow(14)
+    endpoint.on_success(14)
     endpoint.end(14)
-    assert (endpoint.room, endpoint.ready_at(2.0)) == (28, 2.0)
+    assert (endpoint.free_items, endpoint.ready_at(2.0)) == (28, 2.0)
     endpoint.begin(16, 3.0)
-    endpoint.overloaded(16)
+    endpoint.on_timeout(16)
     endpoint.end(16)
-    assert (endpoint.room, endpoint.limit) == (2, 8)
+    assert (endpoint.free_items, endpoint.max_items) == (2, 8)
     await endpoint.close()
 
 
@@ -170,8 +170,8 @@ async def test_time_counts_against_an_item_only_while_no_one_answers_or_since_it
     why: Callable[[], tuple[str, str]] = lambda: ("unreachable", "no one")  # noqa: E731
     assert ticket.expire(29.0, 30.0, heard_at=-math.inf, why=why) == 30.0
     assert ticket.expire(40.0, 30.0, heard_at=39.0, why=why) == 69.0
-    fails.note("unreachable", "lost", retryable=True, address="a", now=40.0)
-    fails.note("unreachable", "lost", retryable=True, address="a", now=65.0)
+    fails.record_failure("unreachable", "lost", retryable=True, address="a", now=40.0)
+    fails.record_failure("unreachable", "lost", retryable=True, address="a", now=65.0)
     assert ticket.expire(69.0, 30.0, heard_at=68.0, why=why) == 70.0
     assert ticket.expire(70.0, 30.0, heard_at=69.5, why=why) == 99.5
     assert (waits.result, fails.result is not None) == (None, True)

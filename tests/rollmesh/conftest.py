@@ -10,7 +10,7 @@ import pytest
 
 from rollmesh.launcher.service_process import ServiceSpec, ready_file
 from rollmesh.launcher.supervisor import Observer, Supervisor
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 
 FAKE = Path(__file__).with_name("fake_service.py")
 

@@ -1,8 +1,8 @@
 """A service as the launcher sees one: a process with a ready file and a health answer. Behaviour by arguments.
 
-python fake_service.py READY_FILE [--exit STATUS] [--log LINE] [--die-after-ready STATUS] [--die-unasked STATUS]
+`python fake_service.py READY_FILE [--exit STATUS] [--log LINE] [--die-after-ready STATUS] [--die-unasked STATUS]
                        [--die-asked STATUS] [--asked STATUS] [--complete-on FILE] [--child PIDFILE] [--own-session]
-                       [--ignore-term] [--drained FILE NAME] [--spin THREADS]
+                       [--ignore-term] [--drained FILE NAME] [--spin THREADS]`
 
 SIGUSR1: holds its interpreter and computes. SIGUSR2: holds its interpreter and sleeps.
 """

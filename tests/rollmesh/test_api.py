@@ -1,4 +1,4 @@
-"""What the Python API refuses before anything is started. A run by it: `tests/integration/test_run.py`."""
+"""Refusals of the Python API before anything is started. A run by it: `tests/integration/test_run.py`."""
 
 from __future__ import annotations
 

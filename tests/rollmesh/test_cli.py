@@ -29,6 +29,8 @@ from rollmesh.report.summary import FinalState, write_summary
 from tests.command import Command
 from tests.repository import REPOSITORY
 
+_DISTILLATION = f"{REPOSITORY}/examples/dataflows/distillation.py:Distillation"
+
 
 def as_process(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -304,7 +306,7 @@ def test_explain_derives_sizes(rollmesh: Command, config_file: Path, tmp_path: P
 def test_explain_has_every_deadline_that_ends_something(rollmesh: Command, config_file: Path) -> None:
     overrides = ["--resources.frozen_after_s=10", "--buffer.fronts=3", "--reward.workers=5", "--buffer.stall_s=50"]
     explained = rollmesh("config", "explain", str(config_file), *overrides, "--buffer.durability=everysec").stdout
-    assert "stalls: told once nothing has moved for 50 s; the run ends then: 1800 s" in explained
+    assert "stalls: reported once nothing has moved for 50 s; the run ends then: 1800 s" in explained
     assert "after 10 s stopped, 10 s of processor time or 30 s asleep" in explained
     assert (
         "engine: 10 / 300 / 90 s), or where a learner's step lasts 20 times as long as the longest, 600 s" in explained
@@ -319,10 +321,10 @@ def test_ledger_and_status_of_a_run_that_has_ended(
     rollmesh: Command, config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = load_config(config_file)
-    RunRecord(config, None).keep()
-    # Of services that were started one by one nothing sums up.
+    RunRecord(config, None).write()
+    # Nothing sums up services that were started one by one.
     alone = rollmesh("status", str(config.run.folder))
-    assert_error(alone, 3, "is not going")
+    assert_error(alone, 3, "is not in progress")
     assert f"`rollmesh report {config.run.folder}`" in alone.stderr
     counts = buffer_pb2.LedgerCounts(admitted=3, trained=1, failed=2)
     counts.reasons["failed/members"] = 2
@@ -339,7 +341,7 @@ def test_ledger_and_status_of_a_run_that_has_ended(
     assert lines[lines.index("causes of the latest failures:") + 1] == "2 x reward timeout: 8 s"
     told = json.loads(rollmesh("ledger", run, "--json").stdout)
     assert (told["balances"], told["tables"]["train"]["causes"]) == (True, {"reward timeout: 8 s": 2})
-    assert_error(rollmesh("ledger", run, "--redrive", "all"), 3, "is not going")
+    assert_error(rollmesh("ledger", run, "--redrive", "all"), 3, "is not in progress")
     monkeypatch.chdir(tmp_path)
     assert rollmesh("ledger", "--failed").stdout.replace("runs/run", run) == shown.stdout, "the latest one"
     status = rollmesh("status", run)
@@ -355,7 +357,7 @@ def test_a_run_whose_launcher_was_killed_is_not_going(
     rollmesh: Command, config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = load_config(config_file)
-    RunRecord(config, None).keep()
+    RunRecord(config, None).write()
     other = tmp_path / "runs" / "later"
     other.mkdir()
     with folder.locked(config.run.folder):
@@ -365,7 +367,7 @@ def test_a_run_whose_launcher_was_killed_is_not_going(
         assert_error(rollmesh("status"), UnreachableError.exit_code, "mesh 127.0.0.1:9")
     for command in (("status",), ("ledger",), ("weights", "verify")):
         result = rollmesh(*command, str(config.run.folder))
-        assert_error(result, 3, f"run {config.run.folder} is not going: its launcher was killed")
+        assert_error(result, 3, f"run {config.run.folder} is not in progress: its launcher was killed")
         assert "hint: the same `rollmesh run` continues it" in result.stderr
 
 
@@ -436,12 +438,13 @@ def test_algorithms_are_listed_with_what_they_are(rollmesh: Command) -> None:
         ("--algorithm=gprpo", "algorithm.name: unknown algorithm 'gprpo'", "did you mean 'grpo'?"),
         ("--algorithm.correction.mode=none", "algorithm.correction.mode: 'none' corrects for nothing", "truncated_is"),
         ("--learner.roles.critic.path=m/c", "learner.roles.critic: algorithm grpo has no such role", "its roles"),
+        (f"--algorithm={_DISTILLATION} --algorithm.discuont=1", "algorithm.discuont: unknown setting", "'discount'"),
     ],
 )
 def test_a_wrong_algorithm_is_refused_before_anything_starts(
     rollmesh: Command, config_file: Path, tmp_path: Path, command: str, override: str, message: str, hint: str
 ) -> None:
-    result = rollmesh(*command.split(), str(config_file), override)
+    result = rollmesh(*command.split(), str(config_file), *override.split())
     assert_error(result, 2, message)
     assert hint in result.stderr
     assert not (tmp_path / "runs").exists()

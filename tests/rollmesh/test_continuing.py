@@ -14,7 +14,7 @@ from rollmesh.launcher import folder, local
 from rollmesh.launcher.console.view import SilentView
 from rollmesh.launcher.devices import DevicePlan
 from rollmesh.launcher.errors import RunBusyError
-from rollmesh.launcher.preflight.changes import changed
+from rollmesh.launcher.preflight.changes import describe_changes
 from rollmesh.launcher.preflight.continuing import Continuation
 from rollmesh.launcher.run_secrets import with_own_secrets
 from rollmesh.launcher.services import ServiceCatalogue
@@ -45,7 +45,7 @@ class Told(SilentView):
 
 def train(config: Config, step: int, checkpoint: str = "") -> None:
     """Leaves what a learner would have."""
-    RunRecord(config, None).keep()
+    RunRecord(config, None).write()
     records = [{"step": number, "critic/score/mean": 0.5} for number in range(1, step + 1)]
     (config.run.folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     if checkpoint:
@@ -137,12 +137,12 @@ def test_what_changes_the_learning_is_told_and_nothing_else() -> None:
         "weights": {"kv": "recompute", "streams": 3},
         "reward": {"functions": ["b"]},
     }
-    assert changed(before, now) == [
+    assert describe_changes(before, now) == [
         "run.seed 0 -> 1",
         "weights.kv keep -> recompute",
         "reward.functions ['a'] -> ['b']",
     ]
-    assert changed(before, before) == []
+    assert describe_changes(before, before) == []
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_only_a_run_of_which_something_was_trained_is_bound_to_what_it_is_of(tmp
         found = Continuation.of(make(tmp_path, *overrides))
         assert found is not None
         assert found.starts_over == over
-    moved = Continuation.of(config, of_another=True)
+    moved = Continuation.of(config, inputs_differ=True)
     assert moved is not None
     assert moved.starts_over, "the same path holds another model"
     (config.run.folder / "consumption.jsonl").write_text("{}\n")

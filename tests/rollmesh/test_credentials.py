@@ -15,10 +15,11 @@ from rollmesh.cli.options import target
 from rollmesh.launcher import folder
 from rollmesh.launcher.preflight.checks import check_files
 from rollmesh.mesh.config import load_config
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.rpc.server import bind, new_server
-from rollmesh.mesh.runtime.service import AsyncBridge, add_health_and_reflection
+from rollmesh.mesh.runtime.async_bridge import AsyncBridge
+from rollmesh.mesh.runtime.service import add_health_and_reflection
 from tests.certificates import Authority
 from tests.secrets_here import write_secret
 
@@ -32,7 +33,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="module")
 def address(authority: Authority) -> Iterator[str]:
-    """Of a service that asks for certificates, and knows no verb."""
+    """The address of a service that asks for certificates, and knows no verb."""
     cert, key = authority.certify("service")
     security = SecuritySection(tls_cert=cert, tls_key=key, tls_client_ca=authority.pem)
     bridge = AsyncBridge()
@@ -65,7 +66,7 @@ def test_each_command_can_show_a_certificate(command: list[str], address: str, a
     cert, key = authority.certify("operator")
     shown = ["--tls-ca", str(authority.pem), "--tls-cert", str(cert), "--tls-key", str(key)]
     done = CliRunner().invoke(app, [word.format(address) for word in command] + shown)
-    # What TLS lets through is refused as unknown.
+    # A call that TLS lets through is refused as unknown.
     assert "UNIMPLEMENTED" in f"{done.output}{done.exception}"
 
 

@@ -79,7 +79,7 @@ def test_prepare_writes_what_a_run_needs(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_what_was_prepared_so_before_stays(tmp_path: Path) -> None:
-    """A run may be going on it."""
+    """A run may be under way in it."""
 
     def files() -> dict[str, int]:
         return {str(path): path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmesh.launcher.devices import DevicePlan, Visible, assign, devices_per_generator, visible_devices
+from rollmesh.launcher.devices import DevicePlan, VisibleDevices, assign_devices, devices_per_generator, visible_devices
 from rollmesh.launcher.services import ServiceCatalogue
 from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.errors import ConfigError
@@ -20,8 +20,8 @@ def config(*overrides: str) -> Config:
     return load_config({"model": {"path": "m"}, "data": {"train": "t.jsonl"}}, overrides)
 
 
-def machine(devices: int) -> Visible:
-    return Visible(tuple(str(number) for number in range(devices)), devices, devices)
+def machine(devices: int) -> VisibleDevices:
+    return VisibleDevices(tuple(str(number) for number in range(devices)), devices, devices)
 
 
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(0, 4), st.integers(1, 3), st.integers(1, 2), st.booleans())
@@ -39,20 +39,20 @@ def test_everybody_has_devices_of_his_own_or_the_run_is_refused(
     needed = (0 if learner_on_cpu else ranks) + replicas * tensor * copies
     if needed > devices:
         with pytest.raises(ConfigError, match=f"only {devices} are here"):
-            assign(asked, machine(devices))
+            assign_devices(asked, machine(devices))
         return
-    plan = assign(asked, machine(devices))
+    plan = assign_devices(asked, machine(devices))
     given_out = [*plan.learner, *(number for each in plan.generators for number in each)]
     assert given_out == list(range(needed))
     assert [len(each) for each in plan.generators] == [tensor * copies] * replicas
 
 
 def test_processes_see_their_own_devices_under_the_names_cuda_has_for_them() -> None:
-    visible = Visible(("4", "GPU-five", "6", "7"), 4, 4)
+    visible = VisibleDevices(("4", "GPU-five", "6", "7"), 4, 4)
     asked = config("learner.ranks=2", "rollout.replicas=2")
     with HeldPorts(asked.network.host) as ports:
         catalogue = ServiceCatalogue(
-            asked, Path("c.yaml"), ThreadPlan(2, 1, 1), assign(asked, visible), ports, allow_changes=False
+            asked, Path("c.yaml"), ThreadPlan(2, 1, 1), assign_devices(asked, visible), ports, allow_changes=False
         )
     seen = {spec.name: spec.environment.get("CUDA_VISIBLE_DEVICES") for spec in catalogue.others("host:1")}
     assert seen == {"learner": "4,GPU-five", "generator-0": "6", "generator-1": "7", "reward": None}
@@ -60,28 +60,28 @@ def test_processes_see_their_own_devices_under_the_names_cuda_has_for_them() -> 
 
 def test_who_computes_on_the_cpu_sees_none() -> None:
     asked = config("learner.device=cpu")
-    plan = assign(asked, Visible(("0",), 0, 1))
+    plan = assign_devices(asked, VisibleDevices(("0",), 0, 1))
     assert (plan.for_learner(), plan.for_generator(0)) == ({"CUDA_VISIBLE_DEVICES": ""}, {"CUDA_VISIBLE_DEVICES": "0"})
     assert plan.describe() == "1 CUDA device(s): learner CPU; generator-0 0"
 
 
 def test_a_machine_without_devices_is_left_as_it_is() -> None:
-    plan = assign(config("rollout.replicas=2"), Visible())
+    plan = assign_devices(config("rollout.replicas=2"), VisibleDevices())
     assert plan.for_learner() == plan.for_generator(1) == {}
     assert plan.describe() == "no CUDA device: everything computes on the CPU"
 
 
 def test_named_devices_are_taken_as_named_and_the_others_are_dealt_around_them() -> None:
-    plan = assign(config("rollout.devices=[0, 2]", "rollout.replicas=2", "learner.ranks=2"), machine(4))
+    plan = assign_devices(config("rollout.devices=[0, 2]", "rollout.replicas=2", "learner.ranks=2"), machine(4))
     assert plan == DevicePlan(machine(4), (1, 3), ((0,), (2,)))
 
 
 def test_one_device_for_all_has_to_be_said() -> None:
     with pytest.raises(ConfigError, match="the learner needs 1 CUDA device") as refused:
-        assign(config(), machine(1))
+        assign_devices(config(), machine(1))
     assert "may name the same device" in refused.value.hint
     shared = ("learner.devices=[0]", "rollout.devices=[0, 0]", "rollout.replicas=2")
-    assert assign(config(*shared), machine(1)).generators == ((0,), (0,))
+    assert assign_devices(config(*shared), machine(1)).generators == ((0,), (0,))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_one_device_for_all_has_to_be_said() -> None:
 )
 def test_what_does_not_fit_is_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        assign(config(*overrides), machine(4))
+        assign_devices(config(*overrides), machine(4))
 
 
 @pytest.mark.parametrize(
@@ -113,20 +113,22 @@ def test_engines_take_no_more_of_a_device_than_it_has_for_all(
 ) -> None:
     shared = [f"rollout.replicas={replicas}", f"rollout.devices={[0] * replicas}", f"learner.devices=[{learner}]"]
     shared.append(f"rollout.engine={key.partition('.')[0]}")
-    assert assign(config(*shared, f"rollout.{key}={fits}"), machine(2)).generators == ((0,),) * replicas
+    assert assign_devices(config(*shared, f"rollout.{key}={fits}"), machine(2)).generators == ((0,),) * replicas
     with pytest.raises(ConfigError, match=f"device 0, which has {replicas + (learner == 0)} users") as refused:
-        assign(config(*shared, f"rollout.{key}={too_much}"), machine(2))
+        assign_devices(config(*shared, f"rollout.{key}={too_much}"), machine(2))
     assert f"set it to {fits:g} or less" in refused.value.hint
 
 
 def test_nccl_is_for_generators_elsewhere_too() -> None:
-    assert not assign(config("rollout.replicas=0", "weights.transport=nccl"), machine(1)).generators
+    assert not assign_devices(config("rollout.replicas=0", "weights.transport=nccl"), machine(1)).generators
 
 
 @pytest.mark.parametrize("role", ["learner", "rollout"])
 def test_cuda_that_is_not_there_is_refused_for_each_role(role: str) -> None:
     with pytest.raises(ConfigError, match=rf"{role}\.device is cuda, but torch finds no CUDA device"):
-        assign(config(f"{role}.device=cuda"), Visible(("0",), *((0, 1) if role == "learner" else (1, 0))))
+        assign_devices(
+            config(f"{role}.device=cuda"), VisibleDevices(("0",), *((0, 1) if role == "learner" else (1, 0)))
+        )
 
 
 @pytest.mark.parametrize(
@@ -149,9 +151,9 @@ def test_each_interpreter_is_asked_for_what_its_torch_sees(tmp_path: Path) -> No
         (tmp_path / name).write_text(f"#!/bin/sh\n{says}\n")
         (tmp_path / name).chmod(0o755)
     pythons = [f"{role}.python={tmp_path / role}" for role in ("learner", "rollout")]
-    assert visible_devices(config(*pythons), {}) == Visible(("0", "1", "2", "3"), 2, 4)
+    assert visible_devices(config(*pythons), {}) == VisibleDevices(("0", "1", "2", "3"), 2, 4)
     assert visible_devices(config(*pythons), {"CUDA_VISIBLE_DEVICES": "3, 5"}).names == ("3", "5")
     only = config(f"rollout.python={tmp_path / 'broken'}", "rollout.device=cpu", pythons[0])
-    assert visible_devices(only, {}) == Visible(("0", "1"), 2, 0)
+    assert visible_devices(only, {}) == VisibleDevices(("0", "1"), 2, 0)
     with pytest.raises(ConfigError, match="broken does not say how many CUDA devices"):
         visible_devices(config(f"rollout.python={tmp_path / 'broken'}", pythons[0]), {})

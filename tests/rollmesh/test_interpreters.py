@@ -64,7 +64,7 @@ def test_each_service_is_started_by_its_own() -> None:
         command = specs[name].command(False)
         assert command[0] == f"/envs/{owner}/bin/python"
         assert sys.executable not in command
-        # What is installed beside the interpreter is found before what is beside this one.
+        # Packages next to the interpreter are found before those next to this one.
         assert specs[name].environment["PATH"].split(os.pathsep)[0] == f"/envs/{owner}/bin"
     assert specs["generator-0"].environment["OMP_NUM_THREADS"] == "3"
 
@@ -141,7 +141,7 @@ def test_an_engine_that_is_missing(named: bool, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_the_server_of_sglang_has_its_own(tmp_path: Path) -> None:
-    """It needs no rollmesh, and the generator beside it no SGLang."""
+    """It needs no rollmesh, and the generator next to it no SGLang."""
     hide = "import importlib.util; importlib.util.find_spec = lambda name: None"
     lacking = python_that(tmp_path, hide)
     with pytest.raises(ConfigError, match=r"rollout\.sglang\.python: sglang is not installed"):

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rollmesh.launcher.mesh_monitor import MeshView
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.launcher.mesh_client import MeshClient
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import UnreachableError
 from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.protos import membership_pb2, membership_pb2_grpc
@@ -38,7 +38,7 @@ async def alive() -> AsyncIterator[str]:
 
 @pytest.fixture
 def gone() -> Iterator[str]:
-    """An address at which nobody listens, and nobody else will."""
+    """An address without a listener, where none will come."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{held.getsockname()[1]}"
@@ -46,11 +46,11 @@ def gone() -> Iterator[str]:
 
 async def test_a_front_that_is_gone_hides_nothing(alive: str, gone: str) -> None:
     for _ in range(LOOKS):
-        async with MeshView(f"{gone},{alive}", OPEN) as view:
+        async with MeshClient(f"{gone},{alive}", OPEN) as view:
             assert [member.member_id for member in (await view.members()).members] == ["one"]
 
 
 async def test_where_no_front_answers_that_is_said(gone: str) -> None:
-    async with MeshView(gone, OPEN) as view:
+    async with MeshClient(gone, OPEN) as view:
         with pytest.raises(UnreachableError, match=f"mesh {gone}"):
             await view.members()

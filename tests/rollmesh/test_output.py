@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rollmesh.launcher.console.output import Output
+from rollmesh.launcher.console.output import BufferedOutput
 
 DEADLINE_S = 30.0
 
@@ -38,7 +38,7 @@ def held() -> Iterator[Held]:
 
 def test_all_that_is_read_is_written_in_order() -> None:
     stream = io.StringIO()
-    output = Output(stream)
+    output = BufferedOutput(stream)
     for number in range(1000):
         output.write(f"{number}\n")
     output.close()
@@ -46,7 +46,7 @@ def test_all_that_is_read_is_written_in_order() -> None:
 
 
 def test_what_no_one_reads_is_dropped_and_counted(held: Held) -> None:
-    output = Output(held, kept=30, end_s=DEADLINE_S)
+    output = BufferedOutput(held, kept=30, end_s=DEADLINE_S)
     output.write("first\n")
     assert held.asked.wait(DEADLINE_S)
     for number in range(100):
@@ -61,7 +61,7 @@ def test_what_no_one_reads_is_dropped_and_counted(held: Held) -> None:
 
 
 def test_an_end_that_no_one_reads_is_an_end(held: Held) -> None:
-    output = Output(held, end_s=0.05)
+    output = BufferedOutput(held, end_s=0.05)
     output.write("first\n")
     output.close()
     assert not held.reads.is_set()
@@ -83,7 +83,7 @@ class FullAtFirst(io.StringIO):
 
 def test_a_full_disk_is_a_trouble_until_it_has_room_again() -> None:
     stream = FullAtFirst()
-    output = Output(stream)
+    output = BufferedOutput(stream)
     output.write("lost\n")
     assert stream.failed.wait(DEADLINE_S)
     output.write("shown\n")
@@ -95,7 +95,7 @@ def test_a_full_disk_is_a_trouble_until_it_has_room_again() -> None:
 
 def test_what_cannot_be_encoded_is_shown_as_far_as_it_can() -> None:
     raw = io.BytesIO()
-    output = Output(io.TextIOWrapper(raw, encoding="ascii"))
+    output = BufferedOutput(io.TextIOWrapper(raw, encoding="ascii"))
     output.write("ä b\n")
     output.close()
     assert raw.getvalue() == b"? b\n"

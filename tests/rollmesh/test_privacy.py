@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rollmesh.buffer.redis_backend.client import store_error
+from rollmesh.buffer.redis_backend.access import store_error
 from rollmesh.cli import main
 from rollmesh.launcher import folder as folders
 from rollmesh.mesh.private_files import keep_private
@@ -25,12 +25,12 @@ def test_a_run_folder_is_private_and_one_that_was_opened_is_said(tmp_path: Path)
     try:
         with folders.locked(run):
             assert mode(run) == 0o700
-            assert folders.told_of_others(run) == []
+            assert folders.permission_warnings(run) == []
     finally:
         os.umask(umask)
     run.chmod(0o750)
     with folders.locked(run):
-        (told,) = folders.told_of_others(run)
+        (told,) = folders.permission_warnings(run)
     assert f"`chmod 700 {run}`" in told
     assert mode(run) == 0o750, "its user may want to share it"
 

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rollmesh.launcher.console.view import PlainView, Speed, status_table
+from rollmesh.launcher.console.view import PlainView, SpeedMeter, members_table, status_table
+from rollmesh.launcher.mesh_client import Snapshot
 from rollmesh.launcher.mesh_log import MeshLog
-from rollmesh.launcher.mesh_monitor import Snapshot
 from rollmesh.learner.recovery.run_identity import CONFIG
 from rollmesh.mesh.config import load_config, save_config
 from rollmesh.mesh.errors import DataError
-from rollmesh.protos import buffer_pb2, membership_pb2
+from rollmesh.protos import buffer_pb2, membership_pb2, trajectory_pb2
 from rollmesh.report.html import write_report
-from rollmesh.report.metrics import MetricsTail, read_metrics, surviving
-from rollmesh.report.restarts import note_restart
+from rollmesh.report.metrics import MetricsTail, read_metrics, surviving_records
+from rollmesh.report.restarts import record_restart
 from rollmesh.report.samples import read_samples, sample_lines
-from rollmesh.report.series import curves, smoothed
+from rollmesh.report.series import build_curves, smoothed
 from rollmesh.report.summary import FinalState, read_summary, write_summary
 from rollmesh.run_files import read_config
 
@@ -59,7 +59,7 @@ def run_folder(tmp_path: Path) -> Path:
     )
     config.run.folder.mkdir()
     save_config(config, config.run.folder / CONFIG)
-    # The evaluation of a version may be recorded behind later steps.
+    # The evaluation of a version may be recorded after later steps.
     records = [evaluation(0, 0.1), *(training(step, step / 10) for step in range(1, 9)), evaluation(4, 0.5)]
     records += [evaluation(8, 0.9)]
     lines = "".join(json.dumps(record) + "\n" for record in records)
@@ -86,7 +86,7 @@ def final_state() -> FinalState:
 
 def test_summary_has_the_runs_figures(run_folder: Path) -> None:
     for reason in ("exit", "frozen", "frozen"):
-        note_restart(run_folder, "learner", reason, START)
+        record_restart(run_folder, "learner", reason, START)
     summary = write_summary(run_folder, read_config(run_folder), final_state())
     assert next(summary.lines()) == "ended: finished"
     assert (summary.held_out_first, summary.held_out_last, summary.steps) == (0.1, 0.9, 8)
@@ -215,16 +215,16 @@ def test_tokens_that_were_trained_were_sampled_whoever_has_seen_it(run_folder: P
 
 
 def test_the_speed_of_a_line_is_that_between_reports() -> None:
-    speed = Speed()
+    speed = SpeedMeter()
     assert speed.since_last() is None
     for now, tokens in ((0.0, 500.0), (60.0, 500.0), (61.0, 600.0), (61.5, 600.0)):
-        speed.look(now, tokens)
+        speed.observe(now, tokens)
     assert speed.since_last() == 100.0, "of an earlier launch and the time before the first token nothing counts"
-    speed.look(61.9, 600.0)
+    speed.observe(61.9, 600.0)
     assert speed.since_last() == 100.0, "nothing was reported since"
-    speed.look(63.0, 1000.0)
+    speed.observe(63.0, 1000.0)
     assert speed.since_last() == 200.0
-    speed.look(70.0, 1000.0)
+    speed.observe(70.0, 1000.0)
     assert speed.since_last() == 0.0, "nothing was reported for long"
 
 
@@ -292,7 +292,7 @@ def test_report_needs_metrics(run_folder: Path) -> None:
 def test_steps_trained_again_replace_the_discarded_ones() -> None:
     first = [evaluation(0, 0.1), training(1, 0.1), training(2, 0.2), evaluation(2, 0.2), training(3, 0.3)]
     second = [training(2, 0.25, incarnation=2), training(3, 0.35, incarnation=2)]
-    kept = surviving([*first, *second])
+    kept = surviving_records([*first, *second])
     assert [(record["step"], record.get("incarnation")) for record in kept] == [(0, None), (1, 1), (2, 2), (3, 2)]
 
 
@@ -313,7 +313,7 @@ def test_curves_give_rates_between_looks() -> None:
         {"time": START, "generators": 2, "generated_tokens": 0.0, "gate_wait_s": 0.0},
         {"time": START + 2, "generators": 2, "generated_tokens": 50.0, "gate_wait_s": 2.0},
     ]
-    drawn = curves([training(1, 0.5), evaluation(1, None)], looks)
+    drawn = build_curves([training(1, 0.5), evaluation(1, None)], looks)
     assert drawn.generated_per_s == [25.0]
     assert drawn.gate_share == [0.5]
     assert drawn.held_out == [None]
@@ -367,7 +367,10 @@ def test_one_look_shows_what_the_learner_says_now() -> None:
     members = [
         membership_pb2.Member(member_id="learner", role=membership_pb2.ROLE_LEARNER, gauges=gauges),
         membership_pb2.Member(
-            member_id="generator-0", role=membership_pb2.ROLE_GENERATOR, gauges={"tokens_generated": 1234.0}
+            member_id="generator-0",
+            role=membership_pb2.ROLE_GENERATOR,
+            gauges={"tokens_generated": 1234.0},
+            serving=trajectory_pb2.PolicyVersion(incarnation=1, version=16),
         ),
     ]
     console = Console(width=200)
@@ -378,6 +381,12 @@ def test_one_look_shows_what_the_learner_says_now() -> None:
     rows = [" ".join(line.split()) for line in shown.get().splitlines()]
     assert "reward 0.500 in training" in rows
     assert "held-out 0.250" in rows
+    with console.capture() as shown:
+        console.print(members_table(members))
+    assert [line.split()[2:6] for line in shown.get().splitlines()[1:]] == [
+        ["-", "-", "90", "0.0"],
+        ["-", "version", "16", "(incarnation"],
+    ]
     assert "tokens/s 0 generated just now (1234 tokens so far), 90 trained" in rows
 
 
@@ -397,6 +406,6 @@ def test_a_single_look_counts_members_without_a_reward_as_generators_do() -> Non
 
     snapshot = Snapshot(members=[generator(40, 7), generator(50, 0)])
     assert snapshot.without_reward().startswith("9 of 99 responses have no reward (error 7, unscorable 2)")
-    snapshot.unscored.note([training(1, 0.5) | {"samples": 8, "unscored/timeout": 2, "unscored_cause": "late"}])
+    snapshot.unscored.add([training(1, 0.5) | {"samples": 8, "unscored/timeout": 2, "unscored_cause": "late"}])
     assert snapshot.without_reward() == "2 of 10 responses have no reward (timeout 2); newest cause: late"
     assert Snapshot(members=[membership_pb2.Member(role=membership_pb2.ROLE_GENERATOR)]).without_reward() == ""

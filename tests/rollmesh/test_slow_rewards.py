@@ -1,25 +1,28 @@
-"""What is said of a reward that is slow."""
+"""Warnings about a reward that is slow."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from rollmesh.launcher.console.slow_rewards_notice import SlowRewards, reward_wait_s, slow_rewards
-from rollmesh.launcher.mesh_monitor import Snapshot
-from rollmesh.mesh.config.models import RewardSection
+from rollmesh.launcher.console.slow_rewards_notice import SlowRewardsNotice, reward_wait_s, slow_rewards_text
+from rollmesh.launcher.mesh_client import Snapshot
+from rollmesh.mesh.config.load import load_config
 from rollmesh.protos import buffer_pb2, membership_pb2
+from rollmesh.reward_service.workers.unit_queue import UnitQueue
 
 BUSY = "40 calls of reward functions wait, the longest for 9 s: no free worker, 4 are busy or start (reward.workers)"
 
 
 def test_it_is_told_once_a_response_waits_for_long_and_again_when_it_doubles() -> None:
-    slow, quick = SlowRewards(0), SlowRewards(0)
+    slow, quick = SlowRewardsNotice(0), SlowRewardsNotice(0)
     assert [second for second in range(100) if slow.due(float(second), second)] == [10, 20, 40, 80]
     assert not any(quick.due(9.0, second) for second in range(1000)), "that long is how it is"
 
 
 def test_after_quick_rewards_slow_ones_are_told_from_the_start() -> None:
-    slow = SlowRewards(0)
+    slow = SlowRewardsNotice(0)
     assert slow.due(80, 80)
     for now in range(81, 1000):
         assert not slow.due(now % 13, now), "it takes up to 12 s all the time: nothing new"
@@ -28,27 +31,56 @@ def test_after_quick_rewards_slow_ones_are_told_from_the_start() -> None:
     assert slow.due(10, 1350)
 
 
-@pytest.mark.parametrize(
-    ("reward", "remedy"),
-    [
-        (RewardSection(), "--reward.workers=64"),
-        (RewardSection(workers=5), "--reward.workers=10"),
-        (RewardSection(endpoints=["grpc://a:1"]), "More services in reward.endpoints"),
-    ],
-)
-def test_it_says_how_many_wait_why_and_which_key_changes_it(reward: RewardSection, remedy: str) -> None:
-    def member(role: membership_pb2.Role, reason: str, *figures: float) -> membership_pb2.Member:
-        gauges = dict(zip(("members_unscored", "reward_wait_seconds"), figures, strict=False))
-        return membership_pb2.Member(role=role, waiting_reason=reason, gauges=gauges)
+def member(role: membership_pb2.Role, reason: str, *gauges: float) -> membership_pb2.Member:
+    names = ("members_unscored", "reward_wait_seconds")
+    return membership_pb2.Member(role=role, waiting_reason=reason, gauges=dict(zip(names, gauges, strict=False)))
 
+
+def notice(generator: str, service: str, reward: dict[str, Any]) -> str:
+    """The notice where the first generator and the reward service give these reasons."""
     members = [
-        member(membership_pb2.ROLE_GENERATOR, "", 40, 12.4),
+        member(membership_pb2.ROLE_GENERATOR, generator, 40, 12.4),
         member(membership_pb2.ROLE_GENERATOR, "", 24, 3),
-        member(membership_pb2.ROLE_REWARD, BUSY),
+        member(membership_pb2.ROLE_REWARD, service),
     ]
     snapshot = Snapshot(table=buffer_pb2.DescribeResponse(), members=members)
     assert reward_wait_s(snapshot) == 12.4
-    said = slow_rewards(snapshot, reward)
+    return slow_rewards_text(
+        snapshot, load_config({"model": {"path": "m"}, "data": {"train": "t.jsonl"}, "reward": reward})
+    )
+
+
+@pytest.mark.parametrize(
+    ("reward", "remedy"),
+    [
+        ({}, "--reward.workers=64"),
+        ({"workers": 5}, "--reward.workers=10"),
+        ({"endpoints": ["grpc://a:1"]}, "More services in reward.endpoints"),
+    ],
+)
+def test_it_says_how_many_wait_why_and_which_key_changes_it(reward: dict[str, Any], remedy: str) -> None:
+    said = notice("", BUSY, reward)
     assert said.startswith(f"rewards are slow: 64 responses wait for theirs, the first of them for 12 s ({BUSY}); ")
+    assert "nothing is lost, the run waits" in said
     assert remedy in said
     assert reward_wait_s(Snapshot(trouble="no answer")) == 0.0
+
+
+@pytest.mark.parametrize("before", ["waits for rewards: ", "silent for 9 s (was: waits for rewards: "])
+def test_of_a_service_that_does_not_answer_it_says_that_responses_fail(before: str) -> None:
+    dead = "no reward service answers: grpc://a:1: UNAVAILABLE: connection refused"
+    said = notice(f"{before}{dead}", "", {"endpoints": ["grpc://a:1"]})
+    assert dead in said
+    assert said.endswith("a response fails after 30 s (rollout.reward_wait_s)")
+    assert "lost" not in said
+    assert "score more" not in said
+
+
+@pytest.mark.parametrize("in_process", [False, True])
+def test_of_a_function_that_does_not_return_it_says_that_rewards_are_lost(in_process: bool) -> None:
+    queue = UnitQueue([("a.py:f", "f of a.py")], limit=4, concurrent=False, call_timeout_s=8.0)
+    queue.record_end("signal SIGKILL", overdue=True, function=0)
+    hangs = queue.not_begun().message
+    said = notice(f"waits for rewards: {hangs}", "", {}) if in_process else notice("", hangs, {})
+    assert f"12 s ({hangs}); if the function is slow and does not hang, more workers" in said
+    assert "nothing is lost" not in said

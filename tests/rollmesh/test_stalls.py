@@ -1,4 +1,4 @@
-"""What a reader sees of a run that stands still: in the view, and afterwards in the report."""
+"""A run that stands still, as a reader sees it: in the view, and afterwards in the report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollmesh.launcher.console.view import PlainView
-from rollmesh.launcher.mesh_monitor import Snapshot
+from rollmesh.launcher.mesh_client import Snapshot
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.lease_holders import describe_holders
 from rollmesh.protos import buffer_pb2, membership_pb2
@@ -67,8 +67,8 @@ def test_where_no_one_holds_anything_it_says_what_is_missing(pending: int, said:
 def test_the_learner_is_named_once_where_it_waits() -> None:
     snapshot = _snapshot(0)
     assert snapshot.table is not None
-    snapshot.table.learner_waits = "waits for groups: 2 being generated"
-    assert snapshot.who_waits() == "learner: waits for groups: 2 being generated"
+    snapshot.table.learner_waits = "waits for groups: 2 begun"
+    assert snapshot.who_waits() == "learner: waits for groups: 2 begun"
 
 
 def test_plain_lines_tell_a_stall_when_it_begins_at_doubling_intervals_and_at_its_end(
@@ -91,6 +91,13 @@ def test_plain_lines_tell_a_stall_when_it_begins_at_doubling_intervals_and_at_it
 
 def test_a_mesh_without_a_learner_says_so() -> None:
     assert _snapshot(0, learner=False).who_waits() == "there is no learner"
+    starting = _snapshot(0, learner=False)
+    starting.follow(Snapshot(learner_starts=True), [])
+    assert starting.who_waits() == "the learner is starting"
+    joined, gone = _snapshot(0), _snapshot(0, learner=False)
+    joined.follow(starting, [])
+    gone.follow(joined, [])
+    assert gone.who_waits() == "there is no learner"
     finished = _snapshot(0, learner=False)
     finished.run_finished = True
     assert finished.who_waits() == _snapshot(0).who_waits() == "nothing waits"

@@ -64,7 +64,7 @@ async def test_killed_service_is_restarted(tmp_path: Path, make_supervisor: Make
     os.kill(first, signal.SIGKILL)
     await until(lambda: recorder.starts_of("generator-0") == 2)
     assert supervisor.pids()["generator-0"] != first
-    assert any("killed by SIGKILL" in event and "restarting" in event for event in recorder.events)
+    assert any("killed by signal SIGKILL" in event and "restarting" in event for event in recorder.events)
     assert read_restarts(tmp_path) == {"generator-0": {"exit": 1}}
     supervisor.interrupt()
     await asyncio.wait_for(running, DEADLINE_S)
@@ -228,7 +228,7 @@ async def test_children_of_a_service_end_with_it(
 async def test_children_of_a_killed_service_are_gone_before_it_is_back(
     tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder
 ) -> None:
-    """What an inference engine has started holds memory that the next one needs."""
+    """A process that an inference engine has started holds memory that the next one needs."""
     child = tmp_path / "child.pid"
     supervisor = make_supervisor()
     running = asyncio.create_task(
@@ -274,7 +274,7 @@ async def test_service_that_never_gets_ready_is_named(
 LAUNCHER = """
     import asyncio, sys
     from pathlib import Path
-    from rollmesh.mesh.config.models import SecuritySection
+    from rollmesh.mesh.config.network import SecuritySection
     from rollmesh.launcher.supervisor import Observer, Supervisor
     from tests.rollmesh.conftest import fake_spec
 

@@ -1,4 +1,4 @@
-"""What a trial says reaches the launcher, whatever users' code prints or raises."""
+"""The message of a trial reaches the launcher, whatever users' code prints or raises."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rollmesh.launcher.preflight.trial import Trial
+from rollmesh.launcher.preflight.trial import StartTrial
 from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.errors import RewardError, RollmeshError
 
@@ -20,7 +20,7 @@ def config(*overrides: str) -> Config:
 
 
 def result_of(what: str, of: Config, python: Path | None) -> list[str]:
-    with closing(Trial(what, of, python, 60)) as trial:
+    with closing(StartTrial(what, of, python, 60)) as trial:
         return trial.result()
 
 
@@ -56,7 +56,7 @@ def test_what_users_code_has_started_is_not_waited_for_and_does_not_stay(tmp_pat
     said = json.dumps({"notices": ["a note"]})
     python.write_text(f"#!/bin/sh\nexec 3> {tmp_path}/alive\nsleep 60 &\nexec 3>&-\necho 'rollmesh trial: {said}'\n")
     python.chmod(0o755)
-    trial = Trial("reward", config(), python, 30)
+    trial = StartTrial("reward", config(), python, 30)
     assert trial.result() == ["a note"]
     trial.close()
     os.set_blocking(alive, True)

@@ -15,18 +15,18 @@ from rollmesh.generators.engines.hf import weights as engine_weights
 from rollmesh.mesh.errors import UnreachableError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.verification.compare import Comparison, compare
-from rollmesh.verification.verdict import Answer, Reference, judge, tolerance_for
+from rollmesh.verification.verdict import GeneratorAnswer, LearnerReference, judge, tolerance_for
 from tests.generators.world import SECURITY, TOKENIZER, World, mesh
 
 V = PolicyVersion(1, 3)
 
 
-def answer(**changes: object) -> Answer:
+def answer(**changes: object) -> GeneratorAnswer:
     fields = {"announced": "aa", "found": "aa", "not_comparable": "", "differing": [], "log_probs": [-1.0, -2.0]}
-    return Answer("gen-1", V, **{**fields, **changes})  # type: ignore[arg-type]  # test shorthand
+    return GeneratorAnswer("gen-1", V, **{**fields, **changes})  # type: ignore[arg-type]  # test shorthand
 
 
-REFERENCE = Reference(V, "aa", [-1.0, -2.0001], 1e-3)
+REFERENCE = LearnerReference(V, "aa", [-1.0, -2.0001], 1e-3)
 
 
 def test_what_agrees() -> None:
@@ -107,7 +107,7 @@ async def test_generators_are_compared_while_versions_move(
         out = capsys.readouterr().out
         assert "compared with learner-1" in out
         assert out.count("agrees") == 2
-        # What the learner heard of the pushes is part of the mesh's status.
+        # The learner's record of the pushes is part of the mesh's status.
         assert await asyncio.to_thread(_command, world, monkeypatch, command=("status",)) == 0
         lines = capsys.readouterr().out.splitlines()
         for name in ("gen-1", "gen-2"):

@@ -7,13 +7,13 @@ import asyncio
 import pytest
 
 from rollmesh.learner.weights import PublishRules, WeightPublisher, WeightsService
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import membership_pb2, weights_pb2_grpc
-from rollmesh.verification.compare import _announcements, _Following
+from rollmesh.verification.compare import _announcements, _GeneratorComparison
 from rollmesh.verification.published_weights import PublishedModel
-from rollmesh.verification.verdict import Answer
+from rollmesh.verification.verdict import GeneratorAnswer
 from tests.generators.weights.transports.world import tensors
 
 SECURITY = SecuritySection()
@@ -23,10 +23,10 @@ DEADLINE_S = 20.0
 async def test_announcements_that_break_off_are_part_of_the_verdict(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def ask(*_: object) -> Answer:
-        return Answer("gen-1", PolicyVersion(1, 9), "announced", "found", "", [], [])
+    async def ask(*_: object) -> GeneratorAnswer:
+        return GeneratorAnswer("gen-1", PolicyVersion(1, 9), "announced", "found", "", [], [])
 
-    monkeypatch.setattr(_Following, "_ask", ask)
+    monkeypatch.setattr(_GeneratorComparison, "_ask", ask)
     publisher = WeightPublisher("run", {}, PublishRules(transport="grpc"))
     publisher.publish(PolicyVersion(1, 0), tensors(0).items(), "float32")
     server = new_server(SECURITY)
@@ -35,14 +35,14 @@ async def test_announcements_that_break_off_are_part_of_the_verdict(
     await server.start()
     published = PublishedModel(f"127.0.0.1:{port}", SECURITY, timeout_s=DEADLINE_S)
     async with asyncio.timeout(DEADLINE_S), _announcements(published, DEADLINE_S) as announced:
-        following = _Following(published, announced, [1, 2], None, SECURITY)
+        following = _GeneratorComparison(published, announced, [1, 2], None, SECURITY)
         member = membership_pb2.Member(member_id="gen-1")
-        verdict = await following._look(member, 1.0)
+        verdict = await following._compare(member, 1.0)
         assert verdict.outcome == "not compared"
         assert verdict.why == "it serves 1:9, which was not announced to this command; the learner is at 1:0"
         await server.stop(0)
         while not announced.ended:
             await asyncio.sleep(0.01)
-        assert "; the learner announces no more" in (await following._look(member, 1.0)).why
+        assert "; the learner announces no more" in (await following._compare(member, 1.0)).why
     await published.close()
     publisher.close()

@@ -4,10 +4,10 @@
 -- ARGV[1]  the table (`train`, `eval`), or '' where a script concerns the run alone
 --
 -- Invariants (of all scripts)
---   * A group is in exactly one of the sets generating, ready, leased, consumed; the figure of the same name
+--   * A group is in exactly one of the sets generating, ready, leased, consumed; the counter of the same name
 --     moves in the same script. A fate removes the group and counts it, once.
---   * `deadline` holds the groups that are generating or ready and wait for their first use, scored by the last version
---     that may train them; ready groups that have been used before are in `reuse` instead, scored alike.
+--   * `deadline` holds the groups that are generating or ready and wait for their first use. They are scored by the
+--     last version that may train them. Ready groups that have been used before are in `reuse` instead, scored alike.
 --   * Keys of payloads and prompts live in other slots: scripts only note them in `trash`, a front removes them.
 --   * `rev` grows with every change, so that a front can tell which of two answers is newer.
 local RUN = KEYS[1]
@@ -23,8 +23,8 @@ local RULES = [[
   groups_per_step max_staleness bounded order max_reuse samples_per_insert seed min_members lease_ms grace_ms max_bytes
   max_attempts failed_kept
 ]]
--- `counters`: the table's values, and after them its rules. `ended` (fates by reason) and `trash` are written by `flush`, and
--- the time, where a group has come nearer to its end (`moved`).
+-- `counters`: the table's values, and after them its rules. `flush` writes `ended` (fates by reason) and `trash`. It
+-- writes the time as well, where a group has come nearer to its end (`moved`).
 local TABLE, table_key, counters, changed, ended, trash, run, moved
 local entering, leaving, sets = {}, {}, {}
 
@@ -43,7 +43,7 @@ local function load_table(name)
   counters = setmetatable(unpacked(packed[1], COUNTERS), {__index = unpacked(packed[2], RULES)})
 end
 
--- What scripts go by. What grows with the age of a run (its takeovers) is in keys of its own, for those that need it.
+-- The state of a run that scripts read. Takeovers, which grow with the age of a run, are in keys of their own.
 local STATE = {
   'incarnation', 'version', 'learner_until', 'committed', 'finished', 'fronts', 'learner', 'suspect', 'redis_run_id',
   'lease_secret'
@@ -82,10 +82,10 @@ end
 -- Wakes the waiters although no counter of this table changed.
 local function touch() changed = true end
 
--- A group has come nearer to its end: the clock of a stall begins again. Only what cannot be undone and done again for
--- ever counts: leases, releases and re-admissions do not. Sampled tokens count besides, where the learner looks on
+-- A group has come nearer to its end: the clock of a stall begins again. Only steps that cannot be undone and done
+-- again for ever count: leases, releases and re-admissions do not. Sampled tokens count in addition, in the learner
 -- (`learner/liveness/stall_detector.py`).
-local function note_progress() moved = true end
+local function record_progress() moved = true end
 
 -- Runs a command over many members of one key (or score, member pairs): far cheaper than a command for each.
 local function in_bulk(command, key, members)
@@ -121,8 +121,8 @@ local function leave(key, gid)
   gids[#gids + 1] = gid
 end
 
--- Writes the counters if they have changed, and hints to the other fronts that there is something new: who is alone
--- has it in the answer, or, where that is lost, in the next one.
+-- Writes the counters if they have changed, and sends the other fronts a hint. A front that is alone
+-- has the news in the answer, or, where that is lost, in the next one.
 local function flush()
   apply_moves()
   local at = moved and {'moved_ms', now_ms()} or {}
@@ -164,10 +164,10 @@ end
 
 local function redis_id() return string.match(redis.call('INFO', 'server'), 'run_id:(%w+)') end
 
--- Whether Redis may have lost what it had acknowledged: it is another process than the run knows (restarted, its data
+-- True if Redis may have lost what it had acknowledged. It is another process than the run knows (restarted, its data
 -- replaced or gone), or a front saw a revision go back. Then nothing is given out until the learner has said again what
--- it has used (`reassert`): neither ids nor leases of the lost time may come a second time.
--- The mark is the number of the doubt.
+-- it has used (`reassert`). Neither ids nor leases of the lost time may come a second time. The mark is the number of
+-- the doubt.
 local function suspect() return run.suspect ~= nil or run.redis_run_id ~= redis_id() end
 
 -- Numbers follow the clock: they differ even where the same state is lost twice.
@@ -176,8 +176,8 @@ local function mark_suspect()
   redis.call('HSET', RUN, 'suspect', run.suspect)
 end
 
--- Why a learner's command is refused, or nil. An incarnation that is not known yet is one whose takeover Redis has lost,
--- unless there was none: the learner that says so is in the same doubt.
+-- The reason why a learner's command is refused, or nil. An incarnation that is not known yet is one whose takeover
+-- Redis has lost, unless there was none. The learner that says so is in the same doubt.
 local function refusal(incarnation)
   if incarnation < run.incarnation then return 'fenced' end
   if suspect() then return 'suspect' end
@@ -193,7 +193,7 @@ local function set_of(name)
   end
   return key
 end
--- What a holder has, sorted by admission; the learner, what is leased.
+-- The groups of a holder, sorted by admission; of the learner, those that are leased.
 local function held_by(holder) return holder == 'learner' and set_of('leased') or table_key .. ':held:' .. holder end
 local function group_key(gid) return table_key .. ':g:' .. gid end
 local function pending_key(pin) return table_key .. ':pending:' .. pin end
@@ -203,7 +203,8 @@ local function generation_of(member)
   return tonumber(redis.call('HGET', RUN .. ':generations', member) or -1)
 end
 
--- Why the holder of an older connection (generators: by generation) or incarnation (the learner) is refused, or nil.
+-- The reason why the holder of an older connection (generators: by generation) or incarnation (the learner) is refused,
+-- or nil.
 local function outdated(holder, fence)
   if holder == 'learner' then return refusal(fence) end
   if generation_of(holder) ~= fence then return 'old_generation' end
@@ -228,8 +229,8 @@ local function forget(member)
   end
 end
 
--- Whether a stream has been replaced by a newer one of the same holder, maybe at another front: then it may take
--- nothing more in its holder's name, since no one would hear of it. No token, no stream: the caller is trusted.
+-- True if a stream has been replaced by a newer one of the same holder, maybe at another front. Then it may take
+-- nothing more in its holder's name, since the holder would not hear of it. No token, no stream: the caller is trusted.
 local function replaced(holder, token)
   return token ~= '' and redis.call('HGET', table_key .. ':streams', holder) ~= token
 end

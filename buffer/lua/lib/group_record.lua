@@ -1,15 +1,17 @@
--- A group's record: all that is known of it, packed into the field `group` of its hash, in one fixed order and without
--- names, since it is read and written at every step of a group's life. (The hash has one field per member for its meta
--- besides, and those of drafts.) More than 32 fields would double the table that Lua makes for it.
+-- A group's record: all that is known of it, packed into the field `group` of its hash. It is packed in one fixed order
+-- and without names, since it is read and written at every step of a group's life. The hash also has one field per
+-- member for its meta, and those of drafts. More than 32 fields would double the table that Lua makes for it.
 --   the task      ordinal, n members, pin, reserve (bytes), task, parent, refills
---   its place     state, order (among those ready), deadline, grant (the version it was granted to), attempt (its number;
---                 after a loss, from a multiple of ID_GAP_AFTER_LOSS on), lost (holders), lease, holder, for_version
---                 (that it is leased for)
+--   its place     state, order (among those ready), deadline
+--   its grant     grant (the version it was granted to), attempt (its number; after a loss, from a multiple of
+--                 ID_GAP_AFTER_LOSS on), lost (holders)
+--   its lease     lease, holder, for_version (that it is leased for)
 --   its content   done (a character per member), bytes, ranges, payloads, tokens
 --   times         admitted_ms, sealed_ms, leased_ms
---   if any        uses, claimed (the lease of the last claim), drafts (their number), previous_holder (who lost it),
---                 causes (of members that are not scored), seal (its number), draw (its part in weighted draws),
---                 payload_lost (true where its payloads are gone)
+--   if used       uses, claimed (the lease of the last claim)
+--   if any        drafts (their number), previous_holder (the one that lost it), causes (of members that are not
+--                 scored)
+--   if set        seal (its number), draw (its part in weighted draws), payload_lost (true where its payloads are gone)
 local function read_group(gid)
   local packed = redis.call('HGET', group_key(gid), 'group')
   if not packed then return nil end
@@ -41,8 +43,8 @@ local function save_group(gid, g) redis.call('HSET', group_key(gid), 'group', pa
 -- Groups are numbered by their admission.
 local function number_of(gid) return tonumber(string.match(gid, '%d+$')) end
 
--- How often it was granted, as far as Redis knows.
+-- Number of its grants, as far as Redis knows.
 local function attempts_of(g) return g.attempt % ID_GAP_AFTER_LOSS end
 
--- Whether it waits for its next holder.
+-- True if it waits for its next holder.
 local function is_orphan(g) return g.state == 'generating' and g.holder == '' end

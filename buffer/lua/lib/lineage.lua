@@ -1,4 +1,4 @@
--- How old the tokens of a group are, and by when it must train: as buffer.policy.version_ranges has it.
+-- The age of a group's tokens, and the version by which it must train: as buffer.policy.version_ranges has it.
 
 -- The version from which an incarnation continued; nil where that is not known.
 local function resumed_at(incarnation)
@@ -18,8 +18,8 @@ local function ancestor_of(incarnation)
   return least
 end
 
--- Version on the present lineage to which tokens of (incarnation, version) are equivalent: what a later learner
--- discarded counts its way back to the common ancestor and forth again.
+-- Version on the present lineage to which tokens of (incarnation, version) are equivalent. A version that a later
+-- learner discarded counts its way back to the common ancestor and forth again.
 local function effective(incarnation, version)
   local ancestor = ancestor_of(incarnation)
   if version > ancestor then return 2 * ancestor - version end
@@ -58,17 +58,17 @@ local function deadline_of(g)
     return tonumber(low) + counters.max_staleness
   end
   local oldest = nil
-  local function see(incarnation, version)
+  local function include(incarnation, version)
     local e = effective(tonumber(incarnation), tonumber(version))
     if oldest == nil or e < oldest then oldest = e end
   end
   for inc, low, high in string.gmatch(g.ranges, '(%d+):(%d+):(%d+)') do
-    see(inc, low)
-    see(inc, high)
+    include(inc, low)
+    include(inc, high)
   end
   if g.state == 'generating' or oldest == nil then
     local inc, version = string.match(g.grant, '(%d+):(%d+)')
-    see(inc, version)
+    include(inc, version)
   end
   return oldest + counters.max_staleness
 end

@@ -1,6 +1,6 @@
--- Prompts are keys in other slots. Of each one in use `digest:ORDINAL` has the digest: in use it is while its task is
--- pending, its group lives, or its note keeps it. Ordinal and digest name the key, so that no one can put other bytes in
--- its place: neither a learner of the past, nor one that gives an ordinal again after a loss.
+-- Prompts are keys in other slots. `digest:ORDINAL` has the digest of each one in use. A prompt is in use while its
+-- task is pending, its group lives, or its note keeps it. Ordinal and digest name the key, so that nothing can put
+-- other bytes in its place. A learner of the past cannot, nor can one that gives an ordinal again after a loss.
 -- (Keys, and no hash: below some hundred fields Redis walks through those of a hash one by one.)
 local function digest_key(ordinal) return table_key .. ':digest:' .. ordinal end
 

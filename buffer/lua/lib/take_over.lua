@@ -8,9 +8,9 @@ local function take_over(incarnation, k, member, learner_until)
   load_run()
   ancestors = {}
   put('u', k)
-  -- The incarnation is part of what fronts see of a table: they must hear of it even where no figure changes.
+  -- The incarnation is part of what fronts see of a table: they must be notified even if no counter changes.
   touch()
-  note_progress()
+  record_progress()
 
   -- Uses at or after k are undone.
   local function undo(g)
@@ -37,7 +37,7 @@ local function take_over(incarnation, k, member, learner_until)
       redis.call('ZREM', table_key .. ':' .. set, gid)
       g.deadline = deadline_of(g)
       if g.state == 'ready' and counters.order == FRESHEST then
-        take_place(gid, g)
+        set_order(gid, g)
         redis.call('ZADD', set_of('ready'), g.order, gid)
       end
       redis.call('ZADD', waiting_set(g), g.deadline, gid)
@@ -71,7 +71,7 @@ local function take_over(incarnation, k, member, learner_until)
   end
   apply_moves()
   redis.call('HDEL', table_key .. ':streams', 'learner')
-  -- What was left of the old learner's term is not the new one's.
+  -- The rest of the old learner's term is not the new one's.
   redis.call('ZREM', table_key .. ':holders', 'learner')
   return trained, returned, evicted
 end

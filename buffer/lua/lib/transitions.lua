@@ -23,7 +23,7 @@ end
 -- Weighted draws: `g.draw` has weight, priority, draws and chance of a group, each absent where there is none.
 local function weight_of(g) return g.draw and g.draw.weight or WEIGHT_UNIT end
 
--- Enters a ready group into the race by which weighted draws are made (buffer.policy.reuse).
+-- Enters a ready group into the race by which weighted draws are made (buffer.policy.draw_weights).
 local function enter_race(gid, g)
   g.draw = g.draw or {}
   g.draw.draws = (g.draw.draws or 0) + 1
@@ -33,7 +33,7 @@ local function enter_race(gid, g)
 end
 
 -- The place of a group that becomes ready among the others.
-local function take_place(gid, g)
+local function set_order(gid, g)
   if counters.order == FRESHEST then
     g.order = (g.seal or 0) / 2 ^ 32 - g.deadline
   elseif counters.order == PRIORITY then
@@ -50,7 +50,7 @@ end
 -- Leases that a member works on and that are not needed any more, as "gid lease", until it has been told.
 local function cancels_key(member) return table_key .. ':cancels:' .. member end
 
--- Notifies the worker of a group that it is not needed: its holder, or the one who lost it and may still be at it.
+-- Notifies the generator of a group that it is not needed: its holder, or the last one, which may still work on it.
 local function cancel(gid, g)
   local worker = g.holder ~= '' and g.holder or g.previous_holder or ''
   if worker == '' or generation_of(worker) < 0 then return end
@@ -58,8 +58,8 @@ local function cancel(gid, g)
   add('cancelled', 1)
 end
 
--- Drafts: what was sampled of members that are not done, in the fields d0, d1, ... of the group's hash, each "attempt
--- tokens digest ranges"; `g.drafts` counts them, absent where there is none. Its name is "member:attempt:tokens:digest".
+-- Drafts of members that are not done, in the fields d0, d1, ... of the group's hash. Each is "attempt tokens digest
+-- ranges"; `g.drafts` counts them, absent where there is none. The name of a draft is "member:attempt:tokens:digest".
 local function read_draft(gid, member)
   local text = redis.call('HGET', group_key(gid), 'd' .. member)
   if not text then return nil end
@@ -90,7 +90,7 @@ end
 
 -- Notes a failed group with its cause; the oldest note makes room. A note keeps its prompt until it is driven again,
 -- except where the learner itself took the task back. Returns whether it does.
-local function note_failure(gid, g, reason)
+local function record_failure(gid, g, reason)
   local kept = reason ~= 'withdrawn' and g.n > 0
   redis.call('HSET', table_key .. ':dead', gid, cjson.encode({
     group = gid, task = g.task, reason = reason, attempts = attempts_of(g), failed_ms = now_ms(), causes = g.causes,
@@ -136,7 +136,7 @@ local function finish(gid, g, fate, reason, requeue)
   leave_holder(gid, g)
   add(g.state, -1)
   add(fate, 1)
-  note_progress()
+  record_progress()
   ended[fate .. '/' .. reason] = (ended[fate .. '/' .. reason] or 0) + 1
   add('bytes', -g.bytes)
   if g.state == 'consumed' then add('consumed_bytes', -g.bytes) end
@@ -157,7 +157,7 @@ local function finish(gid, g, fate, reason, requeue)
   local drafts, names = drafts_of(gid, g), {}
   for i, draft in ipairs(drafts) do names[i] = draft.name end
   if fate == 'evicted_stale' then count_length(g, drafts) end
-  local kept = fate == 'failed' and note_failure(gid, g, reason)
+  local kept = fate == 'failed' and record_failure(gid, g, reason)
   local prompt = (again or kept) and '' or drop_prompt(g.ordinal)
   trash[#trash + 1] = gid .. '|' .. prompt .. '|' .. g.payloads .. '|' .. table.concat(names, ',')
   redis.call('DEL', group_key(gid))
@@ -195,7 +195,7 @@ local function make_ready(gid, g)
   if g.state == 'generating' then add('reserved', -g.reserve) end
   g.state, g.lease = 'ready', ''
   g.deadline = deadline_of(g)
-  take_place(gid, g)
+  set_order(gid, g)
   enter(set_of('ready'), gid, g.order)
   enter(waiting_set(g), gid, g.deadline)
 end
@@ -206,7 +206,7 @@ local function release_lease(gid, g, lost)
     finish(gid, g, 'failed', 'attempts_exhausted', false)
     return
   end
-  -- Who gives a group up knows that it does; who has lost it may come back.
+  -- A generator that gives a group up needs no notice; one that has lost it may come back.
   if g.holder ~= '' then g.previous_holder = lost > 0 and g.holder or nil end
   leave_holder(gid, g)
   redis.call('ZADD', orphans_key(g.pin), number_of(gid), gid)

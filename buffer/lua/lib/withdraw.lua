@@ -1,4 +1,4 @@
--- Shared by `seed` and `resume`: takes back pending tasks; in a table without bound (evaluation) also ends the
+-- Shared by `seed` and `resume`: takes back pending tasks. In a table without bound (evaluation) it also ends the
 -- unclaimed groups, whose pinned version may not be served any more.
 local function withdraw_all()
   local withdrawn = 0

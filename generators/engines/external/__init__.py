@@ -1,1 +1,1 @@
-"""Engines that decode by themselves (vLLM, SGLang), behind the interface of all engines."""
+"""Engines that decode by themselves (vLLM, SGLang), with the interface of all engines."""

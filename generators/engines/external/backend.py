@@ -1,7 +1,8 @@
-"""What a foreign engine has to offer so that `ExternalEngine` can make an `InferenceEngine` of it.
+"""The interface of a foreign engine, of which `ExternalEngine` makes an `InferenceEngine`.
 
-A backend is a thin adapter: it translates and keeps no books. Pinned requests, prefixes, waiting for the first weights,
-the order of swaps, looks at what is running and the one result per request are `ExternalEngine`'s, the same for all.
+A backend is a thin adapter: it translates, and has no state of requests. `ExternalEngine` does the rest, alike for all
+of them: pinned requests, prefixes, waiting for the first weights and the order of swaps. It also copies running
+responses, and gives one result per request.
 
 All coroutines run in the engine's own event loop, in its own thread. Each ends within a bounded time or raises
 `EngineError`; a server that has died fails every call that waits for it.
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollmesh.generators.engines.interface import SamplingParams, SleepReport
-from rollmesh.generators.engines.request_validation import Limits
+from rollmesh.generators.engines.request_validation import RequestLimits
 from rollmesh.mesh.liveness.freeze_detector import ProcessState
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class DecodeJob:
 
     Attributes:
         job_id: unique among the jobs of a backend, ever.
-        token_ids: everything that stands before the first token to be sampled; shorter than the context.
+        token_ids: all tokens before the first one to be sampled; shorter than the context.
         sampling: `max_tokens` counts the tokens of this job alone; `stop` is looked for in them alone, by the backend.
         images: see `GenerationRequest`.
         prompt_tokens: how many of the tokens are the request's prompt, which the other members of its group share.
@@ -68,7 +69,7 @@ class LoadMetrics:
     """The engine's own view of its load.
 
     Attributes:
-        running, waiting: jobs in its batch and in its line.
+        running, waiting: jobs in its batch and in its queue.
         kv_usage: share of its KV cache in use; None where it does not say.
         preemptions: since the start.
     """
@@ -83,7 +84,7 @@ class Backend(ABC):
     """A foreign engine."""
 
     @abstractmethod
-    async def start(self, on_death: Callable[[str], None]) -> Limits:
+    async def start(self, on_death: Callable[[str], None]) -> RequestLimits:
         """Loads the model without weights; takes seconds to minutes, with progress in the log.
 
         Args:
@@ -94,17 +95,17 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    async def generate(self, job: DecodeJob, take: Callable[[DecodeChunk], None]) -> None:
-        """Runs a job to its end; `take` gets every chunk in the event loop, the last one with `finish`.
+    async def generate(self, job: DecodeJob, on_chunk: Callable[[DecodeChunk], None]) -> None:
+        """Runs a job to its end; `on_chunk` gets every chunk in the event loop, the last one with `finish`.
 
         Cancelling it aborts the job.
 
         Raises:
             PayloadError: the engine does not take this job, though its lengths and ids are within the limits (an image
-                that cannot be read); others go on.
-            RequestError: the engine failed at this job alone; others go on. Its chunks so far count, and it is given
+                that cannot be read); others continue.
+            RequestError: the engine failed at this job alone; others continue. Its chunks so far count, and it is given
                 again as another job, `REQUEST_ATTEMPTS` times in all.
-            EngineError: the engine cannot go on.
+            EngineError: the engine cannot continue.
         """
 
     @abstractmethod
@@ -113,11 +114,11 @@ class Backend(ABC):
 
     @abstractmethod
     async def pause(self) -> None:
-        """Stops decoding between two steps; jobs stay. When it returns, `take` has had every token that was sampled."""
+        """Stops decoding between two steps; jobs stay. When it returns, every sampled token has reached `on_chunk`."""
 
     @abstractmethod
     async def resume(self) -> None:
-        """Goes on decoding."""
+        """Continues decoding."""
 
     @abstractmethod
     def stage(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Any:
@@ -126,7 +127,7 @@ class Backend(ABC):
         Called in a caller's thread, once `start` is done; that may be the event loop's own, so it must not wait for it.
 
         Returns:
-            what `load` takes; `discard` gives it back.
+            the argument of `load`; `discard` gives it back.
 
         Raises:
             WeightsError: a tensor is missing, unknown or of another shape, or there is no memory for it.
@@ -140,18 +141,18 @@ class Backend(ABC):
         alone (`wake` then takes the rest).
 
         Args:
-            staged: from `stage`; this call gives it back, whatever becomes of it.
+            staged: from `stage`; this call gives it back, also where it fails.
             label: of the version: letters, digits and dots.
             recompute: the KV caches of running jobs are computed again too; else they are kept.
 
         Raises:
             WeightsError: the former weights are in service, whole.
-            EngineError: the engine cannot go on.
+            EngineError: the engine cannot continue.
         """
 
     @abstractmethod
     def discard(self, staged: Any) -> None:
-        """Gives back what was staged and will not be loaded; any thread."""
+        """Gives back staged weights that will not be loaded; any thread."""
 
     @abstractmethod
     async def log_probs(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
@@ -160,7 +161,7 @@ class Backend(ABC):
         Called while nothing is being swapped and the engine is not paused.
 
         Raises:
-            EngineError: these tokens cannot be run; others go on.
+            EngineError: these tokens cannot be run; others continue.
         """
 
     @abstractmethod
@@ -180,16 +181,16 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def sight(self) -> ProcessState | None:
-        """What its processes do now; any thread, once `start` is done. None: they are not on this machine."""
+    def process_state(self) -> ProcessState | None:
+        """Reads the state of its processes; any thread, once `start` is done. None: they are not on this machine."""
 
     @abstractmethod
     def last_error(self) -> str:
-        """What one of its processes has raised last; empty where that is not known. Quick."""
+        """The last error that one of its processes has raised; empty where that is not known. Quick."""
 
     @abstractmethod
-    def figures(self) -> LoadMetrics:
-        """The last ones known; any thread, never blocks."""
+    def load_metrics(self) -> LoadMetrics:
+        """The newest load metrics known; any thread, never blocks."""
 
     @abstractmethod
     async def stop(self) -> None:

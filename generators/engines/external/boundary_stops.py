@@ -1,7 +1,7 @@
 """Stop strings that begin in tokens which a job was given and end in those that it samples.
 
 An engine looks for stop strings in what it samples itself. So only the first few characters that a job adds to a
-response need a second look: from as many characters on as the longest stop string has, less one, the engine sees all.
+response need a second look. They are as many as the longest stop string has, less one; after these the engine sees all.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ class BoundaryStopMatcher:
 
     def __init__(self, matcher: StopMatcher, reach: int) -> None:
         self._matcher = matcher
-        # What a character that is halfway there still gives belongs to neither side.
-        self._last = matcher.seen + reach + matcher.halfway
+        # The rest of a character that is incomplete at the boundary belongs to neither side.
+        self._last = matcher.seen + reach + matcher.is_mid_character
 
     @property
-    def over(self) -> bool:
-        """Whether what comes cannot belong to a stop string that began before."""
-        return self._matcher.seen >= self._last and not self._matcher.halfway
+    def is_past_boundary(self) -> bool:
+        """True where further tokens cannot belong to a stop string that began before the job."""
+        return self._matcher.seen >= self._last and not self._matcher.is_mid_character
 
     def first_match(self, tokens: Sequence[int]) -> int | None:
         """Adds tokens; index of the one that completes a stop string, None where none does."""
         for index, token in enumerate(tokens):
             if self._matcher.push((token,)):
                 return index
-            if self.over:
+            if self.is_past_boundary:
                 return None
         return None
 
@@ -64,5 +64,5 @@ def boundary_matcher(
     matcher = StopMatcher(tokenizer, stop)
     if before:
         matcher.push(before[-count:])
-    found = BoundaryStopMatcher(matcher, reach)
-    return None if found.over or not before else found
+    boundary = BoundaryStopMatcher(matcher, reach)
+    return None if boundary.is_past_boundary or not before else boundary

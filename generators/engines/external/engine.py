@@ -1,8 +1,8 @@
-"""An `InferenceEngine` over a `Backend`: what is the same for all engines that decode by themselves.
+"""An `InferenceEngine` over a `Backend`: the part that all engines share which decode by themselves.
 
-Invariants: the books are touched in the engine's own thread alone; calls from other threads check what can be checked,
-and post the rest to it. Whatever was promised (a future, a result) is kept or refused: also where the backend dies at
-its start, amid a swap, or while the engine is being stopped.
+Invariants: state changes in the engine's own thread alone; calls from other threads check what can be checked, and post
+the rest to it. Every promise (a future, a result) is kept or refused. This holds also where the backend dies at its
+start, amid a swap, or while the engine is being stopped.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from rollmesh.generators.engines.commanded import CommandedEngine
 from rollmesh.generators.engines.commands import EngineCommand
+from rollmesh.generators.engines.control_calls import ControlledEngine
 from rollmesh.generators.engines.external.backend import Backend, LoadMetrics
 from rollmesh.generators.engines.external.engine_thread import EngineThread
 from rollmesh.generators.engines.external.inflight import InflightRegistry
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class ExternalEngine(CommandedEngine):
+class ExternalEngine(ControlledEngine):
     """An engine that decodes by itself, in processes or tasks of its own.
 
     A subclass says how its backend is made.
@@ -44,10 +44,10 @@ class ExternalEngine(CommandedEngine):
         backend: not started.
         model: that it will run.
         settings: of the engine.
-        listener: is told of tokens, results and failure.
+        listener: receives tokens, results and the failure.
 
     Attributes:
-        takes_images: it hands them on to models that take images.
+        takes_images: it passes images to models that take them.
     """
 
     takes_images: ClassVar[bool] = True
@@ -55,8 +55,8 @@ class ExternalEngine(CommandedEngine):
     def __init__(self, backend: Backend, model: ModelInfo, settings: EngineSettings, listener: EngineListener) -> None:
         self._backend = backend
         self._limits, self._images = model.limits, model.images
-        self._gate = InflightRegistry()
-        self._life = EngineThread(backend, model, settings, listener, self._gate)
+        self._inflight = InflightRegistry()
+        self._thread = EngineThread(backend, model, settings, listener, self._inflight)
 
     @classmethod
     def from_folder(cls, folder: Path, settings: EngineSettings, listener: EngineListener) -> Self:
@@ -81,84 +81,84 @@ class ExternalEngine(CommandedEngine):
         """
 
     def start(self) -> None:
-        self._life.start()
+        self._thread.start()
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         requests = tuple(requests)
         for request in requests:
             check_request(request, self._limits, self._images if request.images else None)
-        with self._gate.open():
-            self._gate.admit(request.request_id for request in requests)
-            self._life.post(self._life.dispatcher.submit, requests)
+        with self._inflight.accepting():
+            self._inflight.add(request.request_id for request in requests)
+            self._thread.post(self._thread.scheduler.submit, requests)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         ids = list(request_ids)
-        self._gate.tell(lambda: self._life.post(self._life.dispatcher.abort, ids))
+        self._inflight.run_if_open(lambda: self._thread.post(self._thread.scheduler.abort, ids))
 
     def progress(self, at_least: Mapping[str, int]) -> Future[list[PartialResponse]]:
         done: Future[list[PartialResponse]] = Future()
-        wanted = dict(at_least)
+        least = dict(at_least)
 
         def answer() -> None:
             if done.set_running_or_notify_cancel():
-                done.set_result(self._life.dispatcher.progress(wanted))
+                done.set_result(self._thread.scheduler.progress(least))
 
-        with self._gate.open(done):
-            self._life.post(answer)
+        with self._inflight.accepting(done):
+            self._thread.post(answer)
         return done
 
     def update_weights(
         self, version: PolicyVersion, tensors: Iterable[tuple[str, torch.Tensor]], digest: str
     ) -> Future[SwapTimings]:
         done = super().update_weights(version, tensors, digest)
-        done.add_done_callback(self._called_off)
+        done.add_done_callback(self._on_update_done)
         return done
 
     def status(self) -> EngineStatus:
-        active, failure = self._life.dispatcher.active, self._gate.failure
-        conductor = self._life.conductor
-        figures = self._backend.figures() if self._gate.up else LoadMetrics(0, 0, None, 0)
+        active, failure = self._thread.scheduler.active, self._inflight.failure
+        executor = self._thread.executor
+        metrics = self._backend.load_metrics() if self._inflight.up else LoadMetrics(0, 0, None, 0)
         return EngineStatus(
             active=active,
-            queued=max(0, self._gate.in_flight - active),
-            tokens_generated=self._life.dispatcher.tokens_generated,
-            tokens_outside=self._life.dispatcher.tokens_outside,
-            swaps=conductor.swaps,
-            serving=conductor.serving,
-            digest=conductor.digest,
+            queued=max(0, self._inflight.in_flight - active),
+            tokens_generated=self._thread.scheduler.tokens_generated,
+            tokens_outside=self._thread.scheduler.tokens_outside,
+            swaps=executor.swaps,
+            serving=executor.serving,
+            digest=executor.digest,
             failure=None if failure is None else str(failure),
-            state=conductor.state,
-            kv_usage=figures.kv_usage,
-            preemptions=figures.preemptions,
+            state=executor.state,
+            kv_usage=metrics.kv_usage,
+            preemptions=metrics.preemptions,
         )
 
     def ping(self) -> Future[None]:
         done: Future[None] = Future()
-        with self._gate.open(done):
-            self._life.post(self._life.ping, done)
+        with self._inflight.accepting(done):
+            self._thread.post(self._thread.ping, done)
         return done
 
-    def sight(self) -> ProcessState | None:
-        return self._backend.sight() if self._gate.up and self._gate.failure is None else None
+    def process_state(self) -> ProcessState | None:
+        return self._backend.process_state() if self._inflight.up and self._inflight.failure is None else None
 
     def drain(self, timeout_s: float) -> bool:
-        return self._gate.drain(timeout_s)
+        return self._inflight.drain(timeout_s)
 
     def stop(self) -> None:
-        self._gate.stop(lambda: self._life.post(self._life.end))
-        self._life.stop()
+        self._inflight.stop(lambda: self._thread.post(self._thread.end))
+        self._thread.stop()
 
-    def _called_off(self, done: Future[SwapTimings]) -> None:
+    def _on_update_done(self, done: Future[SwapTimings]) -> None:
         if done.cancelled():
-            self._gate.tell(lambda: self._life.post(self._life.conductor.wake))
+            self._inflight.run_if_open(lambda: self._thread.post(self._thread.executor.wake))
 
     def _enqueue(self, command: EngineCommand) -> None:
-        with self._gate.open(command.done):
-            self._life.order(command)
+        with self._inflight.accepting(command.done):
+            self._thread.enqueue(command)
 
     def _wait_until_ready(self) -> None:
-        # What weights have to look like is known to a backend that has loaded the model.
-        self._gate.wait_until_up()
+        # Only a backend that has loaded the model knows the names and shapes of its weights.
+        self._inflight.wait_until_up()
 
     def _stage(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Any:
         return self._backend.stage(tensors)

@@ -1,7 +1,7 @@
 """The thread of an engine, from the start of its backend to its end.
 
-Invariants: whatever happens, the backend is stopped at the end, in bounded time, and what was promised is kept or
-refused. A failure is told once. At an end that was asked for, everything in flight gets its result first.
+Invariants: the backend is always stopped at the end, in bounded time, and every promise is kept or refused. A failure
+is reported once. At a requested end, everything in flight gets its result first.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from rollmesh.generators.engines.interface import EngineError, EngineListener, E
 
 log = logging.getLogger(__name__)
 
-# Seconds that an order, the jobs and the backend get to end once the engine ends.
-_ORDER_S = 5.0
+# Seconds that a command, the jobs and the backend get to end once the engine ends.
+_COMMAND_S = 5.0
 _JOBS_S = 5.0
 _BACKEND_S = 30.0
 
 
 class EngineThread:
-    """Runs an engine.
+    """Runs an engine from its start to its end.
 
     Args:
         backend: does the work.
         model: that it runs.
         settings: of the engine.
-        listener: is told what comes of it.
-        gate: shared with other threads.
+        listener: receives tokens, results and the failure.
+        inflight: shared with other threads.
 
     Attributes:
-        dispatcher, conductor: to be used in the engine's thread, through `post`.
+        scheduler, executor: to be used in the engine's thread, through `post`.
     """
 
     def __init__(
@@ -53,17 +53,17 @@ class EngineThread:
         model: ModelInfo,
         settings: EngineSettings,
         listener: EngineListener,
-        gate: InflightRegistry,
+        inflight: InflightRegistry,
     ) -> None:
         self._backend = backend
         self._model = model
         self._listener = listener
-        self._gate = gate
+        self._inflight = inflight
         labels = VersionLabels()
-        self.dispatcher = RequestScheduler(backend, model, labels, settings.slots, self._notify, self._fail)
-        self.conductor = CommandExecutor(backend, self.dispatcher, labels, settings.kv, self._notify)
-        self._turning = False
-        self._ending = asyncio.Event()
+        self.scheduler = RequestScheduler(backend, model, labels, settings.slots, self._notify, self._fail)
+        self.executor = CommandExecutor(backend, self.scheduler, labels, settings.kv, self._notify)
+        self._turn_scheduled = False
+        self._end_requested = asyncio.Event()
         self._pings: set[asyncio.Task[None]] = set()
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -73,66 +73,66 @@ class EngineThread:
         self._thread.start()
 
     def post(self, work: Callable[..., None], *arguments: Any) -> None:
-        """Has something done in the engine's thread; to be called while the gate is held open."""
+        """Runs `work` in the engine's thread; to be called inside `InflightRegistry.accepting`."""
         self._loop.call_soon_threadsafe(self._guarded, work, *arguments)
 
-    def order(self, order: EngineCommand) -> None:
-        """Has an order taken, as `post` does; where the engine fails before that, what it brings is given back."""
-        self._loop.call_soon_threadsafe(self.conductor.enqueue, order)
+    def enqueue(self, command: EngineCommand) -> None:
+        """Queues a command, as `post` does; where the engine fails before that, staged weights are given back."""
+        self._loop.call_soon_threadsafe(self.executor.enqueue, command)
 
     def stop(self) -> None:
-        """Ends the thread; the gate is closed. Waits for it, in bounded time."""
+        """Ends the thread, after `InflightRegistry.stop`. Waits for it, in bounded time."""
         if self._thread.ident is None:
-            # What was promised is kept also by an engine that never ran.
+            # An engine that never ran keeps its promises too.
             self._thread.start()
-        self._thread.join(_ORDER_S + _JOBS_S + _BACKEND_S + 5)
+        self._thread.join(_COMMAND_S + _JOBS_S + _BACKEND_S + 5)
         if self._thread.is_alive():
-            log.error("the engine's thread does not end; it is left behind")
+            log.error("the engine's thread does not end; it is abandoned")
 
     def ping(self, done: Future[None]) -> None:
-        """Has the backend asked; in the engine's thread. One that is starting has a deadline of its own."""
+        """Pings the backend; in the engine's thread. A backend that is starting has a deadline of its own."""
         if done.set_running_or_notify_cancel():
             task = self._loop.create_task(self._ping(done))
             self._pings.add(task)
-            task.add_done_callback(self._pinged)
+            task.add_done_callback(self._on_ping_done)
 
     def end(self) -> None:
         """Begins the end; in the engine's thread."""
-        self._ending.set()
+        self._end_requested.set()
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.run(self._main())
 
     async def _main(self) -> None:
-        if not self._gate.stopping:
+        if not self._inflight.stopping:
             work = asyncio.create_task(self._work())
-            ending = asyncio.create_task(self._ending.wait())
+            ending = asyncio.create_task(self._end_requested.wait())
             await asyncio.wait({work, ending}, return_when=asyncio.FIRST_COMPLETED)
             if work.done() and (error := work.exception()) is not None:
                 self._fail(error)
             ending.cancel()
             work.cancel()
-            await asyncio.wait({work}, timeout=_ORDER_S)
+            await asyncio.wait({work}, timeout=_COMMAND_S)
             if work.done() and not work.cancelled() and (error := work.exception()) is not None:
                 log.debug("cut short by the end: %s", error)
-        # Behind everything that was posted before the gate was closed.
-        await self._ending.wait()
+        # After everything that was posted before the registry was closed.
+        await self._end_requested.wait()
         await self._end()
 
     async def _work(self) -> None:
-        limits = await self._backend.start(self._died)
+        limits = await self._backend.start(self._on_death)
         if limits.context < self._model.limits.context:
             raise EngineError(
                 f"the engine takes sequences of {limits.context} tokens; asked for: {self._model.limits.context}",
                 hint="lower rollout.max_prompt_tokens or max_response_tokens, or give it more memory for its KV cache",
             )
-        self._gate.started()
-        await self.conductor.run()
+        self._inflight.mark_started()
+        await self.executor.run()
 
     async def _ping(self, done: Future[None]) -> None:
         try:
-            if self._gate.up:
+            if self._inflight.up:
                 await self._backend.ping()
         except EngineError as error:
             if not done.done():
@@ -141,7 +141,7 @@ class EngineThread:
             if not done.done():
                 done.set_result(None)
 
-    def _pinged(self, task: asyncio.Task[None]) -> None:
+    def _on_ping_done(self, task: asyncio.Task[None]) -> None:
         self._pings.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._fail(error)
@@ -149,39 +149,39 @@ class EngineThread:
     async def _end(self) -> None:
         for task in self._pings:
             task.cancel()
-        if self._gate.failure is None:
-            self.dispatcher.abort_all()
+        if self._inflight.failure is None:
+            self.scheduler.abort_all()
             self._guarded(self._turn)
-            self._gate.refuse_all(EngineError("the engine was stopped", hint="ask another generator"))
-        await self.dispatcher.close(_JOBS_S)
+            self._inflight.reject_promises(EngineError("the engine was stopped", hint="ask another generator"))
+        await self.scheduler.close(_JOBS_S)
         try:
             await asyncio.wait_for(self._backend.stop(), _BACKEND_S)
         except Exception as error:  # noqa: BLE001 - a foreign engine's own code may raise anything at its end
             log.warning("the backend did not end as it should: %s: %s", type(error).__name__, error)
-        self.conductor.discard_all()
+        self.executor.discard_all()
 
     # --- turns ---
 
     def _notify(self) -> None:
-        if not self._turning:
-            self._turning = True
+        if not self._turn_scheduled:
+            self._turn_scheduled = True
             self._loop.call_soon(self._guarded, self._turn)
 
     def _turn(self) -> None:
-        """Once per turn of the event loop in which something happened: places are filled, then listeners told."""
-        self._turning = False
-        if self.conductor.open:
-            self.dispatcher.refill(pinned_only=self.conductor.swap_waits)
-        events, results = self.dispatcher.collect()
+        """Fills slots, then reports to the listener; once per turn of the event loop in which something happened."""
+        self._turn_scheduled = False
+        if self.executor.may_start_jobs:
+            self.scheduler.refill(pinned_only=self.executor.swap_is_waiting)
+        events, results = self.scheduler.collect()
         if events:
             self._listener.on_tokens(events)
         if results:
             self._listener.on_results(results)
-            self._gate.ended([result.request_id for result in results])
-        self.conductor.wake()
+            self._inflight.mark_delivered([result.request_id for result in results])
+        self.executor.wake()
 
     def _guarded(self, work: Callable[..., None], *arguments: Any) -> None:
-        if self._gate.failure is not None:
+        if self._inflight.failure is not None:
             return
         try:
             work(*arguments)
@@ -190,16 +190,16 @@ class EngineThread:
 
     # --- failure ---
 
-    def _died(self, cause: str) -> None:
+    def _on_death(self, cause: str) -> None:
         self._fail(EngineError(f"the engine has died: {cause}"))
 
     def _fail(self, error: BaseException) -> None:
-        if self._gate.failure is not None:
+        if self._inflight.failure is not None:
             return
         failure = ending_of(error)
-        if self.conductor.open and (culprit := self.dispatcher.on_trial):
+        if self.executor.may_start_jobs and (culprit := self.scheduler.trial_id):
             # Else it has ended at a swap or a sleep.
             failure.culprit, failure.raised = culprit, self._backend.last_error()
-        self._gate.fail(failure)
-        self._ending.set()
+        self._inflight.fail(failure)
+        self._end_requested.set()
         self._listener.on_failure(failure)

@@ -1,4 +1,4 @@
-"""What threads share of an engine: whether it takes work, what it was given, and what it has promised."""
+"""State of an engine that threads share: whether it takes work, requests in flight, and promised futures."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rollmesh.mesh.errors import PayloadError
 
 
 class InflightRegistry:
-    """The door to an engine's thread; any thread.
+    """The requests in flight and the promises of one engine; any thread.
 
     Attributes:
         failure: what ended the engine; None while it lives.
-        stopping: it was told to stop.
+        stopping: it was asked to stop.
         up: it has started.
     """
 
@@ -35,11 +35,11 @@ class InflightRegistry:
         return len(self._in_flight)
 
     @contextmanager
-    def open(self, promise: Future[Any] | None = None) -> Iterator[None]:
-        """Holds it open while something is posted.
+    def accepting(self, promise: Future[Any] | None = None) -> Iterator[None]:
+        """Keeps the engine open while work is posted to its thread.
 
         Args:
-            promise: will be kept, or refused where the engine ends.
+            promise: a future that will be resolved, or refused where the engine ends.
 
         Raises:
             EngineError: the engine is not running.
@@ -50,10 +50,10 @@ class InflightRegistry:
             if promise is not None:
                 self._promises.add(promise)
         if promise is not None:
-            promise.add_done_callback(self._kept)
+            promise.add_done_callback(self._forget_promise)
 
-    def admit(self, request_ids: Iterable[str]) -> None:
-        """Notes requests as in flight, all or none; to be called while it is held open.
+    def add(self, request_ids: Iterable[str]) -> None:
+        """Adds requests in flight, all or none; to be called inside `accepting`.
 
         Raises:
             PayloadError: one of them is already, or comes twice.
@@ -65,14 +65,14 @@ class InflightRegistry:
             ids.add(request_id)
         self._in_flight |= ids
 
-    def ended(self, request_ids: Iterable[str]) -> None:
-        """Their results were delivered."""
+    def mark_delivered(self, request_ids: Iterable[str]) -> None:
+        """Removes requests whose results were delivered."""
         with self._changed:
             self._in_flight.difference_update(request_ids)
             self._changed.notify_all()
 
-    def started(self) -> None:
-        """The engine is up."""
+    def mark_started(self) -> None:
+        """Records that the engine is up."""
         with self._changed:
             self.up = True
             self._changed.notify_all()
@@ -92,14 +92,14 @@ class InflightRegistry:
         with self._changed:
             return self._changed.wait_for(lambda: not self._in_flight, timeout_s)
 
-    def tell(self, work: Callable[[], None]) -> None:
-        """Does this while it is held open; where it is closed nothing."""
+    def run_if_open(self, work: Callable[[], None]) -> None:
+        """Runs `work` where the engine is open; does nothing where it is closed."""
         with self._changed:
             if self.failure is None and not self.stopping:
                 work()
 
     def stop(self, last: Callable[[], None]) -> None:
-        """Closes it; `last` is done once, and not where the engine has failed."""
+        """Closes it; `last` is run once, and not where the engine has failed."""
         with self._changed:
             if self.failure is None and not self.stopping:
                 last()
@@ -112,17 +112,17 @@ class InflightRegistry:
             self.failure = failure
             self._in_flight.clear()
             self._changed.notify_all()
-        self.refuse_all(failure)
+        self.reject_promises(failure)
 
-    def refuse_all(self, error: EngineError) -> None:
-        """Breaks what is promised and not kept."""
+    def reject_promises(self, error: EngineError) -> None:
+        """Fails the promises that are not kept yet."""
         with self._changed:
             promises, self._promises = self._promises, set()
         for promise in promises:
             if not promise.done() and (promise.running() or promise.set_running_or_notify_cancel()):
                 promise.set_exception(error)
 
-    def _kept(self, promise: Future[Any]) -> None:
+    def _forget_promise(self, promise: Future[Any]) -> None:
         with self._changed:
             self._promises.discard(promise)
 

@@ -1,14 +1,14 @@
-"""What a model folder says of the model, read before any engine is started: what can be refused early is."""
+"""A model as its folder describes it, read before any engine is started: what cannot work is refused early."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from transformers import AutoConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from rollmesh.generators.engines.hf.model.loading import eos_ids, load_tokenizer
-from rollmesh.generators.engines.request_validation import Limits
+from rollmesh.generators.engines.model_folder import eos_ids, load_tokenizer, read_config
+from rollmesh.generators.engines.request_validation import RequestLimits
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.trajectory.images import ImageProcessor
 
@@ -18,19 +18,19 @@ class ModelInfo:
     """A model as its folder describes it.
 
     Attributes:
-        limits: what it takes.
+        limits: of requests.
         tokenizer: None where the folder has no tokenizer files.
         images: the processor of a model that takes images; None: it takes text alone.
         experts: it is a mixture of experts.
     """
 
-    limits: Limits
+    limits: RequestLimits
     tokenizer: PreTrainedTokenizerBase | None
     images: ImageProcessor | None = None
     experts: bool = False
 
     def for_text(self) -> ModelInfo:
-        """The same model, of which only text is asked."""
+        """The same model, used for text alone."""
         return replace(self, limits=replace(self.limits, images=False), images=None)
 
 
@@ -45,12 +45,7 @@ def read_folder(folder: Path, context: int | None) -> ModelInfo:
     Raises:
         DataError: it is missing or cannot be read.
     """
-    if not (folder / "config.json").is_file():
-        raise DataError(f"{folder}: no config.json", hint="give a Hugging Face model folder")
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{folder}/config.json: {error}") from error
+    config = read_config(folder)
     text = config.get_text_config()
     longest = getattr(text, "max_position_embeddings", None)
     if not isinstance(longest, int):
@@ -58,7 +53,7 @@ def read_folder(folder: Path, context: int | None) -> ModelInfo:
     tokenizer = load_tokenizer(folder)
     pictured = getattr(config, "vision_config", None) is not None
     images = ImageProcessor.load(folder) if pictured else None
-    limits = Limits(
+    limits = RequestLimits(
         context=min(longest, context or longest),
         vocabulary=int(text.vocab_size),
         eos=frozenset(eos_ids(folder, text, tokenizer)),

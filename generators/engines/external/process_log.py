@@ -1,4 +1,4 @@
-"""What an engine's processes have written to their log."""
+"""The log of an engine's processes: its end, and the last error in it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 # The traceback of a server is up to 10 KB long, and other lines follow.
 _SEARCHED = 32_000
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-# The line of a traceback that says what was raised.
+# The line of a traceback that names the error.
 _RAISED = re.compile(r"^(?:\w+\.)*[A-Z]\w*(?:Error|Exception)(?::.*)?$", re.MULTILINE)
 _LONGEST = 300
 
@@ -24,6 +24,6 @@ def tail(file: Path, nbytes: int) -> str:
 
 
 def last_error(file: Path) -> str:
-    """What was raised last, by the tracebacks near its end; empty where there is none."""
+    """The last error, by the tracebacks near the end of the log; empty where there is none."""
     raised = _RAISED.findall(tail(file, _SEARCHED))
     return raised[-1][:_LONGEST] if raised else ""

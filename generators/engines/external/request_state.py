@@ -1,7 +1,7 @@
 """One request in flight: the tokens that it brought, and those that its jobs have sampled since.
 
 A response may take several jobs: each continues after the tokens that there are. Work per chunk is a few list
-operations; arrays are made when somebody asks for them.
+operations; arrays are made on request.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ class RequestState:
 
     Attributes:
         request: as submitted.
-        prompt_tokens: of its prompt as the model sees it; who reads its images corrects it.
+        prompt_tokens: of its prompt as the model sees it; corrected when its images have been read.
         ids: tokens of the response so far.
         started: monotonic time of its first job; None before.
         job_id: of the job that is sampling it; None while it waits.
         finish: why it ended; None while it has not.
-        refusal: what the engine finds wrong with the request; empty where nothing.
+        refusal: why the engine refuses the request; empty where it does not.
         failures: jobs of it at which the engine failed.
     """
 
     __slots__ = (
-        "_brought",
+        "_boundary",
         "_label",
         "_lengths",
         "_log_probs",
         "_model",
         "_order",
+        "_prefix_length",
         "_routed_experts",
-        "_straddle",
-        "_told",
+        "_streamed",
         "_versions",
         "failures",
         "finish",
@@ -86,33 +86,33 @@ class RequestState:
         self._log_probs: list[float] = [] if prefix is None else prefix.log_probs.tolist()
         self._lengths = [] if prefix is None else [length for length, _ in prefix.versions.runs]
         self._versions = [] if prefix is None else [version for _, version in prefix.versions.runs]
-        self._brought = self._told = len(self.ids)
+        self._prefix_length = self._streamed = len(self.ids)
         self._label = ""
         self._order = 0
-        self._straddle: BoundaryStopMatcher | None = None
+        self._boundary: BoundaryStopMatcher | None = None
         self._routed_experts: NDArray[np.generic] | None = None
 
     @property
-    def begun(self) -> bool:
-        """Whether a token was sampled here."""
-        return len(self.ids) > self._brought
+    def has_sampled(self) -> bool:
+        """True where a token was sampled here."""
+        return len(self.ids) > self._prefix_length
 
     @property
     def limit(self) -> int:
         """Most tokens of the whole response."""
         return min(self.request.sampling.max_tokens, self._model.limits.context - self.prompt_tokens)
 
-    def complete(self) -> FinishReason | None:
-        """Why nothing is left to be sampled after the tokens so far; None where something is.
+    def finish_reason(self) -> FinishReason | None:
+        """The reason why nothing is left to be sampled after the tokens so far; None where something is.
 
         Stop strings are looked for in what was brought alone: in the rest the engine has looked.
         """
         if not self.ids:
             return None
-        turn, stop, tokenizer = self._turn(), self.request.sampling.stop, self._model.tokenizer
+        turn, stop, tokenizer = self._current_turn(), self.request.sampling.stop, self._model.tokenizer
         if turn and turn[-1] in self._model.limits.eos:
             return "stop"
-        if turn and stop and not self.begun and tokenizer is not None and StopMatcher(tokenizer, stop).push(turn):
+        if turn and stop and not self.has_sampled and tokenizer is not None and StopMatcher(tokenizer, stop).push(turn):
             return "stop"
         return "length" if len(self.ids) >= self.limit else None
 
@@ -130,45 +130,45 @@ class RequestState:
             tokens = [*tokens, *self.ids]
             if sampling.seed:
                 # With the seed of the first job the second would repeat its draws.
-                sampling = replace(sampling, seed=_seed_behind(sampling.seed, done))
+                sampling = replace(sampling, seed=_seed_after(sampling.seed, done))
             if sampling.stop and self._model.tokenizer is not None:
-                self._straddle = boundary_matcher(self._model.tokenizer, sampling.stop, self._turn())
+                self._boundary = boundary_matcher(self._model.tokenizer, sampling.stop, self._current_turn())
         return DecodeJob(job_id, tokens, sampling, request.images, len(request.prompt_ids))
 
     def add(self, chunk: DecodeChunk, labels: VersionLabels) -> int:
-        """Takes a chunk of its job.
+        """Adds a chunk of its job.
 
         Returns:
-            Tokens taken: all, but where one of the first completes a stop string that began before the job; then
-            `finish` is set and what came after that token is left out.
+            Tokens added: all of them, unless one of the first completes a stop string that began before the job. Then
+            `finish` is set, and the tokens after that one are left out.
 
         Raises:
             EngineError: the chunk contradicts itself, or its versions what was loaded.
         """
         ids, log_probs, versions = chunk.token_ids, chunk.log_probs, chunk.versions
-        if self._straddle is not None and (match := self._straddle.first_match(ids)) is not None:
+        if self._boundary is not None and (match := self._boundary.first_match(ids)) is not None:
             self.finish = "stop"
             ids, log_probs, versions = ids[: match + 1], log_probs[: match + 1], first_runs(versions, match + 1)
         self.ids += ids
         self._log_probs += log_probs
-        taken, covered = len(ids), 0
+        new, covered = len(ids), 0
         for length, label in versions:
             covered += length
             if label == self._label:
                 self._lengths[-1] += length
             elif length:
-                self._turn_over(length, label, labels)
-        if covered != taken or len(log_probs) != taken:
+                self._start_version(length, label, labels)
+        if covered != new or len(log_probs) != new:
             raise EngineError(
                 f"{len(chunk.token_ids)} tokens came with {len(chunk.log_probs)} log-probs, versions {chunk.versions}"
             )
-        if self._straddle is not None and self._straddle.over:
-            self._straddle = None
+        if self._boundary is not None and self._boundary.is_past_boundary:
+            self._boundary = None
         self._routed_experts = chunk.routed_experts
-        return taken
+        return new
 
     def result(self) -> GenerationResult:
-        """What is delivered; `finish` is set."""
+        """The result to deliver; `finish` is set."""
         assert self.finish is not None
         side = {}
         if self._routed_experts is not None:
@@ -182,16 +182,16 @@ class RequestState:
         )
 
     def partial(self, now: float) -> PartialResponse:
-        """A copy of what there is; it has been started."""
+        """A copy of the tokens so far; it has been started."""
         assert self.started is not None
         return PartialResponse(self.request.request_id, self._sampled(), now - self.started)
 
     def event(self) -> TokenEvent | None:
         """Its tokens since the last event; None where there are none."""
-        begin, end = self._told, len(self.ids)
+        begin, end = self._streamed, len(self.ids)
         if begin == end:
             return None
-        self._told = end
+        self._streamed = end
         runs: list[tuple[int, PolicyVersion]] = []
         missing = end - begin
         for length, version in zip(reversed(self._lengths), reversed(self._versions), strict=True):
@@ -206,8 +206,8 @@ class RequestState:
         )
         return TokenEvent(self.request.request_id, sampled)
 
-    def _turn_over(self, length: int, label: str, labels: VersionLabels) -> None:
-        """Tokens of another version than those before them."""
+    def _start_version(self, length: int, label: str, labels: VersionLabels) -> None:
+        """Begins a run of tokens of another version than those before them."""
         order, version = labels[label]
         if order < self._order:
             raise EngineError(f"a response went back from version {self._label!r} to {label!r}")
@@ -228,12 +228,12 @@ class RequestState:
             versions=VersionRuns(tuple(zip(self._lengths, self._versions, strict=True))),
         )
 
-    def _turn(self) -> list[int]:
+    def _current_turn(self) -> list[int]:
         """The tokens in which an end token or stop string counts: those after the last that was not sampled."""
         prefix = self.request.prefix
         return self.ids if prefix is None else self.ids[len(prefix) - len(prefix.last_turn) :]
 
 
-def _seed_behind(seed: int, tokens: int) -> int:
-    """Seed of a job after so many tokens; never 0, and below `SEEDS`."""
+def _seed_after(seed: int, tokens: int) -> int:
+    """Seed of a job after `tokens` tokens; never 0, and below `SEEDS`."""
     return xxhash.xxh3_64_intdigest(struct.pack("<QQ", seed, tokens)) % SEEDS or 1

@@ -1,15 +1,14 @@
-"""Hands responses to the backend as jobs and keeps the books of what comes back. In the engine's event loop alone.
+"""Schedules responses as jobs of the backend and collects their tokens. In the engine's event loop alone.
 
 Invariants:
 
-- Every response in the books has its images read, waits in the line, or has exactly one job whose tokens count. A job
-  that was given up (its response has ended) keeps its place with the backend until the backend says that it is over,
-  and is not listened to.
-- The backend has at most `slots` jobs and one more for every eight slots: these stand in its own line, so that it
-  refills a slot in the very step in which one becomes free, and the place they leave is filled again in the same turn
-  of the event loop. All others wait here, where order, pinning and aborts are ours.
+- Every response has its images read, waits in the queue, or has exactly one job whose tokens count. An abandoned job
+  (its response has ended) counts as running until the backend ends it; its tokens are ignored.
+- The backend has at most `slots` jobs and one more for every eight slots. These wait in its own queue: it refills a
+  slot in the very step in which one becomes free. Their places are filled again in the same turn of the event loop.
+  All others wait here, where order, pinning and aborts are ours.
 - While a request that starts alone has a job and no token yet nothing else starts: an engine that ends, ends at that.
-- What has ended and what was streamed is handed out once per turn of the event loop, all of it together.
+- Results and streamed tokens are collected once per turn of the event loop, all of them together.
 """
 
 from __future__ import annotations
@@ -46,31 +45,31 @@ log = logging.getLogger(__name__)
 
 # Slots for each of which the backend gets one job more than it can decode.
 _SLOTS_PER_SPARE = 8
-# Seconds that a backend gets to end the jobs that it was told to end; one that hangs is found before (`engine_watch`).
+# Seconds that a backend gets to end aborted jobs; one that hangs is found before (`engine_watch`).
 _ABORT_S = 600.0
 
 
 @dataclass(slots=True, eq=False)
-class Running:
-    """A job that the backend has; its response is None where it was given up."""
+class RunningJob:
+    """A job that the backend has; its response is None where the job was abandoned."""
 
     job_id: str
     response: RequestState | None
 
 
 class RequestScheduler:
-    """The books of one engine.
+    """The responses of one engine and their jobs.
 
     Args:
         backend: runs the jobs.
         model: that it runs.
         labels: of the weights it was given.
         slots: sequences that it decodes together.
-        notify: something has ended, was streamed, or may start; calls for a turn.
+        notify: schedules a turn: something has ended, was streamed, or may start.
         fail: ends the engine.
 
     Attributes:
-        tokens_generated: tokens taken.
+        tokens_generated: tokens sampled.
         tokens_outside: of those, of requests from outside of the run.
         pinned: pinned responses that have not ended.
     """
@@ -88,18 +87,18 @@ class RequestScheduler:
         self._model = model
         self._labels = labels
         self._slots = slots
-        self._places = slots + -(-slots // _SLOTS_PER_SPARE)
+        self._max_jobs = slots + -(-slots // _SLOTS_PER_SPARE)
         self._notify = notify
         self._fail = fail
-        self._line = WaitingQueue()
+        self._waiting = WaitingQueue()
         self._responses: dict[str, RequestState] = {}
-        self._running: dict[str, Running] = {}
+        self._running: dict[str, RunningJob] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._readers: set[asyncio.Task[None]] = set()
         self._unread = 0
         self._ended: list[RequestState] = []
         self._streamed: dict[int, RequestState] = {}
-        self._given_up: list[str] = []
+        self._abandoned: list[str] = []
         self._job_ids = itertools.count()
         self._interrupting = False
         self._trial: RequestState | None = None
@@ -108,25 +107,25 @@ class RequestScheduler:
 
     @property
     def active(self) -> int:
-        """Responses that are being decoded, as far as can be told from here."""
-        return min(self._slots, max(0, len(self._responses) - len(self._line) - self._unread))
+        """Responses that are being decoded, as far as is known here."""
+        return min(self._slots, max(0, len(self._responses) - len(self._waiting) - self._unread))
 
     @property
-    def on_trial(self) -> str:
+    def trial_id(self) -> str:
         """Id of the request that has started alone and has no token yet; empty where none has."""
         trial = self._trial
-        waits = trial is not None and trial.job_id is not None and not trial.begun
+        waits = trial is not None and trial.job_id is not None and not trial.has_sampled
         return trial.request.request_id if trial is not None and waits else ""
 
     @property
     def in_flight(self) -> int:
-        """Responses that have a token of their own and go on."""
-        return sum(response.begun for response in self._responses.values())
+        """Unfinished responses with a token that was sampled here."""
+        return sum(response.has_sampled for response in self._responses.values())
 
     # --- requests ---
 
     def submit(self, requests: Iterable[GenerationRequest]) -> None:
-        """Puts requests in the line, once their images are read; what has nothing to be sampled ends here."""
+        """Queues requests, once their images are read; a request with nothing left to sample ends here."""
         pictured = []
         for request in requests:
             response = RequestState(request, self._model)
@@ -135,7 +134,7 @@ class RequestScheduler:
             if request.images:
                 pictured.append(response)
             else:
-                self._enter(response)
+                self._enqueue(response)
         if pictured and self._model.images is not None:
             self._unread += len(pictured)
             reading = asyncio.get_running_loop().create_task(self._read(pictured, self._model.images))
@@ -143,35 +142,35 @@ class RequestScheduler:
             reading.add_done_callback(self._task_ended)
         self._notify()
 
-    def _enter(self, response: RequestState) -> None:
-        reason = response.complete()
+    def _enqueue(self, response: RequestState) -> None:
+        reason = response.finish_reason()
         if reason is None:
-            self._line.add([response])
+            self._waiting.add([response])
         else:
             self._end(response, reason)
 
     async def _read(self, responses: Sequence[RequestState], images: ImageProcessor) -> None:
-        """Has images looked at in a thread; what they make of their prompts must fit the model."""
+        """Reads images in a thread; the prompts with their image tokens must fit the model."""
         requests = [response.request for response in responses]
-        found = await asyncio.to_thread(expand_images, requests, images, self._model.limits)
+        expanded = await asyncio.to_thread(expand_images, requests, images, self._model.limits)
         self._unread -= len(responses)
-        for response, seen in zip(responses, found, strict=True):
+        for response, outcome in zip(responses, expanded, strict=True):
             if response.finish is not None:
                 continue
-            if isinstance(seen, PayloadError):
-                self._refuse(response, str(seen))
+            if isinstance(outcome, PayloadError):
+                self._refuse(response, str(outcome))
             else:
-                response.prompt_tokens = len(seen.prompt_ids)
-                self._enter(response)
+                response.prompt_tokens = len(outcome.prompt_ids)
+                self._enqueue(response)
         self._notify()
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Ends responses with the tokens so far; unknown ids are passed over."""
-        found = [self._responses[name] for name in dict.fromkeys(request_ids) if name in self._responses]
-        self._line.withdraw([response for response in found if response.job_id is None])
-        for response in found:
+        """Ends responses with the tokens so far; unknown ids are ignored."""
+        responses = [self._responses[name] for name in dict.fromkeys(request_ids) if name in self._responses]
+        self._waiting.remove([response for response in responses if response.job_id is None])
+        for response in responses:
             if response.job_id is not None:
-                self._give_up(response.job_id)
+                self._abandon_job(response.job_id)
             self._end(response, "aborted")
 
     def abort_all(self) -> None:
@@ -185,32 +184,32 @@ class RequestScheduler:
     def progress(self, at_least: Mapping[str, int]) -> list[PartialResponse]:
         """Copies of the responses that have begun and have as many tokens as `at_least` says."""
         now = time.monotonic()
-        found = []
-        for name, wanted in at_least.items():
+        copies = []
+        for name, least in at_least.items():
             response = self._responses.get(name)
-            if response is not None and response.begun and len(response.ids) >= wanted:
-                found.append(response.partial(now))
-        return found
+            if response is not None and response.has_sampled and len(response.ids) >= least:
+                copies.append(response.partial(now))
+        return copies
 
     # --- turns ---
 
     def refill(self, *, pinned_only: bool) -> None:
         """Gives the backend as many jobs as it may have."""
-        while len(self._running) < self._places and not self.on_trial:
-            response = self._line.next(pinned_only=pinned_only)
+        while len(self._running) < self._max_jobs and not self.trial_id:
+            response = self._waiting.pop_next(pinned_only=pinned_only)
             if response is None:
                 return
             if response.request.alone:
                 self._trial = response
             job = response.next_job(f"job-{next(self._job_ids)}")
-            running = self._running[job.job_id] = Running(job.job_id, response)
+            running = self._running[job.job_id] = RunningJob(job.job_id, response)
             self._spawn(self._generate(job, running))
 
     def collect(self) -> tuple[list[TokenEvent], list[GenerationResult]]:
-        """What was streamed and what has ended since the last call; tells the backend of jobs that were given up."""
-        if self._given_up:
-            self._spawn(self._backend.abort(self._given_up))
-            self._given_up = []
+        """Returns the events and results since the last call; aborts abandoned jobs at the backend."""
+        if self._abandoned:
+            self._spawn(self._backend.abort(self._abandoned))
+            self._abandoned = []
         events = [event for response in self._streamed.values() if (event := response.event()) is not None]
         self._streamed.clear()
         results = [response.result() for response in self._ended]
@@ -218,7 +217,7 @@ class RequestScheduler:
         return events, results
 
     async def interrupt(self) -> None:
-        """Ends all jobs; responses that have not ended thereby stand at the head of the line, in order of their start.
+        """Ends all jobs; unfinished responses return to the head of the queue, in the order of their start.
 
         Raises:
             EngineError: the backend does not end them.
@@ -234,8 +233,10 @@ class RequestScheduler:
                     raise EngineError(f"{len(late)} jobs did not end within {_ABORT_S:g} s of being aborted")
         finally:
             self._interrupting = False
-        going_on = [running.response for running in stopped]
-        self._line.put_back([response for response in going_on if response is not None and response.finish is None])
+        interrupted = [running.response for running in stopped]
+        self._waiting.put_back(
+            [response for response in interrupted if response is not None and response.finish is None]
+        )
 
     async def close(self, timeout_s: float) -> None:
         """Cancels all jobs and waits for their end."""
@@ -247,22 +248,22 @@ class RequestScheduler:
 
     # --- jobs ---
 
-    async def _generate(self, job: DecodeJob, running: Running) -> None:
+    async def _generate(self, job: DecodeJob, running: RunningJob) -> None:
         try:
-            await self._backend.generate(job, partial(self._take, running))
+            await self._backend.generate(job, partial(self._add_chunk, running))
         except (PayloadError, RequestError) as error:
-            self._failed_at(running, error)
+            self._on_job_error(running, error)
         if running.job_id in self._running:
             raise EngineError(f"{running.job_id} ended without saying why")
 
-    def _failed_at(self, running: Running, error: PayloadError | RequestError) -> None:
-        """The engine does not take a job, or failed at it alone: its response is refused, or tried once more."""
+    def _on_job_error(self, running: RunningJob, error: PayloadError | RequestError) -> None:
+        """Refuses a response, or tries it once more: the engine does not take its job, or failed at it alone."""
         self._running.pop(running.job_id, None)
         self._notify()
         response = running.response
         if response is None or response.finish is not None:
             return
-        # Who asked is told in the end, and has one line for all members of a group.
+        # The requester gets the reason in the end, and logs one line for all members of a group.
         log.debug("the engine does not answer request %s: %s", response.request.request_id, error)
         response.job_id = None
         response.failures += 1
@@ -271,17 +272,17 @@ class RequestScheduler:
         elif response.failures == REQUEST_ATTEMPTS:
             raised = self._backend.last_error()
             self._refuse(response, f"{error}; the last error in its log: {raised}" if raised else str(error))
-        elif (reason := response.complete()) is not None:
+        elif (reason := response.finish_reason()) is not None:
             self._end(response, reason)
         elif not self._interrupting:
             # An interruption puts it back with all others.
-            self._line.put_back([response])
+            self._waiting.put_back([response])
 
     def _refuse(self, response: RequestState, reason: str) -> None:
         response.refusal = reason
         self._end(response, "aborted")
 
-    def _take(self, running: Running, chunk: DecodeChunk) -> None:
+    def _add_chunk(self, running: RunningJob, chunk: DecodeChunk) -> None:
         response = running.response
         if response is None:
             if chunk.finish is not None:
@@ -309,15 +310,15 @@ class RequestScheduler:
             reason = reason or chunk.finish
             if reason == "aborted" and self._interrupting:
                 # It keeps its tokens; none is missing to it where the job had just sampled its last.
-                reason = response.complete()
+                reason = response.finish_reason()
         elif reason is not None:
-            self._give_up(running.job_id)
+            self._abandon_job(running.job_id)
         if reason is not None:
             self._end(response, reason)
 
-    def _give_up(self, job_id: str) -> None:
+    def _abandon_job(self, job_id: str) -> None:
         self._running[job_id].response = None
-        self._given_up.append(job_id)
+        self._abandoned.append(job_id)
 
     def _end(self, response: RequestState, reason: FinishReason) -> None:
         response.finish, response.job_id = reason, None

@@ -1,7 +1,7 @@
-"""Versions as an engine of its own knows them: by the label that was given with the weights.
+"""Policy versions by the label under which an external engine loaded them.
 
-Invariants: a label names a version whose weights were loaded; a stamp with any other is the engine's failure, and no
-guess is made at it. Labels have an order, that of their loading, along which a response only goes on.
+Invariants: a label names a version whose weights were loaded. A token with any other label is the engine's failure:
+nothing is guessed. Labels are ordered by their loading, and a response never goes back to an earlier one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from rollmesh.generators.engines.interface import EngineError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
-# A token comes with the label of its weights within seconds: so many swaps later none of an older one is on its way.
+# A token comes with the label of its weights within seconds: after this many swaps none of an older one is on its way.
 _KEPT = 64
 
 
@@ -28,8 +28,8 @@ class VersionLabels:
         self._known: OrderedDict[str, tuple[int, PolicyVersion]] = OrderedDict()
         self._loaded = 0
 
-    def loaded(self, version: PolicyVersion) -> None:
-        """Weights of this version are in the engine from here on."""
+    def add(self, version: PolicyVersion) -> None:
+        """Adds the version whose weights are in the engine from here on."""
         self._loaded += 1
         label = label_of(version)
         self._known[label] = (self._loaded, version)
@@ -49,16 +49,16 @@ class VersionLabels:
             newest = next(reversed(self._known), "none")
             raise EngineError(
                 f"the engine stamps tokens with version {label!r}, which it was not given (last: {newest!r})",
-                hint="does somebody else load weights into it?",
+                hint="does another program load weights into it?",
             ) from None
 
 
 def first_runs(runs: Sequence[tuple[int, str]], tokens: int) -> list[tuple[int, str]]:
     """Runs (length, label) over the first tokens alone."""
-    found = []
+    first = []
     for length, label in runs:
-        found.append((min(length, tokens), label))
-        tokens -= found[-1][0]
+        first.append((min(length, tokens), label))
+        tokens -= first[-1][0]
         if not tokens:
             break
-    return found
+    return first

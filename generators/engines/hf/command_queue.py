@@ -1,7 +1,7 @@
-"""Between the threads that ask and the one that decodes.
+"""A queue between the callers' threads and the one that decodes.
 
-Invariants: commands are taken in the order in which they were put; a request is in flight from its submission until its
-result has been delivered; once the engine has failed or is stopping nothing new is taken.
+Invariants: commands keep their order. A request is in flight from its submission until its result has been delivered.
+Once the engine has failed or is stopping nothing new is accepted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rollmesh.mesh.errors import PayloadError
 
 
 class CommandQueue:
-    """Commands for the engine's thread, and what is in flight."""
+    """Commands for the engine's thread, and the requests in flight."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -30,12 +30,12 @@ class CommandQueue:
 
     @property
     def stopping(self) -> bool:
-        """The engine has been told to stop."""
+        """True once the engine has been asked to stop."""
         return self._stopping
 
     @property
     def failure(self) -> EngineError | None:
-        """What ended the engine."""
+        """The error that ended the engine; None while it lives."""
         return self._failure
 
     @property
@@ -45,18 +45,18 @@ class CommandQueue:
             return set(self._in_flight)
 
     def count(self) -> int:
-        """Of requests in flight; takes no lock."""
+        """Number of requests in flight; takes no lock."""
         return len(self._in_flight)
 
     def check(self) -> None:
-        """Raises EngineError where the engine takes nothing any more."""
+        """Raises EngineError where the engine accepts nothing any more."""
         if self._failure is not None:
             raise EngineError(f"the engine has failed: {self._failure.message}", hint="restart the generator")
         if self._stopping:
             raise EngineError("the engine is stopping", hint="submit to another generator")
 
     def put(self, command: Command) -> None:
-        """Hands over a command.
+        """Queues a command.
 
         Raises:
             EngineError: see `check`.
@@ -67,7 +67,7 @@ class CommandQueue:
             self._changed.notify_all()
 
     def submit(self, requests: tuple[GenerationRequest, ...]) -> None:
-        """Hands over requests, all or none.
+        """Queues requests, all or none.
 
         Raises:
             PayloadError: an id is in flight already.
@@ -85,7 +85,7 @@ class CommandQueue:
             self._changed.notify_all()
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Hands over an abort; of an engine that is gone nothing is left to be aborted."""
+        """Queues an abort; an engine that is gone has nothing left to abort."""
         with self._changed:
             self._commands.append(Abort(set(request_ids)))
             self._changed.notify_all()
@@ -97,30 +97,30 @@ class CommandQueue:
             self._changed.notify_all()
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Whether nothing was in flight any more within `timeout_s`."""
+        """Waits until nothing is in flight; False where `timeout_s` ran out first."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._in_flight, timeout_s)
 
     # --- the engine's thread ---
 
     def pop_all(self, has_work: Callable[[], bool]) -> deque[Command]:
-        """All commands; waits for one while there is no work."""
+        """Removes and returns all commands; waits for one while there is no work."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._commands) or self._stopping or has_work())
-            taken, self._commands = self._commands, deque()
-        return taken
+            commands, self._commands = self._commands, deque()
+        return commands
 
-    def ended(self, request_ids: Collection[str]) -> None:
-        """Their results have been delivered."""
+    def mark_delivered(self, request_ids: Collection[str]) -> None:
+        """Records that their results have been delivered."""
         with self._changed:
             self._in_flight.difference_update(request_ids)
             self._changed.notify_all()
 
     def fail(self, failure: EngineError) -> deque[Command]:
-        """Accepts nothing more, and nothing is in flight; returns the commands that will not be carried out."""
+        """Closes the queue, with nothing in flight; returns the commands that will not be executed."""
         with self._changed:
             self._failure = failure
             self._in_flight.clear()
-            left, self._commands = self._commands, deque()
+            commands, self._commands = self._commands, deque()
             self._changed.notify_all()
-        return left
+        return commands

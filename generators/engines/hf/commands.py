@@ -1,4 +1,4 @@
-"""What other threads ask of the engine's thread; taken up between two decode steps, in order."""
+"""Commands of other threads to the engine's thread, which executes them between two decode steps, in order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from rollmesh.generators.engines import commands
 from rollmesh.generators.engines.commands import Pause, Probe, Resume, Sleep, Wake
-from rollmesh.generators.engines.hf.weights import Staged
+from rollmesh.generators.engines.hf.weights import StagedWeights
 from rollmesh.generators.engines.interface import EngineError, GenerationRequest, PartialResponse
 from rollmesh.mesh.errors import PayloadError
 
@@ -22,7 +22,7 @@ class Submit:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Widened:
+class ImagesRead:
     """Requests whose images were read: (as submitted, as the model sees it or why it is refused)."""
 
     requests: Sequence[tuple[GenerationRequest, GenerationRequest | PayloadError]]
@@ -43,17 +43,17 @@ class Progress:
     done: Future[list[PartialResponse]]
 
 
-Update = commands.Update[Staged]
-Command = Submit | Widened | Abort | Progress | Probe | Update | Pause | Resume | Sleep | Wake
+UpdateWeights = commands.UpdateWeights[StagedWeights]
+Command = Submit | ImagesRead | Abort | Progress | Probe | UpdateWeights | Pause | Resume | Sleep | Wake
 
 
-def answer(done: Future[Any], value: Any) -> None:
-    """Resolves a future, unless its owner has called it off."""
+def resolve(done: Future[Any], value: Any) -> None:
+    """Resolves a future, unless its owner has cancelled it."""
     if done.set_running_or_notify_cancel():
         done.set_result(value)
 
 
-def refuse(done: Future[Any], error: EngineError) -> None:
-    """Fails a future, unless it has its answer or its owner has called it off."""
+def reject(done: Future[Any], error: EngineError) -> None:
+    """Fails a future, unless it has its answer or its owner has cancelled it."""
     if not done.done() and (done.running() or done.set_running_or_notify_cancel()):
         done.set_exception(error)

@@ -1,9 +1,9 @@
-"""The `hf` engine's thread: what other threads ask for is taken up between two decode steps.
+"""The `hf` engine's thread: it executes the commands of other threads between two decode steps.
 
 Invariants: only this thread touches the model and the running sequences. It sleeps only where nothing can be done
-before another command arrives. A command leaves its line when it is done, so that whatever ends the engine amid one
-refuses it with the rest. While paused nothing is decoded; while asleep nothing runs: what ran stands at the head of the
-line, with its tokens.
+before another command arrives. A command leaves its queue when it is done: an engine that ends amid one refuses it with
+the rest. While paused nothing is decoded. While asleep nothing runs: interrupted sequences wait at the head of the
+queue, with their tokens.
 """
 
 from __future__ import annotations
@@ -18,10 +18,19 @@ from rollmesh.generators.engines import commands
 from rollmesh.generators.engines.commands import Pause, Probe, Resume, Sleep, Wake
 from rollmesh.generators.engines.errors import ending_of
 from rollmesh.generators.engines.hf.command_queue import CommandQueue
-from rollmesh.generators.engines.hf.commands import Abort, Command, Progress, Submit, Update, Widened, answer, refuse
+from rollmesh.generators.engines.hf.commands import (
+    Abort,
+    Command,
+    ImagesRead,
+    Progress,
+    Submit,
+    UpdateWeights,
+    reject,
+    resolve,
+)
 from rollmesh.generators.engines.hf.decode_turn import Stepper
 from rollmesh.generators.engines.hf.decoder import Decoder
-from rollmesh.generators.engines.hf.image_reader import Reading
+from rollmesh.generators.engines.hf.image_reader import ImageReader
 from rollmesh.generators.engines.hf.waiting_queue import WaitingQueue, unsampled
 from rollmesh.generators.engines.hf.weight_swap import WeightSwapper
 from rollmesh.generators.engines.hf.weights import ModelWeights
@@ -39,13 +48,13 @@ from rollmesh.mesh.errors import PayloadError, WeightsError
 
 
 class DecodeLoop:
-    """What the thread runs.
+    """The loop that the thread runs.
 
     Args:
         decoder: over the model.
         weights: of the model.
-        reading: of images.
-        inbox: where commands come from.
+        image_reader: reads the images of requests.
+        command_queue: commands of other threads.
         listener: see `EngineListener`.
         kv: what becomes of running sequences at a swap.
 
@@ -59,21 +68,21 @@ class DecodeLoop:
         self,
         decoder: Decoder,
         weights: ModelWeights,
-        reading: Reading,
-        inbox: CommandQueue,
+        image_reader: ImageReader,
+        command_queue: CommandQueue,
         listener: EngineListener,
         kv: KvPolicy,
     ) -> None:
         self._decoder = decoder
         self._weights = weights
-        self._reading = reading
-        self._inbox = inbox
+        self._image_reader = image_reader
+        self._commands = command_queue
         self._listener = listener
-        self._line = WaitingQueue()
-        self._stepper = Stepper(decoder, self._line)
-        self._swapper = WeightSwapper(weights, decoder, self._line, kv)
-        self._taken: deque[Command] = deque()
-        self._updates: deque[Update] = deque()
+        self._waiting = WaitingQueue()
+        self._stepper = Stepper(decoder, self._waiting)
+        self._swapper = WeightSwapper(weights, decoder, self._waiting, kv)
+        self._current: deque[Command] = deque()
+        self._updates: deque[UpdateWeights] = deque()
         self._prepared = False
         self.state: EngineState = "running"
         self.swaps = 0
@@ -85,23 +94,23 @@ class DecodeLoop:
         return self._stepper.preemptions
 
     def run(self) -> None:
-        """Until the engine is stopped, or fails."""
+        """Runs until the engine is stopped, or fails."""
         self._swapper.start()
         try:
             with torch.inference_mode():
-                while not self._inbox.stopping:
+                while not self._commands.stopping:
                     self._turn()
                 self._abandon()
         except Exception as error:  # noqa: BLE001 - whatever the model's code or a callback raises must be reported
             self._fail(error)
         finally:
-            self._reading.stop()
+            self._image_reader.stop()
             self._swapper.stop()
 
     def _turn(self) -> None:
-        if self._inbox or not self._has_work():
-            self._take_commands()
-            if self._inbox.stopping:
+        if self._commands or not self._has_work():
+            self._execute_commands()
+            if self._commands.stopping:
                 return
         if self._can_swap():
             self._swap(self._updates[0])
@@ -115,84 +124,90 @@ class DecodeLoop:
         self._deliver(step.results)
 
     def _has_work(self) -> bool:
-        return self._can_swap() or (self._can_decode() and bool(self._line or self._decoder.table.active))
+        return self._can_swap() or (self._can_decode() and bool(self._waiting or self._decoder.table.active))
 
     def _can_swap(self) -> bool:
         if not self._updates:
             return False
-        return self._decoder.serving is None or not (self._decoder.pinned + self._line.pinned or self._reading.pinned)
+        return self._decoder.serving is None or not (
+            self._decoder.pinned + self._waiting.pinned or self._image_reader.pinned
+        )
 
     def _can_decode(self) -> bool:
         return self.state == "running" and self._decoder.serving is not None
 
-    def _take_commands(self) -> None:
-        self._taken = self._inbox.pop_all(self._has_work)
-        while self._taken:
-            match command := self._taken[0]:
+    def _execute_commands(self) -> None:
+        self._current = self._commands.pop_all(self._has_work)
+        while self._current:
+            match command := self._current[0]:
                 case Submit():
                     self._submit(command.requests)
-                case Widened():
-                    self._widened(command)
+                case ImagesRead():
+                    self._enqueue_read(command)
                 case Abort():
-                    self._deliver(self._withdraw(command.request_ids))
+                    self._deliver(self._end_early(command.request_ids))
                 case Progress():
-                    waiting = self._line.progress(command.at_least)
-                    answer(command.done, waiting + self._decoder.table.progress(command.at_least))
+                    waiting = self._waiting.progress(command.at_least)
+                    resolve(command.done, waiting + self._decoder.table.progress(command.at_least))
                 case Probe():
                     self._probe(command)
-                case commands.Update():
+                case commands.UpdateWeights():
                     self._updates.append(command)
                 case Pause():
                     self.state = "paused" if self.state == "running" else self.state
-                    answer(command.done, None)
+                    resolve(command.done, None)
                 case Resume():
                     self._resume(command)
                 case Sleep():
                     self._sleep(command)
                 case Wake():
                     self._wake(command)
-            self._taken.popleft()
+            self._current.popleft()
 
     # --- requests ---
 
     def _submit(self, requests: Sequence[GenerationRequest]) -> None:
         pictured = [request for request in requests if request.images]
         if pictured:
-            self._reading.begin(pictured)
+            self._image_reader.read(pictured)
             requests = [request for request in requests if not request.images]
         self._queue(requests)
 
-    def _widened(self, command: Widened) -> None:
-        found = self._reading.end(command)
+    def _enqueue_read(self, command: ImagesRead) -> None:
+        outcomes = self._image_reader.pop_read(command)
         refused = [
-            unsampled(request, "aborted", str(seen)) for request, seen in found if isinstance(seen, PayloadError)
+            unsampled(request, "aborted", str(outcome))
+            for request, outcome in outcomes
+            if isinstance(outcome, PayloadError)
         ]
-        self._queue([seen for _, seen in found if not isinstance(seen, PayloadError)])
+        self._queue([outcome for _, outcome in outcomes if not isinstance(outcome, PayloadError)])
         self._deliver(refused)
 
     def _queue(self, requests: Sequence[GenerationRequest]) -> None:
-        """Puts requests in the line; those whose prefix leaves nothing to be sampled end here."""
-        complete = [(request, self._decoder.completed(request)) for request in requests if request.prefix is not None]
+        """Queues requests; those whose prefix leaves nothing to be sampled end here."""
+        complete = [
+            (request, self._decoder.finish_reason(request)) for request in requests if request.prefix is not None
+        ]
         results = [unsampled(request, reason) for request, reason in complete if reason is not None]
         ended = {result.request_id for result in results}
-        self._line.add([request for request in requests if request.request_id not in ended] if ended else requests)
+        self._waiting.add([request for request in requests if request.request_id not in ended] if ended else requests)
         self._deliver(results)
 
-    def _withdraw(self, request_ids: set[str]) -> list[GenerationResult]:
-        waiting = [unsampled(request, "aborted") for request in self._reading.withdraw(request_ids)]
-        waiting += [unsampled(item.request, "aborted") for item in self._line.withdraw(request_ids)]
+    def _end_early(self, request_ids: set[str]) -> list[GenerationResult]:
+        waiting = [unsampled(request, "aborted") for request in self._image_reader.remove(request_ids)]
+        waiting += [unsampled(item.request, "aborted") for item in self._waiting.remove(request_ids)]
         return waiting + self._decoder.abort(request_ids)
 
     def _deliver(self, results: list[GenerationResult]) -> None:
         if results:
             ended = [result.request_id for result in results]
-            self._stepper.gone(ended)
+            self._stepper.forget(ended)
             self._listener.on_results(results)
-            self._inbox.ended(ended)
+            self._commands.mark_delivered(ended)
 
     # --- weights ---
 
-    def _swap(self, update: Update) -> None:
+    def _swap(self, update: UpdateWeights) -> None:
         if not update.done.set_running_or_notify_cancel():
             return
         begin = time.perf_counter()
@@ -202,15 +217,15 @@ class DecodeLoop:
         except WeightsError as error:
             update.done.set_exception(error)
             return
-        self._decoder.served(update.version)
+        self._decoder.mark_serving(update.version)
         end = time.perf_counter()
-        self._prepare()
+        self._prepare_once()
         self.swaps += 1
         self.digest = update.digest
         update.done.set_result(update.timings(begin, end, in_flight, recompute_s))
 
-    def _prepare(self) -> None:
-        """Settles once how decode steps run, as soon as the model can."""
+    def _prepare_once(self) -> None:
+        """Prepares decode steps, once, as soon as the model can run."""
         if not self._prepared and self.state != "asleep":
             self._prepared = True
             self._decoder.prepare()
@@ -237,23 +252,23 @@ class DecodeLoop:
 
     def _resume(self, command: Resume) -> None:
         if self.state == "asleep":
-            refuse(command.done, EngineError("the engine is asleep", hint="wake it"))
+            reject(command.done, EngineError("the engine is asleep", hint="wake it"))
             return
         self.state = "running"
-        answer(command.done, None)
+        resolve(command.done, None)
 
     def _sleep(self, command: Sleep) -> None:
         if not command.done.set_running_or_notify_cancel():
             return
         begin = time.perf_counter()
         self.state = "asleep"
-        self._line.put_back(self._decoder.interrupt())
-        self._line.drop_prefixes()
+        self._waiting.put_back(self._decoder.interrupt())
+        self._waiting.drop_prefixes()
         freed = self._decoder.release()
         if command.keep_weights:
             freed += self._weights.to_host() if self._decoder.serving is not None else 0
         elif self._decoder.serving is not None:
-            self._deliver(self._withdraw(self._line.pinned_ids() | self._reading.pinned))
+            self._deliver(self._end_early(self._waiting.pinned_ids() | self._image_reader.pinned))
             self._decoder.serving = None
             self.digest = ""
             freed += self._weights.drop()
@@ -273,26 +288,26 @@ class DecodeLoop:
                 return
             self.state = "running"
             if self._decoder.serving is not None:
-                self._prepare()
+                self._prepare_once()
         command.done.set_result(None)
 
     # --- the end ---
 
     def _abandon(self) -> None:
         """Ends everything in flight, for `stop`."""
-        self._take_commands()
-        self._deliver(self._withdraw(self._inbox.in_flight))
-        self._refuse_all(EngineError("the engine was stopped before the swap"))
+        self._execute_commands()
+        self._deliver(self._end_early(self._commands.in_flight))
+        self._reject_all(EngineError("the engine was stopped before the swap"))
 
     def _fail(self, error: Exception) -> None:
         failure = ending_of(error)
-        self._taken += self._inbox.fail(failure)
-        self._refuse_all(failure)
+        self._current += self._commands.fail(failure)
+        self._reject_all(failure)
         self._listener.on_failure(failure)
 
-    def _refuse_all(self, error: EngineError) -> None:
-        for command in (*self._updates, *self._taken):
-            if not isinstance(command, Submit | Widened | Abort):
-                refuse(command.done, error)
+    def _reject_all(self, error: EngineError) -> None:
+        for command in (*self._updates, *self._current):
+            if not isinstance(command, Submit | ImagesRead | Abort):
+                reject(command.done, error)
         self._updates.clear()
-        self._taken.clear()
+        self._current.clear()

@@ -1,6 +1,6 @@
 """The decode loop's body: one step, one swap. No threads here; the engine's thread calls it.
 
-One step gives free slots to waiting requests, runs one forward pass over the rows in use, draws a token for every
+One step gives free slots to waiting requests and runs one forward pass over the rows in use. It draws a token for every
 row, and closes the rows that have ended. A new row's first token is drawn from its prefix's logits in the same draw
 (its row in the forward pass is padding). So a slot that became free is at work again in the very next step.
 
@@ -26,10 +26,10 @@ from rollmesh.generators.engines.hf.model.loading import LoadedModel
 from rollmesh.generators.engines.hf.model.prefill import HARMLESS, Prefiller, Prefix, PrefixBatch
 from rollmesh.generators.engines.hf.model.traced_forward import DirectForward, ForwardPass, record
 from rollmesh.generators.engines.hf.model.vision import Vision
-from rollmesh.generators.engines.hf.proof import named, prove
+from rollmesh.generators.engines.hf.probe import model_errors_named, probe
 from rollmesh.generators.engines.hf.sampling import draw, next_uniform, state_after
 from rollmesh.generators.engines.hf.slot_table import RunningSequence, SlotTable
-from rollmesh.generators.engines.hf.waiting_queue import Prompt, WaitingRequest, interrupted
+from rollmesh.generators.engines.hf.waiting_queue import SharedPrompt, WaitingRequest, interrupted
 from rollmesh.generators.engines.interface import (
     FinishReason,
     GenerationRequest,
@@ -44,7 +44,7 @@ _NO_ROOM = Shape(1, 1)
 
 @dataclass(slots=True)
 class Step:
-    """What one decode step gave: tokens of streamed sequences, and sequences that have ended."""
+    """The outcome of one decode step: tokens of streamed sequences, and sequences that have ended."""
 
     events: list[TokenEvent] = field(default_factory=list)
     results: list[GenerationResult] = field(default_factory=list)
@@ -78,7 +78,7 @@ class Decoder:
         self._prefiller = Prefiller(self._model, len(loaded.layer_types), self._masks, vision)
         self._kv_bytes = kv_bytes
         self._sharing = sharing
-        # What a token takes is not known until the model has run.
+        # The bytes of a token are not known until the model has run.
         self._budget = self._allowed = Budget(slots * rounded(loaded.context), slots)
         self._cache = SlotCache(_NO_ROOM, loaded.layer_types, self._device)
         self._vocabulary = int(self._model.config.get_text_config().vocab_size)
@@ -100,19 +100,19 @@ class Decoder:
         table = self.table
         return self._budget.usage(table.active, table.longest + 1) if table.active else 0.0
 
-    def prefill(self, prompts: Sequence[Prompt]) -> None:
+    def prefill(self, prompts: Sequence[SharedPrompt]) -> None:
         """Computes the prefixes of prompts."""
         prefixes = self._prefiller.run([prompt.ids for prompt in prompts], [prompt.images for prompt in prompts])
         for prompt, prefix in zip(prompts, prefixes, strict=True):
             prompt.prefix = prefix
 
     def fits(self, starting: int, longest: int) -> bool:
-        """Whether so many more, the longest with `longest` tokens, have room in the next step; one alone does."""
+        """True where `starting` more, the longest with `longest` tokens, have room in the next step; one alone does."""
         rows = self.table.active + starting
         return rows == 1 or self._budget.fits(rows, max(self.table.longest, longest) + 1)
 
     def surplus(self) -> int:
-        """How many of the sequences that started last have no room in the next step."""
+        """Number of the sequences that started last and have no room in the next step."""
         table = self.table
         if not table.active or self._budget.fits(table.active, table.longest + 1):
             return 0
@@ -128,7 +128,7 @@ class Decoder:
         Raises:
             RuntimeError, MemoryError: there is none; keys and values of running sequences are lost (`interrupt`).
         """
-        self._close_ranks(spare=len(starting))
+        self._compact_rows(spare=len(starting))
         rows = max(self.table.rows, self.table.active + len(starting))
         longest = max([self.table.longest, *(len(waiting.prompt.ids) for waiting in starting)])
         if not rows:
@@ -173,7 +173,7 @@ class Decoder:
         return Step(table.events(self.serving), self._close_ended(tokens))
 
     def check(self) -> None:
-        """Prefills and decodes a few harmless tokens; what the model raises here is no request's fault."""
+        """Prefills and decodes a few harmless tokens; an error here is no request's fault."""
         [prefix] = self._prefiller.run([HARMLESS])
         cache = SlotCache(Shape(1, COLUMNS), self._loaded.layer_types, self._device)
         row = torch.zeros(1, dtype=torch.int64, device=self._device)
@@ -195,7 +195,7 @@ class Decoder:
         """Stops running sequences without a result; they can continue from their tokens.
 
         Args:
-            last: so many of those that started last; None: all.
+            last: number of those that started last; None: all.
 
         Returns:
             Them, in the order in which they started.
@@ -203,8 +203,8 @@ class Decoder:
         rows = self.table.by_start()
         return [self._interrupted(row) for row in (rows if last is None else rows[len(rows) - last :])]
 
-    def stop(self, request_ids: Collection[str]) -> list[WaitingRequest]:
-        """As `interrupt`, those with these ids."""
+    def interrupt_requests(self, request_ids: Collection[str]) -> list[WaitingRequest]:
+        """Stops the sequences with these ids, as `interrupt` does."""
         return [
             self._interrupted(row)
             for row, running in enumerate(self.table.running)
@@ -212,18 +212,18 @@ class Decoder:
         ]
 
     def release(self) -> int:
-        """Frees the storage of keys and values; returns its bytes. What runs has to be interrupted."""
+        """Frees the storage of keys and values; returns its bytes. Running sequences have to be interrupted."""
         freed = self._cache.nbytes
         self._cache = SlotCache(_NO_ROOM, self._loaded.layer_types, self._device)
         return freed
 
     def prepare(self) -> None:
-        """Settles how decode steps run the model, and what they may keep; called once, with its first weights.
+        """Chooses the forward pass of decode steps, and the size of the KV cache; called once, with the first weights.
 
         Raises:
-            EngineSettingsError: the longest sequence has no room; the model is not computed right, see `prove`.
+            EngineSettingsError: the longest sequence has no room; the model is not computed right, see `probe`.
         """
-        with named(self._model):
+        with model_errors_named(self._model):
             per_token, context = self._prefiller.bytes_per_token, rounded(self._loaded.context)
         allowed = self._kv_bytes
         if allowed is None:
@@ -239,32 +239,32 @@ class Decoder:
             )
         self._budget = self._allowed = replace(self._budget, tokens=min(tokens, self._budget.tokens))
         self._forward_pass = record(self._loaded, self._masks, self._prefiller)
-        with named(self._model):
-            prove(self._loaded, self._forward_pass)
+        with model_errors_named(self._model):
+            probe(self._loaded, self._forward_pass)
 
-    def served(self, version: PolicyVersion) -> None:
-        """Notes that the model's weights are now those of `version`."""
+    def mark_serving(self, version: PolicyVersion) -> None:
+        """Records that the model's weights are now those of `version`."""
         self.serving = version
         self._budget = self._allowed
-        self.table.served(version)
+        self.table.mark_serving(version)
 
     def recompute(self) -> None:
         """Replaces the cached keys and values of all running sequences by those of the present weights."""
         table = self.table
-        self._close_ranks(spare=0)
+        self._compact_rows(spare=0)
         sequences = [table.tokens[row, : table.position[row]].tolist() for row in range(table.rows)]
-        # Rows that have ended are gone: ranks are closed.
+        # There are no rows that have ended: they were compacted.
         images = [running.request.images if running is not None else () for running in table.running[: table.rows]]
         for rows, batch in self._prefiller.batches(sequences, images):
             self._store(rows, batch, list(range(len(rows))))
 
     def log_probs(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Of each next token, float32 [len(ids) - 1], nats."""
-        found: NDArray[np.float32] = self._prefiller.log_probs(ids).cpu().numpy()
-        return found
+        """Log-probs of each next token, float32 [len(ids) - 1], nats."""
+        log_probs: NDArray[np.float32] = self._prefiller.log_probs(ids).cpu().numpy()
+        return log_probs
 
-    def completed(self, request: GenerationRequest) -> FinishReason | None:
-        """Why nothing is to be sampled after a request's prefix; None where something is, or where it has none."""
+    def finish_reason(self, request: GenerationRequest) -> FinishReason | None:
+        """The reason why nothing is to be sampled after a prefix; None where something is, or there is no prefix."""
         prefix = request.prefix
         if prefix is None:
             return None
@@ -303,7 +303,7 @@ class Decoder:
         stop, tokenizer = request.sampling.stop, self._loaded.tokenizer
         return StopMatcher(tokenizer, stop) if stop and tokenizer else None
 
-    def _close_ranks(self, *, spare: int) -> None:
+    def _compact_rows(self, *, spare: int) -> None:
         """Moves sequences from the end into holes until at most `spare` holes are left for new ones."""
         while len(self.table.holes) > spare:
             move = self.table.next_move()
@@ -357,7 +357,7 @@ class Decoder:
     def _close_ended(self, tokens: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[GenerationResult]:
         table, rows = self.table, self.table.rows
         stopped = self._is_end[tokens]
-        for row in table.watched_rows():
+        for row in table.rows_with_stop_strings():
             running = table.running[row]
             if running is not None and running.matcher is not None and running.matcher.push([int(tokens[row])]):
                 stopped[row] = True

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import torch
 
-from rollmesh.generators.engines.commanded import CommandedEngine
 from rollmesh.generators.engines.commands import EngineCommand
+from rollmesh.generators.engines.control_calls import ControlledEngine
 from rollmesh.generators.engines.hf.command_queue import CommandQueue
 from rollmesh.generators.engines.hf.commands import Progress
 from rollmesh.generators.engines.hf.decode_loop import DecodeLoop
 from rollmesh.generators.engines.hf.decoder import Decoder
-from rollmesh.generators.engines.hf.image_reader import Reading
+from rollmesh.generators.engines.hf.image_reader import ImageReader
 from rollmesh.generators.engines.hf.model.loading import LoadedModel, load_model
-from rollmesh.generators.engines.hf.weights import ModelWeights, Staged
+from rollmesh.generators.engines.hf.weights import ModelWeights, StagedWeights
 from rollmesh.generators.engines.interface import (
     EngineListener,
     EngineSettings,
@@ -35,13 +35,13 @@ log = logging.getLogger(__name__)
 _STOP_S = 30.0
 
 
-class HfEngine(CommandedEngine):
+class HfEngine(ControlledEngine):
     """Continuous batching over a Hugging Face model's own forward pass.
 
     Args:
         loaded: the model; its parameters are replaced by `update_weights`.
         settings: slots, KV policy and seed; the rest is the model's already.
-        listener: is told of tokens, results and failure.
+        listener: receives tokens, results and the failure.
     """
 
     name = "hf"
@@ -53,9 +53,9 @@ class HfEngine(CommandedEngine):
         gib = None if settings.hf is None else settings.hf.kv_cache_gib
         kv_bytes = None if gib is None else int(gib * 2**30)
         self._decoder = Decoder(loaded, settings.slots, settings.seed, kv_bytes, settings.sharing)
-        self._inbox = CommandQueue()
-        reading = Reading(loaded.images, loaded.limits, self._inbox)
-        self._loop = DecodeLoop(self._decoder, self._weights, reading, self._inbox, listener, settings.kv)
+        self._commands = CommandQueue()
+        image_reader = ImageReader(loaded.images, loaded.limits, self._commands)
+        self._loop = DecodeLoop(self._decoder, self._weights, image_reader, self._commands, listener, settings.kv)
         self._thread = threading.Thread(target=self._loop.run, name="hf-engine", daemon=True)
 
     @classmethod
@@ -70,30 +70,30 @@ class HfEngine(CommandedEngine):
         requests = tuple(requests)
         for request in requests:
             check_request(request, self._limits, self._images if request.images else None)
-        self._inbox.submit(requests)
+        self._commands.submit(requests)
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        self._inbox.abort(request_ids)
+        self._commands.abort(request_ids)
 
     def progress(self, at_least: Mapping[str, int]) -> Future[list[PartialResponse]]:
         done: Future[list[PartialResponse]] = Future()
-        self._inbox.put(Progress(dict(at_least), done))
+        self._commands.put(Progress(dict(at_least), done))
         return done
 
     def _enqueue(self, command: EngineCommand) -> None:
-        self._inbox.put(command)
+        self._commands.put(command)
 
     def _wait_until_ready(self) -> None:
-        self._inbox.check()
+        self._commands.check()
 
-    def _stage(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Staged:
+    def _stage(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> StagedWeights:
         return self._weights.stage(tensors)
 
     def status(self) -> EngineStatus:
-        loop, active, failure = self._loop, self._decoder.table.active, self._inbox.failure
+        loop, active, failure = self._loop, self._decoder.table.active, self._commands.failure
         return EngineStatus(
             active=active,
-            queued=max(0, self._inbox.count() - active),
+            queued=max(0, self._commands.count() - active),
             tokens_generated=self._decoder.tokens_generated,
             tokens_outside=self._decoder.tokens_outside,
             swaps=loop.swaps,
@@ -108,15 +108,15 @@ class HfEngine(CommandedEngine):
     def ping(self) -> Future[list[PartialResponse]]:
         return self.progress({})
 
-    def sight(self) -> ProcessState | None:
+    def process_state(self) -> ProcessState | None:
         thread = self._thread.native_id
         return read_thread(thread) if thread is not None else None
 
     def drain(self, timeout_s: float) -> bool:
-        return self._inbox.wait_idle(timeout_s)
+        return self._commands.wait_idle(timeout_s)
 
     def stop(self) -> None:
-        self._inbox.stop()
+        self._commands.stop()
         if self._thread.is_alive():
             self._thread.join(_STOP_S)
             if self._thread.is_alive():

@@ -1,8 +1,8 @@
-"""How much of the cache of keys and values is allocated, and what fits into it: pure decisions, and one default.
+"""The size of the KV cache, and which sequences fit into it: pure decisions, and one default.
 
 The storage of every layer is one rectangle, rows by columns of tokens, so that a decode step reads it without a copy.
-Invariants: rows x columns never exceed the budget; storage grows by doubling while the budget allows that, then to
-what is needed; it is halved where a quarter would do, so that its cost stays constant per token.
+Invariants: rows x columns never exceed the budget. Storage grows by doubling while the budget allows that, then to what
+is needed. It is halved where a quarter would do, so that its cost stays constant per token.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What may be allocated.
+    """The bound of an allocation.
 
     Attributes:
         tokens: whose keys and values may be stored, padding included.
@@ -46,18 +46,18 @@ class Budget:
     slots: int
 
     def fits(self, rows: int, columns: int) -> bool:
-        """Whether so many sequences can be stored whose longest has `columns` tokens."""
+        """True where `rows` sequences can be stored whose longest has `columns` tokens."""
         return rows <= self.slots and rows * rounded(columns) <= self.tokens
 
     def usage(self, rows: int, columns: int) -> float:
-        """Share that they take."""
+        """The share of the budget that they take."""
         return min(1.0, rows * rounded(columns) / self.tokens)
 
     def shape(self, have: Shape, rows: int, columns: int) -> Shape:
         """The storage for `rows` sequences of at most `columns` tokens, which fit, where there is `have`."""
         if rows <= have.rows and columns <= have.columns:
-            return Shape(_less(have.rows, rows, 1), _less(have.columns, columns, COLUMNS))
-        wide = Shape(min(self.slots, _doubled(rows, 1)), _doubled(columns, COLUMNS))
+            return Shape(_shrunk(have.rows, rows, 1), _shrunk(have.columns, columns, COLUMNS))
+        wide = Shape(min(self.slots, _grown(rows, 1)), _grown(columns, COLUMNS))
         for count in (wide.rows, rows):
             longest = min(wide.columns, self.tokens // count // COLUMNS * COLUMNS)
             if longest >= columns:
@@ -71,11 +71,11 @@ def rounded(columns: int) -> int:
 
 
 def free_bytes(device: torch.device, weights: int, sharing: int = 1) -> int:
-    """What keys and values may take by default on a device that holds its weights.
+    """Bytes that keys and values may take by default on a device that holds its weights.
 
     Args:
         device: of the model.
-        weights: bytes of a second set, which every update brings besides the one in service.
+        weights: bytes of a second set, which every update brings in addition to the one in service.
         sharing: processes that measure and take the same memory, this one included.
     """
     weights *= sharing
@@ -100,11 +100,11 @@ def _host_bytes() -> int:
     return free
 
 
-def _doubled(count: int, start: int) -> int:
+def _grown(count: int, start: int) -> int:
     while start < count:
         start *= 2
     return start
 
 
-def _less(have: int, needed: int, least: int) -> int:
+def _shrunk(have: int, needed: int, least: int) -> int:
     return max(least, have // 2) if 4 * needed <= have else have

@@ -1,9 +1,9 @@
-"""Key-value storage of the running sequences, behind transformers' public cache interface.
+"""Key-value storage of the running sequences, in the form of transformers' public cache interface.
 
 Invariants: row r of every layer belongs to slot r; its columns [0, position of r) hold that sequence's keys and
-values. A forward pass of the decode loop hands in one token per row of [0, rows) and each goes to its row's own
-column, in place; attention then reads columns [0, columns) of those rows, and the mask hides what is not the row's.
-Nothing is ever concatenated. How many rows and columns there are is decided elsewhere (`budget`).
+values. A forward pass of the decode loop brings one token per row of [0, rows), and writes it to its row's own column,
+in place. Attention then reads columns [0, columns) of those rows, and the mask hides what is not the row's. Nothing is
+ever concatenated. The number of rows and columns is decided elsewhere (`kv_budget`).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from rollmesh.generators.engines.hf.kv_budget import Shape
 
 
-class StepView:
-    """How large the storage is and which part of it the present decode step touches; shared by all layers.
+class DecodeStepView:
+    """The size of the storage, and the part of it that the present decode step touches; shared by all layers.
 
     Attributes:
         shape: of the storage.
         rows: active rows.
         columns: columns that attention reads; one more than the largest position.
-        index: by number of heads, int64 [rows * heads]: where each (row, head) writes its token, in storage seen as
+        index: by number of heads, int64 [rows * heads]: where each (row, head) writes its token. The storage is seen as
             [rows of the storage * heads * its columns, head_dim].
     """
 
@@ -40,7 +40,7 @@ class SlotLayer(CacheLayerMixin):
     keys: torch.Tensor
     values: torch.Tensor
 
-    def __init__(self, step: StepView, *, is_sliding: bool) -> None:
+    def __init__(self, step: DecodeStepView, *, is_sliding: bool) -> None:
         super().__init__()
         self.step = step
         self.is_sliding = is_sliding
@@ -107,7 +107,7 @@ class SlotCache(Cache):
     """The storage of all layers; they have one shape."""
 
     def __init__(self, shape: Shape, layer_types: Sequence[str], device: torch.device) -> None:
-        self.step = StepView(shape)
+        self.step = DecodeStepView(shape)
         self.slot_layers = [SlotLayer(self.step, is_sliding=kind == "sliding_attention") for kind in layer_types]
         self._device = device
         # By number of heads: the flat index of column 0 of each (row, head), [rows, heads].
@@ -116,7 +116,7 @@ class SlotCache(Cache):
 
     @property
     def shape(self) -> Shape:
-        """Of the storage."""
+        """Rows and columns of the storage."""
         return self.step.shape
 
     @property

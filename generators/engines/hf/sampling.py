@@ -1,8 +1,8 @@
 """Drawing one token per row, and its log-probability under the distribution it was drawn from.
 
-Draws are by inverse transform: one uniform number per token, from a counter-based generator (SplitMix64, Steele,
-Lea and Flood 2014) whose state is one 64-bit word per row. So a row's draws depend on its seed and its own position
-alone, not on its neighbours, and cost the same for one row or many.
+Draws are by inverse transform: one uniform number per token, from a counter-based generator (SplitMix64, Steele, Lea
+and Flood 2014). Its state is one 64-bit word per row. So a row's draws depend on its seed and its own position alone,
+not on its neighbours. They cost the same for one row or many.
 """
 
 from __future__ import annotations

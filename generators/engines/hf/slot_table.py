@@ -1,8 +1,8 @@
 """The running sequences: one row per slot, in arrays on the host.
 
 Invariants: rows [0, rows) are in use, apart from `holes`, whose sequences have ended. For a row in use `position` is
-the number of tokens whose keys and values are cached (0 for a hole); `tokens[row, :position]` are those tokens and
-`tokens[row, position]` is the last sampled one, which is fed next (a new row, before its first sample, has none).
+the number of tokens whose keys and values are cached (0 for a hole). `tokens[row, :position]` are those tokens, and
+`tokens[row, position]` is the last sampled one, which is fed next. (A new row, before its first sample, has none.)
 Per-step work is a handful of vectorized operations, whatever the number of rows.
 """
 
@@ -81,7 +81,7 @@ class SlotTable:
     @property
     def longest(self) -> int:
         """Cached tokens of the longest sequence."""
-        # One look at `rows`: other threads ask for it too, while the last sequence ends.
+        # `rows` is read once: other threads call this too, while the last sequence ends.
         return int(self.position[: self.rows].max(initial=0))
 
     def by_start(self) -> list[int]:
@@ -160,18 +160,18 @@ class SlotTable:
     def progress(self, at_least: Mapping[str, int]) -> list[PartialResponse]:
         """Copies of the running responses that have as many tokens as `at_least` says of their request."""
         now = time.monotonic()
-        found = []
+        copies = []
         for row, running in enumerate(self.running[: self.rows]):
             if running is None:
                 continue
-            wanted = at_least.get(running.request.request_id)
-            if wanted is not None and self._drawn(row) >= wanted:
+            least = at_least.get(running.request.request_id)
+            if least is not None and self._drawn(row) >= least:
                 sampled = self._sampled(row, running)
-                found.append(PartialResponse(running.request.request_id, sampled, now - running.started))
-        return found
+                copies.append(PartialResponse(running.request.request_id, sampled, now - running.started))
+        return copies
 
-    def served(self, version: PolicyVersion) -> None:
-        """From here on tokens are drawn by `version`."""
+    def mark_serving(self, version: PolicyVersion) -> None:
+        """Records that tokens are drawn by `version` from here on."""
         for row, running in enumerate(self.running):
             if running is not None:
                 running.marks.append((self._drawn(row), version))
@@ -190,7 +190,7 @@ class SlotTable:
         self._move(source, hole)
         return source, hole
 
-    def watched_rows(self) -> list[int]:
+    def rows_with_stop_strings(self) -> list[int]:
         """Rows with stop strings."""
         if self._watched is None:
             self._watched = [
@@ -199,7 +199,7 @@ class SlotTable:
         return self._watched
 
     def outside(self) -> int:
-        """How many rows have requests from outside of the run."""
+        """Number of rows with requests from outside of the run."""
         if self._outside is None:
             self._outside = sum(running.request.outside for running in self.running[: self.rows] if running)
         return self._outside
@@ -290,12 +290,5 @@ def _column(values: NDArray[np.generic], device: torch.device) -> torch.Tensor:
 def _runs(marks: list[tuple[int, PolicyVersion]], length: int) -> VersionRuns:
     """Marks as runs over `length` tokens; marks under which no token was drawn vanish, equal neighbours are one."""
     ends = [start for start, _ in marks[1:]] + [length]
-    runs: list[tuple[int, PolicyVersion]] = []
-    for (start, version), end in zip(marks, ends, strict=True):
-        if end <= start:
-            continue
-        if runs and runs[-1][1] == version:
-            runs[-1] = (runs[-1][0] + end - start, version)
-        else:
-            runs.append((end - start, version))
-    return VersionRuns(tuple(runs))
+    runs = ((end - start, version) for (start, version), end in zip(marks, ends, strict=True))
+    return VersionRuns.merged((length, version) for length, version in runs if length > 0)

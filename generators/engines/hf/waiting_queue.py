@@ -1,10 +1,13 @@
-"""Which request gets the next free slot, and which prompts are prefilled with it.
+"""The choice of requests for free slots, and of prompts to prefill with them.
 
-Invariants: requests start in the order of their arrival, except that while a swap of weights waits for pinned
-requests only pinned ones start; what was interrupted stands before what never started. A bounded number of tokens is
-prefilled per step, fewer where interrupted ones come back, so that what runs continues. Requests of one submission with
-equal prompts (and images) share a `Prompt`, whose prefix is computed once and dropped with its last use, or at a swap:
-a prefix never meets other weights than those that made it.
+Invariants:
+
+- Requests start in the order of their arrival. While a swap of weights waits for pinned requests only such start.
+  Interrupted requests stand before those that never started.
+- A bounded number of tokens is prefilled per step, fewer where interrupted requests come back, so that running
+  sequences continue.
+- Requests of one submission with equal prompts (and images) have one `SharedPrompt`. Its prefix is computed once, and
+  dropped with its last use or at a swap. So a prefix never meets other weights than those that made it.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ _RESUMED_TOKENS = 1024
 
 
 @dataclass(slots=True, eq=False)
-class Prompt:
+class SharedPrompt:
     """A prompt shared by requests.
 
     Attributes:
@@ -52,7 +55,7 @@ class WaitingRequest:
     """
 
     request: GenerationRequest
-    prompt: Prompt
+    prompt: SharedPrompt
     started: float | None = None
 
 
@@ -60,27 +63,27 @@ class WaitingQueue:
     """The queue of an engine."""
 
     def __init__(self) -> None:
-        self._line: deque[WaitingRequest] = deque()
+        self._queue: deque[WaitingRequest] = deque()
         self.pinned = 0
 
     def __len__(self) -> int:
-        return len(self._line)
+        return len(self._queue)
 
     def __iter__(self) -> Iterator[WaitingRequest]:
-        return iter(self._line)
+        return iter(self._queue)
 
     def add(self, requests: Sequence[GenerationRequest]) -> None:
         """Appends one submission."""
-        prompts: dict[tuple[tuple[int, ...], tuple[bytes, ...]], Prompt] = {}
+        prompts: dict[tuple[tuple[int, ...], tuple[bytes, ...]], SharedPrompt] = {}
         for request in requests:
             ids = _ids(request)
-            prompt = prompts.setdefault((ids, request.images), Prompt(ids, request.images))
-            self._line.append(WaitingRequest(request, prompt))
+            prompt = prompts.setdefault((ids, request.images), SharedPrompt(ids, request.images))
+            self._queue.append(WaitingRequest(request, prompt))
             self.pinned += request.pinned
 
     def put_back(self, interrupted: Sequence[WaitingRequest]) -> None:
         """Puts requests that were running at the head, in this order."""
-        self._line.extendleft(reversed(interrupted))
+        self._queue.extendleft(reversed(interrupted))
         self.pinned += sum(waiting.request.pinned for waiting in interrupted)
 
     def pop_waiting(self, count: int, *, pinned_only: bool, fits: Callable[[int, int], bool]) -> list[WaitingRequest]:
@@ -89,13 +92,13 @@ class WaitingQueue:
         Args:
             count: most of them.
             pinned_only: pass over all others.
-            fits: whether there is room for so many, the longest of which has so many tokens.
+            fits: takes a number of requests and the tokens of the longest; True where there is room for them.
         """
-        taken: list[WaitingRequest] = []
+        popped: list[WaitingRequest] = []
         prompts: set[int] = set()
         tokens = longest = 0
-        for waiting in self._line:
-            if len(taken) == count:
+        for waiting in self._queue:
+            if len(popped) == count:
                 break
             if pinned_only and not waiting.request.pinned:
                 continue
@@ -105,53 +108,53 @@ class WaitingQueue:
                 prompts.add(id(prompt))
                 tokens += len(prompt.ids)
             limit = _STARTED_TOKENS if waiting.started is None else _RESUMED_TOKENS
-            if (taken and tokens > limit) or not fits(len(taken) + 1, longest):
+            if (popped and tokens > limit) or not fits(len(popped) + 1, longest):
                 break
-            taken.append(waiting)
+            popped.append(waiting)
         if pinned_only:
-            self._remove(taken)
+            self._remove(popped)
         else:
-            for _ in taken:
-                self._line.popleft()
-        self.pinned -= sum(waiting.request.pinned for waiting in taken)
-        return taken
+            for _ in popped:
+                self._queue.popleft()
+        self.pinned -= sum(waiting.request.pinned for waiting in popped)
+        return popped
 
-    def withdraw(self, request_ids: set[str]) -> list[WaitingRequest]:
+    def remove(self, request_ids: set[str]) -> list[WaitingRequest]:
         """Removes and returns the requests with these ids."""
-        found = [waiting for waiting in self._line if waiting.request.request_id in request_ids]
-        self._remove(found)
-        self.pinned -= sum(waiting.request.pinned for waiting in found)
-        return found
+        removed = [waiting for waiting in self._queue if waiting.request.request_id in request_ids]
+        self._remove(removed)
+        self.pinned -= sum(waiting.request.pinned for waiting in removed)
+        return removed
 
     def progress(self, at_least: Mapping[str, int]) -> list[PartialResponse]:
-        """What there is of interrupted responses that have as many tokens as `at_least` says of their request."""
+        """The interrupted responses that have as many tokens as `at_least` says of their request."""
         now = time.monotonic()
-        found = []
-        for waiting in self._line:
-            prefix, wanted = waiting.request.prefix, at_least.get(waiting.request.request_id)
-            if waiting.started is None or prefix is None or wanted is None or len(prefix) < wanted:
+        copies = []
+        for waiting in self._queue:
+            prefix, least = waiting.request.prefix, at_least.get(waiting.request.request_id)
+            if waiting.started is None or prefix is None or least is None or len(prefix) < least:
                 continue
-            found.append(PartialResponse(waiting.request.request_id, prefix, now - waiting.started))
-        return found
+            copies.append(PartialResponse(waiting.request.request_id, prefix, now - waiting.started))
+        return copies
 
     def pinned_ids(self) -> set[str]:
-        """Of the pinned requests."""
-        return {waiting.request.request_id for waiting in self._line if waiting.request.pinned}
+        """Ids of the pinned requests."""
+        return {waiting.request.request_id for waiting in self._queue if waiting.request.pinned}
 
-    def sharing(self, prompt: Prompt) -> set[str]:
+    def sharing(self, prompt: SharedPrompt) -> set[str]:
         """Ids of the requests with this very prompt."""
-        return {waiting.request.request_id for waiting in self._line if waiting.prompt is prompt}
+        return {waiting.request.request_id for waiting in self._queue if waiting.prompt is prompt}
 
-    def to_prefill(self, starting: Iterable[WaitingRequest], *, ahead: bool) -> list[Prompt]:
+    def to_prefill(self, starting: Iterable[WaitingRequest], *, ahead: bool) -> list[SharedPrompt]:
         """Prompts to prefill so that `starting` can start: theirs, and `ahead` some of the next if any are needed."""
-        needed: dict[int, Prompt] = {
+        needed: dict[int, SharedPrompt] = {
             id(waiting.prompt): waiting.prompt for waiting in starting if waiting.prompt.prefix is None
         }
         if not needed or not ahead:
             return list(needed.values())
         tokens = sum(len(prompt.ids) for prompt in needed.values())
         limit = len(needed) + _AHEAD_PROMPTS
-        for waiting in self._line:
+        for waiting in self._queue:
             prompt = waiting.prompt
             if prompt.prefix is not None or id(prompt) in needed:
                 continue
@@ -163,18 +166,18 @@ class WaitingQueue:
 
     def drop_prefixes(self) -> None:
         """Forgets all prefixes: the weights that made them are gone."""
-        for waiting in self._line:
+        for waiting in self._queue:
             waiting.prompt.prefix = None
 
-    def _remove(self, gone: Sequence[WaitingRequest]) -> None:
-        if gone:
-            ids = {id(waiting) for waiting in gone}
-            self._line = deque(waiting for waiting in self._line if id(waiting) not in ids)
+    def _remove(self, removed: Sequence[WaitingRequest]) -> None:
+        if removed:
+            ids = {id(waiting) for waiting in removed}
+            self._queue = deque(waiting for waiting in self._queue if id(waiting) not in ids)
 
 
 def interrupted(request: GenerationRequest, started: float) -> WaitingRequest:
     """A request that was running since `started`; its tokens so far are its prefix."""
-    return WaitingRequest(request, Prompt(_ids(request), request.images), started)
+    return WaitingRequest(request, SharedPrompt(_ids(request), request.images), started)
 
 
 def unsampled(request: GenerationRequest, reason: FinishReason, refusal: str = "") -> GenerationResult:

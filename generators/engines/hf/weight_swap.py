@@ -1,6 +1,6 @@
-"""One swap of weights, between two decode steps: the model's parameters, and what sequences keep of the former ones.
+"""One swap of weights, between two decode steps: the model's parameters, and the sequences' keys and values.
 
-Invariant: it happens, or all is as before; what fails halfway is taken back.
+Invariant: it happens, or all is as before; a swap that fails halfway is undone.
 """
 
 from __future__ import annotations
@@ -11,35 +11,35 @@ from queue import SimpleQueue
 
 from rollmesh.generators.engines.hf.decoder import Decoder
 from rollmesh.generators.engines.hf.waiting_queue import WaitingQueue
-from rollmesh.generators.engines.hf.weights import ModelWeights, Staged
+from rollmesh.generators.engines.hf.weights import ModelWeights, StagedWeights
 from rollmesh.generators.engines.interface import KvPolicy
 from rollmesh.mesh.errors import WeightsError
 
 
 class DeferredFree:
-    """Lets go of weights in a thread: who drops the last reference pays as much as for a copy."""
+    """Frees weights in a thread: dropping the last reference costs as much as a copy."""
 
     def __init__(self) -> None:
-        self._queue: SimpleQueue[Staged | None] = SimpleQueue()
+        self._queue: SimpleQueue[StagedWeights | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="hf-engine-disposal", daemon=True)
 
     def start(self) -> None:
         """Starts the thread."""
         self._thread.start()
 
-    def add(self, weights: Staged) -> None:
-        """Lets go of weights soon; the caller uses them no more."""
+    def add(self, weights: StagedWeights) -> None:
+        """Frees weights soon; the caller uses them no more."""
         self._queue.put(weights)
 
     def stop(self) -> None:
-        """Ends the thread when it has done what was asked of it."""
+        """Ends the thread when it has freed all."""
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()
 
     def _run(self) -> None:
         while (weights := self._queue.get()) is not None:
-            # Callers may still hold the object: what counts is what it refers to.
+            # Callers may still hold the object: its references are what counts.
             weights.pairs.clear()
 
 
@@ -49,27 +49,27 @@ class WeightSwapper:
     Args:
         weights: of the model.
         decoder: has the running sequences.
-        line: has the waiting ones.
+        waiting: the queue of the others.
         kv: what becomes of running sequences.
     """
 
-    def __init__(self, weights: ModelWeights, decoder: Decoder, line: WaitingQueue, kv: KvPolicy) -> None:
+    def __init__(self, weights: ModelWeights, decoder: Decoder, waiting: WaitingQueue, kv: KvPolicy) -> None:
         self._weights = weights
         self._decoder = decoder
-        self._line = line
+        self._waiting = waiting
         self._kv = kv
-        self._disposal = DeferredFree()
+        self._deferred_free = DeferredFree()
 
     def start(self) -> None:
-        """To be called once, before the first swap."""
-        self._disposal.start()
+        """Starts the thread; once, before the first swap."""
+        self._deferred_free.start()
 
     def stop(self) -> None:
-        """To be called after the last swap."""
-        self._disposal.stop()
+        """Ends the thread, after the last swap."""
+        self._deferred_free.stop()
 
-    def swap(self, staged: Staged) -> float:
-        """Lets the model have these weights, and running sequences keys and values that fit the KV policy.
+    def swap(self, staged: StagedWeights) -> float:
+        """Swaps the model's weights, and gives running sequences keys and values that fit the KV policy.
 
         Returns:
             Seconds that recomputing took; 0 under other policies.
@@ -79,20 +79,20 @@ class WeightSwapper:
         """
         former = self._weights.swap(staged)
         # A prefix never meets other weights than those that made it.
-        self._line.drop_prefixes()
+        self._waiting.drop_prefixes()
         recompute_s = self._recompute(former) if self._kv == "recompute" else 0.0
         if self._kv == "interrupt":
-            self._line.put_back(self._decoder.interrupt())
-        self._disposal.add(former)
+            self._waiting.put_back(self._decoder.interrupt())
+        self._deferred_free.add(former)
         return recompute_s
 
-    def _recompute(self, former: Staged) -> float:
+    def _recompute(self, former: StagedWeights) -> float:
         begin = time.perf_counter()
         try:
             self._decoder.recompute()
         except (RuntimeError, MemoryError) as error:
-            self._disposal.add(self._weights.swap(former))
-            # Some may have keys and values of weights that are gone again: all go on from their tokens.
-            self._line.put_back(self._decoder.interrupt())
+            self._deferred_free.add(self._weights.swap(former))
+            # Some may have keys and values of weights that are gone again: all continue from their tokens.
+            self._waiting.put_back(self._decoder.interrupt())
             raise WeightsError(f"keys and values of running sequences could not be recomputed: {error}") from error
         return time.perf_counter() - begin

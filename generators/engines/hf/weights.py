@@ -1,10 +1,10 @@
 """The weights of a model: new ones are staged while decoding continues and put in place by pointing at them.
 
-Invariants: a set of tensors is complete, checked and where the model can use it before anything of the model changes;
-the swap copies nothing, so that it takes microseconds per tensor whatever their size; a swap that fails halfway points
+Invariants: a set of tensors is complete, checked and where the model can use it before anything of the model changes.
+The swap copies nothing, so that it takes microseconds per tensor whatever their size. A swap that fails halfway points
 back, so that a model never holds a mixture of two versions. Tensors that are what the model needs (dtype, device,
-contiguous) are served from the memory in which they came; nobody writes to it again. So the tensors of a version stay
-as they are for as long as anybody holds them, whatever is swapped in meanwhile.
+contiguous) are served from the memory in which they came; it is never written to again. So the tensors of a version
+stay as they are for as long as they are referenced, whatever is swapped in meanwhile.
 
 While the engine sleeps they lie on the host, or nowhere.
 """
@@ -20,7 +20,7 @@ from torch import nn
 from rollmesh.mesh.errors import WeightsError
 
 
-class Staged:
+class StagedWeights:
     """A complete set of weights, ready to be swapped in.
 
     Attributes:
@@ -45,7 +45,7 @@ class ModelWeights:
         for name, target in self._targets.items():
             self._names.setdefault(id(target), []).append(name)
 
-    def stage(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Staged:
+    def stage(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> StagedWeights:
         """Checks a complete set of tensors and brings it to where it can serve; for any thread.
 
         Raises:
@@ -53,7 +53,7 @@ class ModelWeights:
         """
         placed: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         try:
-            with self._beside_decoding():
+            with self._on_copy_stream():
                 for name, source in tensors:
                     target = self._targets.get(name)
                     if target is None:
@@ -65,20 +65,20 @@ class ModelWeights:
                         placed[id(target)] = (target, _usable(source, target.dtype, self._place))
         except (RuntimeError, MemoryError) as error:
             raise WeightsError(
-                f"no place for new weights beside those in service: {error}", hint="the old ones stay in service"
+                f"no place for new weights next to those in service: {error}", hint="the old ones stay in service"
             ) from error
         missing = sorted(names[0] for target, names in self._names.items() if target not in placed)
         if missing:
             raise WeightsError(f"{len(missing)} tensors are missing, the first is {missing[0]!r}")
-        return Staged(list(placed.values()))
+        return StagedWeights(list(placed.values()))
 
-    def swap(self, staged: Staged) -> Staged:
+    def swap(self, staged: StagedWeights) -> StagedWeights:
         """Puts staged weights in place, between two steps, and returns those that were there.
 
         Raises:
             WeightsError: it failed; the former weights are in place, all of them.
         """
-        former = Staged([(target, target.data) for target, _ in staged.pairs])
+        former = StagedWeights([(target, target.data) for target, _ in staged.pairs])
         try:
             for target, tensor in staged.pairs:
                 # It may have been staged while the engine slept, or before.
@@ -90,11 +90,11 @@ class ModelWeights:
         return former
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
-        """What is in place now, by name; stays as it is through later swaps."""
+        """The tensors in place now, by name; they stay as they are through later swaps."""
         return {name: target.data for name, target in self._targets.items()}
 
     def drop(self) -> int:
-        """Lets go of all of them; returns the bytes. Before the model runs again, a complete set is swapped in."""
+        """Releases all of them; returns the bytes. Before the model runs again, a complete set is swapped in."""
         # One that comes before `to_device` waits for it on the host.
         self._place = torch.device("cpu")
         freed = 0
@@ -117,9 +117,9 @@ class ModelWeights:
 
     def _move(self, place: torch.device) -> int:
         targets = [target for target in self._distinct() if target.device != place]
-        moved = [_copied(target.data, place) for target in targets]
+        moved = [_copy_to(target.data, place) for target in targets]
         if self._home.type == "cuda":
-            # Copies are queued like kernels; what is let go of below is given out again.
+            # Copies are queued like kernels; the memory that is released below is given out again.
             torch.cuda.synchronize(self._home)
         freed = sum(target.data.nbytes for target in targets)
         for target, tensor in zip(targets, moved, strict=True):
@@ -131,8 +131,8 @@ class ModelWeights:
         return list({id(target): target for target in self._targets.values()}.values())
 
     @contextmanager
-    def _beside_decoding(self) -> Iterator[None]:
-        """On a GPU, copies run on a stream of their own and are complete at the end."""
+    def _on_copy_stream(self) -> Iterator[None]:
+        """Runs copies on a stream of their own, on a GPU; they are complete at the end."""
         if self._stream is None or self._place != self._home:
             yield
             return
@@ -146,7 +146,7 @@ def _usable(source: torch.Tensor, dtype: torch.dtype, device: torch.device) -> t
     return source.detach().to(device=device, dtype=dtype).contiguous()
 
 
-def _copied(source: torch.Tensor, place: torch.device) -> torch.Tensor:
+def _copy_to(source: torch.Tensor, place: torch.device) -> torch.Tensor:
     """A copy elsewhere, which may still be under way; what a GPU had lies in pinned memory, which it reaches itself."""
     if not source.is_cuda:
         return source.to(place, non_blocking=source.is_pinned())

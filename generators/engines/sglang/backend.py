@@ -1,10 +1,10 @@
 """A server of SGLang as a backend: translates.
 
-Seeds: SGLang draws with a request's own seed only in its deterministic mode, which it has on CUDA with some attention
-kernels, and not on a CPU; a request's seed is not passed on, and draws are seeded for the server as a whole.
+Seeds: a request's seed is not passed on, and draws are seeded for the server as a whole. SGLang draws with a request's
+own seed only in its deterministic mode. It has that on CUDA with some attention kernels, and not on a CPU.
 
-Filters: SGLang takes the nucleus of the whole distribution also where top-k cuts it, and says truly what it drew from;
-other engines take it of what top-k has left.
+Filters: SGLang takes the nucleus of the whole distribution also where top-k cuts it, and reports truly what it drew
+from. Other engines take it of the tokens that top-k has left.
 
 Stop strings are found here: the server runs without a tokenizer, takes token ids and gives token ids.
 """
@@ -26,19 +26,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rollmesh.generators.engines.checkpoint_names import Checkpoint, read_config
+from rollmesh.generators.engines.checkpoint_names import CheckpointLayout
 from rollmesh.generators.engines.external.backend import Backend, DecodeChunk, DecodeJob, LoadMetrics
 from rollmesh.generators.engines.external.model_info import ModelInfo
 from rollmesh.generators.engines.external.process_log import last_error
 from rollmesh.generators.engines.interface import EngineError, EngineSettings, SleepReport
-from rollmesh.generators.engines.request_validation import Limits
+from rollmesh.generators.engines.model_folder import read_config
+from rollmesh.generators.engines.request_validation import RequestLimits
 from rollmesh.generators.engines.sglang import request_bodies, server_args
-from rollmesh.generators.engines.sglang.load_monitor import Monitor
+from rollmesh.generators.engines.sglang.load_monitor import LoadMonitor
 from rollmesh.generators.engines.sglang.request_streams import RequestStreams
 from rollmesh.generators.engines.sglang.server import Server
-from rollmesh.generators.engines.sglang.server_features import ask
+from rollmesh.generators.engines.sglang.server_features import detect_features
 from rollmesh.generators.engines.sglang.server_process import ServerProcess
-from rollmesh.generators.engines.sglang.transfers import Staged, Transfer
+from rollmesh.generators.engines.sglang.transfers import ServerTransfer, StagedWeights
 from rollmesh.generators.engines.sglang.transfers.disk import DiskTransfer
 from rollmesh.generators.engines.sglang.transfers.distributed import DistributedTransfer
 from rollmesh.generators.engines.sglang.transfers.tensor import TensorTransfer
@@ -59,7 +60,7 @@ class SglangBackend(Backend):
 
     Args:
         folder: of the model.
-        facts: what it says.
+        model: as its folder describes it.
         settings: see there.
 
     Raises:
@@ -67,95 +68,97 @@ class SglangBackend(Backend):
         DataError: it is no language model.
     """
 
-    def __init__(self, folder: Path, facts: ModelInfo, settings: EngineSettings) -> None:
+    def __init__(self, folder: Path, model: ModelInfo, settings: EngineSettings) -> None:
         self._folder = folder
-        self._facts = facts
+        self._model = model
         self._settings = settings
         self._section = settings.sglang or SglangSection()
         server_args.check(self._section, allow_insecure=settings.allow_insecure)
-        # Asked for now: what cannot be is refused before anything starts.
-        self._sends_from = (
+        # Checked now: an impossible choice is refused before anything starts.
+        self._sending_device = (
             server_args.sending_device(settings, self._section) if self._section.transfer == "distributed" else None
         )
         config = read_config(folder)
         self._experts = int(getattr(config.get_text_config(), "num_experts_per_tok", None) or 0)
-        self._checkpoint = Checkpoint(config, getattr(torch, settings.dtype))
+        self._checkpoint = CheckpointLayout(config, getattr(torch, settings.dtype))
         self._server: Server | None = None
         self._released: list[str] = []
 
-    async def start(self, on_death: Callable[[str], None]) -> Limits:
+    async def start(self, on_death: Callable[[str], None]) -> RequestLimits:
         """See Backend."""
-        server = self._server = Server(self._folder, self._facts, self._settings, self._section, on_death)
+        server = self._server = Server(self._folder, self._model, self._settings, self._section, on_death)
         try:
             await server.open()
-            return await self._use(server)
+            return await self._connect(server)
         except BaseException:
             await self.stop()
             raise
 
-    async def _use(self, server: Server) -> Limits:
+    async def _connect(self, server: Server) -> RequestLimits:
         self._client = server.client
         address = self._client.address
-        transfer = self._way(address)
-        self._can = await ask(self._client, transfer)
-        if self._settings.kv == "keep" and not self._can.drains:
+        transfer = self._choose_transfer(address)
+        self._features = await detect_features(self._client, transfer)
+        if self._settings.kv == "keep" and not self._features.drains:
             raise EngineError(
                 f"the SGLang server at {address} replaces weights while a step of the running sequences is under way",
                 hint="start it with --disable-overlap-schedule, or choose weights.kv: recompute",
             )
         self._transfer = self._make_transfer(transfer, server.process)
-        limits = self._facts.limits
+        limits = self._model.limits
         if server.process is None:
-            limits = replace(limits, context=min(limits.context, self._can.context))
-        self._runs = RequestStreams(self._client, self._can, limits, self._facts.tokenizer, self._experts)
-        # What we have started is judged by what its processes do (`engine_watch`), which the clock does not know.
-        on_silence = server.died if server.process is None else None
-        self._monitor = Monitor(self._client, self._can.load, on_silence)
+            limits = replace(limits, context=min(limits.context, self._features.context))
+        self._requests = RequestStreams(self._client, self._features, limits, self._model.tokenizer, self._experts)
+        # A server of ours is judged by the state of its processes (`engine_watch`), which the clock does not know.
+        on_silence = server.report_death if server.process is None else None
+        self._monitor = LoadMonitor(self._client, self._features.load, on_silence)
         self._monitor.start()
         server.up = True
-        log.info("SGLang %s at %s serves %s; weights go over %s", self._can.version, address, self._folder, transfer)
+        log.info(
+            "SGLang %s at %s serves %s; weights go over %s", self._features.version, address, self._folder, transfer
+        )
         return limits
 
     # --- jobs ---
 
-    async def generate(self, job: DecodeJob, take: Callable[[DecodeChunk], None]) -> None:
+    async def generate(self, job: DecodeJob, on_chunk: Callable[[DecodeChunk], None]) -> None:
         """See Backend."""
-        await self._runs.generate(job, take)
+        await self._requests.generate(job, on_chunk)
 
     async def abort(self, job_ids: Iterable[str]) -> None:
         """See Backend."""
-        self._runs.abort(list(job_ids))
+        self._requests.abort(list(job_ids))
 
     async def pause(self) -> None:
-        """See Backend; what was sampled last may come a moment later, with its true version."""
+        """See Backend; the last sampled tokens may come a moment later, with their true version."""
         await self._client.post("/pause_generation", {"mode": "in_place"})
-        self._runs.paused = True
+        self._requests.paused = True
 
     async def resume(self) -> None:
         """See Backend."""
         await self._client.post("/continue_generation")
-        self._runs.paused = False
+        self._requests.paused = False
 
     # --- weights ---
 
-    def stage(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Staged:
+    def stage(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> StagedWeights:
         """See Backend."""
-        return self._transfer.stage(list(self._checkpoint.arrange(tensors).items()))
+        return self._transfer.stage(list(self._checkpoint.to_checkpoint(tensors).items()))
 
     async def load(self, staged: Any, label: str, *, recompute: bool) -> None:
         """See Backend."""
-        self._runs.begin_update(recompute=recompute)
+        self._requests.begin_update(recompute=recompute)
         try:
             if recompute:
                 # All lose their keys and values, and nothing is left in the prefix cache.
                 await self._client.post("/pause_generation", {"mode": "retract"})
                 await self._client.post("/flush_cache")
             if _WEIGHTS in self._released:
-                await self._take_back([_WEIGHTS])
+                await self._resume_memory([_WEIGHTS])
             await self._transfer.load(self._client, staged, label)
-            self._runs.end_update(label)
+            self._requests.end_update(label)
         except WeightsError:
-            self._runs.break_off()
+            self._requests.cancel_update()
             raise
         finally:
             await asyncio.to_thread(staged.discard)
@@ -166,7 +169,7 @@ class SglangBackend(Backend):
 
     async def log_probs(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """See Backend."""
-        if self._runs.paused:
+        if self._requests.paused:
             raise EngineError("a paused SGLang server runs no tokens", hint="resume it first")
         answer = await self._client.post("/generate", request_bodies.log_probs(token_ids, uuid.uuid4().hex))
         try:
@@ -183,93 +186,95 @@ class SglangBackend(Backend):
     async def sleep(self, *, keep_weights: bool) -> SleepReport:
         """See Backend."""
         begin = time.monotonic()
-        if not self._can.sleeps:
+        if not self._features.sleeps:
             return SleepReport(0, time.monotonic() - begin)
         # Requests that were aborted while it was paused end with its next step, and it has to be idle for this.
         await self.resume()
         await self._client.post(f"/flush_cache?timeout={_IDLE_S:g}")
         await self.pause()
         tags = ["kv_cache", _GRAPHS]
-        if not keep_weights or self._can.keeps_asleep:
+        if not keep_weights or self._features.keeps_asleep:
             tags.append(_WEIGHTS)
         await self._client.post("/release_memory_occupation", {"tags": tags})
         self._released = list(tags)
-        return SleepReport(await self._bytes_of(tags), time.monotonic() - begin)
+        return SleepReport(await self._memory_of(tags), time.monotonic() - begin)
 
     async def wake(self) -> None:
         """See Backend."""
         if self._released:
-            await self._take_back(list(self._released))
+            await self._resume_memory(list(self._released))
 
-    async def _take_back(self, tags: list[str]) -> None:
-        """What is not released must not be asked for: the server would end."""
+    async def _resume_memory(self, tags: list[str]) -> None:
+        """Takes memory back, released parts alone: for others the server would end."""
         await self._client.post("/resume_memory_occupation", {"tags": tags})
         self._released = [tag for tag in self._released if tag not in tags]
 
     # --- its state ---
 
     async def ping(self) -> None:
-        """See Backend; a server of somebody else's is watched by the monitor alone."""
+        """See Backend; a server that was not started here is watched by the monitor alone."""
         if self._server is not None and self._server.process is not None:
             # Its front asks every scheduler; for other statuses it does not.
             await self._client.get("/server_info")
 
-    def sight(self) -> ProcessState | None:
+    def process_state(self) -> ProcessState | None:
         """See Backend."""
         process = self._server.process if self._server is not None else None
-        return process.sight() if process is not None else None
+        return process.process_state() if process is not None else None
 
     def last_error(self) -> str:
         """See Backend."""
         process = self._server.process if self._server is not None else None
         return last_error(process.log_file) if process is not None else ""
 
-    def figures(self) -> LoadMetrics:
+    def load_metrics(self) -> LoadMetrics:
         """See Backend."""
-        return replace(self._monitor.latest, preemptions=self._runs.preemptions)
+        return replace(self._monitor.latest, preemptions=self._requests.preemptions)
 
     async def stop(self) -> None:
         """See Backend."""
         server = self._server
         if server is None:
             return
-        server.leave()
+        server.expect_end()
         if server.up:
             await self._monitor.stop()
             if not server.death:
-                await self._runs.close()
-                if self._runs.paused and server.process is None:
+                await self._requests.close()
+                if self._requests.paused and server.process is None:
                     # A server that stands still for long takes itself for hung.
                     with suppress(EngineError):
                         await self.resume()
             await self._transfer.close()
-            # The rest may be done again.
+            # The rest may be repeated.
             server.up = False
         await server.close()
 
     # --- its parts ---
 
-    def _way(self, address: str) -> str:
+    def _choose_transfer(self, address: str) -> str:
         chosen = self._section.transfer
         if chosen != "auto":
             return chosen
         replicas = self._section.data_parallel > 1
         return "tensor" if urlsplit(address).hostname in _LOCAL and not replicas else "disk"
 
-    def _make_transfer(self, name: str, process: ServerProcess | None) -> Transfer:
-        can = self._can
+    def _make_transfer(self, name: str, process: ServerProcess | None) -> ServerTransfer:
+        features = self._features
         if name == "tensor":
-            return TensorTransfer(self._checkpoint.dtype_of, can.ranks, session=can.session)
+            return TensorTransfer(self._checkpoint.dtype_of, features.ranks, session=features.session)
         if name == "disk":
             folder = process.scratch if process is not None else self._folder
             return DiskTransfer(self._checkpoint.dtype_of, folder)
-        assert self._sends_from is not None, "the only other way"
-        return DistributedTransfer(self._checkpoint.dtype_of, can.ranks, session=can.session, device=self._sends_from)
+        assert self._sending_device is not None, "the only other way"
+        return DistributedTransfer(
+            self._checkpoint.dtype_of, features.ranks, session=features.session, device=self._sending_device
+        )
 
-    async def _bytes_of(self, tags: list[str]) -> int:
-        """What the server says these parts occupy, in bytes.
+    async def _memory_of(self, tags: list[str]) -> int:
+        """Bytes that these parts occupy, by the server's own account.
 
-        Whether it gives its graphs back depends on a variable that only our own servers are known to have.
+        Only our own servers are known to give their graphs back: a variable decides that.
         """
         if self._server is not None and self._server.process is None:
             tags = [tag for tag in tags if tag != _GRAPHS]

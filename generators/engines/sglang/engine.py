@@ -15,9 +15,9 @@ from rollmesh.generators.engines.sglang.backend import SglangBackend
 class SglangEngine(ExternalEngine):
     """A server of SGLang in processes and an environment of its own, driven over HTTP.
 
-    Where it differs from other engines: draws are seeded for the server as a whole, not per request; `top_p` is taken
-    of the whole distribution also where `top_k` cuts it (log-probs are truly of what was drawn from); a response may
-    gain a few tokens more after `pause`, which were sampled before it and say so.
+    It differs from other engines in three ways. Draws are seeded for the server as a whole, not per request. `top_p` is
+    taken of the whole distribution also where `top_k` cuts it (log-probs are of the distribution drawn from). A
+    response may gain a few tokens after `pause`, which were sampled before it and say so.
     """
 
     name: ClassVar[str] = "sglang"

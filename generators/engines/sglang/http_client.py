@@ -12,21 +12,21 @@ from rollmesh.generators.engines.interface import EngineError
 
 # A server may owe its answer for as long as a step takes; whether it lives is watched elsewhere.
 CALL_S = 600.0
-# Shorter than the server's own (5 s, SGLANG_TIMEOUT_KEEP_ALIVE): a request on a connection that the other side is just
-# closing is lost, and nobody can tell whether it was taken.
+# Shorter than the server's own (5 s, SGLANG_TIMEOUT_KEEP_ALIVE). A request on a connection that the other side is just
+# closing is lost, and it is unknown whether it was accepted.
 IDLE_S = 2.0
 _END = b"data: [DONE]"
 
 
 class RefusedError(EngineError):
-    """The server has answered that it will not.
+    """The server has refused a call.
 
     Attributes:
         status: of the answer.
     """
 
-    def __init__(self, path: str, status: int, said: str) -> None:
-        super().__init__(f"the SGLang server answers {path} with {status}: {said[:500]}")
+    def __init__(self, path: str, status: int, message: str) -> None:
+        super().__init__(f"the SGLang server answers {path} with {status}: {message[:500]}")
         self.status = status
 
 
@@ -34,13 +34,13 @@ class LostError(EngineError):
     """The connection broke, and it is not known why."""
 
 
-class Client:
+class HttpClient:
     """One server; in one event loop.
 
     Args:
         address: URL of the server.
-        cause: waited for when a connection fails: why, where it is known that the server has died.
-        key: that the server asks for; empty: none.
+        cause: awaited when a connection fails: the reason, where it is known that the server has died.
+        key: API key of the server; empty: none.
     """
 
     def __init__(self, address: str, cause: Callable[[], Awaitable[str]], key: str = "") -> None:
@@ -88,8 +88,8 @@ class Client:
                         if event:
                             yield _parsed(path, event.removeprefix(b"data:"))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise await self._lost(path, error) from error
-        raise await self._lost(path, "the answer was cut off")
+            raise await self._lost_error(path, error) from error
+        raise await self._lost_error(path, "the answer was cut off")
 
     async def close(self) -> None:
         """Ends all connections."""
@@ -103,14 +103,14 @@ class Client:
         except TimeoutError as error:
             raise EngineError(f"the SGLang server did not answer {path} within {timeout_s:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise await self._lost(path, error) from error
+            raise await self._lost_error(path, error) from error
         if response.status != 200:
             raise RefusedError(path, response.status, text)
         if response.content_type != "application/json":
             return text
         return _parsed(path, text) if text else None
 
-    async def _lost(self, path: str, error: object) -> EngineError:
+    async def _lost_error(self, path: str, error: object) -> EngineError:
         cause = await self._cause()
         return (
             EngineError(cause) if cause else LostError(f"the connection to the SGLang server broke ({path}): {error}")

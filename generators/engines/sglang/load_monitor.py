@@ -1,4 +1,4 @@
-"""Asks the server for its metrics, at a modest interval; of a foreign server it also tells that it has gone silent."""
+"""Polls the server's load metrics, at a modest interval; reports a foreign server that has gone silent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from rollmesh.generators.engines.external.backend import LoadMetrics
 from rollmesh.generators.engines.interface import EngineError
-from rollmesh.generators.engines.sglang.http_client import Client
+from rollmesh.generators.engines.sglang.http_client import HttpClient
 
 log = logging.getLogger(__name__)
 
@@ -19,19 +19,19 @@ _ANSWER_S = 20.0
 _FAILURES = 3
 
 
-class Monitor:
+class LoadMonitor:
     """Polls one server.
 
     Args:
         client: to it.
-        path: of its figures; empty where it has none: then it is only asked whether it lives.
-        on_silence: told the cause, once, when it does not answer any more; None: silence is judged elsewhere.
+        path: of its load metrics; empty where it has none: then only its liveness is polled.
+        on_silence: called with the cause, once, when it does not answer any more; None: silence is judged elsewhere.
 
     Attributes:
-        latest: the last figures known.
+        latest: the newest metrics known.
     """
 
-    def __init__(self, client: Client, path: str, on_silence: Callable[[str], None] | None) -> None:
+    def __init__(self, client: HttpClient, path: str, on_silence: Callable[[str], None] | None) -> None:
         self._client = client
         self._path = path
         self._on_silence = on_silence
@@ -52,7 +52,7 @@ class Monitor:
         failures = 0
         while True:
             try:
-                self._look(await self._client.get(self._path or "/model_info", _ANSWER_S))
+                self._update(await self._client.get(self._path or "/model_info", _ANSWER_S))
                 failures = 0
             except EngineError as error:
                 failures += 1
@@ -62,19 +62,19 @@ class Monitor:
                     return
             await asyncio.sleep(_EVERY_S)
 
-    def _look(self, answer: Any) -> None:
+    def _update(self, answer: Any) -> None:
         if not self._path:
             return
         try:
-            self.latest = read(answer)
+            self.latest = parse_load(answer)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            log.warning("the figures of the SGLang server at %s are not understood: %r", self._path, error)
+            log.warning("the load metrics of the SGLang server at %s are not understood: %r", self._path, error)
             # It is watched without them.
             self._path = ""
 
 
-def read(answer: Any) -> LoadMetrics:
-    """Figures of all its replicas together; the names differ by endpoint."""
+def parse_load(answer: Any) -> LoadMetrics:
+    """Load metrics of all its replicas together; the names differ by endpoint."""
     loads = answer["loads"] if isinstance(answer, dict) and "loads" in answer else answer
     replicas: list[dict[str, Any]] = loads if isinstance(loads, list) else [loads]
     usage = [float(load["token_usage"]) for load in replicas if "token_usage" in load]

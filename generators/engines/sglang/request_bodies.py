@@ -1,4 +1,4 @@
-"""What is asked of the server for one stretch of decoding."""
+"""Bodies of requests to the server, for one stretch of decoding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ONE = 1
 
 
 def is_filtered(sampling: SamplingParams) -> bool:
-    """Whether tokens are drawn from less than the whole distribution, so that log-probs are of what was kept."""
+    """True where tokens are drawn from less than the whole distribution, so that log-probs are of the kept set."""
     return sampling.temperature > 0 and (sampling.top_p < 1 or sampling.top_k > 0)
 
 
@@ -31,13 +31,13 @@ def generate(
 
     Args:
         rid: name of the request; no other request's name begins with it.
-        token_ids: all that stands before the first token to be sampled.
-        sampling: `stop` is not the server's business: it has no tokenizer.
+        token_ids: all tokens before the first one to be sampled.
+        sampling: `stop` is not sent: the server has no tokenizer.
         max_tokens: to be sampled.
         eos: token ids that end it.
         cache_key: only requests with the same one share KV caches.
         mask_tokens: most tokens of a kept set that the server reports. A larger one is cut to them.
-        routed_experts: they are wanted.
+        routed_experts: they are requested.
     """
     parameters: dict[str, Any] = {
         "max_new_tokens": max_tokens,

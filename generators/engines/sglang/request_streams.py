@@ -2,11 +2,11 @@
 
 Invariants:
 
-- A request that has no token yet when an update of the weights begins is sent again after it: otherwise its prompt
-  would stand in the prefix cache under its old key with keys and values of the old weights, and its tokens be new.
-- A request with `REVEAL_TOKENS` whose version is not certain (see `stamps`), as there are after an update, is cut:
-  aborted, and continued after its tokens, for with its end the server says which version they have. What is sampled
-  does not change by it; its keys and values are found in the prefix cache, under its own key.
+- A request that has no token yet when an update of the weights begins is sent again after it. Otherwise its prompt
+  would be in the prefix cache under its old key, with keys and values of the old weights.
+- After an update there are tokens of uncertain version (see `version_attribution`). A request with `REVEAL_TOKENS` of
+  these is aborted and continued after its tokens: with its end the server reports their version. Sampling does not
+  change by it; its keys and values are found in the prefix cache, under its own key.
 - The cache key changes with every update: no request that starts after it finds what was computed before.
 """
 
@@ -32,8 +32,8 @@ from rollmesh.generators.engines.stop_strings import StopMatcher
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from rollmesh.generators.engines.request_validation import Limits
-    from rollmesh.generators.engines.sglang.http_client import Client
+    from rollmesh.generators.engines.request_validation import RequestLimits
+    from rollmesh.generators.engines.sglang.http_client import HttpClient
     from rollmesh.generators.engines.sglang.server_features import ServerFeatures
 
 REVEAL_TOKENS = 32
@@ -43,29 +43,28 @@ _CLOSE_S = 10.0
 
 
 class StreamedJob:
-    """One job.
+    """One job and its progress on the server.
 
     Args:
         job: as asked for.
-        take: gets its chunks.
+        on_chunk: gets its chunks.
         matcher: of its stop strings; None where it has none.
     """
 
-    def __init__(self, job: DecodeJob, take: Callable[[DecodeChunk], None], matcher: StopMatcher | None) -> None:
+    def __init__(self, job: DecodeJob, on_chunk: Callable[[DecodeChunk], None], matcher: StopMatcher | None) -> None:
         self.job = job
-        self.take = take
+        self.on_chunk = on_chunk
         self.matcher = matcher
         self.key: str | None = None
         self.rid = ""
-        self.stamper: VersionAttributor | None = None
+        self.attributor: VersionAttributor | None = None
         self.reader: asyncio.Task[str | None] | None = None
         self.received: list[int] = []
-        self.told = 0
-        self.cut: int | None = None
+        self.delivered = 0
+        self.stop_at: int | None = None
         self.aborted = False
         self.revealing = False
-        self.dropped = False
-        self.retracted = 0
+        self.forced_retractions = 0
         self.finished = False
 
 
@@ -74,7 +73,7 @@ class RequestStreams:
 
     Args:
         client: to the server.
-        can: what it can do.
+        features: of the server.
         limits: of the model.
         tokenizer: for stop strings.
         experts: per token, of a mixture; 0: it is none.
@@ -82,92 +81,92 @@ class RequestStreams:
 
     def __init__(
         self,
-        client: Client,
-        can: ServerFeatures,
-        limits: Limits,
+        client: HttpClient,
+        features: ServerFeatures,
+        limits: RequestLimits,
         tokenizer: PreTrainedTokenizerBase | None,
         experts: int,
     ) -> None:
         self._client = client
-        self._can = can
+        self._features = features
         self._limits = limits
         self._tokenizer = tokenizer
         self._experts = experts
-        self._runs: dict[str, StreamedJob] = {}
+        self._jobs: dict[str, StreamedJob] = {}
         self._background: set[asyncio.Task[None]] = set()
-        self._open = asyncio.Event()
-        self._open.set()
+        self._may_send = asyncio.Event()
+        self._may_send.set()
         self._label = ""
         self._updates = 0
         # Another generator may have used the same labels on this server.
-        self._own = uuid.uuid4().hex
+        self._cache_salt = uuid.uuid4().hex
         self.paused = False
         self.preemptions = 0
 
     def __len__(self) -> int:
         """Jobs that have not ended."""
-        return len(self._runs)
+        return len(self._jobs)
 
     # --- jobs ---
 
-    async def generate(self, job: DecodeJob, take: Callable[[DecodeChunk], None]) -> None:
+    async def generate(self, job: DecodeJob, on_chunk: Callable[[DecodeChunk], None]) -> None:
         """See Backend."""
         stop = job.sampling.stop
         matcher = StopMatcher(self._tokenizer, stop) if stop and self._tokenizer is not None else None
-        run = self._runs[job.job_id] = StreamedJob(job, take, matcher)
+        streamed = self._jobs[job.job_id] = StreamedJob(job, on_chunk, matcher)
         try:
-            while not run.finished:
-                await self._open.wait()
-                if run.aborted and not run.finished:
-                    self._finish(run, [], [], [], "aborted")
-                if not run.finished:
-                    await self._request(run)
+            while not streamed.finished:
+                await self._may_send.wait()
+                if streamed.aborted and not streamed.finished:
+                    self._finish(streamed, [], [], [], "aborted")
+                if not streamed.finished:
+                    await self._request(streamed)
         except RequestError:
-            self._spawn(self._send_abort(run.rid))
+            self._spawn(self._send_abort(streamed.rid))
             raise
         finally:
-            del self._runs[job.job_id]
+            del self._jobs[job.job_id]
 
     def abort(self, job_ids: list[str]) -> None:
         """See Backend."""
         for name in job_ids:
-            run = self._runs.get(name)
-            if run is None or run.aborted or run.finished:
+            streamed = self._jobs.get(name)
+            if streamed is None or streamed.aborted or streamed.finished:
                 continue
-            run.aborted = True
-            if self.paused or run.stamper is None or not run.stamper.total:
+            streamed.aborted = True
+            if self.paused or streamed.attributor is None or not streamed.attributor.total:
                 # Nothing comes while it is paused; what has not begun has nothing to say.
-                self._finish(run, [], [], [], "aborted")
+                self._finish(streamed, [], [], [], "aborted")
             else:
-                self._abort_request(run)
+                self._abort_request(streamed)
 
     # --- updates of the weights ---
 
     def begin_update(self, *, recompute: bool) -> None:
-        """From here on it is not certain which version tokens have."""
-        self._open.clear()
-        for run in self._runs.values():
-            if run.stamper is None:
+        """Records that the version of tokens is uncertain from here on."""
+        self._may_send.clear()
+        for streamed in self._jobs.values():
+            if streamed.attributor is None:
                 continue
-            run.stamper.crossed = True
+            streamed.attributor.saw_update = True
             if recompute:
-                run.retracted += 1
-            if not run.received and not run.finished:
-                run.key = None
-                self._drop(run)
+                streamed.forced_retractions += 1
+            if not streamed.received and not streamed.finished:
+                streamed.key = None
+                self._drop_request(streamed)
 
     def end_update(self, label: str) -> None:
-        """The weights are in place."""
+        """Records that the weights are in place."""
         self._label = label
         self._updates += 1
-        self._open.set()
+        self._may_send.set()
 
-    def break_off(self) -> None:
-        """The update did not take place, and nothing has changed."""
-        self._open.set()
+    def cancel_update(self) -> None:
+        """Records that the update did not take place, and that nothing has changed."""
+        self._may_send.set()
 
     async def close(self) -> None:
-        """Waits until the server has been told of all that was given up."""
+        """Waits until all aborts have been sent to the server."""
         if self._background:
             _, late = await asyncio.wait(self._background, timeout=_CLOSE_S)
             for task in late:
@@ -175,144 +174,149 @@ class RequestStreams:
 
     # --- one request ---
 
-    async def _request(self, run: StreamedJob) -> None:
-        """Makes one request; afterwards the job is finished, or goes on with another."""
-        run.rid = uuid.uuid4().hex
-        run.stamper = VersionAttributor(self._label, one_front=self._can.one_front)
-        run.revealing = run.dropped = False
-        run.retracted = 0
-        if run.key is None:
-            run.key = f"{self._own}:{self._updates}:{self._label}"
-        run.reader = asyncio.create_task(self._read(run, run.stamper, self._body(run)))
+    async def _request(self, streamed: StreamedJob) -> None:
+        """Makes one request; afterwards the job is finished, or continues with another."""
+        streamed.rid = uuid.uuid4().hex
+        streamed.attributor = VersionAttributor(self._label, one_front=self._features.one_front)
+        streamed.revealing = False
+        streamed.forced_retractions = 0
+        if streamed.key is None:
+            streamed.key = f"{self._cache_salt}:{self._updates}:{self._label}"
+        streamed.reader = asyncio.create_task(self._read(streamed, streamed.attributor, self._body(streamed)))
         try:
-            await asyncio.wait({run.reader})
+            await asyncio.wait({streamed.reader})
         except asyncio.CancelledError:
-            run.finished = True
-            self._drop(run)
+            streamed.finished = True
+            self._drop_request(streamed)
             raise
-        if run.reader.cancelled():
+        if streamed.reader.cancelled():
             return
-        reason = run.reader.result()
-        if run.finished:
+        reason = streamed.reader.result()
+        if streamed.finished:
             return
-        if run.aborted:
-            self._finish(run, [], [], [], "aborted")
-        elif not run.revealing:
-            raise RequestError(f"the SGLang server ended {run.job.job_id} with {reason!r}")
+        if streamed.aborted:
+            self._finish(streamed, [], [], [], "aborted")
+        elif not streamed.revealing:
+            raise RequestError(f"the SGLang server ended {streamed.job.job_id} with {reason!r}")
 
-    def _body(self, run: StreamedJob) -> dict[str, Any]:
-        assert run.key is not None
-        job = run.job
+    def _body(self, streamed: StreamedJob) -> dict[str, Any]:
+        assert streamed.key is not None
+        job = streamed.job
         return request_bodies.generate(
-            run.rid,
-            [*job.token_ids, *run.received] if run.received else job.token_ids,
+            streamed.rid,
+            [*job.token_ids, *streamed.received] if streamed.received else job.token_ids,
             job.sampling,
-            max_tokens=job.sampling.max_tokens - len(run.received),
+            max_tokens=job.sampling.max_tokens - len(streamed.received),
             eos=sorted(self._limits.eos),
-            cache_key=run.key,
-            mask_tokens=self._can.mask_tokens,
-            routed_experts=self._can.routed_experts and self._experts > 0,
+            cache_key=streamed.key,
+            mask_tokens=self._features.mask_tokens,
+            routed_experts=self._features.routed_experts and self._experts > 0,
         )
 
-    async def _read(self, run: StreamedJob, stamper: VersionAttributor, body: dict[str, Any]) -> str | None:
+    async def _read(self, streamed: StreamedJob, attributor: VersionAttributor, body: dict[str, Any]) -> str | None:
         """Reads one stream to its end; gives the server's reason for it.
 
         Raises:
             RequestError: the server did not answer this request, and answers others.
             EngineError: it answers none, or contradicts itself.
         """
-        reader = EventReader(incremental=self._can.incremental, filtered=request_bodies.is_filtered(run.job.sampling))
+        reader = EventReader(
+            incremental=self._features.incremental, filtered=request_bodies.is_filtered(streamed.job.sampling)
+        )
         try:
             async with aclosing(self._client.stream("/generate", body)) as stream:
                 async for data in stream:
                     event = reader.read(data)
                     if event.error:
                         raise RequestError(f"the SGLang server does not answer this request: {event.error}")
-                    self._take(run, stamper, event)
-                    if run.finished or event.reason is not None:
+                    self._handle_event(streamed, attributor, event)
+                    if streamed.finished or event.reason is not None:
                         return event.reason
         except RefusedError as error:
             raise RequestError(str(error)) from error
         except LostError as error:
-            # What it still answers says whether it failed at this request or altogether.
+            # Its next answer says whether it failed at this request or altogether.
             await self._client.get("/model_info")
             raise RequestError(str(error)) from error
-        raise RequestError(f"the SGLang server ended the stream of {run.job.job_id} without saying why")
+        raise RequestError(f"the SGLang server ended the stream of {streamed.job.job_id} without saying why")
 
-    def _take(self, run: StreamedJob, stamper: VersionAttributor, event: Event) -> None:
-        run.received.extend(event.token_ids)
-        if run.matcher is not None and run.cut is None:
-            before = len(run.received) - len(event.token_ids)
-            matches = (index for index, token in enumerate(event.token_ids) if run.matcher.push((token,)))
-            found = next(matches, None)
-            run.cut = None if found is None else before + found + 1
-        ids, log_probs, versions = stamper.add(event)
+    def _handle_event(self, streamed: StreamedJob, attributor: VersionAttributor, event: Event) -> None:
+        streamed.received.extend(event.token_ids)
+        if streamed.matcher is not None and streamed.stop_at is None:
+            before = len(streamed.received) - len(event.token_ids)
+            matches = (index for index, token in enumerate(event.token_ids) if streamed.matcher.push((token,)))
+            match = next(matches, None)
+            streamed.stop_at = None if match is None else before + match + 1
+        ids, log_probs, versions = attributor.add(event)
         if event.reason is not None:
-            self.preemptions += max(0, int(event.meta.get("num_retractions") or 0) - run.retracted)
-        finish = self._reason(run, event)
-        if run.cut is not None and run.cut <= run.told + len(ids):
-            keep = run.cut - run.told
-            self._finish(run, ids[:keep], log_probs[:keep], first_runs(versions, keep), "stop", event)
+            self.preemptions += max(0, int(event.meta.get("num_retractions") or 0) - streamed.forced_retractions)
+        finish = self._finish_reason(streamed, event)
+        if streamed.stop_at is not None and streamed.stop_at <= streamed.delivered + len(ids):
+            keep = streamed.stop_at - streamed.delivered
+            self._finish(streamed, ids[:keep], log_probs[:keep], first_runs(versions, keep), "stop", event)
         elif finish is not None:
-            self._finish(run, ids, log_probs, versions, finish, event)
+            self._finish(streamed, ids, log_probs, versions, finish, event)
         else:
             if ids:
-                run.told += len(ids)
-                run.take(DecodeChunk(ids, log_probs, versions))
-            if not run.revealing and (run.cut is not None or len(stamper.held[0]) >= REVEAL_TOKENS):
-                run.revealing = True
-                self._abort_request(run)
+                streamed.delivered += len(ids)
+                streamed.on_chunk(DecodeChunk(ids, log_probs, versions))
+            if not streamed.revealing and (
+                streamed.stop_at is not None or len(attributor.undecided[0]) >= REVEAL_TOKENS
+            ):
+                streamed.revealing = True
+                self._abort_request(streamed)
 
-    def _reason(self, run: StreamedJob, event: Event) -> Any:
-        """Why the job has ended; None where it goes on."""
+    def _finish_reason(self, streamed: StreamedJob, event: Event) -> Any:
+        """The reason for the end of the job; None where it continues."""
         if event.reason in (None, "stop", "length"):
             return event.reason
-        if run.received and run.received[-1] in self._limits.eos:
+        if streamed.received and streamed.received[-1] in self._limits.eos:
             return "stop"
-        if len(run.received) >= run.job.sampling.max_tokens:
+        if len(streamed.received) >= streamed.job.sampling.max_tokens:
             return "length"
-        return "aborted" if run.aborted else None
+        return "aborted" if streamed.aborted else None
 
     def _finish(
         self,
-        run: StreamedJob,
+        streamed: StreamedJob,
         ids: list[int],
         log_probs: list[float],
         versions: list[tuple[int, str]],
         finish: Any,
         event: Event | None = None,
     ) -> None:
-        run.finished = True
-        run.told += len(ids)
+        streamed.finished = True
+        streamed.delivered += len(ids)
         routed = None
         if event is not None and event.meta.get("routed_experts"):
-            routed = self._routed(run, event.meta["routed_experts"])
-        run.take(DecodeChunk(ids, log_probs, versions, finish, routed))
+            routed = self._routed(streamed, event.meta["routed_experts"])
+        streamed.on_chunk(DecodeChunk(ids, log_probs, versions, finish, routed))
         if event is None or event.reason is None:
-            self._drop(run)
+            self._drop_request(streamed)
 
-    def _routed(self, run: StreamedJob, encoded: str) -> Any:
-        tokens = len(run.job.token_ids) + len(run.received) - 1
+    def _routed(self, streamed: StreamedJob, encoded: str) -> Any:
+        tokens = len(streamed.job.token_ids) + len(streamed.received) - 1
         flat = np.frombuffer(base64.b64decode(encoded), np.int32)
         return flat.reshape(tokens, -1, self._experts).astype(np.int16)
 
     # --- ending requests ---
 
-    def _drop(self, run: StreamedJob) -> None:
-        """Listens to its request no more, and ends it on the server."""
-        run.dropped = True
-        if run.reader is not None and run.reader is not asyncio.current_task():
-            run.reader.cancel()
-        self._spawn(self._send_abort(run.rid))
+    def _drop_request(self, streamed: StreamedJob) -> None:
+        """Stops reading its request, and ends it on the server."""
+        if streamed.reader is not None and streamed.reader is not asyncio.current_task():
+            streamed.reader.cancel()
+        self._spawn(self._send_abort(streamed.rid))
 
-    def _abort_request(self, run: StreamedJob) -> None:
-        """Asks the server to end it; its last event is waited for."""
-        self._spawn(self._abort_until_ended(run, run.rid))
+    def _abort_request(self, streamed: StreamedJob) -> None:
+        """Asks the server to end it, and waits for its last event."""
+        self._spawn(self._abort_until_ended(streamed, streamed.rid))
 
-    async def _abort_until_ended(self, run: StreamedJob, rid: str) -> None:
-        while run.rid == rid and not run.finished and run.reader is not None and not run.reader.done():
+    async def _abort_until_ended(self, streamed: StreamedJob, rid: str) -> None:
+        while (
+            streamed.rid == rid and not streamed.finished and streamed.reader is not None and not streamed.reader.done()
+        ):
             await self._send_abort(rid)
-            await asyncio.wait({run.reader}, timeout=_ABORT_AGAIN_S)
+            await asyncio.wait({streamed.reader}, timeout=_ABORT_AGAIN_S)
 
     async def _send_abort(self, rid: str) -> None:
         await self._client.post("/abort_request", {"rid": rid, "abort_all": False})
@@ -320,10 +324,10 @@ class RequestStreams:
     def _spawn(self, coroutine: Any) -> None:
         task = asyncio.create_task(coroutine)
         self._background.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._on_task_done)
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._background.discard(task)
-        # Where the server is gone, whoever waits for a job is told.
+        # Where the server is gone, the waiters of its jobs get the error.
         if not task.cancelled():
             task.exception()

@@ -1,6 +1,6 @@
-"""The server behind a backend, started here and owned, or found at an address: until it answers, and how it died.
+"""The server of a backend, started here and owned, or found at an address: its start, and the cause of its death.
 
-Invariant: the key of a server that is started here goes to a process of that server alone. Its port stands in command
+Invariant: the key of a server that is started here goes to a process of that server alone. Its port is in command
 lines, which all users of the host can read, long before it is bound.
 """
 
@@ -17,8 +17,8 @@ from pathlib import Path
 from rollmesh.generators.engines.external.model_info import ModelInfo
 from rollmesh.generators.engines.interface import EngineError, EngineSettings
 from rollmesh.generators.engines.sglang import server_args
-from rollmesh.generators.engines.sglang.http_client import Client
-from rollmesh.generators.engines.sglang.server_process import Progress, ServerProcess, free_port
+from rollmesh.generators.engines.sglang.http_client import HttpClient
+from rollmesh.generators.engines.sglang.server_process import ServerProcess, StartProgress, free_port
 from rollmesh.mesh.config.rollout import SglangSection
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.private_files import read_secret
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 _LOOPBACK = "127.0.0.1"
 _ASK_EVERY_S = 0.25
 _CONNECT_S = 10.0
-# How long a broken connection waits to be told that it broke because the server has died.
+# Seconds that a broken connection waits for the news that the server has died.
 _CAUSE_S = 5.0
 
 
@@ -37,7 +37,7 @@ class PortTakenError(EngineError):
 
 
 async def _is_open(port: int) -> bool:
-    """Whether anyone listens at a loopback port, which is told nothing."""
+    """True where a process listens at a loopback port; nothing is sent to it."""
     try:
         async with asyncio.timeout(_CONNECT_S):
             _, writer = await asyncio.open_connection(_LOOPBACK, port)
@@ -52,12 +52,12 @@ class Server:
 
     Args:
         folder: of the model.
-        facts: what it says.
+        model: as its folder describes it.
         settings, section: of the engine.
-        on_death: told the cause, once, of a death that nobody asked for, from when `up` is set.
+        on_death: called with the cause, once, of an unexpected death while `up` is set.
 
     Attributes:
-        process: None where it is somebody else's.
+        process: None where it was not started here.
         up: it is in use; before, its death is the failure of its start.
         death: the cause; empty while it lives.
     """
@@ -65,17 +65,17 @@ class Server:
     def __init__(
         self,
         folder: Path,
-        facts: ModelInfo,
+        model: ModelInfo,
         settings: EngineSettings,
         section: SglangSection,
         on_death: Callable[[str], None],
     ) -> None:
         self._folder = folder
-        self._facts = facts
+        self._model = model
         self._settings = settings
         self._section = section
         self._on_death = on_death
-        self._client: Client | None = None
+        self._client: HttpClient | None = None
         self._watch: asyncio.Task[None] | None = None
         self._leaving = False
         self.process: ServerProcess | None = None
@@ -83,8 +83,8 @@ class Server:
         self.death = ""
 
     @property
-    def client(self) -> Client:
-        """Speaks with it."""
+    def client(self) -> HttpClient:
+        """The HTTP client of the server."""
         assert self._client is not None, "open() comes first"
         return self._client
 
@@ -101,32 +101,32 @@ class Server:
         if address is None:
             port, key = await self._launch()
             address = f"http://{_LOOPBACK}:{port}"
-        self._client = Client(address, self._cause, key)
+        self._client = HttpClient(address, self._cause, key)
         await self._until_ready(self._client, port)
 
-    def died(self, cause: str) -> None:
-        """It has, or answers nobody any more."""
+    def report_death(self, cause: str) -> None:
+        """Records that it has died, or answers no more."""
         if not self._leaving and not self.death:
             self.death = cause
             if self.up:
                 self._on_death(cause)
 
-    def leave(self) -> None:
-        """From here on its end is nobody's concern."""
+    def expect_end(self) -> None:
+        """Ignores its end from here on."""
         self._leaving = True
         if self._watch is not None:
             self._watch.cancel()
 
     async def close(self) -> None:
         """Ends all connections, and the server where it is ours. May be called twice, and amid `open`."""
-        self.leave()
+        self.expect_end()
         if self._client is not None:
             await self._client.close()
         if self.process is not None:
             await self.process.stop()
 
     async def _launch(self) -> tuple[int, str]:
-        """Its port, and the key that it asks for."""
+        """Starts it; returns its port and its API key."""
         self.process = ServerProcess()
         port, key = free_port(), secrets.token_hex()
         command = server_args.command(
@@ -134,8 +134,8 @@ class Server:
             self._settings,
             self._section,
             port=port,
-            context=self._facts.limits.context,
-            vocabulary=self._facts.limits.vocabulary,
+            context=self._model.limits.context,
+            vocabulary=self._model.limits.vocabulary,
         )
         command += server_args.with_key(key, self.process.scratch)
         log.info("starting an SGLang server: %s", " ".join(command))
@@ -147,30 +147,30 @@ class Server:
         return port, key
 
     async def _watch_process(self, process: ServerProcess) -> None:
-        self.died(await process.until_dead())
+        self.report_death(await process.until_dead())
 
-    async def _until_ready(self, client: Client, port: int | None) -> None:
-        """Asks until it answers; at `port` a server that is started here has to listen first."""
-        progress = Progress(self.process) if self.process is not None else None
+    async def _until_ready(self, client: HttpClient, port: int | None) -> None:
+        """Polls until it answers; at `port` a server that is started here has to listen first."""
+        progress = StartProgress(self.process) if self.process is not None else None
         end = time.monotonic() + self._section.start_timeout_s
         while not self.death:
             try:
                 if port is None or await self._listens_at(port):
                     await client.get("/model_info", timeout_s=30.0)
                     return
-                said = "it does not listen yet"
+                reason = "it does not listen yet"
             except PortTakenError:
                 raise
             except EngineError as error:
-                said = str(error)
+                reason = str(error)
             if time.monotonic() > end:
                 tail = f"; the end of its log:\n{self.process.tail()}" if self.process is not None else ""
                 raise EngineError(
-                    f"no SGLang server at {client.address} after {self._section.start_timeout_s:g} s: {said}{tail}",
+                    f"no SGLang server at {client.address} after {self._section.start_timeout_s:g} s: {reason}{tail}",
                     hint="rollout.sglang.start_timeout_s sets how long it may take",
                 )
             if progress is not None:
-                progress.tell()
+                progress.log_if_due()
             await asyncio.sleep(_ASK_EVERY_S)
         if server_args.refuses_arguments(self.death):
             raise ConfigError(self.death, hint="rollout.sglang.options are its arguments, besides what the run sets")
@@ -180,7 +180,7 @@ class Server:
         raise EngineError(self.death, hint=hint)
 
     async def _listens_at(self, port: int) -> bool:
-        """Whether our server listens at its port; False: no one does.
+        """True where our server listens at its port; False where no process does.
 
         Raises:
             PortTakenError: another process does.
@@ -199,7 +199,7 @@ class Server:
         )
 
     async def _cause(self) -> str:
-        """Why a connection broke; empty where nobody knows."""
+        """The reason why a connection broke; empty where it is unknown."""
         if self.process is not None and self.up and not self.death and not self._leaving:
             with suppress(TimeoutError):
                 return await asyncio.wait_for(self.process.until_dead(), _CAUSE_S)

@@ -1,4 +1,4 @@
-"""How a server is started: interpreter, arguments, environment, and the model folder that it gets to see."""
+"""The start of a server: interpreter, arguments, environment, and the model folder that it gets to see."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from rollmesh.mesh.runtime.ranks import on_loopback
 KEY_FILE = "key.yaml"
 # SGLang keeps the last places of its context for itself; probes are as long as ours.
 SPARE_CONTEXT = 8
-# Tokens of one event: fewer make more work for the server's front and for us (with 1, a quarter of the processor time
-# of a small model), more make drafts and streams lag.
+# Tokens of one event. Fewer make more work for the server's front and for us (with 1, a quarter of the processor time
+# of a small model). More make drafts and streams lag.
 STREAM_INTERVAL = 8
 # Its argument parser, its checks of arguments in a traceback, and how these end it.
 _USAGE = re.compile(r"^sglang serve: error: ", re.MULTILINE)
@@ -223,7 +223,7 @@ def sending_device(settings: EngineSettings, section: SglangSection) -> torch.de
 
 
 def refuses_arguments(death: str) -> bool:
-    """Whether a server has ended because of its arguments, so that the next one would too.
+    """True where a server has ended because of its arguments, so that the next one would too.
 
     Args:
         death: how it has died, with the end of its log.

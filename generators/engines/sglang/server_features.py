@@ -1,7 +1,7 @@
-"""What a server can do, as it says itself.
+"""Features of a server, by its own account.
 
-Servers differ by version and by the arguments they were started with. Nothing is derived from a version number: the
-server's own description of its interface, its settings, and one token sampled for a try say what there is.
+Servers differ by version and by the arguments they were started with. Nothing is derived from a version number. The
+features are read from the server's description of its interface, its settings, and one token sampled for a try.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollmesh.generators.engines.interface import EngineError
-from rollmesh.generators.engines.sglang.http_client import Client, RefusedError
+from rollmesh.generators.engines.sglang.http_client import HttpClient, RefusedError
 
 _NEEDED = ("/generate", "/abort_request", "/pause_generation", "/continue_generation", "/flush_cache")
 _TRANSFERS = {
@@ -24,17 +24,17 @@ _HINT = "sglang 0.5.23 is known to do; see rollout.sglang"
 
 @dataclass(frozen=True, slots=True)
 class ServerFeatures:
-    """One server's.
+    """Features of one server.
 
     Attributes:
         version: of SGLang, for messages.
         context: tokens that it takes and samples together.
         ranks: processes that each take weights (TP).
         incremental: an event of a stream brings its new tokens alone, not all so far.
-        one_front: events bear the version in service (see `stamps`).
+        one_front: events bear the version in service (see `version_attribution`).
         drains: nothing is being computed while it is paused in place.
-        session: weights go between a begin and an end.
-        load: path of its figures; empty where there are none.
+        session: weights are sent between a begin and an end.
+        load: path of its load metrics; empty where there are none.
         mask_tokens: most tokens of a kept set that it reports; 0: it reports none.
         sleeps: it gives memory back.
         keeps_asleep: it keeps the weights on the host while they are not on the device.
@@ -55,8 +55,8 @@ class ServerFeatures:
     routed_experts: bool
 
 
-async def ask(client: Client, transfer: str) -> ServerFeatures:
-    """Asks a server that is ready.
+async def detect_features(client: HttpClient, transfer: str) -> ServerFeatures:
+    """Reads the features of a server that is ready.
 
     Raises:
         EngineError: it cannot do what is needed; names what is missing.
@@ -84,8 +84,8 @@ async def ask(client: Client, transfer: str) -> ServerFeatures:
             f"the SGLang server at {client.address} runs on several hosts, and transfer tensor shares memory of one",
             hint="rollout.sglang.transfer: disk",
         )
-    await _take_over(client, paths)
-    await _try(client, version)
+    await _end_abandoned_update(client, paths)
+    await _check_one_token(client, version)
     return ServerFeatures(
         version=version,
         context=_context(info),
@@ -102,16 +102,16 @@ async def ask(client: Client, transfer: str) -> ServerFeatures:
     )
 
 
-async def _take_over(client: Client, paths: Any) -> None:
-    """A generator that died may have left it paused, or amid an update."""
+async def _end_abandoned_update(client: HttpClient, paths: Any) -> None:
+    """Ends an update, or a pause, that a generator which died may have left."""
     if "/end_weight_update" in paths:
         with suppress(RefusedError):
             await client.post("/end_weight_update")
     await client.post("/continue_generation")
 
 
-async def _try(client: Client, version: str) -> None:
-    """One token says whether tokens and log-probs come as ids, stamped with their version by the server itself."""
+async def _check_one_token(client: HttpClient, version: str) -> None:
+    """Samples one token, to check that ids and log-probs come with the version that the server itself gives them."""
     sampling = {"max_new_tokens": 1, "temperature": 1.0, "ignore_eos": True}
     try:
         answer = await client.post(
@@ -139,8 +139,8 @@ def _one_of(paths: Any, *names: str) -> str:
 
 
 def _context(info: dict[str, Any]) -> int:
-    """What is said in several places, by age."""
-    for found in (info.get("max_req_input_len"), info.get("context_length")):
-        if isinstance(found, int):
-            return found
+    """The length of sequences, which servers report in several places, by age."""
+    for length in (info.get("max_req_input_len"), info.get("context_length")):
+        if isinstance(length, int):
+            return length
     raise EngineError("the SGLang server does not say how long its sequences may be", hint="start it --context-length")

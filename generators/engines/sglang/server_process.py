@@ -1,7 +1,7 @@
 """A server that the generator starts and owns: its processes, its log, its end.
 
-Invariants: it ends with this object, and with this process whatever ends that (see `server_watchdog`). A wait for it
-ends with its death, and with the end of its log.
+Invariants: it ends with this object, and with this process however that ends (see `server_watchdog`). A wait for it
+ends with its death, and returns the end of its log.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rollmesh.mesh.runtime.child_processes import Child, start_process
 
 log = logging.getLogger(__name__)
 
-_KEEPER = Path(__file__).with_name("server_watchdog.py")
+_WATCHDOG = Path(__file__).with_name("server_watchdog.py")
 _TAIL_BYTES = 4000
 _STOP_S = 60.0
 # Below those that Linux gives out (net.ipv4.ip_local_port_range).
@@ -40,8 +40,8 @@ class ServerProcess:
     """One server; in one event loop.
 
     Attributes:
-        scratch: folder for its temporary files; goes with it.
-        log_file: what it and its children print.
+        scratch: folder for its temporary files; removed with it.
+        log_file: the output of it and its children.
     """
 
     def __init__(self) -> None:
@@ -61,13 +61,13 @@ class ServerProcess:
         Raises:
             EngineError: there is no such interpreter.
         """
-        # Its sockets and temporary files go where they are removed with it.
+        # Its sockets and temporary files are made where they are removed with it.
         temporary = self.scratch / "tmp"
         temporary.mkdir()
         with self.log_file.open("wb") as output:
             try:
                 self._watchdog = await start_process(
-                    [command[0], str(_KEEPER), str(self.scratch), *command],
+                    [command[0], str(_WATCHDOG), str(self.scratch), *command],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=output,
@@ -86,12 +86,12 @@ class ServerProcess:
         assert self._watch is not None, "start() comes first"
         return await asyncio.shield(self._watch)
 
-    def sight(self) -> ProcessState | None:
-        """What its processes do now; None before there are any."""
+    def process_state(self) -> ProcessState | None:
+        """Reads the state of its processes; None before there are any."""
         return read_process_trees([self._watchdog.pid]) if self._watchdog is not None else None
 
     def listens_at(self, port: int) -> bool:
-        """Whether one of its processes listens at a TCP port; reads what each of them has open."""
+        """True where one of its processes listens at a TCP port; reads what each of them has open."""
         assert self._watchdog is not None, "start() comes first"
         with contextlib.suppress(psutil.NoSuchProcess):
             watchdog = psutil.Process(self._watchdog.pid)
@@ -121,44 +121,44 @@ class ServerProcess:
     async def _until_dead(self) -> str:
         assert self._watchdog is not None
         assert self._watchdog.stdout is not None
-        said = (await self._watchdog.stdout.readline()).decode().strip()
+        report = (await self._watchdog.stdout.readline()).decode().strip()
         if self._stopping:
             return "the SGLang server was stopped"
-        if said:
-            how = f"exit code {said.removeprefix('exit ')}"
+        if report:
+            cause = f"exit code {report.removeprefix('exit ')}"
         else:
-            # Nobody but its end closes its output.
-            how = f"its watchdog has ended, with {await self._watchdog.wait()}"
-        return f"the SGLang server has died ({how}); the end of its log:\n{self.tail()}"
+            # Its output is closed by its end alone.
+            cause = f"its watchdog has ended, with {await self._watchdog.wait()}"
+        return f"the SGLang server has died ({cause}); the end of its log:\n{self.tail()}"
 
 
-class Progress:
-    """Tells of a start that takes long, every few seconds, with the last line of the server's log."""
+class StartProgress:
+    """Logs the progress of a long start every few seconds, with the last line of the server's log."""
 
     _EVERY_S = 15.0
 
     def __init__(self, process: ServerProcess) -> None:
         self._process = process
-        self._begin = self._told = time.monotonic()
+        self._begin = self._logged_at = time.monotonic()
 
-    def tell(self) -> None:
-        """Call it as often as you like."""
+    def log_if_due(self) -> None:
+        """Logs where the last message is old enough; may be called often."""
         now = time.monotonic()
-        if now - self._told >= self._EVERY_S:
-            self._told = now
+        if now - self._logged_at >= self._EVERY_S:
+            self._logged_at = now
             last = self._process.tail().strip().rpartition("\n")[2][:200]
             log.info("the SGLang server has been starting for %.0f s: %s", now - self._begin, last)
 
 
 def _listens(process: psutil.Process, port: int) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
-        found = process.net_connections("tcp")
-        return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in found)
+        connections = process.net_connections("tcp")
+        return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in connections)
     return False
 
 
 def free_port() -> int:
-    """A port of the loopback interface that is free now, and that the kernel gives to nobody who asks for any port.
+    """A loopback port that is free now, outside of the range from which the kernel gives out ports.
 
     The server binds it many seconds later, and another process may be faster (`ServerProcess.listens_at`).
 

@@ -1,13 +1,13 @@
-"""Stands between the generator and the server that it owns, so that the server ends with it, however that ends.
+"""Ends the server with the generator that owns it, however that ends: a process between the two.
 
 Run as a script by the server's interpreter, which need not have this project's packages: standard library alone.
 
     server_watchdog.py SCRATCH COMMAND...
 
 It starts the command in a session of its own. When standard input ends (the generator has closed it, or has died) or
-the command ends by itself, it kills the whole process group, removes what these processes have left in /dev/shm, and,
-once standard input has ended, the folder SCRATCH. Should the watchdog itself be killed, the kernel kills the command.
-On standard output it says `exit CODE` when the command has ended by itself (negative: by that signal).
+the command ends by itself, it kills the whole process group. Then it removes what these processes have left in
+/dev/shm, and, once standard input has ended, the folder SCRATCH. Should the watchdog itself be killed, the kernel kills
+the command. On standard output it says `exit CODE` when the command has ended by itself (negative: by that signal).
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ def main(scratch: str, command: list[str]) -> None:
     watchdog = os.getpid()
     child = os.fork()
     if child == 0:
-        _become(command, watchdog)
+        _exec(command, watchdog)
     handle = os.pidfd_open(child)
-    # Read while the processes are there: afterwards nobody knows what was theirs.
-    left_behind: set[str] = set()
+    # Read while the processes are there: afterwards it is unknown what was theirs.
+    shared_files: set[str] = set()
     news = _watch_shared_memory()
     ready: list[int] = []
     while not {0, handle} & set(ready):
         ready, _, _ = select.select([0, handle, *news], [], [], _LOOK_S)
         for watch in {*news} & set(ready):
             os.read(watch, _NEWS_BYTES)
-        left_behind |= _shared_memory(child)
+        shared_files |= _shared_memory(child)
     # One that has just been forked leads no group yet; once it is dead it starts no more processes.
     os.kill(child, signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     _await_group(child)
-    for path in left_behind:
+    for path in shared_files:
         with contextlib.suppress(OSError):
             os.unlink(path)
     if 0 not in ready:
@@ -65,7 +65,7 @@ def main(scratch: str, command: list[str]) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _become(command: list[str], watchdog: int) -> None:
+def _exec(command: list[str], watchdog: int) -> None:
     """Turns this process into the command."""
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -116,7 +116,7 @@ def _watch_shared_memory() -> list[int]:
 
 def _shared_memory(leader: int) -> set[str]:
     """Files in /dev/shm that a group has open or mapped."""
-    found = set()
+    names = set()
     for folder in _group(leader):
         places: list[str] = []
         with contextlib.suppress(OSError):
@@ -127,17 +127,22 @@ def _shared_memory(leader: int) -> set[str]:
                     places.append(str(link.readlink()))
         for place in places:
             _, folder_of_it, name = place.partition(_SHARED)
-            # torch's own files are the generator's, and looked after by torch.
+            # torch's own files are the generator's, and removed by torch.
             if folder_of_it and not name.endswith("(deleted)") and not name.startswith("torch_"):
-                found.add(_SHARED + name)
-    return found
+                names.add(_SHARED + name)
+    return names
 
 
 def _await_group(leader: int) -> None:
-    """Until nobody of a group is left; those who are not our children have nothing to wake us with."""
+    """Waits until no process of a group is left: each wakes us with its end, though none is our child."""
     end = time.monotonic() + _KILL_S
-    while _group(leader) and time.monotonic() < end:
-        time.sleep(0.02)
+    while (members := _group(leader)) and time.monotonic() < end:
+        for folder in members:
+            with contextlib.suppress(OSError):
+                # One that is gone by now cannot be opened.
+                handle = os.pidfd_open(int(folder.name))
+                select.select([handle], [], [], max(0.0, end - time.monotonic()))
+                os.close(handle)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""Which version every token of a request has: only what is certain is said.
+"""The version of every token of a request: tokens are delivered only when their version is certain.
 
-The server tells with the last event of a request which of its tokens which version sampled (spans). Every event bears
-the version in service, as far as the server's front knew when it had the event from the scheduler. Invariants:
+With the last event of a request the server reports the version of each of its tokens (spans). Every event bears the
+version in service, as far as the server's front knew when it had the event from the scheduler. Invariants:
 
-- Tokens that have come before an update of the weights began were sampled by the version at which the request was
-  made: they are stamped when they come.
+- Tokens that came before an update of the weights began were sampled by the version at which the request was made. They
+  are attributed when they come.
 - The front knows of an update before the server continues after it. So tokens of an event that bears the former version
-  are of that version, however late they come. (Where there are several fronts, only one of them knows.)
-- Of tokens of an event that bears a newer version that cannot be told from outside: they may have been sampled before
-  the pause, and have reached the front after the news of the update, which goes another way. They are held back until
-  the spans are there, and all after them.
-- The spans must agree with everything that was said before.
+  are of that version, however late they come. Only one of several fronts knows of it.
+- The version of tokens of an event that bears a newer version is uncertain. They may have been sampled before the
+  pause, and have reached the front after the news of the update, which takes another way. They, and all after them, are
+  held back until the spans are there.
+- The spans must agree with all earlier attributions.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Event:
 
     Attributes:
         token_ids, log_probs: of the new tokens.
-        reason: why it ended (SGLang's `type`: stop, length, abort); None where it goes on.
-        error: what the server says is wrong with the request; empty where nothing is.
-        meta: what else was said.
+        reason: why it ended (SGLang's `type`: stop, length, abort); None where it continues.
+        error: the server's error message for the request; empty where there is none.
+        meta: the rest of the event.
     """
 
     token_ids: list[int]
@@ -60,77 +60,77 @@ class EventReader:
             EngineError: it contradicts itself.
         """
         if "error" in data:
-            said = data["error"]
-            return Event([], [], None, str(said.get("message", said) if isinstance(said, dict) else said), {})
+            error = data["error"]
+            return Event([], [], None, str(error.get("message", error) if isinstance(error, dict) else error), {})
         meta = data["meta_info"]
-        # The last event of a request that was aborted in the line repeats tokens: the count says what is new.
+        # The last event of a request that was aborted in the queue repeats tokens: the count tells the new ones.
         new = int(meta["completion_tokens"]) - self._seen
         begin = 0 if self._incremental else self._seen
         ids = data.get("output_ids", [])[begin : begin + new]
-        found = (meta.get(self._key) or [])[begin : begin + new]
-        if len(ids) != new or len(found) != new:
+        entries = (meta.get(self._key) or [])[begin : begin + new]
+        if len(ids) != new or len(entries) != new:
             raise EngineError(
-                f"the SGLang server counts {new} new tokens and sends {len(ids)} and {len(found)} log-probs"
+                f"the SGLang server counts {new} new tokens and sends {len(ids)} and {len(entries)} log-probs"
             )
         self._seen += new
         finish = meta.get("finish_reason")
         reason = None if finish is None else str(finish["type"])
         wrong = reason == "abort" and (finish.get("status_code") or 0) >= 400
-        log_probs = found if "sampling" in self._key else [entry[0] for entry in found]
+        log_probs = entries if "sampling" in self._key else [entry[0] for entry in entries]
         return Event(ids, log_probs, reason, str(finish["message"]) if wrong else "", meta)
 
 
 class VersionAttributor:
-    """Stamps the tokens of one request.
+    """Attributes the tokens of one request to versions.
 
     Args:
         label: of the weights in service when it was made.
         one_front: see above.
 
     Attributes:
-        crossed: an update has begun since.
-        held: ids and log-probs of tokens that are held back.
+        saw_update: an update has begun since.
+        undecided: ids and log-probs of tokens that are held back.
     """
 
     def __init__(self, label: str, *, one_front: bool) -> None:
         self._one_front = one_front
         self._label = label
-        self._said: list[tuple[int, str]] = []
-        self.crossed = False
-        self.held: tuple[list[int], list[float]] = ([], [])
+        self._attributed: list[tuple[int, str]] = []
+        self.saw_update = False
+        self.undecided: tuple[list[int], list[float]] = ([], [])
 
     @property
     def total(self) -> int:
         """Tokens that have come."""
-        return sum(length for length, _ in self._said) + len(self.held[0])
+        return sum(length for length, _ in self._attributed) + len(self.undecided[0])
 
     def add(self, event: Event) -> tuple[list[int], list[float], list[tuple[int, str]]]:
-        """Takes an event; gives the tokens that are certain now, with their runs.
+        """Adds an event; returns the tokens that are certain now, with their runs.
 
         Raises:
-            EngineError: the server's spans contradict what was said before, or do not cover all tokens.
+            EngineError: the server's spans contradict earlier attributions, or do not cover all tokens.
         """
-        certain = not self.held[0] and self._is_certain(event)
-        self.held[0].extend(event.token_ids)
-        self.held[1].extend(event.log_probs)
+        certain = not self.undecided[0] and self._is_certain(event)
+        self.undecided[0].extend(event.token_ids)
+        self.undecided[1].extend(event.log_probs)
         if event.reason is not None:
-            runs = self._settle(event.meta.get("weight_versions") or [])
+            runs = self._runs_by_spans(event.meta.get("weight_versions") or [])
         elif certain:
             runs = [(len(event.token_ids), self._label)] if event.token_ids else []
         else:
             return [], [], []
-        (ids, log_probs), self.held = self.held, ([], [])
+        (ids, log_probs), self.undecided = self.undecided, ([], [])
         for length, label in runs:
-            if self._said and self._said[-1][1] == label:
-                length += self._said.pop()[0]
-            self._said.append((length, label))
+            if self._attributed and self._attributed[-1][1] == label:
+                length += self._attributed.pop()[0]
+            self._attributed.append((length, label))
         return ids, log_probs, runs
 
     def _is_certain(self, event: Event) -> bool:
-        """Whether all tokens of an event are of the version of those before them."""
-        return not self.crossed or (self._one_front and str(event.meta.get("weight_version")) == self._label)
+        """True where all tokens of an event are of the version of those before them."""
+        return not self.saw_update or (self._one_front and str(event.meta.get("weight_version")) == self._label)
 
-    def _settle(self, spans: Sequence[dict[str, Any]]) -> list[tuple[int, str]]:
+    def _runs_by_spans(self, spans: Sequence[dict[str, Any]]) -> list[tuple[int, str]]:
         """Runs of the tokens that are held, by the server's spans over all of them."""
         total = self.total
         runs, covered = [], 0
@@ -143,11 +143,11 @@ class VersionAttributor:
                 runs.append((end - begin, label))
         if covered != total:
             raise EngineError(f"the SGLang server says of {covered} of {total} tokens which version they have: {spans}")
-        for length, label in self._said:
+        for length, label in self._attributed:
             if not runs or runs[0][1] != label or runs[0][0] < length:
                 raise EngineError(
-                    f"tokens that were sampled by versions {self._said} are said to be of {spans}",
-                    hint="does somebody else load weights into the SGLang server?",
+                    f"tokens that were sampled by versions {self._attributed} are said to be of {spans}",
+                    hint="does another program load weights into the SGLang server?",
                 )
             runs[0] = (runs[0][0] - length, label)
             if not runs[0][0]:

@@ -1,8 +1,8 @@
 """vLLM as a backend: jobs, pauses, swaps of weights, sleep.
 
-Invariants: each job is salted with the label of the weights under which it starts, so that no KV cache of former
-weights is ever found by a prefix (running jobs keep theirs where they may); what vLLM has died of is told once, and
-everything that waits for it fails.
+Invariants: each job is salted with the label of the weights under which it starts. So no KV cache of former weights is
+ever found by a prefix (running jobs keep theirs where they may). The cause of vLLM's death is reported once, and every
+call that waits for it fails.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from rollmesh.generators.engines.checkpoint_names import Checkpoint, read_config
+from rollmesh.generators.engines.checkpoint_names import CheckpointLayout
 from rollmesh.generators.engines.external.backend import Backend, DecodeChunk, DecodeJob, LoadMetrics
 from rollmesh.generators.engines.external.model_info import ModelInfo
 from rollmesh.generators.engines.interface import EngineError, EngineSettings, SamplingParams, SleepReport
-from rollmesh.generators.engines.request_validation import Limits
+from rollmesh.generators.engines.model_folder import read_config
+from rollmesh.generators.engines.request_validation import RequestLimits
 from rollmesh.generators.engines.vllm import environment, private_names, sampling
 from rollmesh.generators.engines.vllm.engine_args import engine_arguments, on_cpu, section_of, transfer_of, workers
 from rollmesh.generators.engines.vllm.launcher import EngineProcess
 from rollmesh.generators.engines.vllm.load_metrics import LoadMetricsCollector
-from rollmesh.generators.engines.vllm.output_stream import OutputRouter, Stream
-from rollmesh.generators.engines.vllm.replica_routing import Copies
-from rollmesh.generators.engines.vllm.weight_senders import Sender, SharedSender
+from rollmesh.generators.engines.vllm.output_stream import JobStream, OutputRouter
+from rollmesh.generators.engines.vllm.replica_routing import ReplicaRouter
+from rollmesh.generators.engines.vllm.weight_senders import SharedSender, WeightSender
 from rollmesh.generators.engines.vllm.worker import HELD_BYTES
 from rollmesh.mesh.errors import PayloadError, WeightsError
 from rollmesh.mesh.liveness.freeze_detector import ProcessState
@@ -55,13 +56,13 @@ _WARM_UP = "warm-up"
 
 
 @dataclass(slots=True)
-class _Running:
+class _RunningJob:
     """A job that has not ended, with what it takes to submit it again."""
 
     job: DecodeJob
-    stream: Stream
+    stream: JobStream
     parameters: VllmSampling
-    copy: int
+    replica: int
 
 
 class VllmBackend(Backend):
@@ -69,7 +70,7 @@ class VllmBackend(Backend):
 
     Args:
         folder: configuration and tokenizer files.
-        model: what they say.
+        model: as they describe it.
         settings: see there.
     """
 
@@ -80,19 +81,19 @@ class VllmBackend(Backend):
         self._arguments = engine_arguments(
             folder, settings, context=limits.context, tokenizer=limits.text, experts=experts
         )
-        self._load_figures = LoadMetricsCollector()
-        self._copies = Copies(self._section.data_parallel)
-        self._launch: EngineProcess | None = None
-        self._checkpoint: Checkpoint | None = None
-        self._sender: Sender | None = None
-        self._jobs: dict[str, _Running] = {}
+        self._metrics = LoadMetricsCollector()
+        self._replicas = ReplicaRouter(self._section.data_parallel)
+        self._process: EngineProcess | None = None
+        self._checkpoint: CheckpointLayout | None = None
+        self._sender: WeightSender | None = None
+        self._jobs: dict[str, _RunningJob] = {}
         self._label = ""
         self._asleep: set[str] = set()
         self._stopping = False
 
     # ----------------------------------------------------------------------------------------------- life
 
-    async def start(self, on_death: Callable[[str], None]) -> Limits:
+    async def start(self, on_death: Callable[[str], None]) -> RequestLimits:
         self._on_death = on_death
         self._dead: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         environment.prepare(self._settings)
@@ -101,19 +102,19 @@ class VllmBackend(Backend):
         self._sender = self._create_sender()
         config = await asyncio.to_thread(read_config, self._folder)
         dtype = getattr(torch, self._settings.dtype)
-        self._checkpoint = await asyncio.to_thread(Checkpoint, config, dtype)
+        self._checkpoint = await asyncio.to_thread(CheckpointLayout, config, dtype)
         arguments = dict(self._arguments)
         if not config.architectures:
             # Without a name vLLM takes the model for one that embeds.
             arguments.setdefault("hf_overrides", {"architectures": [self._checkpoint.architecture]})
-        self._launch = EngineProcess(arguments, self._load_figures, self._section.start_timeout_s)
-        self._engine: AsyncLLM = await self._launch.start()
+        self._process = EngineProcess(arguments, self._metrics, self._section.start_timeout_s)
+        self._engine: AsyncLLM = await self._process.start()
         private_names.check_engine(self._engine)
-        self._outputs = OutputRouter(self._engine.output_processor, self._load_figures.preempted, self._died)
+        self._outputs = OutputRouter(self._engine.output_processor, self._metrics.preempted, self._on_engine_death)
         self._engine.output_processor = self._outputs
-        await self._alive(self._sender.connect(self._engine), _STEP_S)
+        await self._answer(self._sender.connect(self._engine), _STEP_S)
         await self._warm_up()
-        return Limits(
+        return RequestLimits(
             context=min(self._model.limits.context, self._engine.model_config.max_model_len),
             vocabulary=self._model.limits.vocabulary,
             eos=self._model.limits.eos,
@@ -127,24 +128,24 @@ class VllmBackend(Backend):
             running.stream.fail(EngineError("vLLM is being stopped"))
         if self._sender is not None:
             self._sender.close()
-        if self._launch is not None:
-            await self._launch.stop()
+        if self._process is not None:
+            await self._process.stop()
 
     async def ping(self) -> None:
-        # Each engine core answers between two steps, while its workers wait for it. Its death is told by `_died`.
+        # Each engine core answers between two steps, while its workers wait for it; its death comes another way.
         with suppress(EngineDeadError):
-            await self._alive(self._engine.engine_core.call_utility_async("is_scheduler_paused"), _SWAP_S)
+            await self._answer(self._engine.engine_core.call_utility_async("is_scheduler_paused"), _SWAP_S)
 
-    def sight(self) -> ProcessState | None:
-        return self._launch.sight() if self._launch is not None else None
+    def process_state(self) -> ProcessState | None:
+        return self._process.process_state() if self._process is not None else None
 
     def last_error(self) -> str:
-        return self._launch.last_error() if self._launch is not None else ""
+        return self._process.last_error() if self._process is not None else ""
 
-    def figures(self) -> LoadMetrics:
-        return self._load_figures.figures()
+    def load_metrics(self) -> LoadMetrics:
+        return self._metrics.current()
 
-    def _create_sender(self) -> Sender:
+    def _create_sender(self) -> WeightSender:
         transfer = transfer_of(self._settings)
         if transfer == "shm":
             return SharedSender(workers(self._settings))
@@ -154,22 +155,22 @@ class VllmBackend(Backend):
         return native_sender(transfer, torch.device(self._settings.device), workers(self._settings))
 
     async def _warm_up(self) -> None:
-        """The first forward passes are slow (kernels are chosen or compiled); no request should pay for that."""
+        """Runs the first forward passes, which are slow (kernels are chosen or compiled), before any request."""
         begin = time.monotonic()
         job = DecodeJob(_WARM_UP, [0, 1], SamplingParams(max_tokens=2, temperature=1.0))
-        await self._alive(self.generate(job, lambda _: None), _SWAP_S)
-        await self._alive(self._engine.reset_prefix_cache(), _STEP_S)
+        await self._answer(self.generate(job, lambda _: None), _SWAP_S)
+        await self._answer(self._engine.reset_prefix_cache(), _STEP_S)
         log.info("vLLM is warm after %.1f s", time.monotonic() - begin)
 
-    def _died(self) -> None:
+    def _on_engine_death(self) -> None:
         if self._dead.done():
             return
         self._dead.set_result(None)
-        if not self._stopping and self._launch is not None:
-            self._on_death(self._launch.cause())
+        if not self._stopping and self._process is not None:
+            self._on_death(self._process.cause())
 
-    async def _alive(self, call: Awaitable[T], deadline_s: float) -> T:
-        """What vLLM answers; it leaves calls unanswered when it dies.
+    async def _answer(self, call: Awaitable[T], deadline_s: float) -> T:
+        """Awaits vLLM's answer to a call; it leaves calls unanswered when it dies.
 
         Raises:
             EngineError: it has died, or does not answer.
@@ -188,35 +189,35 @@ class VllmBackend(Backend):
 
     # ----------------------------------------------------------------------------------------------- jobs
 
-    async def generate(self, job: DecodeJob, take: Callable[[DecodeChunk], None]) -> None:
-        stream = Stream(take)
+    async def generate(self, job: DecodeJob, on_chunk: Callable[[DecodeChunk], None]) -> None:
+        stream = JobStream(on_chunk)
         try:
             parameters = sampling.to_vllm(job.sampling, self._model.limits.eos)
         except (ValueError, VLLMClientError) as error:
             raise PayloadError("sampling", f"vLLM does not take it: {error}") from error
         prompt = tuple(job.token_ids[: job.prompt_tokens])
-        running = _Running(job, stream, parameters, self._copies.take(prompt))
+        running = _RunningJob(job, stream, parameters, self._replicas.assign(prompt))
         self._jobs[job.job_id] = running
         try:
             await self._submit(running)
             await stream.done
         except asyncio.CancelledError:
-            await self._drop([running])
+            await self._forget_jobs([running])
             raise
         finally:
             stream.end()
-            self._copies.give_back(prompt)
+            self._replicas.release(prompt)
             del self._jobs[job.job_id]
             self._outputs.forget(stream)
 
     async def abort(self, job_ids: Iterable[str]) -> None:
         known = [running for name in job_ids if (running := self._jobs.get(name)) is not None]
-        await self._drop(known)
+        await self._forget_jobs(known)
         for running in known:
             running.stream.aborted()
 
-    async def _submit(self, running: _Running) -> None:
-        """Sends a job to the engine core, under a name of its own; nothing where it has ended meanwhile.
+    async def _submit(self, running: _RunningJob) -> None:
+        """Sends a job to the engine core, under a name of its own; does nothing where it has ended meanwhile.
 
         Raises:
             PayloadError: vLLM does not take it.
@@ -240,9 +241,9 @@ class VllmBackend(Backend):
             # It was ended while the core knew nothing of it, and is not ended there again.
             return
         processor.assign_request_id(request)
-        request.data_parallel_rank = running.copy
+        request.data_parallel_rank = running.replica
         text = IncrementalDetokenizer.from_new_request(engine.tokenizer, request) if job.sampling.stop else None
-        running.stream.submitted(request, text)
+        running.stream.set_request(request, text)
         self._outputs.add(running.stream)
         engine._run_output_handler()
         if self._dead.done():
@@ -250,35 +251,35 @@ class VllmBackend(Backend):
         await engine.engine_core.add_request_async(request)
 
     def _with_images(self, job: DecodeJob) -> PromptType:
-        """The prompt with its images; vLLM widens it."""
+        """The prompt with its images; vLLM adds their tokens."""
         prompt = TokensPrompt(prompt_token_ids=list(job.token_ids), cache_salt=self._label or _WARM_UP)
         prompt["multi_modal_data"] = {"image": [open_image(encoded) for encoded in job.images]}
         return prompt
 
-    async def _drop(self, dropped: Sequence[_Running]) -> None:
+    async def _forget_jobs(self, dropped: Sequence[_RunningJob]) -> None:
         """Makes the engine core forget jobs."""
         ids = [running.stream.request_id for running in dropped if self._outputs.forget(running.stream)]
         if ids and not self._dead.done():
-            await self._alive(self._engine.engine_core.abort_requests_async(ids), _STEP_S)
+            await self._answer(self._engine.engine_core.abort_requests_async(ids), _STEP_S)
 
     # ----------------------------------------------------------------------------------------------- pauses
 
     async def pause(self) -> None:
         # `AsyncLLM.pause_generation` does the same, and then sleeps for 20 ms.
         core = self._engine.engine_core
-        await self._alive(core.pause_scheduler_async(mode="keep", clear_cache=False), _STEP_S)
-        # What the last step brought is here already, but may wait to be handed on.
+        await self._answer(core.pause_scheduler_async(mode="keep", clear_cache=False), _STEP_S)
+        # The outputs of the last step are here already, but may wait to be processed.
         while not core.outputs_queue.empty() and not self._dead.done():  # noqa: ASYNC110 # a turn or two
             await asyncio.sleep(0)
 
     async def resume(self) -> None:
-        await self._alive(self._engine.resume_generation(), _STEP_S)
+        await self._answer(self._engine.resume_generation(), _STEP_S)
 
     # ----------------------------------------------------------------------------------------------- weights
 
     def stage(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Any:
         assert self._checkpoint is not None and self._sender is not None, "started"  # noqa: PT018
-        arranged = self._checkpoint.arrange(tensors)
+        arranged = self._checkpoint.to_checkpoint(tensors)
         return self._sender.stage(arranged)
 
     def discard(self, staged: Any) -> None:
@@ -289,34 +290,34 @@ class VllmBackend(Backend):
         assert self._sender is not None, "it was staged with it"
         try:
             if "weights" in self._asleep:
-                await self._alive(self._engine.engine_core.wake_up_async(["weights"]), _STEP_S)
+                await self._answer(self._engine.engine_core.wake_up_async(["weights"]), _STEP_S)
                 self._asleep.discard("weights")
-            await self._alive(self._sender.send(staged, label), _SWAP_S)
+            await self._answer(self._sender.send(staged, label), _SWAP_S)
             self._label = label
-            await self._renew(recompute=recompute)
+            await self._reset_caches(recompute=recompute)
         except (WeightsError, EngineError):
             raise
-        except Exception as error:
+        except Exception as error:  # vLLM raises errors of its workers as they come
             raise EngineError(f"vLLM could not load weights, and has none now: {error}", hint="see its log") from error
         finally:
             self._sender.discard(staged)
 
-    async def _renew(self, *, recompute: bool) -> None:
-        """No KV cache of former weights is found by a prefix any more, nor what they made of an image."""
+    async def _reset_caches(self, *, recompute: bool) -> None:
+        """Resets caches: no prefix finds a KV cache of former weights, and no image their features."""
         if self._model.limits.images:
-            await self._alive(self._engine.reset_encoder_cache(), _STEP_S)
+            await self._answer(self._engine.reset_encoder_cache(), _STEP_S)
         if not (self._section.prefix_caching or self._model.limits.images or recompute):
             return
-        # Of running jobs the blocks stay, under the salt of former weights.
-        await self._alive(self._engine.reset_prefix_cache(reset_running_requests=recompute), _STEP_S)
+        # The blocks of running jobs stay, under the salt of former weights.
+        await self._answer(self._engine.reset_prefix_cache(reset_running_requests=recompute), _STEP_S)
         if recompute:
             return
-        # Jobs that vLLM has not begun would find them, and miss features of images amid their prefill.
+        # Jobs that vLLM has not begun would find them, and lack image features amid their prefill.
         waiting = [running for running in self._jobs.values() if not running.stream.started]
-        await self._drop(waiting)
+        await self._forget_jobs(waiting)
         for running in waiting:
             try:
-                await self._alive(self._submit(running), _STEP_S)
+                await self._answer(self._submit(running), _STEP_S)
             except PayloadError as error:
                 running.stream.fail(error)
 
@@ -338,12 +339,12 @@ class VllmBackend(Backend):
             return []
 
         try:
-            found = await self._alive(run(), _STEP_S)
+            log_probs = await self._answer(run(), _STEP_S)
         except (ValueError, TypeError, VLLMError) as error:
             raise EngineError(f"vLLM does not score these tokens: {error}") from error
-        if len(found) != len(ids) - 1:
-            raise EngineError(f"vLLM scored {len(found)} of {len(ids) - 1} tokens")
-        return np.asarray(found, np.float32)
+        if len(log_probs) != len(ids) - 1:
+            raise EngineError(f"vLLM scored {len(log_probs)} of {len(ids) - 1} tokens")
+        return np.asarray(log_probs, np.float32)
 
     # ----------------------------------------------------------------------------------------------- sleep
 
@@ -353,22 +354,22 @@ class VllmBackend(Backend):
             # vLLM's CPU worker ignores it: weights and KV cache stay where they are.
             return SleepReport(0, time.perf_counter() - begin)
         before = await self._held_bytes()
-        await self._alive(self._engine.sleep(level=1 if keep_weights else 2, mode="keep"), _SWAP_S)
+        await self._answer(self._engine.sleep(level=1 if keep_weights else 2, mode="keep"), _SWAP_S)
         if not keep_weights and self._sender is not None:
             self._sender.forget()
         self._asleep = {"weights", "kv_cache"}
         return SleepReport(before - await self._held_bytes(), time.perf_counter() - begin)
 
     async def _held_bytes(self) -> int:
-        """What all workers hold of their devices and give back asleep."""
+        """Bytes that all workers hold of their devices and give back asleep."""
         core = self._engine.engine_core
-        held = core.call_utility_all_async("collective_rpc", HELD_BYTES, None, (), None)
-        return sum(sum(workers) for workers in await self._alive(held, _STEP_S))
+        replies = core.call_utility_all_async("collective_rpc", HELD_BYTES, None, (), None)
+        return sum(sum(workers) for workers in await self._answer(replies, _STEP_S))
 
     async def wake(self) -> None:
         if not self._asleep:
             return
         asleep, self._asleep = sorted(self._asleep), set()
-        await self._alive(self._engine.engine_core.wake_up_async(asleep), _SWAP_S)
-        # Awake, vLLM goes on by itself.
+        await self._answer(self._engine.engine_core.wake_up_async(asleep), _SWAP_S)
+        # Awake, vLLM continues by itself.
         await self.pause()

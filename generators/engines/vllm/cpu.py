@@ -1,7 +1,7 @@
-"""What vLLM needs on a CPU in addition; never imported on CUDA.
+"""Settings of vLLM on a CPU; never imported on CUDA.
 
-Invariant: the compute threads of all its workers together are those that this generator was given. vLLM's own binding
-of threads to cores is off: it gives every engine of a host the same cores.
+Invariant: the compute threads of all its workers together are those that this generator was given. The binding of
+threads to cores by vLLM is off: it gives every engine of a host the same cores.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from rollmesh.generators.engines.vllm.engine_args import THREADS_BINDING, UNBOUND, binds_threads
+from rollmesh.generators.engines.vllm.plugin import FORKS_WORKERS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -23,8 +26,10 @@ def prepare(*, threads: int, workers: int, eager: bool) -> None:
         workers: how many there are.
         eager: nothing is to be compiled.
     """
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    os.environ.setdefault(THREADS_BINDING, UNBOUND)
     os.environ["OMP_NUM_THREADS"] = str(max(1, threads // workers))
+    if not binds_threads():
+        os.environ[FORKS_WORKERS] = "1"
     if eager:
         # A few small functions of the sampler would be compiled even so, at the first request, for 10 to 20 seconds.
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")

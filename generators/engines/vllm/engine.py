@@ -33,5 +33,5 @@ class VllmEngine(ExternalEngine):
         try:
             from rollmesh.generators.engines.vllm.backend import VllmBackend
         except ImportError as error:
-            raise private_names.unfit(str(error)) from error
+            raise private_names.unsupported_version(str(error)) from error
         return VllmBackend(folder, model, settings)

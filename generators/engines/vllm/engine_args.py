@@ -1,8 +1,9 @@
-"""What vLLM is started with: the run's settings in the names of its engine arguments. Knows nothing of vLLM itself."""
+"""vLLM's engine arguments, of the run's settings. Does not import vLLM."""
 
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,10 +13,14 @@ from rollmesh.mesh.errors import ConfigError
 
 # Name under which our back end of vLLM's weight transfer is registered (`plugin.register`).
 SHARED = "rollmesh"
-# What its workers learn of us.
+# The class that vLLM mixes into its workers.
 WORKER = "rollmesh.generators.engines.vllm.worker.WorkerExtension"
-Transfer = Literal["shm", "nccl", "ipc"]
-_BACKENDS: dict[Transfer, str] = {"shm": SHARED, "nccl": "nccl", "ipc": "ipc"}
+# Its executor for one worker, which computes in the engine core.
+_IN_CORE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+# vLLM's variable of the cores of each worker's threads, and what it is by default here.
+THREADS_BINDING, UNBOUND = "VLLM_CPU_OMP_THREADS_BIND", "nobind"
+TransferName = Literal["shm", "nccl", "ipc"]
+_BACKENDS: dict[TransferName, str] = {"shm": SHARED, "nccl": "nccl", "ipc": "ipc"}
 _GIB = 2**30
 
 
@@ -25,14 +30,19 @@ def section_of(settings: EngineSettings) -> VllmSection:
 
 
 def on_cpu(settings: EngineSettings) -> bool:
-    """Whether vLLM computes on a CPU."""
+    """True where vLLM computes on a CPU."""
     return settings.device == "cpu"
 
 
 def eager(settings: EngineSettings) -> bool:
-    """Whether vLLM neither compiles nor records graphs."""
+    """True where vLLM neither compiles nor records graphs."""
     chosen = section_of(settings).enforce_eager
     return on_cpu(settings) if chosen is None else chosen
+
+
+def binds_threads() -> bool:
+    """True where vLLM binds the threads of each worker on a CPU to cores; only where its own variable tells it to."""
+    return os.environ.get(THREADS_BINDING, UNBOUND) != UNBOUND
 
 
 def workers(settings: EngineSettings) -> int:
@@ -41,11 +51,11 @@ def workers(settings: EngineSettings) -> int:
     return section.tensor_parallel * section.data_parallel
 
 
-def transfer_of(settings: EngineSettings) -> Transfer:
-    """How weights go from this process into vLLM's workers.
+def transfer_of(settings: EngineSettings) -> TransferName:
+    """The transfer of weights from this process into vLLM's workers.
 
     Raises:
-        ConfigError: the chosen way needs what is not here.
+        ConfigError: the chosen transfer cannot work here.
     """
     chosen, cuda = section_of(settings).transfer, not on_cpu(settings)
     if chosen == "auto":
@@ -63,7 +73,7 @@ def transfer_of(settings: EngineSettings) -> Transfer:
 
 
 def check_features(settings: EngineSettings, *, experts: bool) -> None:
-    """Refuses what vLLM takes and then fails of.
+    """Refuses settings that vLLM accepts and then fails at.
 
     Args:
         settings: see there.
@@ -135,13 +145,17 @@ def engine_arguments(
         "skip_tokenizer_init": not tokenizer,
         # Sampling is what each request says, never what the folder proposes.
         "generation_config": "vllm",
-        # What was made of an image by former weights must not be found again.
+        # Features that former weights made of an image must not be found again.
         "mm_processor_cache_gb": 0,
         "disable_log_stats": True,
         "worker_extension_cls": WORKER,
     }
     if on_cpu(settings):
         arguments["kv_cache_memory_bytes"] = int(section.kv_cache_gib * _GIB)
+        if section.tensor_parallel == 1 and not binds_threads():
+            # By its short name vLLM replaces it with a process, for which it could bind threads. The messages between
+            # the two take as much of the processor as a small model.
+            arguments["distributed_executor_backend"] = _IN_CORE
     else:
         arguments["gpu_memory_utilization"] = section.gpu_memory_utilization
         arguments["enable_sleep_mode"] = True

@@ -16,10 +16,10 @@ _GROUP = "vllm.general_plugins"
 
 
 def prepare(settings: EngineSettings) -> None:
-    """Sets what vLLM reads."""
+    """Sets the variables that vLLM reads."""
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    # This process has threads (gRPC's among them), which a fork would leave behind in the middle of whatever they do.
+    # This process has threads (gRPC's among them), which a fork would lose in the middle of their work.
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     # Where its processes listen for one another; all are on this machine.
     os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
@@ -56,10 +56,10 @@ def check_build(settings: EngineSettings, *, for_cpu: bool) -> None:
 
 
 def check_plugin() -> None:
-    """Our plugin has to be found by vLLM's processes.
+    """Checks that vLLM's processes will find our plugin.
 
     Raises:
-        EngineError: it will not be; says why.
+        EngineError: they will not; says why.
     """
     if not any(entry.name == SHARED for entry in entry_points(group=_GROUP)):
         raise EngineError(

@@ -1,7 +1,6 @@
-"""Bringing vLLM up in a thread, with progress in the log, and down again, with all its processes.
+"""Starts vLLM in a thread, with progress in the log, and stops it, with all its processes.
 
-Invariant: whatever becomes of the start (an error, a cancellation, a stop amid it), `stop` leaves no process behind, in
-bounded time.
+Invariant: however the start ends (an error, a cancellation, a stop amid it), `stop` leaves no process, in bounded time.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from rollmesh.mesh.liveness.freeze_detector import ProcessState
 
 log = logging.getLogger(__name__)
 _PROGRESS_S = 10.0
-# For vLLM's own end; what is left then is killed.
+# For vLLM's own end; the processes that are left then are killed.
 _END_S = 2.0
 _WORKERS_S = 0.3
-# Of the processes that vLLM starts here: engine cores, and what coordinates several of them.
+# Names of the processes that vLLM starts here: engine cores, and the coordinator of several of them.
 _NAMES = ("EngineCore", "VLLM_DP_Coordinator")
 
 
@@ -39,18 +38,18 @@ class EngineProcess:
 
     Args:
         arguments: see `arguments.engine_arguments`.
-        figures: get its load.
-        timeout_s: that it gets to come up.
+        metrics: collects its load.
+        timeout_s: bound of its start.
     """
 
-    def __init__(self, arguments: dict[str, Any], figures: LoadMetricsCollector, timeout_s: float) -> None:
+    def __init__(self, arguments: dict[str, Any], metrics: LoadMetricsCollector, timeout_s: float) -> None:
         self._arguments = arguments
-        self._figures = figures
+        self._metrics = metrics
         self._timeout_s = timeout_s
         self._log = logs.EngineLog()
         self._others = {process.pid for process in multiprocessing.active_children()}
         self._building: asyncio.Future[AsyncLLM] | None = None
-        self._family = ProcessTree([])
+        self._tree = ProcessTree([])
 
     async def start(self) -> AsyncLLM:
         """The engine, with dummy weights.
@@ -72,47 +71,47 @@ class EngineProcess:
             engine = self._building.result()
         except ConfigError:
             raise
-        except Exception as error:
+        except Exception as error:  # vLLM may raise anything at its start
             raise EngineError(
                 f"vLLM did not come up: {error}; the end of its log:\n{self._log.tail()}",
                 hint="rollout.vllm holds what it was started with",
             ) from error
-        self._family = ProcessTree(self._cores())
-        log.info("vLLM is up after %.0f s, processes %s", time.monotonic() - begin, self._family.pids)
+        self._tree = ProcessTree(self._cores())
+        log.info("vLLM is up after %.0f s, processes %s", time.monotonic() - begin, self._tree.pids)
         return engine
 
     def cause(self) -> str:
-        """Why it has died, as far as can be told."""
+        """The cause of its death, as far as it is known."""
         codes = [process.exitcode for process in self._processes() if process.exitcode is not None]
         ends = f"exit code {', '.join(map(str, codes))}" if codes else "no exit code"
         tail = self._log.tail()
         return f"vLLM's engine core has ended ({ends})" + (f"; the end of its log:\n{tail}" if tail else "")
 
     def last_error(self) -> str:
-        """What one of its processes has raised last; empty where none has."""
+        """The last error that one of its processes has raised; empty where none has."""
         return last_error(self._log.file)
 
-    def sight(self) -> ProcessState | None:
-        """What its processes do now."""
-        return self._family.sight()
+    def process_state(self) -> ProcessState | None:
+        """Reads the state of its processes."""
+        return self._tree.process_state()
 
     async def stop(self) -> None:
         """Ends it; may be called twice, and amid the start."""
         building, self._building = self._building, None
         if building is None:
             return
-        family = self._family
+        tree = self._tree
         if not building.done():
             # The start fails when its engine core is gone.
-            family = ProcessTree(self._cores())
-            family.kill()
+            tree = ProcessTree(self._cores())
+            tree.kill()
             await asyncio.wait({building}, timeout=_END_S)
         if building.done() and not building.cancelled() and building.exception() is None:
             logs.silence()
             ending = asyncio.ensure_future(asyncio.to_thread(building.result().shutdown, _END_S))
-            await asyncio.to_thread(family.end_workers, _WORKERS_S)
+            await asyncio.to_thread(tree.end_workers, _WORKERS_S)
             await asyncio.wait({ending}, timeout=_END_S + 1)
-        await asyncio.to_thread(family.kill)
+        await asyncio.to_thread(tree.kill)
         self._log.close()
 
     def _build(self) -> AsyncLLM:
@@ -131,7 +130,7 @@ class EngineProcess:
                 hint="rollout.vllm.options are those of its AsyncEngineArgs; the others are what the run sets",
             ) from error
         engine = AsyncLLM.from_vllm_config(
-            config, stat_loggers=[self._figures.create], disable_log_stats=chosen.disable_log_stats
+            config, stat_loggers=[self._metrics.create], disable_log_stats=chosen.disable_log_stats
         )
         logs.adopt()
         return engine
@@ -144,7 +143,7 @@ class EngineProcess:
         return list(getattr(manager, "processes", []))
 
     def _cores(self) -> list[int]:
-        """Process ids of what was started in this process since the start, and is vLLM's."""
+        """Ids of vLLM's processes that were started by this process since the start."""
         return [
             process.pid
             for process in multiprocessing.active_children()

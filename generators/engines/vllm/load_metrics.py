@@ -1,4 +1,4 @@
-"""vLLM's own figures of its load, by way of a stat logger."""
+"""vLLM's own load metrics, through a stat logger."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from rollmesh.generators.engines.external.backend import LoadMetrics
 
 
 class LoadMetricsCollector:
-    """The last figures of each engine core; the reading side may be any thread."""
+    """Keeps the newest metrics of each engine core; any thread may read them."""
 
     def __init__(self) -> None:
         self._latest: dict[int, tuple[int, int, float]] = {}
         self._preemptions = 0
 
     def create(self, vllm_config: VllmConfig, engine_index: int = 0) -> StatLoggerBase:
-        """What vLLM calls for each engine core."""
+        """Creates the logger of an engine core; called by vLLM."""
         return _Recorder(self, vllm_config, engine_index)
 
     def record(self, engine: int, scheduler: SchedulerStats | None, iteration: IterationStats | None) -> None:
-        """One step of one core."""
+        """Records one step of one core."""
         if scheduler is not None:
             self._latest[engine] = (
                 scheduler.num_running_reqs,
@@ -32,11 +32,11 @@ class LoadMetricsCollector:
             self._preemptions += iteration.num_preempted_reqs
 
     def preempted(self, count: int) -> None:
-        """Jobs whose statistics vLLM does not make."""
+        """Counts preempted jobs for which vLLM makes no statistics."""
         self._preemptions += count
 
-    def figures(self) -> LoadMetrics:
-        """All cores together; the use of the KV cache is that of the fullest."""
+    def current(self) -> LoadMetrics:
+        """Metrics of all cores together; the use of the KV cache is that of the fullest."""
         latest = list(self._latest.values())
         return LoadMetrics(
             running=sum(row[0] for row in latest),
@@ -47,8 +47,8 @@ class LoadMetricsCollector:
 
 
 class _Recorder(StatLoggerBase):
-    def __init__(self, figures: LoadMetricsCollector, vllm_config: VllmConfig, engine_index: int = 0) -> None:  # noqa: ARG002
-        self._figures = figures
+    def __init__(self, metrics: LoadMetricsCollector, vllm_config: VllmConfig, engine_index: int = 0) -> None:  # noqa: ARG002
+        self._metrics = metrics
         self._engine = engine_index
 
     def record(
@@ -58,7 +58,7 @@ class _Recorder(StatLoggerBase):
         mm_cache_stats: MultiModalCacheStats | None = None,  # noqa: ARG002
         engine_idx: int = 0,  # noqa: ARG002
     ) -> None:
-        self._figures.record(self._engine, scheduler_stats, iteration_stats)
+        self._metrics.record(self._engine, scheduler_stats, iteration_stats)
 
     def log_engine_initialized(self) -> None:
         """Nothing to say."""

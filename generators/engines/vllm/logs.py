@@ -1,5 +1,7 @@
-"""vLLM's log: in this process a part of ours; of its child processes on stderr, and in a file of which the end is told
-where the engine does not come up or dies."""
+"""vLLM's log: in this process a part of ours; of its child processes on stderr, and in a file.
+
+The end of the file is reported where the engine does not come up or dies.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,10 @@ _FORMAT = "%(asctime)s %(levelname)s %(processName)s[%(process)d] %(name)s: %(me
 
 
 class EngineLog:
-    """Where the processes of one engine write.
+    """The log of the processes of one engine.
 
     Attributes:
-        file: what they write to.
+        file: that they write to.
     """
 
     def __init__(self) -> None:
@@ -29,7 +31,7 @@ class EngineLog:
         self.file = Path(self._folder.name, "engine.log")
 
     def install(self) -> None:
-        """Makes vLLM's processes that start from here on write to it; before vLLM is imported."""
+        """Makes vLLM's processes write to it that start from here on; before vLLM is imported."""
         level = "DEBUG" if logging.getLogger().isEnabledFor(logging.DEBUG) else "WARNING"
         handlers = {
             "stderr": {"class": "logging.StreamHandler", "formatter": "plain", "level": level},
@@ -78,5 +80,5 @@ def adopt() -> None:
 
 
 def silence() -> None:
-    """At the end vLLM warns of calls that are cancelled and of processes that are slow to exit, as they may be then."""
+    """Silences vLLM at its end, when it warns of cancelled calls and of processes that are slow to exit."""
     logging.getLogger("vllm").setLevel(logging.CRITICAL)

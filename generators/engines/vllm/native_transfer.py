@@ -1,9 +1,12 @@
-"""vLLM's own ways of the weights on CUDA: nccl and ipc. This process is what vLLM calls the trainer.
+"""vLLM's own transfers of weights on CUDA: nccl and ipc. This process is what vLLM calls the trainer.
 
-Invariants: a staged set stays where it came from, in host memory; on the device is no more of it than vLLM packs at
-once, and nothing afterwards. What a transfer needs of the device is had before vLLM's weights are touched: amid it vLLM
-writes into the model, and an error leaves no weights to continue with. No thread that waits for vLLM holds up the end
-of this process.
+Invariants:
+
+- A staged set stays where it came from, in host memory. On the device is no more of it than vLLM packs at once, and
+  nothing afterwards.
+- The device memory of a transfer is reserved before vLLM's weights are touched. Amid a transfer vLLM writes into the
+  model, and an error leaves no weights to continue with.
+- No thread that waits for vLLM delays the end of this process.
 """
 
 from __future__ import annotations
@@ -28,19 +31,19 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
 from rollmesh.generators.engines.interface import EngineError
-from rollmesh.generators.engines.vllm.weight_senders import Sender
+from rollmesh.generators.engines.vllm.weight_senders import WeightSender
 from rollmesh.mesh.errors import ConfigError, WeightsError
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 _LOCAL = "127.0.0.1"
-# Of the buffers in which tensors are packed, at least.
+# Least size of the buffers in which tensors are packed.
 _PACK_BYTES = 256 << 20
 
 
-class EngineClient:
-    """What vLLM's trainers call, from threads of their own, answered by the engine in its event loop.
+class WeightUpdateCalls:
+    """The engine as vLLM's trainers call it, from threads of their own; it answers in its event loop.
 
     Args:
         engine: with its loop running.
@@ -54,7 +57,7 @@ class EngineClient:
         self._engine, self._loop = engine, loop
         self._calls: set[Future[Any]] = set()
         self._lock = threading.Lock()
-        self._given_up = False
+        self._cancelled = False
         self.label = ""
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
@@ -69,17 +72,17 @@ class EngineClient:
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         self._wait(self._engine.finish_weight_update(weight_version or self.label))
 
-    def give_up(self) -> None:
-        """Calls that wait for an answer fail, and so do later ones: nothing is left that waits for the engine."""
+    def cancel_calls(self) -> None:
+        """Fails waiting calls and later ones, so that nothing waits for the engine any more."""
         with self._lock:
-            self._given_up = True
+            self._cancelled = True
             calls = tuple(self._calls)
         for call in calls:
             call.cancel()
 
     def _wait(self, call: Coroutine[Any, Any, Any]) -> None:
         with self._lock:
-            if self._given_up:
+            if self._cancelled:
                 call.close()
                 raise EngineError("the transfer of weights into vLLM was given up")
             future = asyncio.run_coroutine_threadsafe(call, self._loop)
@@ -118,7 +121,7 @@ class StagedSource(WeightSource):
             yield name, tensor.contiguous().to(self._device)
 
 
-class NativeSender(Sender):
+class NativeSender(WeightSender):
     """`nccl` (a broadcast to the workers) or `ipc` (device memory that the worker maps).
 
     Args:
@@ -132,12 +135,12 @@ class NativeSender(Sender):
         self._info = info
         self._in_flight = in_flight
         self._source = StagedSource(device)
-        self._client: EngineClient | None = None
+        self._client: WeightUpdateCalls | None = None
         self._trainer: Any = None
 
     async def connect(self, engine: AsyncLLM) -> None:
-        self._client = client = EngineClient(engine, asyncio.get_running_loop())
-        self._trainer = await self._apart(
+        self._client = client = WeightUpdateCalls(engine, asyncio.get_running_loop())
+        self._trainer = await self._in_thread(
             lambda: WeightTransferTrainerFactory.trainer_init(self._info, client=client, source=self._source)
         )
 
@@ -151,33 +154,33 @@ class NativeSender(Sender):
     async def send(self, staged: dict[str, torch.Tensor], label: str) -> None:
         assert self._client is not None, "connected at the start"
         self._client.label = label
-        await self._apart(lambda: self._transmit(staged))
+        await self._in_thread(lambda: self._send_staged(staged))
 
     def close(self) -> None:
         if self._client is not None:
-            self._client.give_up()
+            self._client.cancel_calls()
         trainer, self._trainer = self._trainer, None
         if trainer is not None:
             # A communicator whose other side is gone may never be ready for its end.
             _Thread(trainer.shutdown).start()
 
-    def _transmit(self, staged: dict[str, torch.Tensor]) -> None:
+    def _send_staged(self, staged: dict[str, torch.Tensor]) -> None:
         self._source.tensors = staged
         try:
             largest, packed = self._source.largest, _PACK_BYTES
             if self._info.backend == "ipc":
                 # It refuses tensors above its buffer, of whose size the workers know nothing.
                 packed = self._trainer.packed_buffer_size_bytes = max(_PACK_BYTES, largest)
-            # A tensor comes before the former one is let go.
+            # A tensor comes before the former one is released.
             self._reserve(self._in_flight * (packed + largest) + largest)
             self._trainer.send_weights()
         finally:
             self._source.tensors = {}
-            # Of what torch keeps for the next time others on the device have nothing.
+            # Memory that torch keeps for the next time is of no use to others on the device.
             torch.accelerator.empty_cache()
 
     def _reserve(self, nbytes: int) -> None:
-        """Has torch take so much of the device, and keep it for the transfer that follows.
+        """Makes torch allocate `nbytes` of the device, and keep them for the transfer that follows.
 
         Raises:
             WeightsError: there is not as much; the former weights are in service.
@@ -190,14 +193,14 @@ class NativeSender(Sender):
                 hint="lower rollout.vllm.gpu_memory_utilization, or use transfer: shm",
             ) from error
 
-    async def _apart(self, call: Callable[[], Any]) -> Any:
-        """Runs what blocks in a thread that ends with this process at the latest.
+    async def _in_thread(self, call: Callable[[], Any]) -> Any:
+        """Runs a blocking call in a thread that ends with this process at the latest.
 
-        Cancelled it leaves the thread, whose calls of the engine fail then.
+        When cancelled, it abandons the thread, whose calls of the engine fail then.
         """
 
         def on_device() -> Any:
-            # Of each thread its own.
+            # Each thread has a present device of its own.
             torch.accelerator.set_device_index(self._device)
             return call()
 
@@ -207,7 +210,7 @@ class NativeSender(Sender):
             return await asyncio.wrap_future(thread.done)
         except asyncio.CancelledError:
             assert self._client is not None, "connected first"
-            self._client.give_up()
+            self._client.cancel_calls()
             raise
 
 
@@ -228,7 +231,7 @@ class _Thread(threading.Thread):
             return
         try:
             result = self._call()
-        except BaseException as error:  # noqa: BLE001 - told to who waits for it
+        except BaseException as error:  # noqa: BLE001 - raised again where the future is awaited
             self.done.set_exception(error)
         else:
             self.done.set_result(result)

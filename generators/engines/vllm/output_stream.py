@@ -1,7 +1,7 @@
-"""From what vLLM's engine core sends after each step to the chunks of our jobs.
+"""Turns the outputs of vLLM's engine core, after each step, into chunks of our jobs.
 
-vLLM's own way makes three objects per token and wakes a task per request and step. Here the core's outputs of our jobs
-become chunks at once, in the task that receives them; other requests (probes) go vLLM's own way.
+vLLM's own processing makes three objects per token and wakes a task per request and step. Here the core's outputs of
+our jobs become chunks at once, in the task that receives them; other requests (probes) are processed by vLLM.
 
 Invariant: a token's version is the one that the engine core put on the step that sampled it.
 """
@@ -30,11 +30,11 @@ _FINISH: dict[FinishReason, Literal["stop", "length", "aborted"]] = {
 }
 
 
-class Stream:
+class JobStream:
     """One job in the engine core.
 
     Args:
-        take: gets its chunks.
+        on_chunk: gets its chunks.
 
     Attributes:
         request_id: under which the core knows it; another one where it is submitted again.
@@ -42,25 +42,25 @@ class Stream:
         done: resolved when it has ended; fails as `Backend.generate` does.
     """
 
-    def __init__(self, take: Callable[[DecodeChunk], None]) -> None:
+    def __init__(self, on_chunk: Callable[[DecodeChunk], None]) -> None:
         self.request_id = ""
         self.started = False
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._take = take
+        self._on_chunk = on_chunk
         self._text: IncrementalDetokenizer | None = None
         self._experts: list[NDArray[np.generic]] = []
 
-    def submitted(self, request: EngineCoreRequest, text: IncrementalDetokenizer | None) -> None:
-        """It is on its way to the core; `text` looks for its stop strings."""
+    def set_request(self, request: EngineCoreRequest, text: IncrementalDetokenizer | None) -> None:
+        """Records the request that is on its way to the core; `text` finds its stop strings."""
         self.request_id, self._text = request.request_id, text
 
     def push(self, output: EngineCoreOutput, version: str) -> bool:
-        """Hands on what a step brought; True where a stop string ended it before the core knows."""
+        """Delivers the tokens of a step; True where a stop string ended it before the core knows."""
         tokens, reason = output.new_token_ids, output.finish_reason
         if output.routed_experts is not None:
             self._experts.append(output.routed_experts)
         if reason is FinishReason.ERROR:
-            # Of this request alone: the core's own death is told by `OutputRouter.propagate_error`.
+            # An error of this request alone: the core's own death comes through `OutputRouter.propagate_error`.
             self.fail(RequestError("vLLM failed at this request"))
             return False
         matched = False
@@ -79,24 +79,24 @@ class Stream:
         if finish is not None:
             chunk.finish, chunk.routed_experts = finish, self._routed(count - len(output.new_token_ids))
         if count or finish is not None:
-            self._take(chunk)
+            self._on_chunk(chunk)
         if finish is not None:
             self.end()
         return matched and reason is None
 
     def aborted(self) -> None:
-        """Its last chunk."""
+        """Delivers its last chunk, after an abort."""
         if not self.done.done():
-            self._take(DecodeChunk((), (), (), "aborted", self._routed(0)))
+            self._on_chunk(DecodeChunk((), (), (), "aborted", self._routed(0)))
             self.end()
 
     def end(self) -> None:
-        """It has had its last chunk."""
+        """Ends it after its last chunk."""
         if not self.done.done():
             self.done.set_result(None)
 
     def fail(self, error: RollmeshError) -> None:
-        """It gets no more."""
+        """Ends it with an error."""
         if not self.done.done():
             self.done.set_exception(error)
 
@@ -108,33 +108,33 @@ class Stream:
 
 
 class OutputRouter(OutputProcessor):
-    """In the place of vLLM's output processor.
+    """Replaces vLLM's output processor.
 
     Args:
-        vllms: the one it replaces.
-        on_preempted: told how many of our jobs have lost their KV cache.
-        on_death: told when the engine core is gone.
+        replaced: the one it replaces.
+        on_preempted: called with the number of our jobs that have lost their KV cache.
+        on_death: called when the engine core is gone.
     """
 
     def __init__(
-        self, vllms: OutputProcessor, on_preempted: Callable[[int], None], on_death: Callable[[], None]
+        self, replaced: OutputProcessor, on_preempted: Callable[[int], None], on_death: Callable[[], None]
     ) -> None:
-        super().__init__(vllms.tokenizer, log_stats=vllms.log_stats, stream_interval=vllms.stream_interval)
-        self._streams: dict[str, Stream] = {}
+        super().__init__(replaced.tokenizer, log_stats=replaced.log_stats, stream_interval=replaced.stream_interval)
+        self._streams: dict[str, JobStream] = {}
         self._on_preempted = on_preempted
         self._on_death = on_death
 
-    def add(self, stream: Stream) -> None:
-        """From here on what comes under its id is its own."""
+    def add(self, stream: JobStream) -> None:
+        """Routes outputs under the stream's id to it, from here on."""
         self._streams[stream.request_id] = stream
 
-    def forget(self, stream: Stream) -> bool:
-        """What comes under its id is dropped; whether it was known."""
+    def forget(self, stream: JobStream) -> bool:
+        """Drops outputs under the stream's id; False where it was unknown."""
         return self._streams.pop(stream.request_id, None) is not None
 
     @property
-    def streams(self) -> Iterable[Stream]:
-        """All that have not ended."""
+    def streams(self) -> Iterable[JobStream]:
+        """The streams that have not ended."""
         return tuple(self._streams.values())
 
     def process_outputs(

@@ -1,8 +1,8 @@
-"""What vLLM calls in each of its processes (entry point `vllm.general_plugins`), long before it builds a model.
+"""The plugin that vLLM calls in each of its processes (entry point `vllm.general_plugins`), before it builds a model.
 
-Registers our back end of the weight transfer by name; its module is imported where a worker asks for it. Keeps what the
-workers say to one another on this machine. And ties the life of vLLM's processes to that of the generator: one that is
-killed outright must not leave an engine running.
+It registers our back end of the weight transfer by name; its module is imported where a worker asks for it. It keeps
+the workers' connections on this machine. And it ties the life of vLLM's processes to that of the generator: one that is
+killed outright must not leave an engine running. On a CPU it makes an engine core fork its workers.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from rollmesh.mesh.runtime.ranks import on_loopback
 
 # Process id of the generator, in the environment of vLLM's processes.
 OWNER = "ROLLMESH_VLLM_OWNER"
+# There too, where an engine core is to fork its workers.
+FORKS_WORKERS = "ROLLMESH_VLLM_FORKS_WORKERS"
 
 
 def register() -> None:
@@ -31,18 +33,32 @@ def register() -> None:
     if owner and owner != os.getpid():
         os.environ.update(on_loopback())
         _die_with(owner)
+        if FORKS_WORKERS in os.environ:
+            _fork_workers(owner)
 
 
-def _die_with(owner: int) -> None:
-    """Ends this process when that one has ended."""
+def _fork_workers(owner: int) -> None:
+    """Makes this process fork its workers from here on; each of them would import vLLM again, for ten seconds.
+
+    It has no device, and no threads that they would miss. Without a reason against it vLLM does so too. On a CPU it has
+    one: it tells each worker its cores by variables that OpenMP reads once.
+    """
+    core = os.getpid()
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+    # A fork takes no threads along; and it holds open what tells the generator of the core's death, by its closing.
+    os.register_at_fork(after_in_child=lambda: _die_with(owner, core))
+
+
+def _die_with(*owners: int) -> None:
+    """Ends this process when one of those has ended."""
     try:
-        descriptor = os.pidfd_open(owner)
+        descriptors = [os.pidfd_open(owner) for owner in owners]
     except ProcessLookupError:
         os.kill(os.getpid(), signal.SIGKILL)
         return
 
     def wait() -> None:
-        select.select([descriptor], [], [])
+        select.select(descriptors, [], [])
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=wait, daemon=True, name="rollmesh-owner").start()

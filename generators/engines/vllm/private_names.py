@@ -1,4 +1,4 @@
-"""Names within vLLM that this package uses besides its documented ones, looked up before anything is started.
+"""Undocumented names within vLLM that this package uses, looked up before anything is started.
 
 They belong to the versions that `pyproject.toml` allows; another version is refused here, by name, and not in the
 middle of a run.
@@ -13,7 +13,7 @@ from typing import Any
 
 from rollmesh.mesh.errors import ConfigError
 
-# Where each is -> parameters that it is called with.
+# Path of each -> parameters that it is called with.
 _CALLS: dict[str, tuple[str, ...]] = {
     "vllm.v1.engine.async_llm:AsyncLLM._run_output_handler": (),
     "vllm.v1.engine.async_llm:AsyncLLM.from_engine_args": ("engine_args", "stat_loggers"),
@@ -42,7 +42,7 @@ _CALLS: dict[str, tuple[str, ...]] = {
     "vllm.model_executor.model_loader.reload:initialize_layerwise_reload": (),
     "vllm.model_executor.model_loader.reload:finalize_layerwise_reload": (),
 }
-# Of an engine that is up.
+# Attributes of an engine that is up.
 _ATTRIBUTES = (
     "output_processor.stream_interval",
     "input_processor.process_inputs_async",
@@ -54,23 +54,23 @@ _ATTRIBUTES = (
 
 
 def check_package() -> None:
-    """Looks up what is known before an engine is built.
+    """Looks up the names that can be checked before an engine is built.
 
     Raises:
         ConfigError: names the first that is missing, and vLLM's version.
     """
     for place, parameters in _CALLS.items():
         try:
-            found = pkgutil.resolve_name(place)
+            value = pkgutil.resolve_name(place)
         except (ImportError, AttributeError) as error:
-            raise unfit(f"no {place.replace(':', '.')}") from error
-        lacking = [name for name in parameters if name not in inspect.signature(found).parameters]
+            raise unsupported_version(f"no {place.replace(':', '.')}") from error
+        lacking = [name for name in parameters if name not in inspect.signature(value).parameters]
         if lacking:
-            raise unfit(f"{place.replace(':', '.')} takes no {', '.join(lacking)}")
+            raise unsupported_version(f"{place.replace(':', '.')} takes no {', '.join(lacking)}")
 
 
 def check_engine(engine: Any) -> None:
-    """Looks up what an engine that is up has to have.
+    """Looks up the attributes of an engine that is up.
 
     Raises:
         ConfigError: see `check_package`.
@@ -79,10 +79,10 @@ def check_engine(engine: Any) -> None:
         try:
             attrgetter(path)(engine)
         except AttributeError as error:
-            raise unfit(f"no AsyncLLM.{path}") from error
+            raise unsupported_version(f"no AsyncLLM.{path}") from error
 
 
-def unfit(why: str) -> ConfigError:
+def unsupported_version(why: str) -> ConfigError:
     """The error of a vLLM that this package cannot drive."""
     import vllm
 

@@ -1,7 +1,7 @@
-"""The child processes of vLLM: who they are, and that nothing is left of them.
+"""The child processes of vLLM: their ids, their end, and the memory that they shared.
 
-vLLM's workers often overhear that they shall end, and are killed by vLLM itself after seconds: what they share memory
-under stays behind then, until this process ends.
+Often vLLM's workers miss the request to end, and are killed by vLLM itself after seconds. The files of their shared
+memory are left then, until this process ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ProcessTree:
     """Processes that one engine has started.
 
     Args:
-        roots: process ids of its engine cores; what these have started belongs to them.
+        roots: process ids of its engine cores; the processes that these have started belong to the tree.
     """
 
     def __init__(self, roots: list[int]) -> None:
@@ -37,15 +37,15 @@ class ProcessTree:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process = psutil.Process(root)
                 self._members += [process, *process.children(recursive=True)]
-        self._look()
+        self._find_shared_memory()
 
     @property
     def pids(self) -> list[int]:
-        """Those that are alive."""
+        """Ids of the processes that are alive."""
         return [member.pid for member in _alive(self._members)]
 
-    def sight(self) -> ProcessState | None:
-        """What they do now, and those that they have started since."""
+    def process_state(self) -> ProcessState | None:
+        """Reads their state, and that of processes that they have started since."""
         return read_process_trees(self._roots)
 
     def end_workers(self, grace_s: float) -> None:
@@ -54,10 +54,10 @@ class ProcessTree:
         _kill(_alive(workers, grace_s))
 
     def kill(self) -> None:
-        """Ends what is left, waits until it is gone (a second at most), and removes the memory that it shared."""
-        left = _alive(self._members)
-        _kill(left)
-        _alive(left, 1.0)
+        """Kills the remaining processes, waits for their end (a second at most), and removes their shared memory."""
+        alive = _alive(self._members)
+        _kill(alive)
+        _alive(alive, 1.0)
         for name in self._shared:
             file = Path(name)
             if file.exists():
@@ -71,7 +71,7 @@ class ProcessTree:
             if child.pid in self._roots:
                 child.join(1.0)
 
-    def _look(self) -> None:
+    def _find_shared_memory(self) -> None:
         for member in self._members:
             with contextlib.suppress(psutil.Error):
                 areas = {area.path for area in member.memory_maps()}
@@ -79,10 +79,10 @@ class ProcessTree:
 
 
 def _alive(members: list[psutil.Process], within_s: float = 0.0) -> list[psutil.Process]:
-    """Those that have not ended within so many seconds; a number that another process has by now is not theirs."""
+    """The members that have not ended within `within_s`; an id that another process has by now is not theirs."""
     running = [member for member in members if member.is_running()]
-    left = survivors([member.pid for member in running], within_s)
-    return [member for member in running if member.pid in left]
+    alive = survivors([member.pid for member in running], within_s)
+    return [member for member in running if member.pid in alive]
 
 
 def _kill(members: list[psutil.Process]) -> None:

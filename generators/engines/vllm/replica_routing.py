@@ -1,6 +1,6 @@
-"""Which copy of the model (data parallelism) decodes a job: jobs with the same prompt the same copy.
+"""Routes jobs to replicas of the model (data parallelism): jobs with the same prompt to the same replica.
 
-Each copy has a prefix cache of its own. Wherever the members of a group came to several, each would compute the prompt.
+Each replica has a prefix cache of its own. Members of a group on several replicas would compute their prompt on each.
 """
 
 from __future__ import annotations
@@ -9,28 +9,28 @@ from collections import Counter
 from collections.abc import Hashable
 
 
-class Copies:
-    """Counts the jobs of every copy; a prompt keeps its copy for as long as any of its jobs runs.
+class ReplicaRouter:
+    """Counts the jobs of every replica; a prompt keeps its replica for as long as any of its jobs runs.
 
     Args:
-        count: of copies.
+        count: of replicas.
     """
 
     def __init__(self, count: int) -> None:
         self._jobs = [0] * count
-        self._copy: dict[Hashable, int] = {}
-        self._of_prompt: Counter[Hashable] = Counter()
+        self._replica: dict[Hashable, int] = {}
+        self._jobs_of_prompt: Counter[Hashable] = Counter()
 
-    def take(self, prompt: Hashable) -> int:
-        """The copy for one more job of a prompt: of a new prompt's the one with the fewest jobs."""
-        copy = self._copy.setdefault(prompt, self._jobs.index(min(self._jobs)))
-        self._jobs[copy] += 1
-        self._of_prompt[prompt] += 1
-        return copy
+    def assign(self, prompt: Hashable) -> int:
+        """The replica for one more job of a prompt; for a new prompt the one with the fewest jobs."""
+        replica = self._replica.setdefault(prompt, self._jobs.index(min(self._jobs)))
+        self._jobs[replica] += 1
+        self._jobs_of_prompt[prompt] += 1
+        return replica
 
-    def give_back(self, prompt: Hashable) -> None:
-        """A job of the prompt has ended."""
-        self._jobs[self._copy[prompt]] -= 1
-        self._of_prompt[prompt] -= 1
-        if not self._of_prompt[prompt]:
-            del self._of_prompt[prompt], self._copy[prompt]
+    def release(self, prompt: Hashable) -> None:
+        """Records the end of a job of the prompt."""
+        self._jobs[self._replica[prompt]] -= 1
+        self._jobs_of_prompt[prompt] -= 1
+        if not self._jobs_of_prompt[prompt]:
+            del self._jobs_of_prompt[prompt], self._replica[prompt]

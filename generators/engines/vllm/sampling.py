@@ -1,4 +1,4 @@
-"""What a job asks for, in vLLM's words."""
+"""Sampling parameters of a job as vLLM's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def to_vllm(sampling: SamplingParams, eos: Iterable[int]) -> VllmSampling:
         eos: tokens that end a response; the model's own are left out, so that these alone do.
 
     Raises:
-        ValueError: vLLM does not sample so (hotter than 2); each of its processes checks it.
+        ValueError: vLLM does not take them (a temperature above 2); each of its processes checks it.
     """
     return VllmSampling(
         temperature=sampling.temperature,
@@ -31,17 +31,17 @@ def to_vllm(sampling: SamplingParams, eos: Iterable[int]) -> VllmSampling:
         detokenize=bool(sampling.stop),
         stop_token_ids=sorted(eos),
         ignore_eos=True,
-        # Of the sampled token alone.
+        # The log-prob of the sampled token alone.
         logprobs=0,
         output_kind=RequestOutputKind.DELTA,
     )
 
 
 def scoring(next_token: int | None) -> VllmSampling:
-    """For the log-probs of given tokens at temperature 1, never from the prefix cache.
+    """Parameters for the log-probs of given tokens at temperature 1, never from the prefix cache.
 
     Args:
-        next_token: one after the prompt whose log-prob is wanted too.
+        next_token: one after the prompt whose log-prob is needed too.
     """
     return VllmSampling(
         temperature=1.0,

@@ -1,7 +1,7 @@
-"""A set of weights in memory that vLLM's processes can map: one copy, no file system, nothing left behind.
+"""A set of weights in memory that vLLM's processes can map: one copy, no file system, nothing left at the end.
 
-The memory has no name outside `/proc/<pid>/fd`, so that it is gone with the process that made it, and no limit but the
-machine's (a container's /dev/shm has 64 MB).
+The memory has no name outside `/proc/<pid>/fd`, so that it is gone with the process that made it. It has no limit but
+the machine's (a container's /dev/shm has 64 MB).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _ALIGN = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """What lies where; plain numbers and text, as vLLM's messages carry them.
+class SharedLayout:
+    """The tensors and their offsets; plain numbers and text, as vLLM's messages carry them.
 
     Attributes:
         path: to open the memory under, by any process of the same user on this host.
@@ -50,7 +50,7 @@ class SharedWeights:
             offsets.append(end)
             end += -(-tensor.nbytes // _ALIGN) * _ALIGN
         self._descriptor = os.memfd_create("rollmesh-weights", os.MFD_CLOEXEC)
-        self.layout = Layout(
+        self.layout = SharedLayout(
             path=f"/proc/{os.getpid()}/fd/{self._descriptor}",
             nbytes=end,
             names=list(tensors),
@@ -63,12 +63,12 @@ class SharedWeights:
         except (OSError, RuntimeError, MemoryError) as error:
             self.close()
             raise WeightsError(
-                f"no memory for {end} bytes of weights beside those in service: {error}",
+                f"no memory for {end} bytes of weights next to those in service: {error}",
                 hint="the old ones stay in service",
             ) from error
 
     def close(self) -> None:
-        """Gives the memory back, once nobody has it mapped any more; may be called twice."""
+        """Gives the memory back, once no process has it mapped any more; may be called twice."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -76,7 +76,7 @@ class SharedWeights:
     def _fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
         if self.layout.nbytes == 0:
             return
-        # Pages that cannot be had are an error here, and a signal where they are first written to.
+        # Missing pages are an error here, and a signal where they are first written to.
         os.posix_fallocate(self._descriptor, 0, self.layout.nbytes)
         area = torch.frombuffer(mmap.mmap(self._descriptor, self.layout.nbytes), dtype=torch.uint8)
         for offset, tensor in zip(self.layout.offsets, tensors.values(), strict=True):
@@ -85,8 +85,8 @@ class SharedWeights:
                 place.copy_(tensor.detach())
 
 
-def mapped(layout: Layout) -> list[tuple[str, torch.Tensor]]:
-    """The tensors of a layout, in memory that is shared with who made it; changes to them stay in this process.
+def map_tensors(layout: SharedLayout) -> list[tuple[str, torch.Tensor]]:
+    """The tensors of a layout, in memory that is shared with its maker; changes to them stay in this process.
 
     Raises:
         WeightsError: the memory cannot be opened, or is not what the layout says.

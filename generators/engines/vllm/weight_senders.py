@@ -1,7 +1,7 @@
-"""Ways of the weights from this process into vLLM's workers, all through vLLM's weight-transfer interface.
+"""Senders of weights from this process to vLLM's workers, all through vLLM's weight-transfer interface.
 
-A sender stages a set of tensors while decoding continues, in any thread, and sends it while the engine stands still.
-`shared` is ours; the others (`native`) drive vLLM's own trainers, with this process in the trainer's place.
+A sender stages a set of tensors while decoding continues, in any thread, and sends it while the engine is paused.
+`SharedSender` is ours; `NativeSender` drives vLLM's own trainers, with this process in the trainer's place.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Sender(ABC):
-    """One way."""
+class WeightSender(ABC):
+    """One way of sending weights."""
 
     @abstractmethod
     async def connect(self, engine: AsyncLLM) -> None:
@@ -43,37 +43,38 @@ class Sender(ABC):
 
     @abstractmethod
     async def send(self, staged: Any, label: str) -> None:
-        """From there into the workers; the engine stamps what it samples from here on with `label`.
+        """Sends a staged set to the workers; the engine labels the tokens that it samples from here on with `label`.
 
         Raises:
             WeightsError: the former weights are in service, whole.
-            Exception: whatever vLLM raises: the workers' weights are of no use.
+            Exception: any error of vLLM's: the workers' weights are of no use.
         """
 
     def forget(self) -> None:  # noqa: B027 # most rely on nothing
-        """The workers have dropped their weights: the next set must not rely on them."""
+        """Records that the workers have dropped their weights: the next set must not rely on them."""
 
     @abstractmethod
     def discard(self, staged: Any) -> None:
-        """Gives back what was staged; any thread, may be called twice."""
+        """Gives a staged set back; any thread, may be called twice."""
 
     def close(self) -> None:  # noqa: B027 # most keep nothing
-        """Gives back what is kept between updates."""
+        """Gives back resources that are kept between updates."""
 
 
-class SharedSender(Sender):
+class SharedSender(WeightSender):
     """Memory that the workers map.
 
-    The set in service is kept until the next one has been loaded, one copy in host memory: a load that fails halfway is
-    taken back with it. Where there is no memory for two sets it is given up for the new one. Several workers take
-    nothing back: after an error of one of them vLLM takes the answers of the others for those of later calls.
+    The set in service is kept until the next one has been loaded, one copy in host memory. After a load that fails
+    halfway it is loaded again. Where there is no memory for two sets it is released for the new one. With several
+    workers nothing is restored: after an error of one of them vLLM takes the answers of the others for those of later
+    calls.
 
     Args:
         workers: of vLLM.
     """
 
     def __init__(self, workers: int) -> None:
-        self._takes_back = workers == 1
+        self._can_restore = workers == 1
         self._engine: AsyncLLM | None = None
         self._served: tuple[SharedWeights, str] | None = None
         self._changes = threading.Lock()
@@ -88,7 +89,7 @@ class SharedSender(Sender):
         except WeightsError:
             if self._served is None:
                 raise
-        log.warning("no memory for the weights in service beside new ones: a load that fails will end this engine")
+        log.warning("no memory for the weights in service next to new ones: a load that fails will end this engine")
         self.forget()
         return SharedWeights(tensors)
 
@@ -96,7 +97,7 @@ class SharedSender(Sender):
         try:
             await self._load(staged, label)
         except Exception as error:
-            if not self._takes_back:
+            if not self._can_restore:
                 raise
             # vLLM passes errors of its workers on as bare text.
             if REFUSED not in str(error):
@@ -108,7 +109,7 @@ class SharedSender(Sender):
                 f"vLLM could not load weights: {error}", hint="the former ones are in service"
             ) from error
         self.forget()
-        if self._takes_back:
+        if self._can_restore:
             self._served = staged, label
 
     def discard(self, staged: SharedWeights) -> None:

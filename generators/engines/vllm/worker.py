@@ -1,4 +1,4 @@
-"""What vLLM's workers answer about themselves; mixed into their class by vLLM (`worker_extension_cls`)."""
+"""Methods of vLLM's workers; mixed into their class by vLLM (`worker_extension_cls`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HELD_BYTES = "rollmesh_held_bytes"
 
 
 class WorkerExtension:
-    """In each worker.
+    """The extension of each worker.
 
     Attributes:
         device: of the worker.

@@ -1,7 +1,7 @@
-"""Runs in vLLM's workers: takes weights out of memory that the generator has filled.
+"""The worker's side of `SharedSender`: loads weights from memory that the generator has filled.
 
-Invariant: everything that can be wrong with the memory is found before anything of the model changes; the whole set is
-loaded in one call, inside vLLM's layerwise reload, because the linear layers of a CPU repack their weights.
+Invariants: the memory is checked before anything of the model changes. The whole set is loaded in one call, inside
+vLLM's layerwise reload, because the linear layers of a CPU repack their weights.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from vllm.model_executor.model_loader.mtp_validation import disable_mtp_complete
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
-from rollmesh.generators.engines.vllm.shared_weights import Layout, mapped
+from rollmesh.generators.engines.vllm.shared_weights import SharedLayout, map_tensors
 from rollmesh.mesh.errors import WeightsError
 
-# Errors travel as text: what begins so has changed nothing.
+# Errors travel as text: one that begins so has changed nothing.
 REFUSED = "rollmesh refuses these weights"
 
 
@@ -32,7 +32,7 @@ class SharedInit(WeightTransferInitInfo):
 
 @dataclass
 class SharedUpdate(WeightTransferUpdateInfo):
-    """The fields of a `Layout`."""
+    """The fields of a `SharedLayout`."""
 
     path: str
     nbytes: int
@@ -64,7 +64,7 @@ class SharedMemoryTransfer(WeightTransferEngine[SharedInit, SharedUpdate]):
                 mixture, ready for another set.
         """
         try:
-            tensors = mapped(Layout(**vars(update_info)))
+            tensors = map_tensors(SharedLayout(**vars(update_info)))
         except (WeightsError, ValueError) as error:
             raise RuntimeError(f"{REFUSED}: {error}") from error
         # Tied ones once, by their first name.
@@ -75,7 +75,7 @@ class SharedMemoryTransfer(WeightTransferEngine[SharedInit, SharedUpdate]):
                 with disable_mtp_completeness_check():
                     loaded = self.model.load_weights(tensors)
             except BaseException:
-                self._give_up()
+                self._abandon_reload()
                 raise
             finalize_layerwise_reload(self.model, self.model_config)
         # Layers for which nothing came keep what they had, without a word. Quantized ones have parameters of their own.
@@ -83,15 +83,15 @@ class SharedMemoryTransfer(WeightTransferEngine[SharedInit, SharedUpdate]):
             raise RuntimeError(f"{len(missing)} parameters were not loaded, the first is {min(missing)!r}")
 
     def _packing(self) -> AbstractContextManager[None]:
-        """What vLLM's reload leaves undone on a CPU."""
+        """The packing that vLLM's reload leaves out on a CPU."""
         if self.device.type != "cpu":
             return nullcontext()
         from rollmesh.generators.engines.vllm import cpu
 
         return cpu.packing(self.model)
 
-    def _give_up(self) -> None:
-        """Ends a reload amid it: layers that were not complete get back what they had."""
+    def _abandon_reload(self) -> None:
+        """Ends an incomplete reload: layers that were not complete get back what they had."""
         for layer in self.model.modules():
             info = get_layerwise_info(layer)
             if info.can_load():

@@ -1,8 +1,8 @@
 """Broadcast over gloo or nccl: the learner sends every bucket once, to all that have joined.
 
-Invariants: everything that blocks happens in a thread, each step with a deadline; whatever fails or is cancelled
-leaves the group, which ends the round for all of its members; after a round that went well the group is kept, for
-rounds with the same members.
+Invariants: blocking steps run in a thread, each with a deadline. A receiver that fails or is cancelled leaves the
+group, which ends the round for all of its members. After a round that succeeded the group is kept, for rounds with the
+same members.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import grpc
 
 from rollmesh.generators.weights.host_memory import allocate
 from rollmesh.generators.weights.learner_connection import is_channel_closed
-from rollmesh.generators.weights.transports.base import Received, Transfer, Transport
+from rollmesh.generators.weights.transports.interface import Received, Transfer, Transport
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.rpc.errors import to_rollmesh_error
 from rollmesh.mesh.runtime.devices import has_cuda
-from rollmesh.mesh.weights import Wanted
+from rollmesh.mesh.weights import BucketSet
 from rollmesh.protos import weights_pb2
 
 if TYPE_CHECKING:
@@ -38,31 +38,33 @@ class Broadcast(Transport):
         self._backend = backend
         self._group: BroadcastGroup | None = None
 
-    def refusal(self, wanted: Wanted) -> str:
+    def refusal(self, bucket_set: BucketSet) -> str:
         """See Transport."""
-        if wanted.offer(self.name) is None:
+        if bucket_set.offer(self.name) is None:
             return f"the learner offers no broadcast over {self.name}"
         return "there is no CUDA device here" if self._backend == "nccl" and not has_cuda() else ""
 
     async def receive(self, transfer: Transfer, arrived: Callable[[memoryview, int], None]) -> Received:
         """See Transport."""
-        wanted = transfer.wanted
+        bucket_set = transfer.bucket_set
         answer = await self._join(transfer)
-        data = allocate(wanted.nbytes)
+        data = allocate(bucket_set.nbytes)
         loop = asyncio.get_running_loop()
-        came: asyncio.Queue[int | None] = asyncio.Queue()
+        arrivals: asyncio.Queue[int | None] = asyncio.Queue()
 
-        def tell(index: int | None) -> None:
-            loop.call_soon_threadsafe(came.put_nowait, index)
+        def on_bucket(index: int | None) -> None:
+            loop.call_soon_threadsafe(arrivals.put_nowait, index)
 
-        round_ = _Round(self._group, answer, self._backend, wanted, data, transfer.timeout_s, tell)
+        round_ = _Round(self._group, answer, self._backend, bucket_set, data, transfer.timeout_s, on_bucket)
         self._group = None
         thread = asyncio.create_task(asyncio.to_thread(round_.run))
         try:
-            while (index := await came.get()) is not None:
+            while (index := await arrivals.get()) is not None:
                 arrived(data, index)
                 if transfer.superseded():
-                    raise WeightsError(f"{wanted.name(index)}: given up, another learner has announced its own weights")
+                    raise WeightsError(
+                        f"{bucket_set.name(index)}: given up, another learner has announced its own weights"
+                    )
             self._group = await thread
         finally:
             if self._group is None:
@@ -80,20 +82,20 @@ class Broadcast(Transport):
     async def _join(self, transfer: Transfer) -> weights_pb2.JoinBroadcastResponse:
         request = weights_pb2.JoinBroadcastRequest(
             member_id=transfer.member_id,
-            policy=transfer.wanted.policy.to_proto(),
+            policy=transfer.bucket_set.policy.to_proto(),
             transport=self.name,
             group=self._group.name if self._group is not None else "",
         )
-        what = f"version {transfer.wanted.policy} over {self.name}"
+        round_name = f"version {transfer.bucket_set.policy} over {self.name}"
         try:
             return await transfer.connection.weights.JoinBroadcast(request, timeout=transfer.timeout_s)
         except grpc.aio.AioRpcError as error:
-            typed = to_rollmesh_error(error, what)
+            typed = to_rollmesh_error(error, round_name)
             raise WeightsError(typed.message, hint=typed.hint) from error
         except (grpc.aio.UsageError, asyncio.CancelledError) as error:
             if not is_channel_closed(error):
                 raise
-            raise WeightsError(f"{what}: the connection was closed, the learner has changed") from None
+            raise WeightsError(f"{round_name}: the connection was closed, the learner has changed") from None
 
 
 class _Round:
@@ -101,8 +103,8 @@ class _Round:
 
     Args:
         kept: the group of the round before.
-        answer: what the learner said.
-        tell: called with the index of each bucket that has come, and with None at the end, well or not.
+        answer: of the learner.
+        on_bucket: called with the index of each bucket that has come, and with None at the end, also of a failure.
     """
 
     def __init__(
@@ -110,29 +112,29 @@ class _Round:
         kept: BroadcastGroup | None,
         answer: weights_pb2.JoinBroadcastResponse,
         backend: BroadcastBackend,
-        wanted: Wanted,
+        bucket_set: BucketSet,
         data: memoryview,
         timeout_s: float,
-        tell: Callable[[int | None], None],
+        on_bucket: Callable[[int | None], None],
     ) -> None:
         self._group = kept
         self._answer = answer
         self._backend = backend
-        self._wanted = wanted
+        self._bucket_set = bucket_set
         self._data = data
         self._timeout_s = timeout_s
-        self._tell = tell
+        self._on_bucket = on_bucket
         self._left = False
 
     def run(self) -> BroadcastGroup:
-        """Receives all buckets; gives the group, which is good for more.
+        """Receives all buckets; returns the group, which can be used again.
 
         Raises:
             WeightsError: the round has failed.
         """
         try:
             group = self._join_group()
-            group.begin()
+            group.begin_round()
             self._receive(group)
         except WeightsError:
             self.leave()
@@ -140,14 +142,14 @@ class _Round:
         # torch says RuntimeError where it means memory, streams or devices.
         except (RuntimeError, MemoryError) as error:
             self.leave()
-            raise WeightsError(f"{self._wanted.name(0)}: {self._backend} broadcast: {error}") from error
+            raise WeightsError(f"{self._bucket_set.name(0)}: {self._backend} broadcast: {error}") from error
         else:
             return group
         finally:
-            self._tell(None)
+            self._on_bucket(None)
 
     def leave(self) -> None:
-        """Ends what is under way."""
+        """Leaves the group, which ends the round."""
         self._left = True
         if self._group is not None:
             self._group.close()
@@ -157,7 +159,7 @@ class _Round:
         # Imported late: torch takes a second, and most generators never broadcast.
         import torch
 
-        from rollmesh.mesh.weights.broadcast import BroadcastGroup
+        from rollmesh.mesh.weights.broadcast import BroadcastGroup, GroupPlace
         from rollmesh.mesh.weights.rendezvous import connect_store, own_host
 
         if self._group is not None and self._group.name == self._answer.group:
@@ -165,43 +167,40 @@ class _Round:
         if self._group is not None:
             self._group.close()
         address = self._answer.address
-        self._group = BroadcastGroup(
-            self._backend,
-            connect_store(address, self._timeout_s),
-            self._answer.group,
+        cuda = self._backend == "nccl"
+        place = GroupPlace(
             rank=self._answer.rank,
             size=self._answer.world_size,
-            timeout_s=self._timeout_s,
             host=own_host(address),
-            device=torch.device("cuda", torch.cuda.current_device())
-            if self._backend == "nccl"
-            else torch.device("cpu"),
+            device=torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu"),
         )
+        store = connect_store(address, self._timeout_s)
+        self._group = BroadcastGroup(self._backend, store, self._answer.group, place, timeout_s=self._timeout_s)
         if self._left:
             self._group.close()
         return self._group
 
     def _receive(self, group: BroadcastGroup) -> None:
-        """The next bucket is under way while one is waited for."""
+        """Receives the buckets; the next one is under way while one is awaited."""
         import torch
 
         from rollmesh.mesh.weights.broadcast import DEPTH, Staging
 
-        lengths = [bucket.nbytes for bucket in self._wanted.buckets]
+        lengths = [bucket.nbytes for bucket in self._bucket_set.buckets]
         on_host = group.device.type == "cpu"
         staging = None if on_host else Staging(group.device, max(lengths))
         under_way = []
         for index in range(len(lengths) + DEPTH - 1):
             if index < len(lengths):
-                part = self._wanted.part(self._data, index)
+                part = self._bucket_set.part(self._data, index)
                 if staging is not None:
                     target = staging.buffer(index, len(part))
                 else:
                     target = torch.frombuffer(part, dtype=torch.uint8) if part else torch.empty(0, dtype=torch.uint8)
-                under_way.append(group.start(target))
+                under_way.append(group.start_bucket(target))
             done = index - DEPTH + 1
             if done >= 0:
-                group.finish(under_way[done])
+                group.finish_bucket(under_way[done])
                 if staging is not None:
-                    staging.take(done, self._wanted.part(self._data, done))
-                self._tell(done)
+                    staging.copy_out(done, self._bucket_set.part(self._data, done))
+                self._on_bucket(done)

@@ -1,7 +1,7 @@
-"""Whom a version is fetched from: the learner, or a generator that the learner names.
+"""The sources of a version: the learner, or a generator that the learner names.
 
-Invariants: a generator that failed is not asked again during this transfer; when no other can be had, the learner is
-asked; channels to generators live as long as the transfer.
+Invariants: a generator that failed is not used again during this transfer. When there is no other, the learner is used.
+Channels to generators live as long as the transfer.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import Any
 import grpc
 
 from rollmesh.generators.weights.learner_connection import is_channel_closed
-from rollmesh.generators.weights.transports.base import Transfer
+from rollmesh.generators.weights.transports.interface import Transfer
 from rollmesh.mesh.access.credentials import Identity, Role
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.protos import weights_pb2
 
 log = logging.getLogger(__name__)
 _FETCH_BUCKET = f"/{weights_pb2.DESCRIPTOR.services_by_name['Weights'].full_name}/FetchBucket"
-# A learner that does not say whom to ask is asked itself.
+# Seconds in which the learner names a source; without an answer it is the source itself.
 _ROUTE_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class BucketSource:
-    """Somebody who serves FetchBucket.
+    """A server of FetchBucket.
 
     Attributes:
         address: empty for the learner.
@@ -40,9 +40,11 @@ class BucketSource:
     address: str
     channels: Sequence[grpc.aio.Channel]
 
-    def fetch(self, lane: int, request: weights_pb2.FetchBucketRequest) -> grpc.aio.UnaryStreamCall[Any, bytes]:
-        """Begins a call whose answers are serialized BucketChunks. It has no deadline: its reader watches it."""
-        channel = self.channels[lane % len(self.channels)]
+    def fetch(
+        self, channel_index: int, request: weights_pb2.FetchBucketRequest
+    ) -> grpc.aio.UnaryStreamCall[Any, bytes]:
+        """Begins a call that returns serialized BucketChunks. It has no deadline: its reader watches it."""
+        channel = self.channels[channel_index % len(self.channels)]
         begin: grpc.aio.UnaryStreamMultiCallable[Any, bytes] = channel.unary_stream(
             _FETCH_BUCKET, weights_pb2.FetchBucketRequest.SerializeToString, None
         )
@@ -50,15 +52,15 @@ class BucketSource:
 
 
 class BucketSources:
-    """The source in use, and the way to another.
+    """The source in use, and its replacement after a failure.
 
     Args:
-        transfer: what is fetched, and for whom.
+        transfer: in progress.
         streams: connections to a source.
         security: for connections to generators.
 
     Attributes:
-        current: whom to ask now.
+        current: the source to use now.
     """
 
     current: BucketSource
@@ -73,11 +75,11 @@ class BucketSources:
         self._lock = asyncio.Lock()
 
     async def open(self) -> None:
-        """Asks the learner whom to ask."""
+        """Asks the learner for the first source."""
         self.current = await self._route()
 
-    async def leave(self, source: BucketSource, why: str) -> None:
-        """Goes to another source, unless that has happened already.
+    async def replace(self, source: BucketSource, why: str) -> None:
+        """Replaces a source by another, unless that has happened already.
 
         Args:
             source: a generator that failed.
@@ -85,7 +87,7 @@ class BucketSources:
         """
         async with self._lock:
             if source is self.current:
-                log.info("version %s does not come from %s: %s", self._transfer.wanted.policy, source.address, why)
+                log.info("version %s does not come from %s: %s", self._transfer.bucket_set.policy, source.address, why)
                 self._failed.append(source.address)
                 self.current = await self._route()
 
@@ -98,25 +100,27 @@ class BucketSources:
         transfer = self._transfer
         if not transfer.member_id:
             return self._learner
-        wanted = transfer.wanted
+        bucket_set = transfer.bucket_set
         request = weights_pb2.RouteRequest(
             member_id=transfer.member_id,
-            policy=wanted.policy.to_proto(),
+            policy=bucket_set.policy.to_proto(),
             address=transfer.relay_address,
             failed=self._failed,
-            base=wanted.base.to_proto() if wanted.base else None,
+            base=bucket_set.base.to_proto() if bucket_set.base else None,
         )
         try:
             response = await transfer.connection.weights.Route(
                 request, timeout=min(_ROUTE_TIMEOUT_S, transfer.timeout_s)
             )
         except grpc.aio.AioRpcError as error:
-            log.debug("the learner does not say whom to ask: %s", error.details())
+            log.debug("the learner names no source: %s", error.details())
             return self._learner
         except (grpc.aio.UsageError, asyncio.CancelledError) as error:
             if not is_channel_closed(error):
                 raise
-            raise WeightsError(f"version {wanted.policy}: the connection was closed, the learner has changed") from None
+            raise WeightsError(
+                f"version {bucket_set.policy}: the connection was closed, the learner has changed"
+            ) from None
         address = response.address
         if not address or address in self._failed or address == transfer.relay_address:
             return self._learner

@@ -1,7 +1,7 @@
 """Any network: buckets in chunks over gRPC, several at once, from the learner or from a generator that it names.
 
-Invariants: a broken transfer continues at the byte where it stopped, from whatever source; a call is given up when
-nothing comes, never because it takes long; bytes from a generator are verified here: a bad one costs time alone.
+Invariants: a broken transfer continues at the byte where it stopped, from any source. A call is abandoned when nothing
+comes, never because it takes long. Bytes from a generator are verified here: a bad one costs time alone.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import grpc
 from rollmesh.generators.weights.host_memory import allocate
 from rollmesh.generators.weights.learner_connection import is_channel_closed
 from rollmesh.generators.weights.relay import HEARTBEAT_S
-from rollmesh.generators.weights.transports.base import Received, Transfer, Transport
 from rollmesh.generators.weights.transports.bucket_sources import BucketSource, BucketSources
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.generators.weights.transports.interface import Received, Transfer, Transport
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import PayloadError, WeightsError
 from rollmesh.mesh.rpc.errors import is_transient, to_rollmesh_error
 from rollmesh.mesh.runtime.task_group import run_together
-from rollmesh.mesh.weights import Wanted
+from rollmesh.mesh.weights import BucketSet
 from rollmesh.mesh.weights.chunk_framing import parse
 from rollmesh.protos import weights_pb2
 
 _FIRST_RETRY_S = 0.05
 _LONGEST_RETRY_S = 1.0
-# Of the transfer's patience: a generator that says nothing for so long, or brings nothing, is left for another.
-# The first is shorter: those who fetch from one that waits itself still hear from it, and stay.
+# Shares of the transfer's timeout: a generator that is silent, or brings no bytes, for this long is replaced. The first
+# is shorter: a generator that waits itself still sends heartbeats, and keeps those that fetch from it.
 _SILENT_SHARE = 0.25
 _IDLE_SHARE = 0.5
 _MISSED_HEARTBEATS = 3
@@ -50,57 +50,59 @@ class GrpcTransport(Transport):
         self._streams = streams
         self._security = security or SecuritySection()
 
-    def refusal(self, wanted: Wanted) -> str:  # noqa: ARG002  it can always
+    def refusal(self, bucket_set: BucketSet) -> str:  # noqa: ARG002  it can always
         """See Transport: the service has every version that is kept."""
         return ""
 
     async def receive(self, transfer: Transfer, arrived: Callable[[memoryview, int], None]) -> Received:
         """See Transport."""
-        wanted = transfer.wanted
-        data = allocate(wanted.nbytes)
-        todo = deque(range(len(wanted.buckets)))
+        bucket_set = transfer.bucket_set
+        data = allocate(bucket_set.nbytes)
+        todo = deque(range(len(bucket_set.buckets)))
         sources = BucketSources(transfer, self._streams, self._security)
 
-        async def work(lane: int) -> None:
+        async def work(channel_index: int) -> None:
             while todo:
                 index = todo.popleft()
-                await _BucketFetch(transfer, sources, index, wanted.part(data, index), lane).run()
+                await _BucketFetch(transfer, sources, index, bucket_set.part(data, index), channel_index).run()
                 arrived(data, index)
 
         try:
             await sources.open()
-            await run_together(*(work(lane) for lane in range(min(self._streams, len(todo)))))
+            await run_together(*(work(channel_index) for channel_index in range(min(self._streams, len(todo)))))
         finally:
             await sources.close()
         return Received(data, sources.current.address)
 
 
 class _BucketFetch:
-    """One bucket, over as many calls as it takes.
+    """The fetch of one bucket, over as many calls as it takes.
 
     Args:
-        transfer: what is fetched, and for whom.
-        sources: whom to ask.
+        transfer: in progress.
+        sources: of the bucket.
         index: of the bucket.
-        target: where its bytes go.
-        lane: which of a source's connections.
+        target: memory for its bytes.
+        channel_index: of the source's connection.
     """
 
-    def __init__(self, transfer: Transfer, sources: BucketSources, index: int, target: memoryview, lane: int) -> None:
+    def __init__(
+        self, transfer: Transfer, sources: BucketSources, index: int, target: memoryview, channel_index: int
+    ) -> None:
         self._transfer = transfer
         self._sources = sources
         self._index = index
         self._target = target
-        self._lane = lane
-        wanted = transfer.wanted
-        self._request = weights_pb2.FetchBucketRequest(policy=wanted.policy.to_proto(), bucket=index)
-        if wanted.base is not None:
-            self._request.base.CopyFrom(wanted.base.to_proto())
-        self._name = wanted.name(index)
+        self._channel_index = channel_index
+        bucket_set = transfer.bucket_set
+        self._request = weights_pb2.FetchBucketRequest(policy=bucket_set.policy.to_proto(), bucket=index)
+        if bucket_set.base is not None:
+            self._request.base.CopyFrom(bucket_set.base.to_proto())
+        self._name = bucket_set.name(index)
         self._done = 0
         self._loop = asyncio.get_running_loop()
         # Event loop times of the newest byte, and of the newest message.
-        self._progress = self._heard = self._loop.time()
+        self._last_byte_at = self._last_message_at = self._loop.time()
         # Some of the bytes came from a generator.
         self._relayed = False
         self._stalled = False
@@ -115,18 +117,18 @@ class _BucketFetch:
         while self._done < len(self._target):
             source, before = self._sources.current, self._done
             problem = await self._one_call(source)
-            if self._done == len(self._target) and self._relayed and (damage := await self._damage()):
+            if self._done == len(self._target) and self._relayed and (damage := await self._find_damage()):
                 problem, self._done, self._relayed = damage, 0, False
             if self._done == len(self._target):
                 return
-            idle_s = self._loop.time() - self._progress
+            idle_s = self._loop.time() - self._last_byte_at
             if idle_s >= self._transfer.timeout_s:
                 raise WeightsError(
                     f"{self._name}: no byte for {self._transfer.timeout_s:.0f} s: {problem}",
                     hint="is the learner's host reachable? weights.timeout_s is how long silence is borne",
                 )
             if source.address:
-                await self._sources.leave(source, problem)
+                await self._sources.replace(source, problem)
             elif self._done > before:
                 pause = _FIRST_RETRY_S
             else:
@@ -134,7 +136,7 @@ class _BucketFetch:
                 pause = min(2 * pause, _LONGEST_RETRY_S)
 
     async def _one_call(self, source: BucketSource) -> str:
-        """Reads until the bucket is complete or the call ends; returns what was wrong with it.
+        """Reads until the bucket is complete or the call ends; returns the problem of the call.
 
         Raises:
             WeightsError: asking again would not help.
@@ -162,9 +164,9 @@ class _BucketFetch:
     async def _read(self, source: BucketSource) -> None:
         self._request.offset = self._done
         self._stalled = False
-        self._heard = self._loop.time()
-        call = source.fetch(self._lane, self._request)
-        watch = _Watch(self._loop, lambda: self._due(source), lambda: self._stall(call))
+        self._last_message_at = self._loop.time()
+        call = source.fetch(self._channel_index, self._request)
+        watch = _Watch(self._loop, lambda: self._deadline(source), lambda: self._stall(call))
         try:
             async for message in call:
                 if self._transfer.superseded():
@@ -173,56 +175,58 @@ class _BucketFetch:
                 end = self._done + len(chunk)
                 if offset != self._done or end > len(self._target):
                     raise PayloadError("offset", f"got bytes {offset} to {offset + len(chunk)}, {self._done} was next")
-                self._heard = self._loop.time()
+                self._last_message_at = self._loop.time()
                 if chunk:
                     self._target[self._done : end] = chunk
-                    self._done, self._progress = end, self._heard
+                    self._done, self._last_byte_at = end, self._last_message_at
                     self._relayed |= bool(source.address)
         finally:
             watch.stop()
             call.cancel()
 
-    def _due(self, source: BucketSource) -> float:
-        """When the call has failed, if nothing comes until then."""
+    def _deadline(self, source: BucketSource) -> float:
+        """The time at which the call has failed, if nothing comes until then."""
         patience = self._transfer.timeout_s
         if not source.address:
-            return self._progress + patience
+            return self._last_byte_at + patience
         silent_s = max(_SILENT_SHARE * patience, _MISSED_HEARTBEATS * HEARTBEAT_S)
-        return min(self._heard + silent_s, self._progress + _IDLE_SHARE * patience)
+        return min(self._last_message_at + silent_s, self._last_byte_at + _IDLE_SHARE * patience)
 
     def _stall(self, call: grpc.aio.UnaryStreamCall) -> None:
         self._stalled = True
         call.cancel()
 
-    async def _damage(self) -> str:
-        """What is wrong with the bucket's bytes; empty: nothing."""
+    async def _find_damage(self) -> str:
+        """The damage of the bucket's bytes; empty where they agree with their digest."""
         try:
-            await asyncio.to_thread(self._transfer.wanted.verify, self._index, self._target)
+            await asyncio.to_thread(self._transfer.bucket_set.verify, self._index, self._target)
         except WeightsError as error:
             return error.message
         return ""
 
 
 class _Watch:
-    """Calls `late` once when the time that `due` names has come; `due` may move meanwhile."""
+    """Calls `on_late` once at the time that `deadline` returns, which may move meanwhile."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, due: Callable[[], float], late: Callable[[], None]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, deadline: Callable[[], float], on_late: Callable[[], None]
+    ) -> None:
         self._loop = loop
-        self._due = due
-        self._late = late
-        self._handle = loop.call_at(due(), self._look)
+        self._deadline = deadline
+        self._on_late = on_late
+        self._handle = loop.call_at(deadline(), self._check)
 
-    def _look(self) -> None:
-        due = self._due()
-        if self._loop.time() >= due:
-            self._late()
+    def _check(self) -> None:
+        deadline = self._deadline()
+        if self._loop.time() >= deadline:
+            self._on_late()
         else:
-            self._handle = self._loop.call_at(due, self._look)
+            self._handle = self._loop.call_at(deadline, self._check)
 
     def stop(self) -> None:
         self._handle.cancel()
 
 
-def _as_weights_error(error: grpc.aio.AioRpcError, what: str) -> WeightsError:
-    typed = to_rollmesh_error(error, what)
+def _as_weights_error(error: grpc.aio.AioRpcError, call: str) -> WeightsError:
+    typed = to_rollmesh_error(error, call)
     return typed if isinstance(typed, WeightsError) else WeightsError(typed.message, hint=typed.hint)

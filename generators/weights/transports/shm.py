@@ -5,7 +5,7 @@ Invariants:
 - Nothing is opened but what has a publisher's name in the folder of shared memory, and opening it does not wait.
 - Nothing is mapped but a file of this process's own user. Others could cut theirs short, which would end this process
   by a signal.
-- Errors say nothing of what was found: the learner hears of them, and it chose the path. The log of this process does.
+- Errors do not describe the file: the learner gets them, and it chose the path. The log of this process does.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from rollmesh.generators.weights.transports.base import Received, Transfer, Transport
+from rollmesh.generators.weights.transports.interface import Received, Transfer, Transport
 from rollmesh.mesh.errors import VersionGoneError, WeightsError
-from rollmesh.mesh.weights import Wanted
+from rollmesh.mesh.weights import BucketSet
 from rollmesh.mesh.weights.shared_files import SHARED_MEMORY, is_shared_file
 
 log = logging.getLogger(__name__)
@@ -41,9 +41,9 @@ class SharedMemory(Transport):
         self._host_id = host_id
         self._directory = directory
 
-    def refusal(self, wanted: Wanted) -> str:
+    def refusal(self, bucket_set: BucketSet) -> str:
         """See Transport."""
-        offer = wanted.offer(self.name)
+        offer = bucket_set.offer(self.name)
         if offer is None:
             return "the learner offers no shared memory"
         if offer.host_id != self._host_id:
@@ -53,14 +53,14 @@ class SharedMemory(Transport):
         return ""
 
     async def receive(self, transfer: Transfer, arrived: Callable[[memoryview, int], None]) -> Received:
-        """See Transport; the memory is the publisher's own, which stays as long as anybody has it mapped."""
-        wanted = transfer.wanted
-        offer = wanted.offer(self.name)
+        """See Transport; the memory is the publisher's own, which stays as long as a process has it mapped."""
+        bucket_set = transfer.bucket_set
+        offer = bucket_set.offer(self.name)
         assert offer is not None, "refusal() was asked before"
-        data = memoryview(_map(offer.address, wanted.nbytes))
-        for index in range(len(wanted.buckets)):
+        data = memoryview(_map(offer.address, bucket_set.nbytes))
+        for index in range(len(bucket_set.buckets)):
             arrived(data, index)
-            # The caller may verify at once; whatever else runs in this loop comes between.
+            # The caller may verify at once; other tasks of this loop run in between.
             await asyncio.sleep(0)
         return Received(data)
 
@@ -78,11 +78,11 @@ def _map(address: str, nbytes: int) -> mmap.mmap:
     except OSError as error:
         raise _unusable(address, str(error.strerror)) from error
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
             raise _unusable(address, "it is no file of our user")
-        if found.st_size < nbytes:
-            raise _unusable(address, f"it has {found.st_size} bytes, {nbytes} were announced")
+        if status.st_size < nbytes:
+            raise _unusable(address, f"it has {status.st_size} bytes, {nbytes} were announced")
         # A private mapping shares the pages; being writable in name, it can be given to torch without a copy.
         return mmap.mmap(descriptor, nbytes, access=mmap.ACCESS_COPY)
     except OSError as error:

@@ -32,7 +32,7 @@ def gdpo(
 ) -> Tensor | Estimate:
     """Group reward-decoupled normalization: A_i = sum_k w_k (r_ki - mean_g(r_k)) / (std_g(r_k) + epsilon), whitened.
 
-    arXiv:2601.05242. Normalizing each component by itself keeps apart what the sum of rewards mixes up:
+    arXiv:2601.05242. Normalizing each component by itself keeps apart rewards that a sum mixes up:
     (0, 2) and (1, 1) have equal sums. The last whitening keeps the scale independent of the number of components.
 
     Args:
@@ -40,8 +40,8 @@ def gdpo(
         weights: of the components by name; those not named are left out. None: all of them, with weight 1.
         epsilon: added to the groups' deviations (Bessel-corrected).
         whiten: over all tokens of the batch (verl), over its sequences (the paper, TRL), or none.
-        whiten_epsilon: None: 1e-8 beside the variance for tokens (verl), 1e-4 beside the deviation for sequences
-            (TRL).
+        whiten_epsilon: None: 1e-8 added to the variance for tokens (verl), 1e-4 added to the deviation for
+            sequences (TRL).
         single: the normalized component of a group of one: its reward (verl), or 0.
 
     Returns:

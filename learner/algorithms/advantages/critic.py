@@ -17,7 +17,7 @@ from rollmesh.learner.algorithms.types import Estimate, Rollouts
 def gae(rollouts: Rollouts, *, gamma: float = 1.0, lam: float = 1.0, whiten: bool = True) -> Estimate:
     """Generalized advantage estimation over trained tokens (arXiv:1506.02438, eq. 16).
 
-    A_t = delta_t + gamma lam A_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t, V = 0 behind the last token. Tokens that
+    A_t = delta_t + gamma lam A_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t, V = 0 after the last token. Tokens that
     are not trained (tool output) are no steps: nothing is discounted over them.
 
     Args:
@@ -41,9 +41,9 @@ def vapo(
 ) -> Estimate:
     """VAPO: lambda 1 for the critic's targets, a lambda that grows with the length for the actor (arXiv:2504.05118).
 
-    Actor (sec. 4.2): lam = 1 - 1 / (alpha l) for a response of l trained tokens, so that the weights lam^t of
-    the errors sum to alpha l, a fixed share of the response, and the reward at the end of a long one is not forgotten.
-    For l < 1 / alpha the formula is negative; 0 takes its place. Critic (sec. 4.1): no decay, no bias.
+    Actor (sec. 4.2): lam = 1 - 1 / (alpha l) for a response of l trained tokens. So the weights lam^t of the errors sum
+    to alpha l, a fixed share of the response. The reward at the end of a long response is not forgotten. For
+    `l < 1 / alpha` the formula is negative; 0 takes its place. Critic (sec. 4.1): no decay, no bias.
 
     Args:
         rollouts: the whole batch.

@@ -1,7 +1,7 @@
 """Estimators that compare the responses of a prompt with one another; one advantage per sequence [S].
 
-Members of a group whose rewards are all equal have advantages of exactly 0; for the only member of a group, the setting
-`single` says what becomes of it.
+Members of a group whose rewards are all equal have advantages of exactly 0. For the only member of a group, the setting
+`single` decides its advantage.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def gpg(rollouts: Rollouts, *, f_norm: float = 1.0, single: Single = "reward") -
 def max_rl(rollouts: Rollouts, *, epsilon: float = 1e-6) -> Tensor:
     """Maximum likelihood RL: A_i = (r_i - mean_g) / mean_g (arXiv:2602.02710).
 
-    For rewards 0 and 1 the expected gradient is that of log pass rate truncated at n terms, so hard prompts weigh
+    For rewards 0 and 1 the expected gradient is that of the log pass rate, truncated at n terms. So hard prompts weigh
     more than under the pass rate itself.
 
     Args:

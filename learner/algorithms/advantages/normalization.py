@@ -1,8 +1,8 @@
 """Centring and scaling of rewards over groups or over the batch.
 
-Invariants: values that are all equal come out as exactly 0, in any dtype (means are taken of the distances to the
-smallest value, so that rounding adds nothing); a NaN is a reward that does not apply: it enters no statistic and comes
-out as 0; nothing else comes out as NaN or Inf from finite input.
+Invariants: values that are all equal come out as exactly 0, in any dtype. Means are taken of the distances to the
+smallest value, so that rounding adds nothing. A NaN is a reward that does not apply: it enters no statistic and comes
+out as 0. Nothing else comes out as NaN or Inf from finite input.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch import Tensor
 from rollmesh.learner.algorithms.ragged import segment_count, segment_max, segment_min, segment_sum
 
 Level = Literal["none", "group", "batch"]
-"""Over what a statistic is taken."""
+"""The values over which a statistic is taken."""
 Single = Literal["reward", "zero"]
-"""What becomes of the only member of a group: its reward as it is (no baseline), or 0 (nothing to compare with)."""
+"""The advantage of the only member of a group: its reward as it is (no baseline), or 0 (nothing to compare with)."""
 
 
 def centre(
@@ -100,7 +100,7 @@ def normalize(
         correction: of the variance; 1: the sample's, 0: the population's.
         epsilon: keeps small deviations from blowing up noise.
         around: the deviation is taken around the mean over its own level, or around the mean that was subtracted.
-        single: what becomes of a group of one, where the mean is over groups.
+        single: the value of a group of one, where the mean is over groups.
 
     Returns:
         float [S].

@@ -1,4 +1,4 @@
-"""PRIME's estimator: returns of implicit process rewards beside the outcome's."""
+"""PRIME's estimator: returns of implicit process rewards plus the outcome's advantage."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def prime(
 ) -> Estimate:
     """Returns of centred process rewards plus RLOO on the outcome (arXiv:2502.01456, eq. 5).
 
-    A_it = sum_{s >= t} gamma^(s-t) (r_phi(y_is) - mean_{j != i} r_phi(y_j)) + r_o(y_i) - mean_{j != i} r_o(y_j),
-    where r_phi(y_j) is the mean process reward over the tokens of response j: the baselines leave one out, too.
+    `A_it = sum_{s >= t} gamma^(s-t) (r_phi(y_is) - mean_{j != i} r_phi(y_j)) + r_o(y_i) - mean_{j != i} r_o(y_j)`,
+    where `r_phi(y_j)` is the mean process reward over the tokens of response j: the baselines leave one out, too.
 
     Args:
         rollouts: the whole batch; `extra["prm_log_probs"]` [R] are the implicit reward model's log-probs.

@@ -60,8 +60,8 @@ def reinforce_plus_plus_baseline(
     Args:
         rollouts: the whole batch.
         whiten: over the tokens that are kept.
-        token_level: rewards of single tokens (KL penalty) are added to the advantage of their own token alone (slime),
-            in place of being summed into the response's before the mean is subtracted (verl).
+        token_level: rewards of single tokens (KL penalty) are added to the advantage of their own token alone (slime).
+            False: they are summed into the response's before the mean is subtracted (verl).
         single: before whitening, the advantage of a group of one: its reward (verl), or 0.
 
     Returns:

@@ -1,8 +1,8 @@
-"""From rewards to returns: where a reward stands, reward to go, lambda-returns, generalized advantages.
+"""Returns of rewards: rewards per token, reward to go, lambda-returns, generalized advantages.
 
-The recurrences take discounts per step as tensors, so that a trajectory may end, or be cut, anywhere: a discount of 0
-after step t says that nothing comes behind it (terminated), a continuation of 0 that what comes behind belongs to
-another trajectory (done: bootstrapped with the value, then cut).
+The recurrences take discounts per step as tensors, so that a trajectory may end, or be cut, anywhere. A discount of 0
+after step t means that no step follows (terminated). A continuation of 0 means that the next step belongs to another
+trajectory (done: bootstrapped with the value, then cut).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def generalized_advantages(
 
 
 def following_values(values: Tensor, lengths: Tensor, bootstrap: Tensor | float = 0.0) -> Tensor:
-    """The value after each token [R]: the next token's; behind the last one `bootstrap`, a number or [S]."""
+    """The value after each token [R]: the next token's; after the last one `bootstrap`, a number or [S]."""
     return shift_left(values, lengths, bootstrap)
 
 
@@ -79,7 +79,7 @@ def lambda_returns(
     """TD(lambda) returns (Sutton and Barto, 2018, sec. 12.8).
 
     G_t = r_t + discount_t * ((1 - lam) * V'_t + lam * G_{t+1}), with V'_t in place of G_{t+1} at a sequence's last
-    step and where a trajectory is cut.
+    step and where a trajectory is cut. A part for critics that learn from such returns: no preset uses it.
 
     Args:
         rewards: float [R].

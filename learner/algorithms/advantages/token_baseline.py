@@ -27,7 +27,7 @@ def optimal_token_baseline(
     """A_it = G_it - B_gt, B_gt = sum_i(W_it G_it) / sum_i(W_it) over the group's responses at position t.
 
     G is the reward to go. W_it, the sum of w_is over s <= t, stands for the squared norm of the gradient of the
-    response so far; w = 1 - 2 pi + sum_v pi_v^2 is that of one token's log-prob with respect to the logits
+    response so far. `w = 1 - 2 pi + sum_v pi_v^2` is that of one token's log-prob with respect to the logits
     (arXiv:2602.07078, the logit-gradient proxy). Positions count trained tokens, so that tool output does not shift
     responses against one another: both names mean this form.
 
@@ -105,7 +105,7 @@ def token_baselines(
 
 
 def _tail_start(lengths: Tensor, group_ids: Tensor, count: int) -> Tensor:
-    """From where on a sequence is longer than all others of its group, int64 [S]; out of reach where none is."""
+    """First position at which a sequence is the only one left of its group, int64 [S]; out of reach without one."""
     sizes = lengths.to(torch.float64)
     longest = sizes == segment_max(sizes, group_ids, count)[group_ids]
     others = segment_max(torch.where(longest, 0.0, sizes), group_ids, count)[group_ids].to(torch.int64)

@@ -101,12 +101,12 @@ def vtrace_errors(
         rho_bar, c_bar: clips of the ratios.
         alpha: share of the clipped ratio.
         continuations: [R] or a number; 0 where a trajectory is cut.
-        trace_discounts: discount of the error that comes behind, where it differs from that of the next value.
+        trace_discounts: discount of the next step's error, where it differs from that of the next value.
     """
     rho, traces = leaky_clip(ratios, rho_bar, alpha), lam * leaky_clip(ratios, c_bar, alpha)
     errors = rho * (rewards + discounts * next_values - values)
-    behind = discounts if trace_discounts is None else trace_discounts
-    return reverse_scan(errors, behind * continuations * traces, lengths)
+    error_discounts = discounts if trace_discounts is None else trace_discounts
+    return reverse_scan(errors, error_discounts * continuations * traces, lengths)
 
 
 def bootstrapped(

@@ -1,7 +1,7 @@
 """Whitening: advantages of a batch to mean 0 and variance 1.
 
-Invariants: values that are all equal, or only one, come out as exactly 0; an empty batch stays empty; what the caller
-leaves out has no influence on the others.
+Invariants: values that are all equal, or only one, come out as exactly 0. An empty batch stays empty. Values that the
+caller leaves out have no influence on the others.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def whiten(
     Args:
         values: float [N], advantages of all tokens (or sequences).
         keep: bool [N], False for values that are rejected: they enter no statistic. None: all are kept.
-        epsilon: bound from below on what is divided by; 1e-8 in verl and slime, 1e-5 in AReaL (beside the deviation).
+        epsilon: lower bound of the divisor; 1e-8 in verl and slime, 1e-5 in AReaL (added to the deviation).
         guard: epsilon is added to the variance, or to the deviation: (x - mean) / (std + epsilon).
         shift_mean: False gives the values their mean back: only their spread changes.
 

@@ -1,7 +1,7 @@
-"""Off-policy correction: what is done about tokens that another policy sampled."""
+"""Off-policy correction: weights and rejection of tokens that another policy sampled."""
 
 from rollmesh.learner.algorithms.correction.apply import anchor_and_weights, correct_batch, drift_metrics
-from rollmesh.learner.algorithms.correction.metrics import diagnostics, kept_figures, rule_figures, weight_figures
+from rollmesh.learner.algorithms.correction.metrics import diagnostics, kept_metrics, rule_metrics, weight_metrics
 from rollmesh.learner.algorithms.correction.ratios import importance_weights, interpolated_proximal
 from rollmesh.learner.algorithms.correction.rejection import rejections
 from rollmesh.learner.algorithms.correction.settings import CorrectionSettings, check_corrects, needs_proximal
@@ -15,9 +15,9 @@ __all__ = [
     "drift_metrics",
     "importance_weights",
     "interpolated_proximal",
-    "kept_figures",
+    "kept_metrics",
     "needs_proximal",
     "rejections",
-    "rule_figures",
-    "weight_figures",
+    "rule_metrics",
+    "weight_metrics",
 ]

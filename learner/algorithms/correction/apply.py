@@ -1,8 +1,8 @@
 """The correction in a run: once per batch on all of its tokens, then in the loss of every micro-batch.
 
 `correct_batch` fills `Rollouts.importance_weights` and `Rollouts.keep`; the learner takes rejected tokens out of the
-batch before it counts and splits it, which is how they leave numerator and denominator. What needs no look at the whole
-batch is left to the loss, where the current policy's log-probs are at hand for free. Sequences are never split between
+batch before it counts and splits it. So they leave numerator and denominator. Corrections that do not need the whole
+batch are left to the loss, where the current policy's log-probs are computed anyway. Sequences are never split between
 micro-batches, so ratios of sequences can be formed there.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rollmesh.learner.algorithms.correction.metrics import diagnostics, kept_figures, rule_figures, weight_figures
+from rollmesh.learner.algorithms.correction.metrics import diagnostics, kept_metrics, rule_metrics, weight_metrics
 from rollmesh.learner.algorithms.correction.ratios import drift, importance_weights, interpolated_proximal, level_drift
 from rollmesh.learner.algorithms.correction.rejection import age_rejections, all_keep, rejections
 from rollmesh.learner.algorithms.correction.settings import CorrectionSettings
@@ -25,45 +25,45 @@ def correct_batch(rollouts: Rollouts, settings: CorrectionSettings) -> dict[str,
     """Sets weights and rejected tokens of a batch; for the batch stage.
 
     Where `rollouts.proximal_log_probs` are there, `importance_weights` is set (if the mode has weights) and all rules
-    apply; without them (`needs_proximal` is False) only `max_age`, and the loss computes the weights. `keep` stays None
-    where nothing can be rejected; else it is joined with what others have set before.
+    apply. Without them (`needs_proximal` is False) only `max_age` applies, and the loss computes the weights. `keep`
+    stays None where nothing can be rejected; otherwise it is combined with masks that were set before.
 
     Args:
         rollouts: the batch; changed.
         settings: the correction.
 
     Returns:
-        Figures to log: `masked/<reason>`, the share of tokens that a rule rejects, and `rollout_corr/...` under verl's
-        names (see `figures`).
+        Metrics: `masked/<reason>`, the share of tokens that a rule rejects, and `rollout_corr/...` under verl's names
+        (see `learner.algorithms.correction.metrics`).
     """
     ids, count = rollouts.sequence_ids, rollouts.num_sequences
     behaviour, proximal = rollouts.behaviour_log_probs, rollouts.proximal_log_probs
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     if proximal is None:
         kept = age_rejections(rollouts.staleness, settings)
     else:
         kept = rejections(proximal, behaviour, rollouts.staleness, ids, count, settings)
-        figures |= diagnostics(proximal, behaviour, ids, count)
-        figures |= rule_figures(proximal, behaviour, ids, count, settings)
+        metrics |= diagnostics(proximal, behaviour, ids, count)
+        metrics |= rule_metrics(proximal, behaviour, ids, count, settings)
         if settings.weighs:
             rollouts.importance_weights = importance_weights(proximal, behaviour, ids, count, settings)
-            figures |= weight_figures(proximal, behaviour, ids, count, settings)
-    figures |= kept_figures(kept, ids, count)
-    masked = {f"masked/{reason}": figures[f"rollout_rs_{reason}_masked_fraction"] for reason in kept if ids.numel()}
+            metrics |= weight_metrics(proximal, behaviour, ids, count, settings)
+    metrics |= kept_metrics(kept, ids, count)
+    masked = {f"masked/{reason}": metrics[f"rollout_rs_{reason}_masked_fraction"] for reason in kept if ids.numel()}
     keep = all_keep(kept)
     if keep is not None:
         rollouts.keep = keep if rollouts.keep is None else rollouts.keep & keep
-    return masked | {PREFIX + name: value for name, value in figures.items()}
+    return masked | {PREFIX + name: value for name, value in metrics.items()}
 
 
 def anchor_and_weights(
     log_probs: Tensor, tokens: TokenBatch, settings: CorrectionSettings
 ) -> tuple[Tensor, Tensor | None]:
-    """What the loss of a micro-batch takes its ratio from, and how much each token counts.
+    """Anchor log-probs of a micro-batch's ratios, and the weights of its tokens.
 
     Args:
         log_probs: [R], current policy.
-        tokens: with what the batch stage has set.
+        tokens: with the values that the batch stage has set.
         settings: the correction.
 
     Returns:
@@ -85,7 +85,7 @@ def anchor_and_weights(
 
 
 def drift_metrics(log_probs: Tensor, tokens: TokenBatch, settings: CorrectionSettings | None = None) -> Metrics:
-    """How far the current policy is from the one that sampled a micro-batch's tokens; always logged.
+    """Distance of the current policy from the one that sampled a micro-batch's tokens; always logged.
 
     - `rollout_corr/ratio/ess`, `/mean`, `/p01`, `/p50`, `/p99`: of the untruncated ratio current / behaviour;
     - `rollout_corr/kl`, `rollout_corr/k3_kl`: estimates of KL(behaviour || current), k1 and k3;

@@ -1,9 +1,9 @@
-"""Figures of a whole batch: how far behaviour and proximal policy are apart, what weights and rules make of it.
+"""Metrics of a whole batch: distance of behaviour and proximal policy, and the effects of weights and rules.
 
 Names and definitions are verl's (`rollout_corr/...`), so that curves can be laid over one another; they stand here
-without that prefix. As there, figures over sequences count every sequence of the batch, one without tokens as a ratio
-of 1 (its weight as 0); those of rejection rules count only sequences with tokens. Computed in float64, once per batch;
-every figure is finite.
+without that prefix. As there, metrics over sequences count every sequence of the batch, one without tokens as a ratio
+of 1 (its weight as 0). Those of rejection rules count only sequences with tokens. Computed in float64, once per batch;
+every metric is finite.
 """
 
 from __future__ import annotations
@@ -25,12 +25,16 @@ _MAX_EXPONENT = 200.0
 
 
 def diagnostics(train: Tensor, rollout: Tensor, sequence_ids: Tensor, num_sequences: int) -> dict[str, float]:
-    """How far two policies are apart at the sampled tokens.
+    """Distance of two policies at the sampled tokens.
 
-    With d = log(train / rollout) per token, m_i the mean log-prob of sequence i and D_i its sum of d: `kl` = mean(-d);
-    `k3_kl` = mean(e^d - 1 - d); `*_log_ppl` = mean(-m_i), `*_ppl` = mean(e^-m_i); `log_ppl_diff` of rollout minus train
-    means (mean, absolute mean, extremes), `ppl_ratio` = mean of its exponential; `chi2_token` = mean(e^2d) - 1 and
-    `chi2_seq` = mean(e^2D_i) - 1, the chi-square divergences that govern the variance of importance weights.
+    With `d = log(train / rollout)` per token, m_i the mean log-prob of sequence i and D_i its sum of d:
+
+    - `kl = mean(-d)`, `k3_kl = mean(e^d - 1 - d)`;
+    - `*_log_ppl = mean(-m_i)`, `*_ppl = mean(e^-m_i)`;
+    - `log_ppl_diff` of rollout minus train means (mean, absolute mean, extremes), `ppl_ratio` the mean of its
+      exponential;
+    - `chi2_token = mean(e^2d) - 1` and `chi2_seq = mean(e^2D_i) - 1`, the chi-square divergences that govern the
+      variance of importance weights.
 
     Args:
         train, rollout: log-probs [R] of proximal (or current) and behaviour policy.
@@ -38,7 +42,7 @@ def diagnostics(train: Tensor, rollout: Tensor, sequence_ids: Tensor, num_sequen
         num_sequences: S.
 
     Returns:
-        Figures by name; none for a batch without tokens.
+        Metrics by name; none for a batch without tokens.
     """
     if not train.numel():
         return {}
@@ -66,15 +70,15 @@ def diagnostics(train: Tensor, rollout: Tensor, sequence_ids: Tensor, num_sequen
     )
 
 
-def weight_figures(
+def weight_metrics(
     proximal: Tensor, behaviour: Tensor, sequence_ids: Tensor, num_sequences: int, settings: CorrectionSettings
 ) -> dict[str, float]:
-    """What became of the importance weights; names begin with `rollout_is_`.
+    """Statistics of the importance weights; names begin with `rollout_is_`.
 
-    Over tokens: `mean` and `std` of the weights, `max` and `min`, `eff_sample_size` as a share,
-    `ratio_fraction_high` / `low`: ratios before truncation over `cap`, and under `floor` (1 / cap without one).
-    Over the sequences' mean weights: `seq_mean`, `seq_std` ... In mode `masked_is` `oob_ratio` is the share of tokens
-    with weight 0; with `normalize` the figures are of the weights before the division by `batch_norm_factor`.
+    Over tokens: `mean` and `std` of the weights, `max` and `min`, `eff_sample_size` as a share. `ratio_fraction_high`
+    and `low` are ratios before truncation over `cap`, and under `floor` (1 / cap without one). Over the sequences' mean
+    weights: `seq_mean`, `seq_std` and so on. `oob_ratio`, in mode `masked_is`, is the share of tokens with weight 0.
+    With `normalize` the metrics are of the weights before the division by `batch_norm_factor`.
 
     Args:
         proximal, behaviour: log-probs [R].
@@ -83,7 +87,7 @@ def weight_figures(
         settings: mode, level, cap, floor, normalize.
 
     Returns:
-        Figures by name; none for a batch without tokens.
+        Metrics by name; none for a batch without tokens.
     """
     if not proximal.numel():
         return {}
@@ -118,13 +122,13 @@ def weight_figures(
     return {f"rollout_is_{name}": value for name, value in _numbers(found).items()}
 
 
-def rule_figures(
+def rule_metrics(
     proximal: Tensor, behaviour: Tensor, sequence_ids: Tensor, num_sequences: int, settings: CorrectionSettings
 ) -> dict[str, float]:
-    """The statistics that the rejection rules look at; names begin with `rollout_rs_<rule>_`.
+    """The statistics that the rejection rules bound; names begin with `rollout_rs_<rule>_`.
 
-    `mean` and `std` (of the statistic within the bounds) over tokens, `max`, `min` and shares outside the bounds over
-    tokens or, for rules over sequences, over sequences; then the same over sequences' means.
+    `mean` and `std` (of the statistic within the bounds) are over tokens. `max`, `min` and shares outside the bounds
+    are over tokens or, for rules over sequences, over sequences. Then the same follows over sequences' means.
 
     Args:
         proximal, behaviour: log-probs [R].
@@ -133,12 +137,12 @@ def rule_figures(
         settings: reject.
 
     Returns:
-        Figures by name; none for a batch without tokens.
+        Metrics by name; none for a batch without tokens.
     """
     if not proximal.numel():
         return {}
     filled = segment_count(sequence_ids, num_sequences) > 0
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for rule in settings.rules:
         values = divergence(proximal.double(), behaviour.double(), rule.divergence)
         found = statistic(values, rule, sequence_ids, num_sequences)
@@ -146,14 +150,15 @@ def rule_figures(
             tokens, extremes, means = found, found, segment_mean(found, sequence_ids, num_sequences)[filled]
         else:
             tokens, extremes, means = found[sequence_ids], found[filled], found[filled]
-        figures |= {f"rollout_rs_{rule.name}_{key}": x for key, x in _of_rule(rule, tokens, extremes, means).items()}
-    return figures
+        metrics |= {f"rollout_rs_{rule.name}_{key}": x for key, x in _of_rule(rule, tokens, extremes, means).items()}
+    return metrics
 
 
-def kept_figures(kept: Mapping[str, Tensor], sequence_ids: Tensor, num_sequences: int) -> dict[str, float]:
-    """Shares of what is rejected, by reason and of all: names `rollout_rs_<reason>_masked_fraction` (tokens),
-    `rollout_rs_<reason>_seq_masked_fraction` (sequences with tokens that lose any), and the same without a reason
-    (tokens that any rule rejects; of all sequences).
+def kept_metrics(kept: Mapping[str, Tensor], sequence_ids: Tensor, num_sequences: int) -> dict[str, float]:
+    """Shares of rejected tokens, by reason and of all.
+
+    Names: `rollout_rs_<reason>_masked_fraction` (tokens), `rollout_rs_<reason>_seq_masked_fraction` (sequences with
+    tokens that lose any). The same without a reason are of tokens that any rule rejects, and of all sequences.
 
     Args:
         kept: reason -> bool [R], True for tokens that stay.
@@ -167,12 +172,12 @@ def kept_figures(kept: Mapping[str, Tensor], sequence_ids: Tensor, num_sequences
     tokens = (~together).double().mean(1)
     touched = torch.stack([_touched(keep, sequence_ids, num_sequences) for keep in together])
     sequences = touched / torch.cat((filled.expand(len(kept)), filled.new_tensor([num_sequences])))
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     shares = zip([f"{reason}_" for reason in kept] + [""], tokens.tolist(), sequences.tolist(), strict=True)
     for prefix, of_tokens, of_sequences in shares:
-        figures[f"rollout_rs_{prefix}masked_fraction"] = of_tokens
-        figures[f"rollout_rs_{prefix}seq_masked_fraction"] = of_sequences
-    return figures
+        metrics[f"rollout_rs_{prefix}masked_fraction"] = of_tokens
+        metrics[f"rollout_rs_{prefix}seq_masked_fraction"] = of_sequences
+    return metrics
 
 
 def _of_rule(rule: Rule, tokens: Tensor, extremes: Tensor, means: Tensor) -> dict[str, float]:

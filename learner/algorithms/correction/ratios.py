@@ -19,7 +19,7 @@ _TINY = 1e-10
 def drift(proximal: Tensor, behaviour: Tensor, bound: float = MAX_LOG_RATIO) -> Tensor:
     """d = log(proximal / behaviour) per token, within +-bound.
 
-    A token that was sampled cannot have probability 0 under the policy that sampled it: a behaviour log-prob that is
+    A token that was sampled cannot have probability 0 under the policy that sampled it. A behaviour log-prob that is
     not finite was not recorded, and nothing is known of the drift there. It is taken as 0.
 
     Args:
@@ -99,8 +99,8 @@ def mean_weight(weights: Tensor, sequence_ids: Tensor, num_sequences: int, level
 def interpolated_proximal(current: Tensor, behaviour: Tensor, age: Tensor, kind: Proximal) -> Tensor:
     """The proximal policy's log-probs, guessed from its neighbours instead of computed.
 
-    The proximal policy is the last one before the current; a token's behaviour policy lies `age` versions before the
-    current one, so the proximal stands at alpha = (age - 1) / age of the way from behaviour to current:
+    The proximal policy is the last one before the current. A token's behaviour policy lies `age` versions before the
+    current one. So the proximal one stands at alpha = (age - 1) / age of the way from behaviour to current:
 
     - `loglinear`: (1 - alpha) log pi_behaviour + alpha log pi_current;
     - `linear`: log((1 - alpha) pi_behaviour + alpha pi_current + 1e-10);

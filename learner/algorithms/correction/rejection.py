@@ -1,6 +1,6 @@
-"""Which tokens are not trained: rules on the drift, veto, age, second moment.
+"""Rejection of tokens that are not trained: rules on the drift, veto, age, second moment.
 
-Every rule looks at the whole batch as it came, not at what other rules have left, so their order does not matter. A
+Every rule reads the whole batch as it came, not the tokens that other rules keep, so their order does not matter. A
 token is trained where all rules keep it; a rejected one leaves numerators and denominators alike.
 """
 
@@ -29,7 +29,7 @@ def divergence(proximal: Tensor, behaviour: Tensor, kind: Divergence) -> Tensor:
 
 
 def statistic(values: Tensor, rule: Rule, sequence_ids: Tensor, num_sequences: int) -> Tensor:
-    """What a rule bounds: the tokens' divergences [R] themselves, or combined per sequence [S] (0 for empty ones)."""
+    """The statistic that a rule bounds: divergences of tokens [R], or of sequences combined [S] (0 for empty ones)."""
     if rule.scope == "token":
         return values
     if rule.scope == "seq_max":
@@ -47,7 +47,7 @@ def rejections(
     num_sequences: int,
     settings: CorrectionSettings,
 ) -> dict[str, Tensor]:
-    """What each rule in use keeps.
+    """Tokens that each rule in use keeps.
 
     Args:
         proximal, behaviour: log-probs [R].
@@ -74,7 +74,7 @@ def rejections(
 
 
 def age_rejections(staleness: Tensor, settings: CorrectionSettings) -> dict[str, Tensor]:
-    """The same for the one rule that needs no log-probs."""
+    """Tokens that `max_age` keeps: the one rule that needs no log-probs."""
     return {} if settings.max_age is None else {"max_age": staleness <= settings.max_age}
 
 

@@ -1,8 +1,8 @@
-"""Settings of the off-policy correction, and what they ask of a run.
+"""Settings of the off-policy correction, and their demands on a run.
 
-Three policies are at play: behaviour (sampled the tokens), proximal (anchors the clip) and current. Invariant: whatever
-the settings, a token's loss is its surrogate around the anchor, times a weight without gradient, and a token that is
-rejected is counted nowhere.
+Three policies are at play: behaviour (sampled the tokens), proximal (anchors the clip) and current. Invariant: a
+token's loss is always its surrogate around the anchor, times a weight without gradient. A rejected token is counted
+nowhere.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Rule(NamedTuple):
     Attributes:
         name: as in the configuration.
         scope: the statistic of a token, or the sum, mean or maximum over its sequence.
-        divergence: what is measured per token.
+        divergence: the measure per token.
         low, high: bounds of the statistic itself (for k1: logarithms of the bounds of the ratio).
     """
 
@@ -60,34 +60,36 @@ class CorrectionSettings(Settings):
     `none`
         The clip anchors at the proximal policy and nothing weighs the tokens: biased as soon as the data is stale.
 
-    verl's `rollout_correction` in these words: `rollout_is` is `level`; `rollout_is_threshold: 2.0` is `cap` with mode
-    `truncated_is`, `"0.5_2.0"` is `floor` and `cap` with mode `masked_is`; `rollout_is_batch_normalize` is `normalize`;
-    `rollout_rs` and `rollout_rs_threshold` are the keys and values of `reject`; `bypass_mode` with `ppo_clip` is mode
-    `behaviour`. TRL's `token_truncate`, `token_mask`, `sequence_truncate` and `sequence_mask` name `level` and `mode`.
-    AReaL's `rejection_sampling` with action `clamp` is `cap` and `floor`, with action `mask` it is `cap: .inf` and a
-    rule of `reject` (AReaL measures from proximal to behaviour: its bounds of a ratio are the reciprocals of ours).
+    The keys of `rollout_correction` in verl, in these words: `rollout_is` is `level`, and `rollout_is_batch_normalize`
+    is `normalize`. `rollout_is_threshold: 2.0` is `cap` with mode `truncated_is`, `"0.5_2.0"` is `floor` and `cap` with
+    mode `masked_is`. `rollout_rs` and `rollout_rs_threshold` are the keys and values of `reject`; `bypass_mode` with
+    `ppo_clip` is mode `behaviour`. TRL's `token_truncate`, `token_mask`, `sequence_truncate` and `sequence_mask` name
+    `level` and `mode`. AReaL's `rejection_sampling` with action `clamp` is `cap` and `floor`, with action `mask` it is
+    `cap: .inf` and a rule of `reject`. (AReaL measures from proximal to behaviour: its bounds of a ratio are the
+    reciprocals of ours.)
 
     Attributes:
         mode: see above.
-        level: whose ratio weighs a token: its own; that of its whole sequence (the product over the tokens, unbiased
-            for the sequence's return, of high variance); or the geometric mean over the sequence. `token` has the least
-            variance and ignores what the earlier tokens did to the distribution of states: the usual choice.
+        level: the ratio that weighs a token: its own, that of its whole sequence, or the geometric mean over the
+            sequence. The ratio of the whole sequence is the product over the tokens: unbiased for the sequence's
+            return, of high variance. `token` has the least variance and ignores what the earlier tokens did to the
+            distribution of states: the usual choice.
         cap: largest weight, at least 1: what on-policy data has. 2 bounds the variance and leaves most tokens alone.
         floor: smallest weight; 0: none.
-        normalize: divide the weights by their mean over the batch (self-normalized importance sampling), so that the
-            size of the step does not depend on the drift.
-        reject: rule -> threshold. Rules are `token_`, `seq_sum_`, `seq_mean_` or `seq_max_` with `k1`, `k2` or `k3`:
-            per token with d = log r, k1 = -d, k2 = d^2 / 2, k3 = r - 1 - d (Schulman's estimators of
-            KL(behaviour || proximal)), alone or over the sequence, which then stays or goes as a whole. For k1 the
+        normalize: divide the weights by their mean over the batch (self-normalized importance sampling). Then the size
+            of the step does not depend on the drift.
+        reject: rule -> threshold. Rules are `token_`, `seq_sum_`, `seq_mean_` or `seq_max_` with `k1`, `k2` or `k3`.
+            With d = log r per token, k1 = -d, k2 = d^2 / 2, k3 = r - 1 - d: Schulman's estimators of
+            KL(behaviour || proximal). Other scopes than the token keep or reject a sequence as a whole. For k1 the
             threshold bounds the ratio behaviour / proximal, 1 / r: `[lo, hi]` or verl's `"lo_hi"`, a single number u is
             [1/u, u]. For k2 and k3 it is the largest value.
         veto: a sequence with any token whose r is below this is rejected; 1e-4 is usual. None: off.
-        max_age: tokens older than so many versions are rejected. None: off.
+        max_age: tokens that are older, in versions, are rejected. None: off.
         second_moment: reject the tokens with the largest d^2 until the mean of the others is below this (M2PO,
             arXiv:2510.01161, alg. 1; 0.04 there). None: off.
-        proximal: where the proximal log-probs come from when a batch takes several optimizer steps: one more forward
-            pass before the first; or interpolated between behaviour and current by the token's age, without one,
-            `loglinear` in log-probs, `linear` in probabilities; or the behaviour policy itself.
+        proximal: where the proximal log-probs come from when a batch takes several optimizer steps. `recompute`: one
+            more forward pass before the first. `loglinear` (in log-probs) and `linear` (in probabilities): interpolated
+            between behaviour and current by the token's age, without one. `behaviour`: the behaviour policy itself.
         accept_uncorrected: allow mode `none` although data can be stale.
     """
 
@@ -115,7 +117,7 @@ class CorrectionSettings(Settings):
         if self.second_moment is not None and not self.second_moment > 0.0:
             raise SettingsError("second_moment", f"expected a bound > 0, got {self.second_moment}")
         read_rules(self.reject)
-        if self.proximal != "recompute" and self.looks_at_batch:
+        if self.proximal != "recompute" and self.needs_batch_log_probs:
             raise SettingsError(
                 "proximal",
                 f"{self.proximal!r} saves a forward pass which reject, veto, second_moment and normalize need",
@@ -124,7 +126,7 @@ class CorrectionSettings(Settings):
 
     @property
     def weighs(self) -> bool:
-        """Whether the mode has weights."""
+        """True where the mode has weights."""
         return self.mode in ("truncated_is", "masked_is")
 
     @property
@@ -133,8 +135,8 @@ class CorrectionSettings(Settings):
         return read_rules(self.reject)
 
     @property
-    def looks_at_batch(self) -> bool:
-        """Whether something compares proximal and behaviour log-probs of the whole batch before its first step."""
+    def needs_batch_log_probs(self) -> bool:
+        """True where something compares proximal and behaviour log-probs of the whole batch before its first step."""
         # A sequence's weight is that of all its tokens, also where some of them are too old to be trained.
         whole = self.normalize or (self.level != "token" and self.max_age is not None)
         rejects = bool(self.reject) or self.veto is not None or self.second_moment is not None
@@ -202,9 +204,9 @@ def check_corrects(settings: CorrectionSettings, plan: UpdatePlan) -> None:
 
 
 def needs_proximal(settings: CorrectionSettings, plan: UpdatePlan) -> bool:
-    """Whether the proximal log-probs must be computed before the first optimizer step of a batch.
+    """True where the proximal log-probs must be computed before the first optimizer step of a batch.
 
     With one optimizer step per batch the proximal policy is the current one, which the training pass computes anyway.
     """
     anchored = plan.updates > 1 and settings.mode != "behaviour" and settings.proximal == "recompute"
-    return anchored or settings.looks_at_batch
+    return anchored or settings.needs_batch_log_probs

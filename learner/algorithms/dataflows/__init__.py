@@ -1,1 +1,1 @@
-"""The dataflows that presets configure: what happens to a group, to a batch, and which losses follow."""
+"""The dataflows that presets configure: group stage, batch stage and losses."""

@@ -1,7 +1,7 @@
 """Policy gradients with a critic: PPO, and the pieces of VAPO.
 
-Per batch: the critic, as it was, values every token; the estimator turns rewards and values into advantages and
-returns; in every optimizer step the critic regresses on the returns, then the actor follows its surrogate.
+Per batch, the critic before its update values every token, and the estimator turns rewards and values into advantages
+and returns. In every optimizer step the critic regresses on the returns, then the actor follows its surrogate.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from rollmesh.learner.algorithms.aggregation import aggregate
-from rollmesh.learner.algorithms.base import Batch, Loss
 from rollmesh.learner.algorithms.dataflows.policy_gradient import PolicyGradient, PolicyGradientSettings
+from rollmesh.learner.algorithms.interface import Batch, Loss
 from rollmesh.learner.algorithms.metrics import Metrics, distribution
 from rollmesh.learner.algorithms.notices import idle_value_clip
 from rollmesh.learner.algorithms.numerics import finite_log_probs
@@ -131,7 +131,7 @@ def positive_weights(rollouts: Rollouts, above: float) -> Tensor:
     """Weights whose mean over the batch's tokens is 1 and which are 0 outside correct responses, [R].
 
     A mean over all tokens with these weights is the mean over the tokens of correct responses, whatever the
-    micro-batches; all 0 where no response is correct.
+    micro-batches. All are 0 where no response is correct.
     """
     correct = (rollouts.rewards > above)[rollouts.sequence_ids].to(rollouts.behaviour_log_probs.dtype)
     return correct * (correct.numel() / correct.sum().clamp_min(1.0))

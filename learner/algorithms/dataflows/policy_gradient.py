@@ -1,8 +1,8 @@
 """Policy gradients without a critic: one dataflow, put together from a registered estimator and a registered loss.
 
-Reads like this: filter groups; shape rewards; look at the batch with the models that the settings call for; correct
-for staleness; estimate advantages; then, per micro-batch, the surrogate loss, weighted, plus KL and entropy terms,
-divided by global counts. GRPO, DAPO, RLOO and the others are presets of it (`learner.algorithms.presets`).
+The steps: filter groups; shape rewards; run the models that the settings call for; correct for staleness; estimate
+advantages. Then, per micro-batch: the surrogate loss, weighted, plus KL and entropy terms, divided by global counts.
+ GRPO, DAPO, RLOO and the others are presets of it (`learner.algorithms.presets`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import rollmesh.learner.algorithms.advantages
 import rollmesh.learner.algorithms.losses  # noqa: F401 - importing both fills the registries
 from rollmesh.learner.algorithms.advantages.whitening import whiten
 from rollmesh.learner.algorithms.aggregation import aggregate, read_aggregation
-from rollmesh.learner.algorithms.base import Algorithm, Batch
 from rollmesh.learner.algorithms.correction import (
     CorrectionSettings,
     anchor_and_weights,
@@ -31,6 +30,7 @@ from rollmesh.learner.algorithms.correction import (
 from rollmesh.learner.algorithms.dataflows.resampling import ResampleSettings, pf_ppo_weights, resample
 from rollmesh.learner.algorithms.entropy import EntropySettings, applied_entropy_coefficient, next_entropy_coefficient
 from rollmesh.learner.algorithms.filters import FilterSettings, advantage_keep, filter_group, truncated_keep
+from rollmesh.learner.algorithms.interface import Algorithm, Batch
 from rollmesh.learner.algorithms.kl import KLSettings, kl_estimate, kl_rewards, next_coefficient, sampling_ratio
 from rollmesh.learner.algorithms.losses.modifiers import off_policy_sequence_keep, top_entropy_selection
 from rollmesh.learner.algorithms.metrics import Metrics, distribution
@@ -64,11 +64,11 @@ class PolicyGradientSettings(Settings):
         horizon: length of `seq_mean_token_sum_norm` in tokens; none: the longest response allowed.
         normalize_advantages: `batch` whitens the advantages over the batch's tokens; those that the correction or
             `filter.truncated` leaves out have no say.
-        correction: what is done about stale tokens.
+        correction: weights and rejection of stale tokens.
         kl: distance to the reference policy, in the reward or in the loss.
         entropy: bonus for the policy's entropy.
         reward: shaping, before the estimator sees the rewards.
-        filter: groups that are not trained, and what is done about truncated responses.
+        filter: groups that are not trained, and the treatment of truncated responses.
         resample: which sequences of the batch are trained how often.
         off_policy_mask: sequences with negative advantage are not trained where mean(log behaviour - log proximal)
             is over this (DeepSeek-V3.2, arXiv:2512.02556, eq. 9).
@@ -112,7 +112,7 @@ class PolicyGradient(Algorithm):
         self._horizon = float(settings.horizon or plan.max_response_tokens)
         self._kl_coefficient = settings.kl.coefficient
         self._entropy_coefficient = settings.entropy.coefficient
-        # What the loss of the present batch uses.
+        # Coefficients that the loss of the present batch uses.
         self._kl_weight, self._entropy_bonus = self._kl_coefficient, self._entropy_coefficient
         self._moments = RunningMoments()
         for missing in set(self._wants.needs) - self.provides:
@@ -124,7 +124,7 @@ class PolicyGradient(Algorithm):
         if self._selection is not None and settings.top_entropy_quantile < 1.0:
             raise SettingsError("top_entropy_quantile", f"cannot be combined with the loss {settings.loss.name!r}")
         self._with_entropy = settings.entropy.coefficient != 0.0 or settings.entropy.target is not None
-        self._try_out()
+        self._smoke_test()
 
     @property
     def needs(self) -> Needs:
@@ -163,12 +163,12 @@ class PolicyGradient(Algorithm):
         if not (equal and self._silent_where_equal):
             return 1.0
         # A forward and a backward pass take three times a forward pass, and only the latter is left.
-        looks = int(self.looks_at_policy)
-        return looks / (looks + 3.0 * self.plan.epochs)
+        passes = int(self.infers_policy)
+        return passes / (passes + 3.0 * self.plan.epochs)
 
     @property
     def _silent_where_equal(self) -> bool:
-        """Whether a group whose members all have the same reward as scored has no advantage, and so no gradient."""
+        """True where a group whose members all have the same reward as scored has no advantage, and so no gradient."""
         settings = self.settings
         return (
             self.silent_without_advantage
@@ -183,18 +183,18 @@ class PolicyGradient(Algorithm):
 
     def batch_stage(self, batch: Batch) -> None:
         settings, rollouts = self.settings, batch.rollouts
-        rollouts.rewards, self._moments, figures = shape_rewards(
+        rollouts.rewards, self._moments, metrics = shape_rewards(
             rollouts, settings.reward, self._moments, max_response_tokens=self.plan.max_response_tokens
         )
-        batch.report(figures)
-        policy = self._look_at_policy(batch) if self.looks_at_policy else rollouts.behaviour_log_probs
+        batch.report(metrics)
+        policy = self._infer_policy(batch) if self.infers_policy else rollouts.behaviour_log_probs
         batch.report(correct_batch(rollouts, settings.correction))
         if any(role.name == "reference" for role in self.needs.roles):
-            self._look_at_reference(batch, policy)
+            self._infer_reference(batch, policy)
         if settings.filter.truncated == "mask":
-            leave_out(batch, "truncated", truncated_keep(rollouts))
+            mask_tokens(batch, "truncated", truncated_keep(rollouts))
         self._estimate(batch)
-        self._leave_out(batch)
+        self._mask_tokens(batch)
         if settings.correction.mode == "behaviour":
             # From here on it is the anchor: selections see the policy that the loss's ratio refers to.
             rollouts.proximal_log_probs = rollouts.behaviour_log_probs
@@ -242,8 +242,8 @@ class PolicyGradient(Algorithm):
         self._moments = RunningMoments.from_wire(state["reward_moments"])
 
     @property
-    def looks_at_policy(self) -> bool:
-        """Whether one more forward pass of the actor is made before the first optimizer step of a batch."""
+    def infers_policy(self) -> bool:
+        """True where one more forward pass of the actor is made before the first optimizer step of a batch."""
         settings = self.settings
         return (
             needs_proximal(settings.correction, self.plan)
@@ -253,8 +253,8 @@ class PolicyGradient(Algorithm):
             or bool({"sum_pi_squared", "proximal_log_probs"} & set(self._wants.needs))
         )
 
-    def _try_out(self) -> None:
-        """Runs estimator and loss on two short responses, so that what is wrong with them shows before the run."""
+    def _smoke_test(self) -> None:
+        """Runs estimator and loss on two short responses, so that mistakes in them show before the run."""
         rollouts = smallest_batch(tuple(self.settings.advantage.params.get("weights", ("a",))))
         self._advantages(rollouts)
         tokens = token_view(rollouts)
@@ -262,8 +262,8 @@ class PolicyGradient(Algorithm):
         log_probs = torch.full((rollouts.num_tokens,), -1.0, requires_grad=True)
         self._policy_loss(log_probs, rollouts.behaviour_log_probs, tokens)
 
-    def _look_at_policy(self, batch: Batch) -> Tensor:
-        """The current policy's log-probs [R], before the first update: the proximal policy, or what it is made of."""
+    def _infer_policy(self, batch: Batch) -> Tensor:
+        """The current policy's log-probs [R] before the first update: the proximal policy, or its source."""
         settings, rollouts = self.settings, batch.rollouts
         seen = batch.infer("actor", sum_pi_squared="sum_pi_squared" in self._wants.needs)
         log_probs, entropy = seen.policy()
@@ -281,7 +281,7 @@ class PolicyGradient(Algorithm):
             self._entropy_coefficient = next_entropy_coefficient(self._entropy_coefficient, mean, settings.entropy)
         return log_probs
 
-    def _look_at_reference(self, batch: Batch, policy: Tensor) -> None:
+    def _infer_reference(self, batch: Batch, policy: Tensor) -> None:
         """Reference log-probs, KL in the reward, and the adaptive coefficient.
 
         The coefficient of this batch is the one from before it.
@@ -314,7 +314,7 @@ class PolicyGradient(Algorithm):
         batch.report(distribution("critic/advantages", values) | distribution("critic/rewards", rollouts.rewards))
 
     def _advantages(self, rollouts: Rollouts) -> Estimate:
-        """What the estimator gives, per token.
+        """The estimator's advantages, per token.
 
         Raises:
             SettingsError: it gave a tensor of another size than it declares by its kind.
@@ -333,18 +333,18 @@ class PolicyGradient(Algorithm):
             )
         return found if isinstance(found, Estimate) else Estimate(rollouts.per_token(found))
 
-    def _leave_out(self, batch: Batch) -> None:
-        """Tokens that are not trained for their advantage."""
+    def _mask_tokens(self, batch: Batch) -> None:
+        """Masks tokens that are not trained for their advantage."""
         settings, rollouts = self.settings, batch.rollouts
         if settings.off_policy_mask is not None:
             assert rollouts.proximal_log_probs is not None
             keep = off_policy_sequence_keep(rollouts.proximal_log_probs, token_view(rollouts), settings.off_policy_mask)
-            leave_out(batch, "off_policy", keep)
+            mask_tokens(batch, "off_policy", keep)
         if settings.filter.reject_advantages is not None:
-            leave_out(batch, "advantage", advantage_keep(rollouts, *settings.filter.reject_advantages))
+            mask_tokens(batch, "advantage", advantage_keep(rollouts, *settings.filter.reject_advantages))
 
 
-def leave_out(batch: Batch, reason: str, keep: Tensor) -> None:
+def mask_tokens(batch: Batch, reason: str, keep: Tensor) -> None:
     """Takes tokens out of a batch, numerator and denominator, and reports their share under the reason."""
     rollouts = batch.rollouts
     batch.report({f"masked/{reason}": float((~keep).double().mean()) if keep.numel() else 0.0})

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from rollmesh.learner.algorithms.base import Batch
 from rollmesh.learner.algorithms.dataflows.policy_gradient import PolicyGradient, PolicyGradientSettings
+from rollmesh.learner.algorithms.interface import Batch
 from rollmesh.learner.algorithms.prime import prm_loss
 from rollmesh.learner.algorithms.settings import Component, Settings
 from rollmesh.learner.algorithms.types import GlobalCounts, LossOutput, ModelOutput, Needs, Role, TokenBatch

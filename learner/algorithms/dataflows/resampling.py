@@ -1,7 +1,7 @@
 """Policy filtration (PF-PPO): sequences are trained as often as their reward can be trusted.
 
-Shen et al., "Policy Filtration for RLHF to Mitigate Noise in Reward Models", arXiv:2409.06957: a reward model is most
-reliable at its extremes, so a batch of S sequences is replaced by S draws with replacement, weighted by the reward.
+Shen et al., "Policy Filtration for RLHF to Mitigate Noise in Reward Models", arXiv:2409.06957. A reward model is most
+reliable at its extremes. So a batch of S sequences is replaced by S draws with replacement, weighted by the reward.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FLOOR = 1e-8
 
 @dataclass(frozen=True)
 class ResampleSettings(Settings):
-    """How a batch is resampled.
+    """The resampling of a batch.
 
     Attributes:
         method: `none`; `pow`: |reward|^weight_pow; `max_min`: only the batch's best and worst; `max_random`: the best

@@ -12,7 +12,7 @@ def check_range(field: str, value: float, low: float, high: float = math.inf, *,
 
     Args:
         field: name of the setting, without `loss.`.
-        value: what the configuration says.
+        value: from the configuration.
         low, high: bounds, inclusive.
         open_low: `low` itself is refused too.
 

@@ -1,7 +1,7 @@
 """Losses that hold back the tokens which drive the entropy down: those with a large covariance of log-prob and A.
 
-Which tokens is a question to the whole minibatch (a share of it, distances from its means), so it is answered by a
-selection before the optimizer step and reaches the loss, which is then purely per token, as `TokenBatch.selected`.
+Which tokens these are depends on the whole minibatch (a share of it, distances from its means). So a selection chooses
+them before the optimizer step. The loss, purely per token, reads the choice as `TokenBatch.selected`.
 Both are from "The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models", arXiv:2505.22617,
 sec. 4.2, eq. 10 to 13.
 
@@ -23,7 +23,7 @@ from rollmesh.learner.algorithms.types import StepView, TokenBatch
 
 
 def selected_tokens(tokens: TokenBatch) -> Tensor:
-    """What the selection gave, bool [R].
+    """The selected tokens, bool [R].
 
     Raises:
         ValueError: where no selection was made.
@@ -86,15 +86,15 @@ def clip_cov(
 ) -> tuple[Tensor, Metrics]:
     """Clipped surrogate without the selected tokens of large covariance.
 
-    L = max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)), and 0 for a random share of the tokens whose covariance is
-    between the bounds and which the clip leaves alone. They stay in the denominator. arXiv:2505.22617, eq. 10, 11.
+    L = max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)). It is 0 for a random share of the tokens that the clip
+    leaves alone and whose covariance is between the bounds. They stay in the denominator. arXiv:2505.22617, eq. 10, 11.
 
     Args:
         log_probs: float [R], with gradient.
         anchor_log_probs: float [R].
         tokens: advantages [R], `selected` by `select_clip_cov`.
-        clip_low, clip_high: how far the ratio may fall below and rise above 1; the authors' 1 leaves to this clip only
-            what is far off, since the selection is what holds the policy back.
+        clip_low, clip_high: how far the ratio may fall below and rise above 1. The authors' 1 leaves to this clip only
+            outliers, since the selection already holds the policy back.
         share: of the minibatch's tokens that are left out, at least one token; the paper's 2e-4.
         covariance_low, covariance_high: bounds, exclusive; the paper's (1, 5), in units of normalized advantages: far
             above the mean covariance, but not the outliers.

@@ -1,8 +1,8 @@
 """Trust regions in probabilities instead of ratios: tokens that would leave the region are dropped.
 
-A ratio of 2 is nothing for a token of probability 1e-6 and everything for one of 0.4; a difference of probabilities,
-or the divergence between the two Bernoulli distributions "this token or another", tells them apart. DPPO, "Rethinking
-the Trust Region in LLM Reinforcement Learning", arXiv:2602.04879.
+A ratio of 2 is nothing for a token of probability 1e-6 and everything for one of 0.4. A difference of probabilities, or
+the divergence between the two Bernoulli distributions "this token or another", tells them apart. DPPO, "Rethinking the
+Trust Region in LLM Reinforcement Learning", arXiv:2602.04879.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def dppo_tv(
     """Divergence PPO with the binary total variation.
 
     With p, q the token's probabilities under the current policy and the anchor: a token is kept while
-    p - q <= clip_high where A > 0, and p - q >= -clip_low elsewhere; L = -A sg(min(p / q, ratio_cap)) log p for kept
-    tokens, 0 for others. arXiv:2602.04879, sec. 4 (Binary-TV).
+    `p - q <= clip_high` where A > 0, and `p - q >= -clip_low` elsewhere. `L = -A sg(min(p / q, ratio_cap)) log p` for
+    kept tokens, 0 for others. arXiv:2602.04879, sec. 4 (Binary-TV).
 
     Args:
         log_probs: float [R], with gradient.
@@ -73,9 +73,9 @@ def dppo_kl(
 ) -> tuple[Tensor, Metrics]:
     """Divergence PPO with the binary KL divergence.
 
-    As `dppo_tv`; a token is kept while q log(q / p) + (1 - q) log((1 - q) / (1 - p)) is within clip_high where A > 0,
-    or clip_low elsewhere, and in any case while it is on the side from which the gradient leads back (p <= q where
-    A > 0, p >= q elsewhere). arXiv:2602.04879, sec. 4 (Binary-KL).
+    As `dppo_tv`, with the divergence q log(q / p) + (1 - q) log((1 - q) / (1 - p)). A token is kept while that is
+    within clip_high where A > 0, or clip_low elsewhere. It is always kept on the side from which the gradient leads
+    back (p <= q where A > 0, p >= q elsewhere). arXiv:2602.04879, sec. 4 (Binary-KL).
 
     Args:
         log_probs: float [R], with gradient.
@@ -131,11 +131,11 @@ def probability_band(
 ) -> tuple[Tensor, Metrics]:
     """Plain surrogate within a band of probability differences, and a quadratic pull to the anchor everywhere.
 
-    With d = log(p / q): L = -advantage_scale A exp(d) + penalty d^2, without its first term for dropped tokens. By
-    sign, a token is dropped where p - q > band_high and A > 0, or p - q < -band_low and A <= 0 (prime-rl's former
-    `default` loss); else where either bound is passed, whatever the advantage (IPO in prime-rl, whose `eps` is both
-    bounds: 0.1). The region: arXiv:2602.04879 (Binary-TV); the penalty: Kimi K2.5, arXiv:2602.02276. The log-ratio is
-    kept within +-60 in the exponential. It pulls tokens of advantage 0 as well.
+    With `d = log(p / q)`: `L = -advantage_scale A exp(d) + penalty d^2`, without its first term for dropped tokens. By
+    sign, a token is dropped where `p - q > band_high` and A > 0, or `p - q < -band_low` and A <= 0 (prime-rl's former
+    `default` loss). Else it is dropped where either bound is passed, whatever the advantage (IPO in prime-rl, whose
+    `eps` is both bounds: 0.1). The region: arXiv:2602.04879 (Binary-TV); the penalty: Kimi K2.5, arXiv:2602.02276. The
+    log-ratio is kept within +-60 in the exponential. It pulls tokens of advantage 0 as well.
 
     Args:
         log_probs: float [R], with gradient.
@@ -147,10 +147,10 @@ def probability_band(
         penalty: of the squared log-ratio, for all tokens.
 
     Returns:
-        Loss per token [R], and metrics. Dropped tokens: `actor/is_masked`; of those with A != 0, which lose a gradient
-        by it, by side `actor/is_masked_low` and `_high`, by sign `actor/masked_advantage_positive` and `_negative`;
-        exp(d) - 1 - d of dropped and of kept tokens: `actor/masked_mismatch_kl`, `actor/unmasked_mismatch_kl` (shares
-        of the sum over all tokens); drift from the anchor.
+        Loss per token [R], and metrics. Dropped tokens: `actor/is_masked`. Those with A != 0 lose a gradient by it: by
+        side `actor/is_masked_low` and `_high`, by sign `actor/masked_advantage_positive` and `_negative`. The terms
+        `exp(d) - 1 - d` of dropped and of kept tokens: `actor/masked_mismatch_kl`, `actor/unmasked_mismatch_kl` (shares
+        of the sum over all tokens). Drift from the anchor.
 
     Raises:
         SettingsError: a setting out of range.

@@ -1,4 +1,4 @@
-"""How far the current policy has moved from the one that anchors the ratio: figures that every loss reports."""
+"""Drift of the current policy from the one that anchors the ratio: metrics that every loss reports."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ def drift_metrics(log_ratios: Tensor) -> Metrics:
 def clip_region_metrics(ratios: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Metrics:
     """Tokens outside the trust region in the direction that their advantage pushes: their gradient is taken away.
 
-    `clip_ratio/low_mean` counts ratios below 1 - clip_low with A < 0, `clip_ratio/high_mean` those above 1 + clip_high
-    with A > 0; `clip_ratio/region_mean` and `actor/pg_clipfrac` (TRL's and verl's name of one figure) count both.
+    `clip_ratio/low_mean` counts ratios below `1 - clip_low` with A < 0, `clip_ratio/high_mean` those above
+    `1 + clip_high` with A > 0. The metrics `clip_ratio/region_mean` and `actor/pg_clipfrac` (one metric by TRL's and by
+    verl's name) count both.
 
     Args:
         ratios: [R].

@@ -1,4 +1,4 @@
-"""What can be laid over any policy loss: which sequences and which tokens it is applied to."""
+"""Modifiers of any policy loss: the sequences and tokens to which it is applied."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rollmesh.learner.algorithms.types import StepView, TokenBatch
 
 
 def off_policy_sequence_keep(log_probs: Tensor, tokens: TokenBatch, threshold: float) -> Tensor:
-    """Tokens that are trained when bad sequences which the policy has moved away from are left out.
+    """Tokens that stay when bad sequences are left out from which the policy has moved away.
 
-    Dropped are tokens with A < 0 of sequences with mean_t(log behaviour - log pi) > threshold: what the policy no
-    longer does, it need not unlearn, and the gradient there is large. DeepSeek-V3.2, arXiv:2512.02556, sec. 3.1
+    Dropped are tokens with A < 0 of sequences with mean_t(log behaviour - log pi) > threshold. The policy need not
+    unlearn behaviour that it has dropped, and the gradient there is large. DeepSeek-V3.2, arXiv:2512.02556, sec. 3.1
     (TRL's off-policy mask, slime's OPSM).
 
     Args:
@@ -29,7 +29,7 @@ def off_policy_sequence_keep(log_probs: Tensor, tokens: TokenBatch, threshold: f
         bool [R].
     """
     behaviour = finite_log_probs(tokens.behaviour_log_probs)
-    # Wide bounds: one impossible token tells enough of its sequence.
+    # Wide bounds: one impossible token decides on its sequence.
     drift = log_ratio(behaviour, finite_log_probs(log_probs.detach()), math.inf)
     means = segment_mean(drift, tokens.sequence_ids, tokens.num_sequences)[tokens.sequence_ids]
     return ~((tokens.advantages < 0) & (means > threshold))

@@ -62,11 +62,11 @@ def ppo(
 ) -> tuple[Tensor, Metrics]:
     """Clipped surrogate with separate bounds, dual clip and a cap on the ratio.
 
-    With r = pi / pi_anchor: L = max(-A min(r, delta), -A clip(r, 1 - clip_low, 1 + clip_high)); where A < 0 and
-    `dual_clip` = c is set, L = min(L, -A c). PPO, arXiv:1707.06347, eq. 7; separate bounds: DAPO, arXiv:2503.14476,
-    eq. 10; dual clip: arXiv:1912.09729, eq. 5; delta: INTELLECT-2, arXiv:2505.07291. The log-ratio is kept
-    within +-20 so that the ratio stays finite. Anchored by the proximal policy and weighted by proximal / behaviour it
-    is the objective of decoupled PPO (arXiv:2110.00641, eq. 10).
+    With `r = pi / pi_anchor`: `L = max(-A min(r, delta), -A clip(r, 1 - clip_low, 1 + clip_high))`. Where A < 0 and
+    `dual_clip = c` is set, `L = min(L, -A c)`. PPO, arXiv:1707.06347, eq. 7; separate bounds: DAPO, arXiv:2503.14476,
+    eq. 10; dual clip: arXiv:1912.09729, eq. 5; delta: INTELLECT-2, arXiv:2505.07291. The log-ratio is kept within +-20
+    so that the ratio stays finite. Anchored by the proximal policy and weighted by `proximal / behaviour` it is the
+    objective of decoupled PPO (arXiv:2110.00641, eq. 10).
 
     Args:
         log_probs: float [R], with gradient.

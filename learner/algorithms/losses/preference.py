@@ -1,6 +1,8 @@
 """Losses on pairs of responses: a chosen and a rejected one to the same prompt.
 
 They take the margin of each pair, z = log(pi(y_w) / pi_ref(y_w)) - log(pi(y_l) / pi_ref(y_l)).
+
+A part for dataflows of pairs: no preset of this package uses it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Ratios of whole sequences: the geometric mean of the tokens' ratios takes their place (GSPO, GMPO).
 
-Invariants: a sequence's tokens share one ratio, so a micro-batch must hold sequences as a whole; a sequence of
+Invariants: a sequence's tokens share one ratio, so a micro-batch must hold sequences as a whole. A sequence of
 advantage 0 has loss 0 and gradient 0.
 """
 
@@ -20,7 +20,7 @@ from rollmesh.learner.algorithms.ragged import segment_mean
 from rollmesh.learner.algorithms.registry import register_policy_loss
 from rollmesh.learner.algorithms.types import TokenBatch
 
-# A mean over a sequence that reaches e^10 tells of policies that share nothing; verl's bound.
+# Policies whose mean over a sequence reaches e^10 share nothing; verl's bound.
 MAX_MEAN_LOG_RATIO = 10.0
 
 
@@ -99,8 +99,8 @@ def gmpo(
             say in the mean.
 
     Returns:
-        Loss per token [R], and metrics: tokens with a log-ratio out of bounds and A > 0 (`actor/pg_clipfrac`) or
-        A < 0 (`actor/pg_clipfrac_lower`), as verl counts them; drift from the anchor.
+        Loss per token [R], and metrics: tokens with a log-ratio out of bounds and A > 0 (`actor/pg_clipfrac`) or A < 0
+        (`actor/pg_clipfrac_lower`), as verl counts them. Drift from the anchor.
 
     Raises:
         SettingsError: a bound out of range.

@@ -47,7 +47,7 @@ def cispo(
 
     Returns:
         Loss per token [R], and metrics: tokens whose weight is clipped (`actor/pg_clipfrac`), those clipped from above
-        with A > 0 (`cispo_clip_ratio`, TRL's name), drift from the anchor.
+        with A > 0 (`cispo_clip_ratio`, TRL's name). Drift from the anchor.
 
     Raises:
         SettingsError: a bound out of range.
@@ -76,8 +76,8 @@ def sapo(
 ) -> tuple[Tensor, Metrics]:
     """A sigmoid gate in place of the clip: the gradient fades with the distance from ratio 1.
 
-    With r = pi / pi_anchor and tau by the sign of A: L = -A (4 / tau) sigmoid(tau (r - 1)); the gradient at r = 1 is
-    that of the plain surrogate. SAPO, arXiv:2511.20347. `level: sequence` puts the geometric mean of the sequence's
+    With `r = pi / pi_anchor` and tau by the sign of A: `L = -A (4 / tau) sigmoid(tau (r - 1))`. The gradient at r = 1
+    is that of the plain surrogate. SAPO, arXiv:2511.20347. `level: sequence` puts the geometric mean of the sequence's
     ratios in place of r and the mean of its advantages in place of A.
 
     Args:

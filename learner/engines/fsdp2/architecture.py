@@ -1,7 +1,8 @@
-"""Which packing a model can take, from what its class and its configuration say.
+"""The packing that a model can take, decided from its class and its configuration.
 
-Invariant: what short sequences cannot show is decided here: layers besides attention, attention over chunks, sinks, and
-rotary embeddings that follow the longest sequence of a batch. What is decided is proven by the probe (`probe`).
+Invariant: features that short sequences cannot show are decided here. These are layers other than attention, attention
+over chunks, sinks, and rotary embeddings that follow the longest sequence of a batch. The probe (`probe`) proves the
+decision.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from rollmesh.learner.batching.types import Packing
 from rollmesh.learner.engines.tolerances import REFUSED_HINT
-from rollmesh.mesh.config.models import ModelSection
+from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.errors import DataError
 
 # Layers whose attention takes the packed layout; every other kind needs a row for each sequence.
 _PACKED_LAYERS = frozenset({"full_attention", "sliding_attention"})
-# Layers that are exact in rows: what they do with a short sequence they do with a long one.
+# Layers that are exact in rows: they treat short and long sequences alike.
 _ROW_LAYERS = frozenset(
     {
         "chunked_attention",
@@ -34,17 +35,17 @@ _ROW_LAYERS = frozenset(
         "recurrent",
     }
 )
-# Settings of attention that chooses the tokens each one sees, of sequences longer than the probe's. What is chosen is
-# not what transformers' eager attention chooses: it changes with the padding.
+# Settings of attention that chooses the tokens each one sees, of sequences longer than the probe's. Their choice is not
+# that of transformers' eager attention: it changes with the padding.
 _CHOICES = ("index_topk", "keep_window_size")
 # Rotary embeddings whose frequencies follow the longest position of a forward pass.
 _BATCH_ROPE = frozenset({"dynamic", "longrope"})
-# How transformers' models name the parameters of attention sinks.
+# Name of the parameters of attention sinks in transformers' models.
 _SINKS = "sinks"
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class PackingChoice:
     """The packing of a model.
 
     Attributes:
@@ -56,7 +57,7 @@ class Choice:
     reason: str = ""
 
 
-def choose_packing(model: PreTrainedModel) -> Choice:
+def choose_packing(model: PreTrainedModel) -> PackingChoice:
     """The densest packing that can be exact.
 
     Args:
@@ -64,18 +65,18 @@ def choose_packing(model: PreTrainedModel) -> Choice:
     """
     foreign = sorted(set(_layer_types(model.config)) - _PACKED_LAYERS)
     if foreign:
-        return Choice(Packing.ROWS, f"it has layers of the kind {', '.join(foreign)}")
+        return PackingChoice(Packing.ROWS, f"it has layers of the kind {', '.join(foreign)}")
     if model._is_stateful:
-        return Choice(Packing.ROWS, "its layers carry a state from token to token")
+        return PackingChoice(Packing.ROWS, "its layers carry a state from token to token")
     if not model.is_backend_compatible():
-        return Choice(Packing.ROWS, "its attention is its own")
+        return PackingChoice(Packing.ROWS, "its attention is its own")
     if any(name.rpartition(".")[2] == _SINKS for name, _ in model.named_parameters()):
-        return Choice(Packing.ROWS, "its attention has sinks")
-    return Choice(Packing.SHARED)
+        return PackingChoice(Packing.ROWS, "its attention has sinks")
+    return PackingChoice(Packing.SHARED)
 
 
 def describe_packing(section: ModelSection) -> str:
-    """The packing of a local model, in words, without its weights; or why it is not known."""
+    """The packing of a local model, in words, without its weights; or the reason why it is not known."""
     try:
         config = AutoConfig.from_pretrained(section.path, trust_remote_code=False)
         with torch.device("meta"):

@@ -1,8 +1,8 @@
 """Attention over packed sequences, registered with transformers under `ATTENTION`.
 
-The model calls it like any of its attention functions; which tokens belong together comes with the keyword `layout`,
-which the model's forward hands through to every layer. On the CPU, and on CUDA without a varlen kernel, it computes
-padded calls over gathered segments (`layout`), exactly; see `varlen` for CUDA.
+The model calls it like any of its attention functions. The keyword `layout`, which the model's forward hands through to
+every layer, says which tokens belong together. On the CPU, and on CUDA without a varlen kernel, it computes padded
+calls over gathered segments (`layout`), exactly; see `varlen` for CUDA.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def packed_attention(
         module: the attention layer.
         query: [1, H, N, D].
         key, value: [1, H_kv, N, D], H a multiple of H_kv.
-        attention_mask: must be None; the layout says what sees what.
+        attention_mask: must be None; the layout defines which tokens see one another.
         scaling: factor of the scores; none: 1 / sqrt(D).
         dropout: ignored: the current policy must be the one whose log-probs are compared.
         sliding_window: keys a query sees, itself included; none: all.
@@ -53,7 +53,7 @@ def packed_attention(
         [1, N, H, D], and None for the weights.
 
     Raises:
-        DataError: the model asks for what this cannot do exactly.
+        DataError: the model asks for a feature that cannot be computed exactly here.
     """
     if layout is None or attention_mask is not None or s_aux is not None:
         raise DataError(

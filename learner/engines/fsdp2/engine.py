@@ -1,8 +1,8 @@
 """The base of the FSDP2 engines of all kinds of models.
 
 Invariants: gradients are sums of the micro-batches' shares over all ranks (FSDP averages, so shares are multiplied by
-the number of ranks); all ranks run the same number of micro-batches, short ones fill up with a share of zero; a step
-whose gradient is not finite changes nothing; making an engine leaves the random numbers of the others alone.
+the number of ranks). All ranks run the same number of micro-batches, short ones fill up with a share of zero. A step
+whose gradient is not finite changes nothing. Making an engine leaves the random numbers of the others alone.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
-from rollmesh.learner.algorithms.base import Loss
+from rollmesh.learner.algorithms.interface import Loss
 from rollmesh.learner.algorithms.metrics import Metrics
 from rollmesh.learner.algorithms.types import GlobalCounts, ModelOutput
 from rollmesh.learner.batching.pack import pack
-from rollmesh.learner.batching.types import PackedBatch, Packing, TrainSequence
-from rollmesh.learner.engines.base import Engine, EngineSpec, StepResult
+from rollmesh.learner.batching.types import PackedBatch, PackedRow, Packing, TrainSequence
 from rollmesh.learner.engines.fsdp2.architecture import choose_packing
 from rollmesh.learner.engines.fsdp2.attention import ATTENTION
 from rollmesh.learner.engines.fsdp2.export import full_tensors
 from rollmesh.learner.engines.fsdp2.layout import build_layout
-from rollmesh.learner.engines.fsdp2.loading import load_model, load_tokenizer, quiet_transformers
-from rollmesh.learner.engines.fsdp2.probe import Reading, read, settle
+from rollmesh.learner.engines.fsdp2.loading import load_model, load_optional_tokenizer, quiet_transformers
+from rollmesh.learner.engines.fsdp2.metric_reduction import reduce_metrics
+from rollmesh.learner.engines.fsdp2.probe import ComputedValues, read, run_probe
 from rollmesh.learner.engines.fsdp2.rows import build_rows
 from rollmesh.learner.engines.fsdp2.schedule import learning_rate
 from rollmesh.learner.engines.fsdp2.sharding import computing_in, plain_name, prepare, recover
 from rollmesh.learner.engines.fsdp2.state import load_state, save_state
-from rollmesh.learner.engines.fsdp2.step_metrics import step_metrics
 from rollmesh.learner.engines.fsdp2.varlen import build_varlen_layout, has_varlen, without_kernel
 from rollmesh.learner.engines.fsdp2.world import World
+from rollmesh.learner.engines.interface import Engine, EngineSpec, StepResult
 from rollmesh.learner.engines.tolerances import Evidence
-from rollmesh.mesh.config.models import OptimizerSection
+from rollmesh.mesh.config.learner import OptimizerSection
 from rollmesh.mesh.errors import ConfigError
 
 _log = logging.getLogger(__name__)
-# How transformers' configurations and layers name the tokens that sliding attention sees.
+# Name, in transformers' configurations and layers, of the number of tokens that sliding attention sees.
 _WINDOW = "sliding_window"
 
 
@@ -102,7 +102,7 @@ class Fsdp2Engine(Engine):
         """The model's output for the trained tokens, and its differentiable part, float32 [R]."""
 
     @abstractmethod
-    def _nothing(self, *, sum_pi_squared: bool) -> ModelOutput:
+    def _empty_output(self, *, sum_pi_squared: bool) -> ModelOutput:
         """The output for no tokens."""
 
     def probe(self) -> Evidence:
@@ -110,18 +110,18 @@ class Fsdp2Engine(Engine):
             self.onload()
         config = self._shell.config
         name = f"model {self._spec.model.path!r} ({config.model_type})"
-        evidence = settle(self, name, config.get_text_config().vocab_size, self._world, self._spec.param_dtype)
+        evidence = run_probe(self, name, config.get_text_config().vocab_size, self._world, self._spec.param_dtype)
         if self._spec.offload:
             self.offload()
         return evidence
 
-    def read(self, batches: Sequence[PackedBatch]) -> Reading:
-        """For the probe: what is computed now."""
+    def read(self, batches: Sequence[PackedBatch]) -> ComputedValues:
+        """Computes the engine's outputs and gradients as it is now, for the probe."""
         return read(batches, lambda batch: self._forward(batch)[1], self._parameters)
 
     @contextmanager
-    def plainly(self) -> Iterator[None]:
-        """For the probe: a row for every sequence, and transformers' eager attention."""
+    def in_eager_rows(self) -> Iterator[None]:
+        """Gives every sequence a row and uses transformers' eager attention, for the probe."""
         packing = self.packing
         self._use(Packing.ROWS, "eager")
         try:
@@ -131,7 +131,7 @@ class Fsdp2Engine(Engine):
 
     @contextmanager
     def in_float32(self) -> Iterator[None]:
-        """For the probe: computes in float32, without kernels that round more."""
+        """Computes in float32, without kernels that round more, for the probe."""
         varlen, self._varlen = self._varlen, False
         try:
             with computing_in(self._model, torch.float32), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
@@ -140,12 +140,12 @@ class Fsdp2Engine(Engine):
             self._varlen = varlen
 
     def recover(self) -> bool:
-        """For the probe: makes the engine fit for another pass after one that broke off; False: it cannot be."""
+        """Prepares the engine for another pass after one that broke off, for the probe; False: impossible."""
         return recover(self._model)
 
     @contextmanager
     def with_short_windows(self, tokens: int) -> Iterator[None]:
-        """For the probe: sliding attention sees so many tokens."""
+        """Limits sliding attention to this many tokens, for the probe."""
         owners = [self._shell.config.get_text_config(), *self._shell.modules()]
         windows = [
             (owner, window) for owner in owners if isinstance(window := vars(owner).get(_WINDOW), int) and window
@@ -159,23 +159,23 @@ class Fsdp2Engine(Engine):
                 setattr(owner, _WINDOW, window)
 
     def repack(self, reason: str) -> None:
-        """For the probe: a row for every sequence from now on."""
+        """Gives every sequence a row from now on, for the probe."""
         self.why_rows = reason
         self._use(Packing.ROWS)
 
     def embedding(self) -> nn.Module:
-        """For the probe: the embedding of the tokens."""
+        """The embedding of the tokens, for the probe."""
         return self._shell.get_input_embeddings()
 
     def _use(self, packing: Packing, attention: str | None = None) -> None:
         """Computes in this way from now on."""
         self.packing = packing
-        wanted = attention or (ATTENTION if packing is Packing.SHARED else self._own_attention)
+        implementation = attention or (ATTENTION if packing is Packing.SHARED else self._own_attention)
         with quiet_transformers():
-            self._shell.set_attn_implementation(wanted)
-        if packing is Packing.ROWS and self._shell.config._attn_implementation != wanted:
+            self._shell.set_attn_implementation(implementation)
+        if packing is Packing.ROWS and self._shell.config._attn_implementation != implementation:
             # transformers does not switch attention outside of its interface; layers that can look here.
-            self._shell.config._attn_implementation = wanted
+            self._shell.config._attn_implementation = implementation
 
     def train_batch(
         self,
@@ -184,7 +184,7 @@ class Fsdp2Engine(Engine):
         counts: GlobalCounts,
         before_update: Callable[[], None] | None = None,
     ) -> StepResult:
-        section, optimizer = self._training()
+        section, optimizer = self._training_state()
         optimizer.zero_grad()
         parts: list[Metrics] = []
         value = torch.zeros((), device=self.device)
@@ -216,7 +216,7 @@ class Fsdp2Engine(Engine):
             optimizer.step()
             self._steps += 1
         seen = sum(batch.tokens.num_tokens for batch in real)
-        metrics = step_metrics(self._world, parts, seen, value)
+        metrics = reduce_metrics(self._world, parts, seen, value)
         return StepResult(metrics | {"grad_norm": norm, "lr": rate}, skipped)
 
     @torch.no_grad()
@@ -230,7 +230,7 @@ class Fsdp2Engine(Engine):
         if self._spec.offload:
             self.offload()
         return [
-            next(outputs) if batch.tokens.num_tokens else self._nothing(sum_pi_squared=sum_pi_squared)
+            next(outputs) if batch.tokens.num_tokens else self._empty_output(sum_pi_squared=sum_pi_squared)
             for batch in batches
         ]
 
@@ -248,10 +248,10 @@ class Fsdp2Engine(Engine):
         return full_tensors(self._named_tensors(), self._world, dtype or getattr(torch, self._spec.model.dtype))
 
     def save_checkpoint(self, folder: Path, extra: dict[str, object]) -> None:
-        save_state(folder, self._world, self._model, self._training()[1], self._steps, extra)
+        save_state(folder, self._world, self._model, self._training_state()[1], self._steps, extra)
 
     def load_checkpoint(self, folder: Path) -> dict[str, object]:
-        self._steps, extra = load_state(folder, self._world, self._model, self._training()[1])
+        self._steps, extra = load_state(folder, self._world, self._model, self._training_state()[1])
         return extra
 
     def gather_bytes(self, message: bytes) -> list[bytes]:
@@ -266,7 +266,7 @@ class Fsdp2Engine(Engine):
             # safetensors keeps its files to their owner; a server of another user is to read the folder.
             for weights in folder.glob("*.safetensors"):
                 shutil.copymode(folder / "config.json", weights)
-            tokenizer = load_tokenizer(self._spec.model)
+            tokenizer = load_optional_tokenizer(self._spec.model)
             if tokenizer is not None:
                 tokenizer.save_pretrained(folder)
         self._world.barrier()
@@ -278,23 +278,22 @@ class Fsdp2Engine(Engine):
         self._move(self.device)
 
     def close(self) -> None:
-        # The sharded model refers to the process group, whose threads end only with the last reference: it goes first.
+        # The sharded model refers to the process group, whose threads end only with the last reference: drop it first.
         self._parameters = []
         self._model = self._shell = self._optimizer = None  # type: ignore[assignment]  # of no use any more
         gc.collect()
         self._world.close()
 
-    def _inputs(self, batch: PackedBatch) -> tuple[dict[str, Any], Tensor]:
+    def _inputs(self, row: PackedRow) -> tuple[dict[str, Any], Tensor]:
         """The model's input, and the indices of the predictors in its tokens, row after row: int64 [R]."""
         if self.packing is Packing.ROWS:
-            rows = build_rows(batch.segments, self.device)
-            return {"input_ids": batch.input_ids[0, rows.tokens]}, rows.places[batch.predictors]
+            rows = build_rows(row.segments, self.device)
+            return {"input_ids": row.input_ids[0, rows.tokens]}, rows.places[row.predictors]
         build = build_varlen_layout if self._varlen else build_layout
-        layout = build(batch.segments, self.device)
-        inputs = {"input_ids": batch.input_ids, "position_ids": batch.position_ids, "layout": layout}
-        return inputs, batch.predictors
+        layout = build(row.segments, self.device)
+        return {"input_ids": row.input_ids, "position_ids": row.position_ids, "layout": layout}, row.predictors
 
-    def _training(self) -> tuple[OptimizerSection, Optimizer]:
+    def _training_state(self) -> tuple[OptimizerSection, Optimizer]:
         if self._spec.optimizer is None or self._optimizer is None:
             raise ConfigError(
                 f"model {self._spec.model.path!r} was made without an optimizer", hint="declare its role as trained"
@@ -306,7 +305,7 @@ class Fsdp2Engine(Engine):
         real = [batch for batch in batches if batch.tokens.num_tokens]
         # Agreed on before the first forward pass, whose own collectives must line up between ranks.
         missing = self._world.max_int(len(real)) - len(real)
-        return real, [_filling(self.device)] * missing if missing else []
+        return real, [_empty_batch(self.device)] * missing if missing else []
 
     def _clip(self, most: float) -> float:
         """Clips the gradient to a global norm; gives the norm before."""
@@ -344,7 +343,7 @@ def _zero(output: Tensor) -> Tensor:
     return output.nan_to_num(neginf=0.0).sum() * 0.0
 
 
-def _filling(device: torch.device) -> PackedBatch:
+def _empty_batch(device: torch.device) -> PackedBatch:
     one = np.zeros(1, dtype=np.int32)
     sequence = TrainSequence(one, one, np.ones(1, dtype=np.uint8), np.zeros(1, dtype=np.float32))
     return pack([sequence], device=device)

@@ -24,18 +24,18 @@ class LanguageModelEngine(Fsdp2Engine):
         return shell
 
     def _forward(self, batch: PackedBatch, *, sum_pi_squared: bool = False) -> tuple[ModelOutput, Tensor]:
-        inputs, predictors = self._inputs(batch)
+        inputs, predictors = self._inputs(batch.row)
         logits = self._model(**inputs, use_cache=False, logits_to_keep=predictors).logits.squeeze(0)
         output = token_log_probs(
             logits,
-            batch.labels,
-            batch.temperatures,
+            batch.row.labels,
+            batch.row.temperatures,
             entropy_gradient=self._spec.entropy_gradient and torch.is_grad_enabled(),
             sum_pi_squared=sum_pi_squared,
         )
         return output, output.policy()[0]
 
-    def _nothing(self, *, sum_pi_squared: bool) -> ModelOutput:
+    def _empty_output(self, *, sum_pi_squared: bool) -> ModelOutput:
         none = torch.zeros(0, device=self.device)
         return ModelOutput(log_probs=none, entropy=none, sum_pi_squared=none if sum_pi_squared else None)
 

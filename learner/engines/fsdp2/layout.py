@@ -1,8 +1,8 @@
 """The gathering of packed tokens for attention: pure index arithmetic.
 
 Attention needs, for every segment, its queries and the keys of its whole context (the segment it continues, then
-itself). Many short segments would be many small kernel calls, so segments of similar shape form one padded call: rows
-of indices into the N packed tokens. Padding indices repeat place 0; a padded key is masked, a padded query is dropped,
+itself). Many short segments would be many small kernel calls. So segments of similar shape form one padded call: rows
+of indices into the N packed tokens. Padding indices repeat place 0. A padded key is masked, a padded query is dropped,
 so neither reaches a result or a gradient. Where segments are long a call holds one segment and pads nothing.
 """
 
@@ -24,7 +24,7 @@ _WASTE_PER_CALL = 2048
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """How a layer turns queries and keys into weights.
+    """A layer's rules to turn queries and keys into weights.
 
     Attributes:
         heads, kv_heads: heads of queries, and of keys and values.

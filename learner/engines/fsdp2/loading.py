@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils import logging as transformers_logging
 
 from rollmesh.learner.engines.fsdp2.architecture import refuse_by_structure
-from rollmesh.mesh.config.models import ModelSection
+from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.errors import DataError
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -32,8 +32,8 @@ def load_model(section: ModelSection, *, backbone_only: bool = False, longest: i
         longest: tokens of the longest sequence, where it is known.
 
     Raises:
-        DataError: missing folder or hub id, a folder that is no model or lacks weights, or sequences that are too long
-            for the model to be computed side by side.
+        DataError: missing folder or hub id; a folder that is no model or lacks weights; sequences too long to compute
+            side by side.
     """
     source = _source(section)
     # Bars of a fraction of a second would only disturb the service's log.
@@ -74,8 +74,8 @@ def load_model(section: ModelSection, *, backbone_only: bool = False, longest: i
     return model.eval()
 
 
-def load_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase | None:
-    """The tokenizer in the model's folder, if there is one."""
+def load_optional_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of a model, for the export of its weights; None where it has none, or none that can be read."""
     source = _source(section)
     # Without any tokenizer file transformers would make up an empty tokenizer.
     if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in _TOKENIZER_FILES):
@@ -103,7 +103,7 @@ def transformer_blocks(model: nn.Module) -> list[nn.Module]:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Silences what transformers has to say, of weights that do not fit or of settings that do not exist."""
+    """Silences transformers' messages about weights that do not fit and settings that do not exist."""
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     try:

@@ -1,9 +1,9 @@
 """Log-probs and entropy of given tokens in float32, without a float32 copy of the logits or of their softmax.
 
-Logits of a large vocabulary are the largest tensors of a training step, and reading them is what a loss costs. The
-forward pass reduces them chunk by chunk and keeps only the logits as the model gave them and two numbers per row; the
-backward pass recomputes the softmax. A chunk stays in the processor's cache while everything that is wanted of its
-rows is computed: log-prob, entropy and sum of squared probabilities cost one pass over the logits together.
+Logits of a large vocabulary are the largest tensors of a training step, and reading them is the cost of a loss. The
+forward pass reduces them chunk by chunk, and keeps only the logits as the model gave them and two numbers per row. The
+backward pass recomputes the softmax. A chunk stays in the processor's cache while all values of its rows are computed.
+So log-prob, entropy and sum of squared probabilities cost one pass over the logits together.
 """
 
 from __future__ import annotations

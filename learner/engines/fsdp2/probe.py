@@ -1,9 +1,9 @@
-"""The start-up probe: what an engine computes must be what transformers computes, or the model is refused.
+"""The start-up probe: an engine must compute the same as transformers, or the model is refused.
 
-The truth is one sequence at a time through transformers' eager attention, on the same (sharded) parameters; against it
-stands the engine's own way, packed. Compared are log-probs or values, and for trained models the gradient of a random
-weighting of them; and what a packed sequence says is compared with the same among other sequences. All of that is in
-float32, where a mistake cannot pass for rounding; then the compute dtype is held against it.
+The truth is one sequence at a time through transformers' eager attention, on the same (sharded) parameters. It is
+compared with the engine's own way, packed: log-probs or values, and for trained models the gradient of a random
+weighting of them. A packed sequence is also compared with itself among other sequences. All of that is in float32,
+where a mistake cannot pass for rounding; then the compute dtype is compared with float32.
 
 Invariants: collective, with the same verdict on every rank; torch's random numbers are not drawn from; gradients are as
 before. At its peak memory holds two gradients more than a backward pass makes: as much as AdamW's moments, which do not
@@ -47,15 +47,16 @@ _WITNESS = 2
 # Shorter than the sequences are.
 _WINDOW = 4
 _SEED = 20
-# Of one rounding more: two units in the last place of float32, whose sums round as well; half a one of bfloat16.
+# The change by one more rounding: two units in the last place of float32, whose sums round as well; half of one of
+# bfloat16.
 _ROUNDINGS = {"float32": 2.0**-22, "bfloat16": 2.0**-9}
-# What a model raises that does not take what the others do.
+# Errors of models that do not accept the usual arguments.
 _FOREIGN = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError, ImportError)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reading:
-    """What one way of computing gave.
+class ComputedValues:
+    """The results of one way of computing.
 
     Attributes:
         outputs: float32 [R], log-probs or values.
@@ -66,8 +67,8 @@ class Reading:
     gradients: dict[int, Tensor]
 
 
-class Subject(Protocol):
-    """What is probed.
+class ProbeSubject(Protocol):
+    """The subject of a probe.
 
     Attributes:
         packing: how it computes a micro-batch at present.
@@ -77,20 +78,20 @@ class Subject(Protocol):
     packing: Packing
     why_rows: str
 
-    def read(self, batches: Sequence[PackedBatch]) -> Reading:
-        """Computes in its present way."""
+    def read(self, batches: Sequence[PackedBatch]) -> ComputedValues:
+        """Computes micro-batches in the present way."""
 
-    def plainly(self) -> AbstractContextManager[None]:
-        """Within it, every sequence has a row of its own and goes through transformers' eager attention."""
+    def in_eager_rows(self) -> AbstractContextManager[None]:
+        """Gives, within the context, every sequence a row of its own and transformers' eager attention."""
 
     def in_float32(self) -> AbstractContextManager[None]:
-        """Within it, it computes in float32, on the same parameters."""
+        """Computes, within the context, in float32 on the same parameters."""
 
     def recover(self) -> bool:
-        """Makes it fit for another pass after one that broke off; False: it cannot be."""
+        """Prepares the subject for another pass after one that broke off; False: impossible."""
 
     def with_short_windows(self, tokens: int) -> AbstractContextManager[None]:
-        """Within it, sliding attention sees so many tokens: what a window does, short sequences show as well."""
+        """Limits, within the context, sliding attention to this many tokens, so that short sequences show it."""
 
     def repack(self, reason: str) -> None:
         """Gives every sequence a row of its own from now on."""
@@ -99,7 +100,7 @@ class Subject(Protocol):
         """The embedding of the tokens."""
 
 
-def settle(subject: Subject, name: str, vocabulary: int, world: World, param_dtype: str) -> Evidence:
+def run_probe(subject: ProbeSubject, name: str, vocabulary: int, world: World, param_dtype: str) -> Evidence:
     """Proves the subject's packing, or that of rows where prompts cannot be shared; then its compute dtype.
 
     Args:
@@ -110,7 +111,7 @@ def settle(subject: Subject, name: str, vocabulary: int, world: World, param_dty
         param_dtype: compute dtype.
 
     Returns:
-        What was found of the packing that stays.
+        The evidence for the packing that stays.
 
     Raises:
         DataError: it is right in neither, or not in the compute dtype.
@@ -123,18 +124,18 @@ def settle(subject: Subject, name: str, vocabulary: int, world: World, param_dty
         except _BrokenPassError as broken:
             if param_dtype == "float32" or not broken.recovered:
                 raise
-            # Kernels for half precision alone: its tolerance is wider, but as fixed.
+            # Kernels for half precision alone: the tolerance is wider, but fixed as well.
             evidence = probe.prove(param_dtype)
         else:
             if param_dtype != "float32":
-                evidence = dataclasses.replace(evidence, rounded=probe.hold_against_float32(param_dtype))
+                evidence = dataclasses.replace(evidence, rounded=probe.compare_with_float32(param_dtype))
     if subject.packing is Packing.ROWS and world.rank == 0:
         _log.warning("%s: every sequence is computed in a row of its own: %s", name, subject.why_rows)
     return evidence
 
 
 class _WrongError(DataError):
-    """What is computed is not what transformers computes; `reason` says how far."""
+    """The engine computes something else than transformers; `reason` has the distance."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"{name} cannot be trained right: {reason}", hint=REFUSED_HINT)
@@ -146,14 +147,14 @@ class _BrokenPassError(_WrongError):
     """A pass raised an error: of code that is not ours, or of attention that cannot run packed."""
 
     def __init__(self, name: str, dtype: str, error: Exception, recovered: bool) -> None:
-        told = error.message if isinstance(error, RollmeshError) else f"{type(error).__name__}: {error}"
-        super().__init__(name, told)
-        self.message = f"{name} cannot be computed in {dtype}: {told}"
+        reason = error.message if isinstance(error, RollmeshError) else f"{type(error).__name__}: {error}"
+        super().__init__(name, reason)
+        self.message = f"{name} cannot be computed in {dtype}: {reason}"
         self.recovered = recovered
 
 
 class Probe:
-    """Looks at a model.
+    """Probes a model.
 
     Args:
         subject: the model.
@@ -162,9 +163,9 @@ class Probe:
         world: the ranks.
     """
 
-    _truth: Reading
+    _truth: ComputedValues
 
-    def __init__(self, subject: Subject, name: str, vocabulary: int, world: World) -> None:
+    def __init__(self, subject: ProbeSubject, name: str, vocabulary: int, world: World) -> None:
         self._subject = subject
         self._name = name
         self._world = world
@@ -186,25 +187,25 @@ class Probe:
         Raises:
             DataError: it is right in neither.
         """
-        with self._subject.plainly():
+        with self._subject.in_eager_rows():
             self._truth = self._read(self._alone, dtype)
         if self._subject.packing is Packing.SHARED:
             try:
-                return self._look(dtype)
+                return self._measure(dtype)
             except _WrongError as wrong:
                 if not wrong.recovered:
                     raise
                 self._subject.repack(wrong.reason)
-        return self._look(dtype)
+        return self._measure(dtype)
 
-    def hold_against_float32(self, dtype: str) -> Difference:
-        """How far the compute dtype is from what was proven in float32.
+    def compare_with_float32(self, dtype: str) -> Difference:
+        """Compares the compute dtype with the results that were proven in float32.
 
         Args:
             dtype: in which the subject computes at present.
 
         Raises:
-            DataError: farther than rounding takes it.
+            DataError: the distance is more than rounding explains.
         """
         rounded = self._difference(self._read([self._packed], dtype))
         problem = problem_of_rounding(rounded)
@@ -216,11 +217,11 @@ class Probe:
             raise DataError(f"{self._name} cannot be trained in {dtype}: {problem}", hint=ROUNDED_HINT)
         return rounded
 
-    def _look(self, dtype: str) -> Evidence:
-        """What is found of the subject's present packing, where it is right."""
+    def _measure(self, dtype: str) -> Evidence:
+        """The evidence for the subject's present packing, where it is right."""
         found = self._read([self._packed], dtype)
         among = self._read([self._among_others], dtype).outputs
-        leak = _apart(among[self._witness], found.outputs[self._witness], self._truth.outputs)
+        leak = _relative_rms(among[self._witness], found.outputs[self._witness], self._truth.outputs)
         evidence = Evidence(self._difference(found), float(self._world.max(leak)))
         problem = problem_of_structure(evidence.truth, evidence.leak, dtype)
         if problem is not None and dtype == "float32":
@@ -229,7 +230,7 @@ class Probe:
             raise _WrongError(self._name, problem)
         return evidence
 
-    def _read(self, batches: Sequence[PackedBatch], dtype: str) -> Reading:
+    def _read(self, batches: Sequence[PackedBatch], dtype: str) -> ComputedValues:
         try:
             return self._subject.read(batches)
         except (torch.OutOfMemoryError, dist.DistError):
@@ -238,7 +239,7 @@ class Probe:
             raise _BrokenPassError(self._name, dtype, error, self._subject.recover()) from error
 
     def _noise(self, rounding: float) -> float:
-        """What one rounding more, of this relative size, makes of the truth in float32."""
+        """The noise in float32 that one more rounding of this relative size makes."""
         generator = torch.Generator()
 
         def rounded(_module: nn.Module, _args: object, hidden: Tensor) -> Tensor:
@@ -248,15 +249,15 @@ class Probe:
 
         handle = self._subject.embedding().register_forward_hook(rounded)
         try:
-            with self._subject.plainly():
+            with self._subject.in_eager_rows():
                 return self._difference(self._read(self._alone, "float32")).larger()
         finally:
             handle.remove()
 
-    def _difference(self, found: Reading) -> Difference:
-        """How far a reading is from the truth; collective, the same on every rank."""
+    def _difference(self, found: ComputedValues) -> Difference:
+        """The distance of computed values from the truth; collective, the same on every rank."""
         truth, device = self._truth, self._world.device
-        outputs = float(self._world.max(_apart(found.outputs, truth.outputs, truth.outputs)))
+        outputs = float(self._world.max(_relative_rms(found.outputs, truth.outputs, truth.outputs)))
         if not truth.gradients and not found.gradients:
             return Difference(outputs, None)
         squares = torch.zeros(2, device=device)
@@ -270,7 +271,7 @@ class Probe:
 
 def read(
     batches: Iterable[PackedBatch], forward: Callable[[PackedBatch], Tensor], parameters: Sequence[nn.Parameter]
-) -> Reading:
+) -> ComputedValues:
     """Computes micro-batches; leaves the parameters' gradients as they are.
 
     Args:
@@ -291,7 +292,7 @@ def read(
                 (output * weights.to(output.device)).sum().backward()
     gradients = {i: _local(parameter.grad) for i, parameter in enumerate(parameters) if parameter.grad is not None}
     _set_gradients(parameters, before)
-    return Reading(torch.cat(outputs), gradients)
+    return ComputedValues(torch.cat(outputs), gradients)
 
 
 def _set_gradients(parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor | None]) -> None:
@@ -314,7 +315,7 @@ def _sequences(vocabulary: int, rng: np.random.Generator) -> list[TrainSequence]
 def _with_other_neighbours(
     sequences: Sequence[TrainSequence], vocabulary: int, rng: np.random.Generator
 ) -> list[TrainSequence]:
-    """The same lengths, other tokens, except for the witness and the prompt that it shares."""
+    """Sequences of the same lengths with other tokens, except for the witness and the prompt that it shares."""
     witness = sequences[_WITNESS]
     changed = []
     for sequence in sequences:
@@ -328,13 +329,13 @@ def _with_other_neighbours(
     return changed
 
 
-def _apart(found: Tensor, truth: Tensor, spread: Tensor) -> Tensor:
+def _relative_rms(found: Tensor, truth: Tensor, spread: Tensor) -> Tensor:
     """Root mean square of the differences, over the standard deviation of `spread`."""
     return (found - truth).square().mean().sqrt() / _not_zero(spread.std())
 
 
 def _not_zero(value: Tensor) -> Tensor:
-    # A new value head says 0 everywhere, and a model may be flat: equal is 0 over anything.
+    # A new value head gives 0 everywhere, and a model may be flat: equal is 0 over anything.
     return value.clamp_min(torch.finfo(torch.float32).tiny)
 
 

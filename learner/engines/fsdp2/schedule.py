@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from rollmesh.mesh.config.models import OptimizerSection
+from rollmesh.mesh.config.learner import OptimizerSection
 
 
 def learning_rate(section: OptimizerSection, step: int, total_steps: int) -> float:

@@ -1,4 +1,4 @@
-"""Sharding and recomputation: what is done to a model before it trains.
+"""Sharding and recomputation: the preparation of a model before it trains.
 
 A single rank in float32 has nothing to shard and gets the plain model.
 """
@@ -49,7 +49,8 @@ def prepare(model: nn.Module, *, shard: bool, param_dtype: torch.dtype, recomput
 
 @contextmanager
 def computing_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """Within it a sharded model computes in another dtype, on the same parameters; a plain model is left as it is.
+    """Computes, within the context, a sharded model in another dtype on the same parameters; plain ones stay as they
+    are.
 
     Parameters are cast where a block gathers them, so memory holds a few blocks in that dtype and no copy of the model.
 
@@ -67,7 +68,7 @@ def computing_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
 
 def recover(model: nn.Module) -> bool:
-    """Makes a model fit for another pass after one that broke off.
+    """Prepares a model for another pass after one that broke off.
 
     Returns:
         False where this torch (before 2.13) cannot.

@@ -44,7 +44,7 @@ def save_state(
         with _quiet():
             dcp.save(_state(model, optimizer), checkpoint_id=str(folder), no_dist=world.size == 1)
     except CheckpointException as failed:
-        # All ranks hear of it here; the ones that met it say so.
+        # All ranks learn of it here; those that met it raise it.
         if world.rank in failed.failures:
             error, _ = failed.failures[world.rank]
             raise OSError(f"{type(error).__name__}: {error}") from failed
@@ -68,10 +68,10 @@ def load_state(folder: Path, world: World, model: nn.Module, optimizer: Optimize
         with _quiet():
             dcp.load(state, checkpoint_id=str(folder), no_dist=world.size == 1)
     except (OSError, CheckpointException, RuntimeError, ValueError) as error:
-        # torch's says which tensor at its end, after a trace.
-        said = str(error).strip().splitlines()
+        # torch's message names the tensor at its end, after a trace.
+        lines = str(error).strip().splitlines()
         raise DataError(
-            f"cannot load checkpoint {folder}: {type(error).__name__}: {said[-1] if said else ''}",
+            f"cannot load checkpoint {folder}: {type(error).__name__}: {lines[-1] if lines else ''}",
             hint="is it of this model? continue with the model that it was written with, or start a run under another "
             "name",
         ) from error
@@ -90,7 +90,7 @@ def _complete(optimizer: Optimizer) -> None:
     """Gives moments of no step to parameters that have none: AdamW makes them with a parameter's first gradient.
 
     `get_state_dict` would do it for all parameters or for none, and for none where a step has left gradients without
-    being taken; such a checkpoint could not be loaded.
+    being taken. Such a checkpoint could not be loaded.
     """
     optimizer.zero_grad()
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]

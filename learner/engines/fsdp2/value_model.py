@@ -1,8 +1,8 @@
 """A value model: the backbone of a causal language model with a scalar head in place of the vocabulary.
 
-V(s_t), the value before token t, is read from the hidden state of the token before it, the same place that predicts
-the token in a language model. The vocabulary's logits are never computed. The head works in float32 whatever the
-backbone's dtype: values are compared with returns, and bfloat16 would round them to three digits.
+V(s_t) is the value before token t. It is read from the hidden state of the token before it, the same place that
+predicts the token in a language model. The vocabulary's logits are never computed. The head works in float32 whatever
+the backbone's dtype: values are compared with returns, and bfloat16 would round them to three digits.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _HEADS_IN_FOLDERS = (HEAD, "score")
 class ValueModel(nn.Module):
     """Backbone and head; parameters are named as in a folder of the language model, the head's `value_head.*`.
 
-    The head starts at zero: every first estimate is exactly 0, so that the first advantages are plain returns, and
-    they do not depend on a seed.
+    The head starts at zero: every first estimate is exactly 0. So the first advantages are plain returns, and do not
+    depend on a seed.
 
     Args:
         shell: the language model; loses its output layer.
 
     Raises:
-        DataError: the model does not say what its backbone is.
+        DataError: the model does not name its backbone.
     """
 
     value_head: nn.Linear
@@ -86,17 +86,17 @@ class ValueModelEngine(Fsdp2Engine):
             for name, parameter in model.value_head.named_parameters():
                 if name in saved:
                     _fill(parameter, saved[name], source)
-        # What is left of the shell writes folders: the vocabulary's layer must neither be kept nor written.
+        # The rest of the shell writes folders: the vocabulary's layer must neither be kept nor written.
         shell.set_output_embeddings(nn.Identity())
         return model
 
     def _forward(self, batch: PackedBatch, *, sum_pi_squared: bool = False) -> tuple[ModelOutput, Tensor]:
         del sum_pi_squared
-        inputs, predictors = self._inputs(batch)
+        inputs, predictors = self._inputs(batch.row)
         values = self._model(predictors, **inputs).squeeze(-1)
         return ModelOutput(values=values), values
 
-    def _nothing(self, *, sum_pi_squared: bool) -> ModelOutput:
+    def _empty_output(self, *, sum_pi_squared: bool) -> ModelOutput:
         del sum_pi_squared
         return ModelOutput(values=torch.zeros(0, device=self.device))
 

@@ -46,12 +46,12 @@ class VarlenLayout:
 
 
 def has_varlen(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a varlen kernel can serve this device and compute dtype."""
+    """True where a varlen kernel can serve this device and compute dtype."""
     return device.type == "cuda" and dtype in _KERNEL_DTYPES and (_has_flash_attn() or _has_torch_varlen())
 
 
 def without_kernel(dtype: torch.dtype, longest: int | None) -> str:
-    """What it means that no kernel serves a CUDA device, in words for the log.
+    """The cost of a CUDA device without a kernel, in words for the log.
 
     Args:
         dtype: compute dtype.

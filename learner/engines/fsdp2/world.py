@@ -1,8 +1,7 @@
 """The process group of the learner's ranks, and the few collectives the engines need.
 
 One rank needs no group. Else it is gloo on CPU and nccl on CUDA; every collective has a deadline. Ranks of one machine
-(`mesh.runtime.ranks`) meet in a file and listen on its loopback interface alone; others meet as torchrun's environment
-says.
+(`mesh.runtime.ranks`) meet in a file and listen on its loopback interface alone; others meet by torchrun's environment.
 The engines of a process share one group: the first that needs it forms it, the last that needed it ends it.
 """
 
@@ -35,7 +34,7 @@ class World:
         first: no other world was open in this process when this one was made.
     """
 
-    # A process group belongs to the process, so does the knowledge of who still needs it.
+    # A process group belongs to the process, and so does the set of its users.
     _open: ClassVar[WeakSet[World]] = WeakSet()
     _formed: ClassVar[bool] = False
 
@@ -127,7 +126,7 @@ class World:
 
 
 def _meeting_of(size: int) -> dist.Store | None:
-    """Where the ranks of this machine meet; None: the others may be elsewhere."""
+    """The file in which the ranks of this machine meet; None: the others may be elsewhere."""
     if size == 1:
         return dist.HashStore()
     if MEETING not in os.environ:

@@ -1,4 +1,4 @@
-"""Transports that make published versions available besides the Weights service: one module each.
+"""Transports that make published versions available in addition to the Weights service: one module each.
 
 Which ones a learner makes follows `weights.transport`. `auto` makes those that cost nothing: shared memory, into which
 versions are written anyhow. All others cost time or disk for every version, and are made when asked for.
@@ -6,9 +6,9 @@ versions are written anyhow. All others cost time or disk for every version, and
 
 from __future__ import annotations
 
-from rollmesh.learner.weights.transports.base import SenderTransport
 from rollmesh.learner.weights.transports.broadcast import Broadcast
 from rollmesh.learner.weights.transports.disk import Disk
+from rollmesh.learner.weights.transports.interface import SenderTransport
 from rollmesh.learner.weights.transports.rendezvous import Rendezvous
 from rollmesh.learner.weights.transports.shm import SharedMemory, shared_memory
 from rollmesh.mesh.config import Config
@@ -25,10 +25,10 @@ __all__ = [
 
 
 def configured_transports(config: Config) -> list[SenderTransport]:
-    """The transports besides shared memory, which belongs to the publisher's own bytes.
+    """The transports other than shared memory, which belongs to the publisher's own bytes.
 
     Raises:
-        WeightsError, ConfigError: what is asked for cannot be had here.
+        WeightsError, ConfigError: a requested transport is not possible here.
     """
     weights = config.weights
     match weights.transport:

@@ -3,15 +3,16 @@
 Invariants:
 
 - Rounds run one after the other in a thread of their own. Nothing here waits in the thread that trains.
-- A round's members are those that joined within `window_s`, sooner where all have come that are expected: the members
-  of the round before, and those that came too late for it.
+- A round's members are those that joined within `window_s`, sooner where all have come that are expected. Expected are
+  the members of the round before, and those that came too late for it.
 - A group is kept from round to round as long as its members stay the same, and formed again otherwise. Each group has a
   name of its own, with the incarnation in it.
-- Every step of a round has a deadline. What goes wrong ends the round for all of its members, who get the version over
+- Every step of a round has a deadline. A failure ends the round for all of its members, which get the version over
   grpc; those that did not come are not expected again.
-- Who did not come to a round, or was behind when it got stuck, takes no part in the next ones, twice as many each time.
-- Who joins while the broadcast of the same version runs is refused at once and fetches from elsewhere; who has left
-  that broadcast and joins again ends it, and is a member of the next.
+- A receiver that did not come to a round, or lagged when it stopped, is left out of the next ones. Their number doubles
+  each time.
+- A receiver that joins while the broadcast of the same version runs is refused at once and fetches from elsewhere. One
+  that has left that broadcast and joins again ends it, and is a member of the next.
 """
 
 from __future__ import annotations
@@ -26,16 +27,23 @@ from dataclasses import dataclass, field
 import torch
 
 from rollmesh.learner.weights.published_version import PublishedVersion
-from rollmesh.learner.weights.transports.base import SenderTransport
+from rollmesh.learner.weights.transports.interface import SenderTransport
 from rollmesh.learner.weights.transports.rendezvous import Rendezvous
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.runtime.devices import require_cuda
 from rollmesh.mesh.trajectory.versions import PolicyVersion
-from rollmesh.mesh.weights.broadcast import DEPTH, LONGEST_STALL_S, BroadcastBackend, BroadcastGroup, Staging
+from rollmesh.mesh.weights.broadcast import (
+    DEPTH,
+    LONGEST_STALL_S,
+    BroadcastBackend,
+    BroadcastGroup,
+    GroupPlace,
+    Staging,
+)
 from rollmesh.protos import weights_pb2
 
 log = logging.getLogger(__name__)
-# Receivers hear of a version at the same moment; what they differ by is the swap of the version before.
+# Receivers learn of a version at the same moment; they differ by the swap of the version before.
 WINDOW_S = 0.5
 # Rounds that a receiver leaves out at most.
 _MOST_ROUNDS = 64
@@ -54,8 +62,8 @@ class _Join:
 
 
 @dataclass(slots=True)
-class _Stuck:
-    """A receiver that held rounds up: how often in a row, and the rounds that it has to leave out."""
+class _Suspension:
+    """A receiver that delayed rounds: how often in a row, and the rounds from which it is left out."""
 
     times: int = 0
     rounds: int = 0
@@ -89,7 +97,7 @@ class Broadcast(SenderTransport):
         self._backend = backend
         if backend == "nccl":
             require_cuda("weights.transport", backend, instead="auto")
-        # Of the thread that makes this, which is the one that trains.
+        # The device of the thread that makes this, which is the one that trains.
         self._device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
         self._rendezvous = rendezvous
         self._timeout_s = timeout_s
@@ -99,23 +107,23 @@ class Broadcast(SenderTransport):
         self._joins: list[_Join] = []
         self._expected: set[str] = set()
         self._running: tuple[PolicyVersion, set[str]] | None = None
-        self._stuck: dict[str, _Stuck] = {}
+        self._suspended: dict[str, _Suspension] = {}
         self._kept: _Group | None = None
         self._formed = 0
         self._staging: Staging | None = None
-        self._breaking: threading.Thread | None = None
+        self._aborting: threading.Thread | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=f"broadcast-{backend}", daemon=True)
         self._thread.start()
 
     def offer(self, version: PublishedVersion) -> weights_pb2.Offer | None:
-        """See SenderTransport."""
+        """Lets receivers join a broadcast of the version; see `SenderTransport`."""
         with self._changed:
             self._versions[version.policy] = version
         return weights_pb2.Offer(transport=self.name, address=self._rendezvous.address)
 
     def retire(self, version: PublishedVersion) -> None:
-        """See SenderTransport; a round that has begun continues."""
+        """Withdraws the version; a round that has begun continues. See `SenderTransport`."""
         with self._changed:
             self._versions.pop(version.policy, None)
 
@@ -123,9 +131,9 @@ class Broadcast(SenderTransport):
         """Ends the round that runs, and the thread."""
         with self._changed:
             self._closed = True
-            self._break_off()
+            self._abort_round()
             self._changed.notify()
-            breaking = self._breaking
+            breaking = self._aborting
         for thread in (self._thread, breaking):
             if thread is not None:
                 thread.join(_END_S)
@@ -149,9 +157,11 @@ class Broadcast(SenderTransport):
                     self._expected.add(member_id)
                     raise WeightsError(f"the broadcast of version {policy} has begun without {member_id}")
                 self._running[1].discard(member_id)
-                self._break_off()
-            if (stuck := self._stuck.get(member_id)) is not None and stuck.rounds:
-                raise WeightsError(f"{member_id} held up the broadcast and leaves out {stuck.rounds} rounds more")
+                self._abort_round()
+            if (suspension := self._suspended.get(member_id)) is not None and suspension.rounds:
+                raise WeightsError(
+                    f"{member_id} held up the broadcast and is left out for {suspension.rounds} rounds more"
+                )
             join = _Join(member_id, policy, group)
             for twin in [other for other in self._joins if other.member_id == member_id]:
                 self._joins.remove(twin)
@@ -163,7 +173,7 @@ class Broadcast(SenderTransport):
     # --------------------------------------------------------------------------------------- the thread of rounds
 
     def _run(self) -> None:
-        while (settled := self._settle()) is not None:
+        while (settled := self._gather_members()) is not None:
             version, members = settled
             try:
                 self._round(version, members)
@@ -173,17 +183,17 @@ class Broadcast(SenderTransport):
                 for join in members:
                     if not join.answer.done():
                         join.answer.set_exception(WeightsError(f"version {version.policy} is not broadcast: {error}"))
-                self._drop()
+                self._release_group()
             else:
                 with self._changed:
                     for join in members:
-                        self._stuck.pop(join.member_id, None)
+                        self._suspended.pop(join.member_id, None)
             finally:
                 with self._changed:
                     self._running = None
-        self._drop()
+        self._release_group()
 
-    def _settle(self) -> tuple[PublishedVersion, list[_Join]] | None:
+    def _gather_members(self) -> tuple[PublishedVersion, list[_Join]] | None:
         """Waits for receivers of one version and answers them; None once it is closed."""
         with self._changed:
             while True:
@@ -216,8 +226,8 @@ class Broadcast(SenderTransport):
                 elif members:
                     self._expected = {join.member_id for join in members}
                     self._running = version.policy, set(self._expected)
-                    for stuck in self._stuck.values():
-                        stuck.rounds = max(0, stuck.rounds - 1)
+                    for suspension in self._suspended.values():
+                        suspension.rounds = max(0, suspension.rounds - 1)
                     return version, members
 
     def _group_of(self, policy: PolicyVersion, members: Sequence[_Join]) -> _Group:
@@ -232,16 +242,9 @@ class Broadcast(SenderTransport):
         if kept is not None:
             kept.group.close()
         self._formed += 1
-        group = BroadcastGroup(
-            self._backend,
-            self._rendezvous.store,
-            f"{policy.incarnation}-{self._formed}",
-            rank=0,
-            size=len(members) + 1,
-            timeout_s=self._timeout_s,
-            host=self._rendezvous.host,
-            device=self._device,
-        )
+        place = GroupPlace(rank=0, size=len(members) + 1, host=self._rendezvous.host, device=self._device)
+        name = f"{policy.incarnation}-{self._formed}"
+        group = BroadcastGroup(self._backend, self._rendezvous.store, name, place, timeout_s=self._timeout_s)
         self._kept = _Group(group, {join.member_id: rank for rank, join in enumerate(members, 1)})
         return self._kept
 
@@ -249,7 +252,7 @@ class Broadcast(SenderTransport):
         """Sends all buckets.
 
         Raises:
-            WeightsError: somebody did not come, left, or did not get on.
+            WeightsError: a member did not come, left, or stopped.
         """
         found = self._group_of(version.policy, members)
         group, ranks = found.group, found.ranks
@@ -263,20 +266,20 @@ class Broadcast(SenderTransport):
                 )
             )
         try:
-            group.begin()
+            group.begin_round()
         except WeightsError:
             # One that joins and never comes cannot reach the rendezvous: it would hold up every round.
-            missing = set(group.missing())
-            self._leave_out({member for member, rank in ranks.items() if rank in missing})
+            missing = set(group.missing_ranks())
+            self._suspend({member for member, rank in ranks.items() if rank in missing})
             raise
         try:
             self._send(group, version)
         except WeightsError:
             # Those that got fewer buckets than others; not those that have left, and none where all are level.
-            behind = set(group.behind())
+            lagging = set(group.lagging_ranks())
             with self._changed:
                 present = set(self._running[1]) if self._running is not None else set()
-            self._leave_out({member for member in present if ranks[member] in behind})
+            self._suspend({member for member in present if ranks[member] in lagging})
             raise
 
     def _send(self, group: BroadcastGroup, version: PublishedVersion) -> None:
@@ -288,29 +291,29 @@ class Broadcast(SenderTransport):
         under_way: list[torch.distributed.Work] = []
         for index in range(len(lengths)):
             if len(under_way) == DEPTH:
-                group.finish(under_way.pop(0))
-            under_way.append(group.start(staging.put(index, version.bucket(index))))
+                group.finish_bucket(under_way.pop(0))
+            under_way.append(group.start_bucket(staging.copy_in(index, version.bucket(index))))
         for work in under_way:
-            group.finish(work)
+            group.finish_bucket(work)
 
-    def _leave_out(self, members: set[str]) -> None:
-        """They sit out the next rounds."""
+    def _suspend(self, members: set[str]) -> None:
+        """Leaves members out of the next rounds."""
         with self._changed:
             for member in members:
-                stuck = self._stuck.setdefault(member, _Stuck())
-                stuck.times += 1
-                stuck.rounds = min(2**stuck.times, _MOST_ROUNDS)
+                suspension = self._suspended.setdefault(member, _Suspension())
+                suspension.times += 1
+                suspension.rounds = min(2**suspension.times, _MOST_ROUNDS)
             self._expected -= members
 
-    def _break_off(self) -> None:
-        """Ends the round that runs. In a thread, because nccl takes its time."""
+    def _abort_round(self) -> None:
+        """Ends the running round, in a thread, because nccl is slow to close."""
         if self._kept is not None:
             close = self._kept.group.close
-            self._breaking = threading.Thread(target=close, name="broadcast-break-off", daemon=True)
-            self._breaking.start()
+            self._aborting = threading.Thread(target=close, name="broadcast-break-off", daemon=True)
+            self._aborting.start()
 
-    def _drop(self) -> None:
-        """Gives the group up; who is in it notices."""
+    def _release_group(self) -> None:
+        """Closes the group; its members notice."""
         with self._changed:
             kept, self._kept = self._kept, None
         if kept is not None:

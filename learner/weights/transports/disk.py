@@ -1,10 +1,10 @@
 """Safetensors files in a folder that generators see too, on this host or over a shared file system.
 
-Invariants: a version's folder appears under its name only when all its files are whole and on the disk; the folders
-that stand below a run are those of the present incarnation's kept versions, apart from what is being written. What an
-earlier incarnation left, finished or not, is removed with the first version of the next: generators refuse it by then.
+Invariants: a version's folder appears under its name only when all its files are whole and on the disk. The folders
+below a run are those of the present incarnation's kept versions, apart from the one being written. Folders of an
+earlier incarnation, finished or not, are removed with the first version of the next: generators refuse them by then.
 
-Writing happens in the thread that trains, before the version is announced, and costs what the file system costs.
+Writing happens in the thread that trains, before the version is announced, and takes as long as the file system takes.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import numpy as np
 from safetensors import SafetensorError, TensorSpec, serialize_file
 
 from rollmesh.learner.weights.published_version import PublishedVersion
-from rollmesh.learner.weights.transports.base import SenderTransport
+from rollmesh.learner.weights.transports.interface import SenderTransport
 from rollmesh.mesh.errors import WeightsError
-from rollmesh.mesh.runtime.files import fsync_path
+from rollmesh.mesh.files import fsync_path
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights.safetensors_format import INDEX_NAME, bucket_file, metadata_of, version_folder
 from rollmesh.protos import weights_pb2
 
 log = logging.getLogger(__name__)
 _UNFINISHED = ".unfinished-"
-# Of a version, finished or not. Whatever else there is in the folder is the user's.
+# Folders of versions, finished or not. Everything else in the folder is the user's.
 _FOLDER = re.compile(rf"(?P<incarnation>\d+)-\d+|{re.escape(_UNFINISHED)}(?P<of_unfinished>\d+)-\d+-[0-9a-f]+")
 
 
@@ -60,7 +60,7 @@ class Disk(SenderTransport):
             ) from error
 
     def offer(self, version: PublishedVersion) -> weights_pb2.Offer | None:
-        """See SenderTransport; None where the disk refuses."""
+        """Writes the version's files; None where the disk refuses. See `SenderTransport`."""
         policy = version.policy
         unfinished = self._folder / self._run / f"{_UNFINISHED}{_name(policy)}-{secrets.token_hex(4)}"
         relative = version_folder(self._run, policy)
@@ -78,17 +78,17 @@ class Disk(SenderTransport):
         return weights_pb2.Offer(transport=self.name, address=relative.as_posix())
 
     def retire(self, version: PublishedVersion) -> None:
-        """See SenderTransport; a reader in the middle finds a file missing."""
+        """Removes the version's files; a reader in the middle finds a file missing. See `SenderTransport`."""
         self._written.discard(version.policy)
         shutil.rmtree(self._folder / version_folder(self._run, version.policy), ignore_errors=True)
 
     def _sweep(self, incarnation: int) -> None:
-        """Removes what earlier incarnations left, and what this one could not finish or remove."""
+        """Removes folders of earlier incarnations, and those that this one could not finish or remove."""
         kept = {_name(policy) for policy in self._written}
         for entry in (self._folder / self._run).iterdir():
             found = _incarnation(entry.name)
             if found is not None and found <= incarnation and entry.name not in kept:
-                log.info("removing %s, left behind by an earlier publisher", entry)
+                log.info("removing %s, left by an earlier publisher", entry)
                 shutil.rmtree(entry, ignore_errors=True)
 
 
@@ -126,6 +126,6 @@ def _name(policy: PolicyVersion) -> str:
 
 
 def _incarnation(name: str) -> int | None:
-    """Of the version whose folder has this name, finished or not; None for what is none of ours."""
+    """The incarnation in the name of a version's folder, finished or not; None for other folders."""
     found = _FOLDER.fullmatch(name)
     return int(found["incarnation"] or found["of_unfinished"]) if found else None

@@ -5,7 +5,7 @@ Invariant: neither the store nor gloo and nccl know tokens or TLS; so all but lo
 
 from __future__ import annotations
 
-from rollmesh.mesh.config.models import NetworkSection, SecuritySection
+from rollmesh.mesh.config.network import NetworkSection, SecuritySection
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.runtime.hosts import is_loopback
 from rollmesh.mesh.runtime.service import advertised_address
@@ -16,7 +16,7 @@ class Rendezvous:
     """The store, and the address under which others reach it.
 
     Args:
-        network: where to bind, and what to tell others.
+        network: the address to bind, and the one for receivers.
         security: whether an address that others can reach is allowed.
 
     Attributes:

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 from rollmesh.learner.weights.published_version import PublishedVersion
-from rollmesh.learner.weights.transports.base import SenderTransport
+from rollmesh.learner.weights.transports.interface import SenderTransport
 from rollmesh.learner.weights.version_storage import sweep, usable_directory
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.runtime.hosts import host_id
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class SharedMemory(SenderTransport):
-    """Offers the publisher's own files; what killed publishers left behind is removed first.
+    """Offers the publisher's own files; files of killed publishers are removed first.
 
     Args:
         directory: a tmpfs that receivers can see; checked with `usable_directory`.
@@ -26,27 +26,27 @@ class SharedMemory(SenderTransport):
 
     def __init__(self, directory: Path) -> None:
         for path in sweep(directory):
-            log.info("removed %s, left behind by a publisher that was killed", path)
+            log.info("removed %s, left by a publisher that was killed", path)
         self.directory = directory
         self._host_id = host_id()
 
     def offer(self, version: PublishedVersion) -> weights_pb2.Offer | None:
-        """See SenderTransport; None once the tmpfs was full, and the bytes have gone to anonymous memory."""
+        """Offers the version's file; None once the tmpfs was full and its bytes are in anonymous memory."""
         if version.data.path is None:
             self.directory = None
             return None
         return weights_pb2.Offer(transport=self.name, address=str(version.data.path), host_id=self._host_id)
 
     def retire(self, version: PublishedVersion) -> None:
-        """See SenderTransport; receivers keep what they have mapped."""
+        """Unlinks the version's file; receivers keep their mappings."""
         version.data.unlink()
 
 
 def shared_memory(directory: Path, *, required: bool) -> SharedMemory | None:
-    """The offer; None where the directory is not usable.
+    """The transport; None where the directory is not usable.
 
     Raises:
-        WeightsError: it is not, and is required.
+        WeightsError: it is not usable, and is required.
     """
     if usable_directory(directory):
         return SharedMemory(directory)

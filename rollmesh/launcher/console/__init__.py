@@ -1,1 +1,1 @@
-"""What a person sees of a run while it runs."""
+"""The user's view of a run in progress."""

@@ -1,8 +1,8 @@
-"""Text for those who watch, written to a stream by a thread of its own.
+"""Text for the terminal, written to a stream by a thread of its own.
 
-Invariants: no call raises or waits for the reader, but for `close`, which waits for a bounded time; what no one reads
-is dropped, the oldest first; what is missing is counted, and said where the next text follows; a write that fails is
-`trouble` until one succeeds again.
+Invariants: no call raises or waits for the reader, except `close`, which waits for a bounded time. Text that is not
+read is dropped, the oldest first. Missing lines are counted, and their number is written before the next text. A write
+that fails is `trouble` until one succeeds again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STDERR = 2
 
 @contextlib.contextmanager
 def stderr_into(path: Path) -> Iterator[None]:
-    """Sends what libraries write to this process' stderr into a file, which no reader holds up."""
+    """Redirects this process' stderr, to which libraries write, into a file, which no reader holds up."""
     with contextlib.ExitStack() as until_end:
         with contextlib.suppress(OSError):
             file = until_end.enter_context(path.open("ab"))
@@ -36,7 +36,7 @@ def stderr_into(path: Path) -> Iterator[None]:
         yield
 
 
-class Output:
+class BufferedOutput:
     """A stream in front of a stream.
 
     Args:
@@ -68,7 +68,7 @@ class Output:
         return self._stream.isatty()
 
     def flush(self) -> None:
-        """Nothing waits here but for the reader."""
+        """Does nothing: text waits for the reader alone."""
 
     def write(self, text: str) -> int:
         """Queues text."""
@@ -76,18 +76,18 @@ class Output:
             self._waiting.append(text)
             self._size += len(text)
             while self._size > self._kept:
-                self._drop(self._take())
+                self._drop(self._pop())
             self._changed.notify()
         return len(text)
 
     def close(self) -> None:
-        """Gives the reader a moment for what still waits."""
+        """Gives the reader a moment for the text that still waits."""
         with self._changed:
             self._closed = True
             self._changed.notify()
         self._thread.join(self._end_s)
 
-    def _take(self) -> str:
+    def _pop(self) -> str:
         text = self._waiting.popleft()
         self._size -= len(text)
         return text
@@ -101,12 +101,12 @@ class Output:
                 self._changed.wait_for(lambda: self._waiting or self._closed)
                 if not self._waiting:
                     return
-                text = self._take()
+                text = self._pop()
                 missing, self._missing = self._missing, 0
-            # Between two drawings of a live table there is no place for it.
-            said = f"... lines that could not be written are missing here: {missing}\n" if missing else ""
+            # Between two drawings of a live table there is no place for a notice.
+            notice = f"... lines that could not be written are missing here: {missing}\n" if missing else ""
             try:
-                self._put(text if self.isatty() else said + text)
+                self._write(text if self.isatty() else notice + text)
                 self.trouble = ""
             except (OSError, ValueError) as error:
                 self.trouble = getattr(error, "strerror", None) or str(error)
@@ -114,7 +114,7 @@ class Output:
                     self._missing += missing
                     self._drop(text)
 
-    def _put(self, text: str) -> None:
+    def _write(self, text: str) -> None:
         data = text.encode(self.encoding, "replace")
         if not self._raw:
             self._stream.write(data.decode(self.encoding))

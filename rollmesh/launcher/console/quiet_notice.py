@@ -1,22 +1,23 @@
-"""When to say that no training step comes, and what is known of why.
+"""The notice that no training step comes, and the known causes.
 
-A run whose steps take long is no news: the last one tells how long they take.
+Long steps alone give no notice: the last one shows how long they take.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 
-from rollmesh.launcher.mesh_monitor import Snapshot
+from rollmesh.launcher.mesh_client import Snapshot
+from rollmesh.mesh.tables import TRAIN
 from rollmesh.protos import buffer_pb2
-from rollmesh.report.failures import failures_text
+from rollmesh.report.failures import failed_groups, failures_text
 
 _LEAST_S = 20.0
 
 
-class Quiet:
-    """The time without a step: to be told after twice the last one's, and whenever it has lasted twice as long.
+class NoStepNotice:
+    """Schedules the notice: after twice the last step's time, and whenever the silence has lasted twice as long.
 
     Args:
         now: seconds of a clock that only rises.
@@ -27,12 +28,12 @@ class Quiet:
         self._after = _LEAST_S
 
     def step(self, now: float) -> None:
-        """A step was trained."""
+        """Records that a step was trained."""
         self._after = max(_LEAST_S, 2 * (now - self._since))
         self._since = now
 
     def due(self, now: float) -> float:
-        """Seconds without a step, where that is to be told now; else 0."""
+        """Seconds without a step where the notice is due; else 0."""
         lasted = now - self._since
         if lasted < self._after:
             return 0.0
@@ -40,15 +41,19 @@ class Quiet:
         return lasted
 
 
-def no_step(seconds: float, snapshot: Snapshot, failed: Iterable[buffer_pb2.FailedGroup]) -> str:
-    """What is known of a time without a step.
+def no_step_text(
+    seconds: float, snapshot: Snapshot, failed: Sequence[buffer_pb2.FailedGroup], before: Mapping[str, int]
+) -> str:
+    """The notice: how long there was no step, and the known causes.
 
     Args:
-        failed: the latest groups that failed.
+        failed: the latest groups that failed, the last of them first.
+        before: ends of groups by reason when the launcher began; those failures explain no present wait.
     """
-    said = [f"no step for {seconds:.0f} s: {snapshot.who_waits()}"]
+    parts = [f"no step for {seconds:.0f} s: {snapshot.who_waits()}"]
     if snapshot.table is not None:
-        causes = Counter(cause for group in failed for cause in group.causes if cause)
+        since = Counter(snapshot.table.counts.reasons) - Counter(before)
+        causes = Counter(cause for group in failed[: failed_groups(since)] for cause in group.causes if cause)
         mostly = (cause for cause, _ in causes.most_common(1))
-        said.append(failures_text("train", snapshot.table.counts.reasons, mostly))
-    return "; ".join(filter(None, said))
+        parts.append(failures_text(TRAIN, since, mostly))
+    return "; ".join(filter(None, parts))

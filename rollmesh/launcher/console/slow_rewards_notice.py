@@ -1,24 +1,29 @@
-"""When to say that rewards are slow, what is known of why, and which key changes it.
+"""The notice that rewards are slow, with the known causes and the key that changes it.
 
-A slow reward loses nothing: generators stop where too many responses wait, and the learner waits for them.
+A slow reward loses nothing: generators stop where too many responses wait, and the learner waits for them. A service
+that does not answer, and a function that does not return, lose the reward of responses: then the notice says so.
 """
 
 from __future__ import annotations
 
-from rollmesh.launcher.mesh_monitor import Snapshot
-from rollmesh.mesh.config.models import RewardSection
+from collections.abc import Iterable
+
+from rollmesh.launcher.mesh_client import Snapshot
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.mesh.runtime.threads import reward_workers
 from rollmesh.protos import membership_pb2
+from rollmesh.reward_service.waiting_reasons import DID_NOT_RETURN, NO_SERVICE_ANSWERS
 
 _LEAST_S = 10.0
-# Rewards were quick for so long: what was told before is over.
+# Rewards must be quick for this long before the schedule begins from the start.
 _FORGOTTEN_S = 300.0
 
 
-class SlowRewards:
-    """To be told once a response has waited for long, and whenever one has waited twice as long as was told.
+class SlowRewardsNotice:
+    """Schedules the notice: when a response has waited long, and when one has waited twice as long as last reported.
 
-    After a time without slow rewards it begins from the start.
+    After a time without slow rewards the schedule begins from the start.
 
     Args:
         now: seconds of the clock.
@@ -29,10 +34,10 @@ class SlowRewards:
         self._slow_at = now
 
     def due(self, waited_s: float, now: float) -> bool:
-        """Whether that is to be told now.
+        """True where the notice is due.
 
         Args:
-            waited_s: how long the first response that has no reward yet has waited.
+            waited_s: seconds for which the first response without a reward has waited.
             now: seconds of the clock.
         """
         if waited_s >= _LEAST_S:
@@ -46,22 +51,41 @@ class SlowRewards:
 
 
 def reward_wait_s(snapshot: Snapshot) -> float:
-    """How long the first response that has no reward yet has waited."""
+    """Seconds for which the first response without a reward has waited."""
     return max((member.gauges.get("reward_wait_seconds", 0.0) for member in snapshot.generators()), default=0.0)
 
 
-def slow_rewards(snapshot: Snapshot, reward: RewardSection) -> str:
-    """In words.
+def slow_rewards_text(snapshot: Snapshot, config: Config) -> str:
+    """The notice: how many responses wait, why, and what becomes of them.
 
     Args:
         snapshot: of now.
-        reward: the configuration.
+        config: the configuration.
     """
-    waiting = snapshot.sum_of("members_unscored")
-    services = (member for member in snapshot.members if member.role == membership_pb2.ROLE_REWARD)
-    why = next((member.waiting_reason for member in services if member.waiting_reason), "")
-    said = f"rewards are slow: {waiting:.0f} responses wait for theirs, the first of them for"
-    said += f" {reward_wait_s(snapshot):.0f} s{f' ({why})' if why else ''}; nothing is lost, the run waits. "
-    if reward.endpoints:
-        return f"{said}More services in reward.endpoints score more at a time"
-    return f"{said}More workers score more at a time: --reward.workers={2 * max(reward_workers(reward.workers))}"
+    waiting, waited_s = snapshot.sum_of("members_unscored"), reward_wait_s(snapshot)
+    if silent := _reason(snapshot.generators(), NO_SERVICE_ANSWERS):
+        return (
+            f"{waiting:.0f} responses wait for rewards, the first of them for {waited_s:.0f} s: {silent}; a response "
+            f"fails after {config.rollout.reward_wait_s:g} s (rollout.reward_wait_s)"
+        )
+    services = [member for member in snapshot.members if member.role == membership_pb2.ROLE_REWARD]
+    hanging = _reason([*services, *snapshot.generators()], DID_NOT_RETURN)
+    why = hanging or _reason(services)
+    text = f"rewards are slow: {waiting:.0f} responses wait for theirs, the first of them for"
+    text += f" {waited_s:.0f} s{f' ({why})' if why else ''}; "
+    if hanging:
+        return f"{text}{_more_workers(config.reward, 'if the function is slow and does not hang, more')}"
+    text += "nothing is lost, the run waits. "
+    if config.reward.endpoints:
+        return f"{text}More services in reward.endpoints score more at a time"
+    return f"{text}{_more_workers(config.reward, 'More')}"
+
+
+def _more_workers(reward: RewardSection, more: str) -> str:
+    return f"{more} workers score more at a time: --reward.workers={2 * max(reward_workers(reward.workers))}"
+
+
+def _reason(members: Iterable[membership_pb2.Member], words: str = "") -> str:
+    """The first reason with these words, without what the generator does meanwhile; empty without any."""
+    reasons = (member.waiting_reason for member in members)
+    return next((reason.removeprefix("waits for rewards: ") for reason in reasons if reason and words in reason), "")

@@ -1,6 +1,6 @@
-"""What a person sees of a run: a live table in a terminal, plain lines elsewhere.
+"""Views of a run: a live table in a terminal, plain lines elsewhere.
 
-Invariant: a view only shows; the run is the same whatever view watches it, and whether anyone reads what it shows.
+Invariant: a view only shows; the run is the same with every view, read or not.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from rollmesh.launcher.console.output import Output
+from rollmesh.launcher.console.output import BufferedOutput
 from rollmesh.launcher.logs import readable
-from rollmesh.launcher.mesh_monitor import Snapshot
+from rollmesh.launcher.mesh_client import Snapshot
+from rollmesh.mesh.tables import TRAIN
 from rollmesh.protos import membership_pb2
 from rollmesh.report.failures import failures_text
 from rollmesh.report.metrics import REWARD, Record, is_evaluation, is_training
-from rollmesh.report.series import number
+from rollmesh.report.series import metric_value
 from rollmesh.report.table_lines import table_lines
-from rollmesh.report.unscored import Unscored
+from rollmesh.report.unscored import UnscoredMembers
 
 _ROLES = {
     membership_pb2.ROLE_LEARNER: "learner",
@@ -36,26 +37,26 @@ _HOLDS_S = 5.0
 
 
 class View(Protocol):
-    """Shows a run; called on the launcher's event loop, so no call waits but `close`.
+    """Shows a run; called on the launcher's event loop, so no call but `close` waits.
 
     Attributes:
-        trouble: why what was shown last could not be seen; empty where it could.
+        trouble: why the latest text could not be shown; empty where it could.
     """
 
     @property
     def trouble(self) -> str: ...
 
     def event(self, text: str) -> None:
-        """Something happened: a start, a death, a restart."""
+        """Shows an event: a start, a death, a restart."""
 
     def tail(self, service: str, lines: Sequence[str]) -> None:
-        """The last log lines of a service that failed."""
+        """Shows the last log lines of a service that failed."""
 
     def update(self, snapshot: Snapshot, records: Sequence[Record]) -> None:
-        """The mesh as it is now, with the metrics records that are new."""
+        """Shows the mesh as it is now, with the new metrics records."""
 
     def close(self) -> None:
-        """The run is over."""
+        """Ends the view."""
 
 
 def open_view(every_steps: int) -> View:
@@ -88,17 +89,17 @@ class SilentView:
 
 
 class PlainView:
-    """One line per event, evaluation and so many steps."""
+    """One line per event, per evaluation and per interval of steps."""
 
     def __init__(self, every_steps: int) -> None:
         self._every = every_steps
-        self._output = Output(sys.stdout)
+        self._output = BufferedOutput(sys.stdout)
         self._console = Console(
             file=cast(IO[str], self._output), highlight=False, soft_wrap=True, markup=False, emoji=False
         )
-        self._stalled_s = self._tell_at_s = 0.0
-        self._speed = Speed()
-        self._unscored = Unscored()
+        self._stalled_s = self._next_report_s = 0.0
+        self._speed = SpeedMeter()
+        self._unscored = UnscoredMembers()
         self._failures = ""
 
     @property
@@ -114,33 +115,33 @@ class PlainView:
             self._console.print(f"  {readable(line)}")
 
     def update(self, snapshot: Snapshot, records: Sequence[Record]) -> None:
-        self._speed.look(time.monotonic(), snapshot.generated_tokens)
+        self._speed.observe(time.monotonic(), snapshot.generated_tokens)
         for record in records:
-            self._unscored.note([record])
+            self._unscored.add([record])
             if is_evaluation(record):
                 self.event(evaluation_line(record))
             elif is_training(record) and int(record["step"]) % self._every == 0:
-                said = [training_line(record, self._speed.since_last()), snapshot.who_waits(), self._unscored.text()]
-                self.event(" | ".join(filter(None, [*said, self._new_failures(snapshot)])))
-                self._unscored = Unscored()
+                parts = [training_line(record, self._speed.since_last()), snapshot.who_waits(), self._unscored.text()]
+                self.event(" | ".join(filter(None, [*parts, self._new_failures(snapshot)])))
+                self._unscored = UnscoredMembers()
         if snapshot.table is not None:
-            self._tell_stall(snapshot)
+            self._show_stall(snapshot)
 
     def _new_failures(self, snapshot: Snapshot) -> str:
-        """Which training groups have failed so far; empty where that was said before."""
+        """Counts of training groups that have failed so far; empty where they are unchanged."""
         if snapshot.table is None:
             return ""
-        before, self._failures = self._failures, failures_text("train", snapshot.table.counts.reasons)
+        before, self._failures = self._failures, failures_text(TRAIN, snapshot.table.counts.reasons)
         return self._failures if self._failures != before else ""
 
-    def _tell_stall(self, snapshot: Snapshot) -> None:
-        """When it begins, whenever it has lasted twice as long, and when it is over."""
+    def _show_stall(self, snapshot: Snapshot) -> None:
+        """Shows a stall when it begins, whenever it has lasted twice as long, and when it is over."""
         before, self._stalled_s = self._stalled_s, snapshot.stalled_s
-        if self._stalled_s > self._tell_at_s:
-            self._tell_at_s = 2 * self._stalled_s
+        if self._stalled_s > self._next_report_s:
+            self._next_report_s = 2 * self._stalled_s
             self.event(f"stalled {snapshot.stall()}")
         elif before and not self._stalled_s:
-            self._tell_at_s = 0.0
+            self._next_report_s = 0.0
             self.event(f"groups move again, after {before:.0f} s")
 
     def close(self) -> None:
@@ -151,7 +152,7 @@ class LiveView:
     """A table that is drawn again and again, with the latest events below it."""
 
     def __init__(self) -> None:
-        self._output = Output(sys.stdout)
+        self._output = BufferedOutput(sys.stdout)
         self._console = Console(file=cast(IO[str], self._output))
         self._events: list[str] = []
         self._snapshot = Snapshot(trouble="starting")
@@ -182,11 +183,11 @@ class LiveView:
 
     def _render(self) -> RenderableType:
         events = Text("\n".join(self._events), style="dim")
-        return Group(status_table(self._snapshot), members(self._snapshot.members), events)
+        return Group(status_table(self._snapshot), members_table(self._snapshot.members), events)
 
 
-class Speed:
-    """Tokens sampled per second from one line to the next, by what generators report every second or so.
+class SpeedMeter:
+    """Tokens sampled per second from one line to the next, from the generators' reports about every second.
 
     The time before the first token does not count. Where nothing was reported between two lines, the last speed holds
     for a while.
@@ -196,25 +197,25 @@ class Speed:
         self._now_s = 0.0
         # (Time, tokens) of the last report, and of the last one before the last line.
         self._reported: tuple[float, float] | None = None
-        self._told: tuple[float, float] | None = None
+        self._shown: tuple[float, float] | None = None
         self._speed: float | None = None
 
-    def look(self, now_s: float, tokens: float) -> None:
-        """Takes in the run's total."""
+    def observe(self, now_s: float, tokens: float) -> None:
+        """Records the run's total."""
         if self._reported is None or tokens > self._reported[1]:
-            self._told = self._told or (self._reported and (self._now_s, self._reported[1]))
+            self._shown = self._shown or (self._reported and (self._now_s, self._reported[1]))
             self._reported = (now_s, tokens)
         self._now_s = now_s
 
     def since_last(self) -> float | None:
-        """Over the reports since it was last asked; None before there were any."""
-        if self._told is not None and self._reported is not None:
-            (before_s, before), (now_s, tokens) = self._told, self._reported
+        """Speed over the reports since the last call; None before there were any."""
+        if self._shown is not None and self._reported is not None:
+            (before_s, before), (now_s, tokens) = self._shown, self._reported
             if now_s > before_s:
                 self._speed = (tokens - before) / (now_s - before_s)
             elif self._now_s - now_s > _HOLDS_S:
                 self._speed = 0.0
-            self._told = self._reported
+            self._shown = self._reported
         return self._speed
 
 
@@ -230,21 +231,22 @@ def training_line(record: Record, generated_per_s: float | None) -> str:
 
 def evaluation_line(record: Record) -> str:
     """An evaluation round in one line."""
-    reward, failed = _number(record, "eval/reward", ".3f"), int(number(record, "eval/failed") or 0)
-    asked = failed + int(number(record, "eval/scored") or 0)
+    reward, failed = _number(record, "eval/reward", ".3f"), int(metric_value(record, "eval/failed") or 0)
+    asked = failed + int(metric_value(record, "eval/scored") or 0)
     left_out = f" ({failed} of {asked} responses have no reward and are left out)" if failed else ""
     return f"step {record['step']}: held-out reward {reward}{left_out}"
 
 
 def ledger_line(snapshot: Snapshot) -> str:
-    """Where the admitted groups are."""
+    """Counts of the admitted groups by state."""
     if snapshot.table is None:
         return "-"
     counts = snapshot.table.counts
     return (
-        f"admitted {counts.admitted} = trained {counts.trained} + stale {counts.evicted_stale} + filtered "
-        f"{counts.filtered} + failed {counts.failed} + live {counts.generating}/{counts.ready}/{counts.leased}/"
-        f"{counts.consumed} (generating/ready/leased/consumed)"
+        f"admitted {counts.admitted} = generating {counts.generating} + ready {counts.ready} + "
+        f"leased {counts.leased} + trained, not yet committed {counts.consumed} + "
+        f"trained and committed {counts.trained} + "
+        f"stale {counts.evicted_stale} + filtered {counts.filtered} + failed {counts.failed}"
     )
 
 
@@ -274,8 +276,8 @@ def status_table(snapshot: Snapshot) -> Table:
     return table
 
 
-def members(everyone: Sequence[membership_pb2.Member]) -> Table:
-    """Who is in the mesh."""
+def members_table(everyone: Sequence[membership_pb2.Member]) -> Table:
+    """The members of the mesh as a table."""
     table = Table(box=None, padding=(0, 2))
     endpoints = any(member.endpoint for member in everyone)
     for title in ("member", "role", "address", "serves", "tokens/s", "heartbeat", "waits for"):
@@ -283,7 +285,8 @@ def members(everyone: Sequence[membership_pb2.Member]) -> Table:
     if endpoints:
         table.add_column("endpoint", overflow="fold")
     for member in sorted(everyone, key=lambda item: (item.role, item.member_id)):
-        serving = f"{member.serving.incarnation}:{member.serving.version}" if member.HasField("serving") else "-"
+        policy = member.serving
+        serving = f"version {policy.version} (incarnation {policy.incarnation})" if policy.incarnation else "-"
         speed = member.gauges.get("tokens_per_second")
         table.add_row(
             *(member.member_id, _ROLES.get(member.role, "?"), member.address or "-", serving),
@@ -294,7 +297,7 @@ def members(everyone: Sequence[membership_pb2.Member]) -> Table:
     return table
 
 
-def pushes(rows: Sequence[Sequence[str]]) -> Table:
+def pushes_table(rows: Sequence[Sequence[str]]) -> Table:
     """The way of the weights to each generator: the last push, and p50 / p99 of all; the first row is the head."""
     head, *body = rows
     table = Table(box=None, padding=(0, 2))

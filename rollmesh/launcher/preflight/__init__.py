@@ -1,1 +1,1 @@
-"""What is checked and decided before any service of a run starts."""
+"""Checks and decisions before any service of a run starts."""

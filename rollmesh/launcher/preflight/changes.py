@@ -1,4 +1,4 @@
-"""What of a configuration has changed since the run was last taken over, and what of that there is to say.
+"""Changes of a configuration since the run was last taken over that are reported to the user.
 
 Other models and other data are another matter: `learner.recovery.run_identity` refuses them by their content.
 """
@@ -8,20 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-# How a run is carried out, not what it learns: changed from launch to launch without a word. Sections end with a dot.
+# Keys that do not affect what a run learns: their changes are not reported. Sections end with a dot.
 _HARMLESS = (
     *("run.", "logging.", "network.", "security.", "resources.", "checkpoint.", "weights."),
     *("buffer.python", "buffer.fronts", "buffer.side_dir", "learner.python", "reward.python", "rollout.python"),
     *("rollout.sglang.python", "rollout.endpoint.", "rollout.draft_every_s", "rollout.draft_every_tokens"),
-    # Told by name where it lowers what is promised.
+    # Reported by name where it lowers a guarantee.
     "buffer.durability",
 )
-# They are among the harmless, and are not: the order of the prompts follows from the seed.
+# Exceptions among the harmless sections: the order of the prompts follows from the seed.
 _TOLD = ("run.seed", "weights.kv", "checkpoint.best")
 _CHARACTERS = 60
 
 
-def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def describe_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """`learner.optimizer.lr 1e-06 -> 0.001` and the like, for all that may change what the run learns.
 
     Args:

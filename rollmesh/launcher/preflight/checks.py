@@ -1,4 +1,4 @@
-"""What can be said about a run in a moment, before any service is started."""
+"""Checks of a run that take a moment, before any service is started."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from rollmesh.launcher.interpreters import check_interpreters
-from rollmesh.launcher.preflight.trial import Trial, try_learner
+from rollmesh.launcher.preflight.trial import StartTrial, try_learner
 from rollmesh.launcher.services import interpreters_of, needs_reward_service
 from rollmesh.learner.model_files.checks import check_context, check_model_files, declared_context, read_model_config
 from rollmesh.mesh.access.secret_files import check_keys, check_security
@@ -25,13 +25,13 @@ _LEARNER_S = 120.0
 
 
 def check_files(config: Config) -> None:
-    """Refuses a run whose files or interpreters are not what they should be, at once.
+    """Refuses a run with wrong files or interpreters, at once.
 
     Raises:
-        ConfigError: a file with a secret cannot be used, an interpreter cannot run its service, the model's context is
-            too short, or services that share this machine are told one port.
+        ConfigError: an unusable file of a secret; an interpreter that cannot run its service; a model's too short
+            context; one port for two services.
         DataError: model folders or data files are not there, or are damaged.
-        RewardError: there is no such scorer.
+        RewardError: an unknown scorer.
     """
     if config.network.metrics_port:
         raise ConfigError(
@@ -48,19 +48,19 @@ def check_files(config: Config) -> None:
 
 
 def check_code(config: Config, *, fresh: bool = False) -> list[str]:
-    """Refuses a run that would end as soon as its services have loaded what they need; takes a second or more.
+    """Refuses a run that would end as soon as its services have loaded their code; takes a second or more.
 
     Args:
         config: of the run.
         fresh: it starts over, whatever is in its folder.
 
     Returns:
-        What the user should know of settings that are right, a sentence each.
+        Notices about valid settings, a sentence each.
 
     Raises:
-        ConfigError: the algorithm's settings are wrong, or it needs what the configuration does not provide; a
-            function of the user's is not there.
-        DataError: a row of the data lacks what is needed; generators do not serve the model; the run's checkpoint is
+        ConfigError: the algorithm's settings are wrong, or it needs something that the configuration does not provide;
+            a function of the user's is not there.
+        DataError: a row of the data lacks a needed field; generators do not serve the model; the run's checkpoint is
             another algorithm's.
         RewardError: a reward function cannot be loaded.
     """
@@ -69,10 +69,10 @@ def check_code(config: Config, *, fresh: bool = False) -> list[str]:
         # Where a program has torch already, another process would only load it again.
         here = config.learner.python is None and "torch" in sys.modules
         if not here:
-            tried.append(Trial("learner", config, config.learner.python, _LEARNER_S, fresh=fresh))
+            tried.append(StartTrial("learner", config, config.learner.python, _LEARNER_S, fresh=fresh))
         if any(map(is_path, _reward_functions(config))):
             python = config.reward.python if needs_reward_service(config) else config.rollout.python
-            tried.append(Trial("reward", config, python, _REWARD_S))
+            tried.append(StartTrial("reward", config, python, _REWARD_S))
         for trial in tried:
             trials.callback(trial.close)
         notices = try_learner(config, fresh=fresh) if here else []
@@ -106,7 +106,7 @@ def _check_model(key: str, path: str) -> None:
 
 
 def _reward_functions(config: Config) -> Iterator[str]:
-    """Those that are loaded here: by the reward service, or by generators."""
+    """Reward functions that are loaded here: by the reward service, or by generators."""
     if not (needs_reward_service(config) or config.reward.in_process):
         return
     yield from config.reward.functions

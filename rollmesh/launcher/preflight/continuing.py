@@ -1,4 +1,4 @@
-"""What continues in a run folder that was used before: from which step, and with what other configuration."""
+"""The continuation of a run in a used folder: its step, and the changes of its configuration."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from typing import Any, cast, get_args
 import yaml
 
 from rollmesh.launcher import folder as folders
-from rollmesh.launcher.preflight.changes import changed
+from rollmesh.launcher.preflight.changes import describe_changes
 from rollmesh.launcher.preflight.finished import why_finished
-from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, newest, version_of
+from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, newest_version, version_of
 from rollmesh.learner.recovery.run_identity import nothing_trained
-from rollmesh.mesh.config.models import BufferSection, Config
+from rollmesh.mesh.config.buffer import BufferSection
+from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.report.metrics import is_training, run_records
 
-# What makes the values of two groups values of different things.
+# Keys whose change makes the values of two groups incomparable.
 _SCORED_BY = ("reward.", "data.")
-# What a run is of, before it has trained anything.
+# The identity of a run, before it has trained anything.
 _OF = ("model.", "algorithm.", *_SCORED_BY)
-# From the safest on.
+# The safest first.
 _DURABILITIES: tuple[str, ...] = get_args(BufferSection.model_fields["durability"].annotation)
 
 
@@ -36,7 +37,7 @@ class Continuation:
         trained: the last step that was trained.
         changes: of the configuration, see `changes`.
         former_steps: that may train groups which were sampled and scored before the changes; 0 where they are alike.
-        starts_over: nothing was trained, and what the run is of has changed: what it holds is of no use any more.
+        starts_over: nothing was trained, and the run's identity has changed: its contents are of no use any more.
         finished: why nothing is left to do; empty where something is.
         start_from: name of the checkpoint that was asked for; empty where it is the newest one.
     """
@@ -52,18 +53,18 @@ class Continuation:
 
     @classmethod
     def of(
-        cls, config: Config, edited: Sequence[str] = (), *, of_another: bool = False, start_from: Path | None = None
+        cls, config: Config, edited: Sequence[str] = (), *, inputs_differ: bool = False, start_from: Path | None = None
     ) -> Continuation | None:
-        """None where no learner has taken a run over in its folder yet.
+        """The continuation; None where no learner has taken a run over in its folder yet.
 
         Args:
             config: of the present attempt.
             edited: files of rewards and held-out data with another content than before.
-            of_another: model or data are others than before.
-            start_from: checkpoint to continue from; None: the newest one.
+            inputs_differ: model or data have changed.
+            start_from: checkpoint to continue from; None: the newest.
 
         Raises:
-            ConfigError: it would begin with an empty Redis, since what the last launch has kept would not be read.
+            ConfigError: it would begin with an empty Redis, because the data of the last launch would not be read.
             DataError: the configuration in the folder is damaged.
         """
         folder = config.run.folder
@@ -71,12 +72,12 @@ class Continuation:
             return None
         before = _configuration(folder / folders.CONFIG)
         changes = [*_lowered_durability(before["buffer"]["durability"], config.buffer)]
-        changes += changed(before, config.model_dump(mode="json"))
+        changes += describe_changes(before, config.model_dump(mode="json"))
         changes += [f"{path} (edited)" for path in edited]
-        checkpoint = newest(folder / CHECKPOINTS_NAME) if start_from is None else version_of(start_from.name)
+        checkpoint = newest_version(folder / CHECKPOINTS_NAME) if start_from is None else version_of(start_from.name)
         trained = max((int(record["step"]) for record in run_records(folder) if is_training(record)), default=0)
         scored = bool(edited) or any(change.startswith(_SCORED_BY) for change in changes)
-        other = of_another or scored or any(change.startswith(_OF) for change in changes)
+        other = inputs_differ or scored or any(change.startswith(_OF) for change in changes)
         return cls(
             folder,
             0 if checkpoint is None else checkpoint.version,
@@ -89,7 +90,7 @@ class Continuation:
         )
 
     def lines(self, *, named: bool) -> list[str]:
-        """In words.
+        """The continuation in words.
 
         Args:
             named: the run has a name of its own.
@@ -113,7 +114,7 @@ class Continuation:
 
 
 def _configuration(path: Path) -> Mapping[str, Any]:
-    """The run's, as it was written: an earlier version of Rollmesh may have had other keys."""
+    """The run's configuration as written: an earlier version of Rollmesh may have had other keys."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
         if values["buffer"]["durability"] in _DURABILITIES and all(isinstance(each, dict) for each in values.values()):
@@ -128,7 +129,7 @@ def _configuration(path: Path) -> Mapping[str, Any]:
 
 
 def _lowered_durability(before: str, buffer: BufferSection) -> list[str]:
-    """What a run that continues gives up of Redis' protection."""
+    """The protection by Redis that a run gives up when it continues."""
     now = buffer.durability
     if buffer.redis is not None or _DURABILITIES.index(now) <= _DURABILITIES.index(before):
         return []

@@ -1,4 +1,4 @@
-"""Whether a run that is started again has anything left to do, as its files say; where they leave a doubt, it has."""
+"""Decides from its files whether a restarted run has anything left to do; in doubt it has."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollmesh.launcher import folder as folders
-from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, newest
+from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, newest_version
 from rollmesh.learner.evaluation.measurement_identity import measured_by
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 
 @dataclass(frozen=True, slots=True)
-class _End:
-    """The natural end of a run's last learner: why, after which version, and whether that has a held-out value."""
+class _NaturalEnd:
+    """The natural end of a run's last learner: its reason, its version, and whether that has a held-out value."""
 
     reason: str
     version: int
@@ -39,20 +39,20 @@ def why_finished(config: Config, changes: Sequence[str]) -> str:
     return ""
 
 
-def _natural_end(config: Config) -> _End | None:
-    """None where the last learner has not ended so, or its end was not the last that happened to the run."""
+def _natural_end(config: Config) -> _NaturalEnd | None:
+    """The last learner's natural end; None where it ended otherwise, and where the run has continued since."""
     folder = config.run.folder
     last = folder / folders.LEARNER
     try:
         ended = json.loads((folder / folders.SUMMARY).read_text(encoding="utf-8"))["ended"]
-        said = json.loads(last.read_text(encoding="utf-8"))
-        policy = PolicyVersion(int(said["incarnation"]), int(said["version"]))
-        value = said["eval_last"]
+        recorded = json.loads(last.read_text(encoding="utf-8"))
+        policy = PolicyVersion(int(recorded["incarnation"]), int(recorded["version"]))
+        value = recorded["eval_last"]
         evaluated = value and (value["version"], value["measured_by"]) == (policy.version, measured_by(config))
         taken_over_since = last.stat().st_mtime_ns < folders.takeover_stamp(folder)
-        reason = str(said["stop_reason"])
+        reason = str(recorded["stop_reason"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
-    if ended != "finished" or taken_over_since or newest(folder / CHECKPOINTS_NAME) != policy:
+    if ended != "finished" or taken_over_since or newest_version(folder / CHECKPOINTS_NAME) != policy:
         return None
-    return _End(reason, policy.version, bool(evaluated))
+    return _NaturalEnd(reason, policy.version, bool(evaluated))

@@ -1,8 +1,8 @@
-"""Tries what a service would load first, before any is started: `python -m rollmesh.launcher.preflight.trial WHAT`.
+"""Loads a service's code as a trial, before any is started: `python -m rollmesh.launcher.preflight.trial WHAT`.
 
-It runs in the interpreter of the service, as a process of its own: it imports users' code, and torch, of which the
-launcher needs nothing. Configuration as JSON on stdin; on stdout one marked line says what is wrong, or what the user
-should know, as JSON. Users' code may print what it likes.
+It runs in the interpreter of the service, as a process of its own. It imports users' code, and torch, which the
+launcher does not need. The configuration is JSON on stdin. On stdout one marked line holds the error or the notices, as
+JSON. Users' code may print anything else.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ _ANSWER = "rollmesh trial: "
 _FRESH = "--fresh"
 
 
-class Trial:
-    """A trial that is under way; to be closed.
+class StartTrial:
+    """A running trial; to be closed.
 
     Args:
         what: `learner` or `reward`.
         config: of the run.
         fresh: the run starts over, whatever is in its folder.
         python: the service's interpreter.
-        within_s: seconds after which nothing is known of it, and the service itself will say.
+        within_s: seconds after which the trial is given up; the service itself will report errors.
     """
 
     def __init__(self, what: str, config: Config, python: Path | None, within_s: float, *, fresh: bool = False) -> None:
         self._within_s = within_s
-        # Files, not pipes: what users' code starts may keep a pipe open for ever.
-        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115  # it is read when the process has ended
-        with tempfile.TemporaryFile("w+") as given:
-            given.write(config.model_dump_json())
-            given.seek(0)
+        # Files, not pipes: processes started by users' code may keep a pipe open for ever.
+        self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115  # it is read when the process has ended
+        with tempfile.TemporaryFile("w+") as config_file:
+            config_file.write(config.model_dump_json())
+            config_file.seek(0)
             self._process = subprocess.Popen(
                 die_with_parent(
                     [
@@ -60,42 +60,42 @@ class Trial:
                         *([_FRESH] if fresh else []),
                     ]
                 ),
-                stdin=given,
-                stdout=self._said,
+                stdin=config_file,
+                stdout=self._output,
                 stderr=subprocess.DEVNULL,
                 env={**os.environ, **environment_of(python)},
                 start_new_session=True,
             )
 
     def result(self) -> list[str]:
-        """Waits for it; what the user should know of a configuration that is right.
+        """Waits for the trial; returns the notices about a valid configuration.
 
         Raises:
-            ConfigError, DataError, RewardError: what is wrong.
+            ConfigError, DataError, RewardError: the error that was found.
             RollmeshError: the same, of a kind that only users' code raises.
         """
         try:
             self._process.wait(self._within_s)
         except subprocess.TimeoutExpired:
             return []
-        self._said.seek(0)
-        found = _answer(self._said.read())
+        self._output.seek(0)
+        found = _parse_answer(self._output.read())
         if (wrong := found.get("wrong")) is not None:
             raise _ERRORS.get(wrong["exit_code"], RollmeshError)(wrong["message"], hint=wrong["hint"])
         notices: list[str] = found.get("notices", [])
         return notices
 
     def close(self) -> None:
-        """Ends it, and what users' code has started in it."""
+        """Ends the trial and the processes that users' code has started in it."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        self._said.close()
+        self._output.close()
 
 
-def _answer(said: str) -> Any:
-    """Nothing where it ended without a word: what makes a process end, the service tells with its log."""
-    answers = (line.removeprefix(_ANSWER) for line in said.splitlines() if line.startswith(_ANSWER))
+def _parse_answer(output: str) -> Any:
+    """The trial's answer; empty where it ended without one: the service will log the cause."""
+    answers = (line.removeprefix(_ANSWER) for line in output.splitlines() if line.startswith(_ANSWER))
     return json.loads(next(answers, "{}"))
 
 
@@ -103,7 +103,7 @@ def _answer(said: str) -> Any:
 
 
 def main(arguments: Sequence[str] = sys.argv[1:]) -> None:
-    """Tries, and says what came of it."""
+    """Runs the trial and prints its answer."""
     collect_garbage_seldom()
     learner = partial(try_learner, fresh=_FRESH in arguments)
     trials: dict[str, Callable[[Config], list[str]]] = {"learner": learner, "reward": _reward}
@@ -116,20 +116,20 @@ def main(arguments: Sequence[str] = sys.argv[1:]) -> None:
 
 
 def try_learner(config: Config, *, fresh: bool) -> list[str]:
-    """What a learner would load of the data, the algorithm and users' functions; `Algorithm.notices`.
+    """Loads data, algorithm and users' functions as a learner would; returns `Algorithm.notices`.
 
     Args:
         config: of the run.
         fresh: the run starts over, whatever is in its folder.
 
     Raises:
-        ConfigError, DataError: what is wrong; the engine `hf` does not serve the model.
+        ConfigError, DataError: the error that was found; the engine `hf` does not serve the model.
     """
-    from rollmesh.learner.data.dataset import check_beginning
+    from rollmesh.learner.data.dataset import check_first_rows
 
     for path in (config.data.train, config.data.eval):
         if path is not None:
-            check_beginning(path, config.data.prompt_key)
+            check_first_rows(path, config.data.prompt_key)
     # Torch takes a second or more.
     from rollmesh.learner.builders import build_algorithm
     from rollmesh.learner.checkpoint.compatibility import check_newest
@@ -140,7 +140,8 @@ def try_learner(config: Config, *, fresh: bool) -> list[str]:
     if not fresh and not nothing_trained(config.run.folder):
         check_newest(config.run.folder / CHECKPOINTS_NAME, algorithm)
     if config.rollout.engine == "hf" and (folder := Path(config.model.path)).is_dir():
-        from rollmesh.generators.engines.hf.model.served_layers import layout_of, read_config
+        from rollmesh.generators.engines.hf.model.served_layers import layout_of
+        from rollmesh.generators.engines.model_folder import read_config
 
         layout_of(read_config(folder), folder)
     return algorithm.notices()

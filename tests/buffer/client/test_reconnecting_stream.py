@@ -1,4 +1,4 @@
-"""What a standing stream takes for the server's silence, and what for a fault of its own."""
+"""A standing stream tells the server's silence from a fault of its own."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Call:
 
 
 class Stream(ReconnectingStream):
-    """Opens calls of so many words; what it receives fails where it is told to."""
+    """Opens calls of a number of words; what it receives fails where it is told to."""
 
     def __init__(self, words: int, fault: Exception | None = None) -> None:
         self.opened = 0

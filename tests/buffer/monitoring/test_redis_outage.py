@@ -12,8 +12,8 @@ import pytest
 
 from rollmesh.buffer.monitoring.redis_outage import AGAIN_S, RedisOutage
 from rollmesh.buffer.redis_backend.embedded import EmbeddedRedis
-from rollmesh.launcher.mesh_monitor import MeshView
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.launcher.mesh_client import MeshClient
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import StoreError
 from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh, make_config
 
@@ -88,7 +88,7 @@ async def test_who_looks_at_a_run_hears_that_its_redis_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the deadline of the look is over: after it, there would be no more than that to say."""
-    monkeypatch.setattr("rollmesh.launcher.mesh_monitor._DEADLINE_S", 30.0)
+    monkeypatch.setattr("rollmesh.launcher.mesh_client._DEADLINE_S", 30.0)
     monkeypatch.setattr("rollmesh.buffer.monitoring.bounded_answers._SHARE", 0.05)
     server = EmbeddedRedis(tmp_path / "redis", durability="none")
     await server.start()
@@ -96,9 +96,9 @@ async def test_who_looks_at_a_run_hears_that_its_redis_does_not_answer(
     try:
         front = await mesh.front(make_config(tmp_path, server.url))
         psutil.Process(server.pid).suspend()
-        async with MeshView(front.address, SecuritySection()) as view:
+        async with MeshClient(front.address, SecuritySection()) as view:
             with pytest.raises(StoreError, match=r"the front is there, but its Redis has not answered for \d\.\d s"):
-                await view.look()
+                await view.read_snapshot()
     finally:
         psutil.Process(server.pid).send_signal(signal.SIGCONT)
         await mesh.close()

@@ -26,12 +26,8 @@ async def revived(mesh: Mesh, front: HasAddress, old: Generator) -> Generator:
 
 
 async def test_a_killed_generator_loses_its_groups_after_the_grace_and_keeps_its_members(mesh: Mesh) -> None:
-    front = await mesh.front()
-    learner, first, second = await mesh.learner(front), await mesh.generator(front), await mesh.generator(front)
-    await learner.seed(1, 2)
-    admission = first.admission()
-    admission.update(2, V0)
-    grants = await first.grants(admission, 2)
+    front, learner, first, _, grants = await mesh.granted(2)
+    second = await mesh.generator(front)
     await first.writer().write([make_write(grants[0], 1, [V0])])
     began = time.monotonic()
     await first.kill()
@@ -50,12 +46,9 @@ async def test_a_killed_generator_loses_its_groups_after_the_grace_and_keeps_its
 
 
 async def test_the_last_holder_may_still_write_until_another_has_the_group(mesh: Mesh) -> None:
-    front = await mesh.front()
-    learner, first, second = await mesh.learner(front), await mesh.generator(front), await mesh.generator(front)
-    await learner.seed(1, 1)
-    admission, writer = first.admission(), first.writer()
-    admission.update(1, V0)
-    (grant,) = await first.grants(admission, 1)
+    front, _, first, _, (grant,) = await mesh.granted()
+    second = await mesh.generator(front)
+    writer = first.writer()
     released = await first.client.release("train", first.agent.member_id, first.agent.generation, refs([grant]))
     assert released.released == 1
     (paid_for,) = await writer.write([make_write(grant, 0, [V0])])
@@ -147,12 +140,9 @@ async def test_a_group_that_loses_too_many_holders_fails(mesh: Mesh) -> None:
 
 
 async def test_leaving_in_order_hands_groups_on_at_once(mesh: Mesh) -> None:
-    front = await mesh.front()
-    learner, first, second = await mesh.learner(front), await mesh.generator(front), await mesh.generator(front)
-    await learner.seed(1, 1)
-    admission, takeover = first.admission(), second.admission()
-    admission.update(1, V0)
-    (grant,) = await first.grants(admission, 1)
+    front, _, first, _, (grant,) = await mesh.granted()
+    second = await mesh.generator(front)
+    takeover = second.admission()
     takeover.update(1, V0)
     await first.agent.leave()
     (again,) = await second.grants(takeover, 1)

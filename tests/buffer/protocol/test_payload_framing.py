@@ -1,4 +1,4 @@
-"""Payloads beside the parsed part of a message: wherever they stand, what is read is what was written."""
+"""Payloads next to the parsed part of a message: wherever they stand, they are read as they were written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large data of members beside Redis: stored whole or not at all, named by Redis, checked, and gone with its group."""
+"""Large data of members next to Redis: stored whole or not at all, named by Redis, checked, and gone with its group."""
 
 from __future__ import annotations
 
@@ -236,5 +236,5 @@ async def test_no_one_uploads_for_a_group_that_is_not_his(mesh: Mesh) -> None:
     assert await generator.client.upload_side("train", other, 0, "experts", EXPERTS) == entry
     late = with_side(other, 0, entry)
     assert await written(generator, [late]) == [(pb.WRITE_STATUS_SUPERSEDED, "")]
-    with pytest.raises(RollmeshError, match="not so many members"):
+    with pytest.raises(RollmeshError, match="the group has fewer members"):
         await generator.client.upload_side("train", grant, 9, "experts", EXPERTS)

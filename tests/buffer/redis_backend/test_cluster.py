@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import hiredis
 import pytest
 
-from rollmesh.buffer.redis_backend.client import RedisAccess
+from rollmesh.buffer.redis_backend.access import RedisAccess
 from rollmesh.buffer.redis_backend.cluster import SLOTS, ClusterConnection, slot_of
 from rollmesh.buffer.store.keys import Keys
 from rollmesh.mesh.config.redis_url import parse_redis_url
@@ -85,12 +85,8 @@ async def test_slots_are_those_of_redis(cluster: LocalCluster) -> None:
 
 @on_cluster
 async def test_metadata_shares_a_slot_and_payloads_lie_on_all_nodes(mesh: Mesh, cluster: LocalCluster) -> None:
-    front = await mesh.front()
-    learner, generator = await mesh.learner(front), await mesh.generator(front)
-    await learner.seed(1, 4)
-    admission, writer = generator.admission(), generator.writer()
-    admission.update(4, V0)
-    grants = await generator.grants(admission, 4)
+    front, learner, generator, _, grants = await mesh.granted(4)
+    writer = generator.writer()
     await generator.finish(writer, grants, V0)
     await learner.train(await learner.batch(learner.sampler(), 2, 0), 0)
     run, home = Keys(front.run_name).run, await cluster.owner(Keys(front.run_name).run)

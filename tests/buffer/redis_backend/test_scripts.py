@@ -1,4 +1,4 @@
-"""How verbs are linked with what they share."""
+"""Verbs are linked with the functions that they share."""
 
 from __future__ import annotations
 

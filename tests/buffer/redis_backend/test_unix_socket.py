@@ -1,4 +1,4 @@
-"""The embedded Redis: on a Unix socket and nowhere else, for its user alone, who may do no more than a front does."""
+"""The embedded Redis: on a Unix socket and nowhere else, for its user alone, which may do no more than a front does."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
+from rollmesh.buffer.redis_backend.access import RedisAccess
 from rollmesh.buffer.redis_backend.acl import FRONT_COMMANDS
-from rollmesh.buffer.redis_backend.client import RedisAccess
 from rollmesh.buffer.redis_backend.embedded import EmbeddedRedis
 from rollmesh.buffer.redis_backend.unix_socket import place_socket, remove_socket
 from rollmesh.mesh.config.redis_url import parse_redis_url

@@ -1,4 +1,4 @@
-"""What Prometheus is told, and that the page on operation tells it too."""
+"""Metrics for Prometheus, which the page on operation lists too."""
 
 from __future__ import annotations
 
@@ -20,12 +20,8 @@ PAGE = REPOSITORY / "docs" / "operations.md"
 
 
 async def test_every_figure_of_a_table_is_told_with_its_type(mesh: Mesh) -> None:
-    front = await mesh.front()
-    learner, generator = await mesh.learner(front), await mesh.generator(front)
-    await learner.seed(1, 6)
-    admission, writer, sampler = generator.admission(), generator.writer(), learner.sampler()
-    admission.update(4, V0)
-    grants = await generator.grants(admission, 4)
+    front, learner, generator, _, grants = await mesh.granted(4, seeded=6)
+    writer, sampler = generator.writer(), learner.sampler()
     await generator.finish(writer, grants[:2], V0)
     await writer.write([make_write(grants[0], 0, [V0])])
     await writer.write([make_failure(grants[2], m) for m in range(2)])
@@ -33,7 +29,7 @@ async def test_every_figure_of_a_table_is_told_with_its_type(mesh: Mesh) -> None
     assert (await learner.train(groups, 0)).claimed
 
     generator.agent.set_status(gauges={GRANT_GAUGE: 90.0})
-    await generator.agent.beat()
+    await generator.agent.heartbeat()
     assert front.metrics is not None
     await front.metrics.read()
     told = prometheus_client.generate_latest(registry_of(front.metrics)).decode()
@@ -47,8 +43,8 @@ async def test_every_figure_of_a_table_is_told_with_its_type(mesh: Mesh) -> None
     def value(name: str, *labels: str) -> float:
         return values[name, frozenset(labels)]
 
-    for figure in METRICS:
-        assert families[f"rollmesh_buffer_{figure.name}"].type == figure.kind, figure.name
+    for metric in METRICS:
+        assert families[f"rollmesh_buffer_{metric.name}"].type == metric.kind, metric.name
     assert value("groups_admitted_total", "train") == 4
     assert value("groups_ended_total", "train", "failed", "too_few_scored") == 1
     assert {s: value("groups", "train", s) for s in ("generating", "ready", "leased", "consumed")} == {
@@ -88,12 +84,8 @@ def test_the_page_on_operation_lists_every_metric() -> None:
 
 
 async def test_status_says_it_to_a_reader_and_to_a_program(mesh: Mesh) -> None:
-    front = await mesh.front()
-    learner, generator = await mesh.learner(front), await mesh.generator(front)
-    await learner.seed(1, 6)
-    admission, writer = generator.admission(), generator.writer()
-    admission.update(3, V0)
-    grants = await generator.grants(admission, 3)
+    front, _, generator, _, grants = await mesh.granted(3, seeded=6)
+    writer = generator.writer()
     await generator.finish(writer, grants[:1], V0)
     await writer.write([make_failure(grants[1], m) for m in range(2)])
     command = [sys.executable, "-m", "rollmesh.cli", "status", "--mesh", front.address]
@@ -102,7 +94,13 @@ async def test_status_says_it_to_a_reader_and_to_a_program(mesh: Mesh) -> None:
         for options in ((), ("--json",))
     ]
     text, told = [out.decode() for out, _ in await asyncio.gather(*(run.communicate() for run in runs))]
-    for words in ("1 ready, oldest ", "failed/too_few_scored 1", "dead letters 1", "Redis ", "nothing waits"):
+    for words in (
+        "1 ready, oldest ",
+        "failed (too few scored) 1",
+        "failed groups kept with their causes 1",
+        "Redis ",
+        "nothing waits",
+    ):
         assert words in text, text
     assert "\x1b" not in text, "no colours outside a terminal"
     everything = json.loads(told)

@@ -1,4 +1,4 @@
-"""What is over a limit is refused by name, cut where it is mere text, and stops no one else."""
+"""A value over a limit is refused by name, cut where it is mere text, and stops no other caller."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_task_that_no_grant_could_carry_is_refused() -> None:
 
 
 async def refused(call: Any) -> PayloadError:
-    """How a call was refused: as it is, without the client's help."""
+    """The refusal of a call: as it is, without the client's help."""
     with pytest.raises(grpc.aio.AioRpcError) as failure:
         await call
     error = to_rollmesh_error(failure.value, "calling")
@@ -94,12 +94,8 @@ async def test_long_reasons_cost_nothing_and_their_group_trains(mesh: Mesh) -> N
 
 
 async def test_metadata_over_its_limit_is_rejected_by_name(mesh: Mesh) -> None:
-    front = await mesh.front()
-    learner, generator = await mesh.learner(front), await mesh.generator(front)
-    await learner.seed(1, 1)
-    admission, writer = generator.admission(), generator.writer()
-    admission.update(1, V0)
-    (grant,) = await generator.grants(admission, 1)
+    _, _, generator, _, (grant,) = await mesh.granted()
+    writer = generator.writer()
     large, infinite, sound = (make_write(grant, member, [V0] * 3) for member in (0, 0, 0))
     large.head.meta.components.update({f"component-{i}": 1.0 for i in range(META_BYTES // 20)})
     infinite.head.meta.figures["turns"] = float("inf")
@@ -134,12 +130,7 @@ async def test_a_group_that_no_message_takes_fails_and_the_learner_continues(mes
 
 
 async def test_messages_of_too_many_members_or_bytes_are_refused(mesh: Mesh) -> None:
-    front = await mesh.front()
-    learner, generator = await mesh.learner(front), await mesh.generator(front)
-    await learner.seed(1, 1)
-    admission = generator.admission()
-    admission.update(1, V0)
-    (grant,) = await generator.grants(admission, 1)
+    _, _, generator, _, (grant,) = await mesh.granted()
     one = make_failure(grant, 0).head
     error = await refused(wrote(generator, pb.WriteRequest(table="train", writes=[one] * (MESSAGE_MEMBERS + 1))))
     assert (error.field, error.hint) == ("writes", "send them in several messages")
@@ -194,9 +185,9 @@ async def test_what_members_say_of_themselves_is_bounded(mesh: Mesh, monkeypatch
         assert (await refused(beating(gauges={"tokens_generated": gauge}))).field == "gauges.tokens_generated"
     # Members themselves never say so much.
     generator.agent.set_status(waiting_reason="x" * 100_000, gauges={"loss": 1.0})
-    await generator.agent.beat()
+    await generator.agent.heartbeat()
     generator.agent.set_status(gauges={"loss": float("nan")})
-    await generator.agent.beat()
+    await generator.agent.heartbeat()
     me = generator.agent.member_id
     (member,) = [member for member in await generator.agent.members() if member.member_id == me]
     assert "loss" not in member.gauges, "neither what is no number, nor what was before"

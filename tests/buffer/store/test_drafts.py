@@ -1,4 +1,4 @@
-"""Drafts of unfinished members: what a lost generator had sampled goes on with the group, within the bound."""
+"""Drafts of unfinished members: the group continues from the tokens of a lost generator, within the bound."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from rollmesh.buffer.client.client import PendingWrite
-from rollmesh.buffer.server.process import BufferService
+from rollmesh.buffer.server.process import BufferFront
 from rollmesh.mesh.trajectory.payload_codec import Trajectory, decode, encode
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import trajectory_pb2 as trajectory
 from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh, head_of_write, make_config, make_task, make_write
-from tests.buffer.packed import figure
+from tests.buffer.packed import read_counter
 from tests.buffer.protocol.test_leases import revived
 from tests.buffer.test_flow import balanced
 
@@ -29,7 +29,7 @@ def make_draft(grant: pb.GroupGrant, member: int, versions: list[PolicyVersion])
             np.arange(count, dtype=np.int32),
             np.full(count, -1, np.float32),
             np.ones(count, np.uint8),
-            VersionRuns.from_tokens(versions),
+            VersionRuns.merged((1, version) for version in versions),
         )
     )
     head = head_of_write(grant, trajectory.MemberMeta(member=member))
@@ -37,7 +37,7 @@ def make_draft(grant: pb.GroupGrant, member: int, versions: list[PolicyVersion])
     return PendingWrite(head, payload)
 
 
-async def values(front: BufferService) -> set[str]:
+async def values(front: BufferFront) -> set[str]:
     """Names of the stored payloads and drafts, without what they have in common, and without their digests."""
     found = [key.decode() async for key in front.access.scan(f"rollmesh:{front.run_name}:train:v:*")]
     return {re.sub("[:-][0-9a-f]{16}", "", key.partition(":v:")[2]) for key in found}
@@ -82,13 +82,13 @@ async def test_a_draft_over_the_bound_is_not_handed_out_and_its_member_begins_an
     await learner.client.set_policy_version(learner.incarnation, 1)
     admission.update(1, V1)
     (grant,) = await first.grants(admission, 1)
-    # A member that goes on from an older draft than the grant: its own versions count, not the grant's.
+    # A member that continues from an older draft than the grant: its own versions count, not the grant's.
     await writer.write([make_draft(grant, 0, [V0, V1]), make_draft(grant, 1, [V1])])
     await first.kill()
     takeover = second.admission()
     takeover.update(0, V1)
     async with asyncio.timeout(TIMEOUT_S):
-        while await figure(front, "train", "orphaned") == 0:
+        while await read_counter(front, "train", "orphaned") == 0:
             await asyncio.sleep(0.02)
     await learner.client.set_policy_version(learner.incarnation, 2)
     takeover.update(1, PolicyVersion(1, 2))
@@ -101,12 +101,9 @@ async def test_a_draft_over_the_bound_is_not_handed_out_and_its_member_begins_an
 
 
 async def test_the_deadline_of_a_group_counts_the_drafts_that_it_goes_on_from(mesh: Mesh) -> None:
-    front = await mesh.front()
-    learner, first, second = await mesh.learner(front), await mesh.generator(front), await mesh.generator(front)
-    await learner.seed(1, 1)
-    admission, writer = first.admission(), first.writer()
-    admission.update(1, V0)
-    (grant,) = await first.grants(admission, 1)
+    front, learner, first, _, (grant,) = await mesh.granted()
+    second = await mesh.generator(front)
+    writer = first.writer()
     await writer.write([make_draft(grant, 0, [V0] * 4)])
     await learner.client.set_policy_version(learner.incarnation, 1)
     await first.kill()
@@ -176,12 +173,8 @@ async def test_a_process_that_is_back_under_its_name_gets_its_drafts(mesh: Mesh)
 
 
 async def test_a_repeated_write_of_an_earlier_attempt_does_not_take_the_stored_value_away(mesh: Mesh) -> None:
-    front = await mesh.front()
-    learner, first, second = await mesh.learner(front), await mesh.generator(front), await mesh.generator(front)
-    await learner.seed(1, 1)
-    admission = first.admission()
-    admission.update(1, V0)
-    (grant,) = await first.grants(admission, 1)
+    front, learner, first, _, (grant,) = await mesh.granted()
+    second = await mesh.generator(front)
     write = make_write(grant, 0, [V0])
     await first.writer().write([write])
     await first.kill()
@@ -196,12 +189,7 @@ async def test_a_repeated_write_of_an_earlier_attempt_does_not_take_the_stored_v
 
 
 async def test_malformed_drafts_are_rejected_by_field(mesh: Mesh) -> None:
-    front = await mesh.front()
-    learner, generator = await mesh.learner(front), await mesh.generator(front)
-    await learner.seed(1, 1)
-    admission = generator.admission()
-    admission.update(1, V0)
-    (grant,) = await generator.grants(admission, 1)
+    front, _, generator, _, (grant,) = await mesh.granted()
     cut, empty, outside = make_draft(grant, 0, [V0]), make_draft(grant, 0, []), make_draft(grant, 9, [V0])
     cut.payload = cut.payload[:-1]
     results = await generator.writer().write([cut, empty, outside])
@@ -213,12 +201,7 @@ async def test_malformed_drafts_are_rejected_by_field(mesh: Mesh) -> None:
 
 async def test_what_one_message_makes_useless_is_removed_and_nothing_else(mesh: Mesh) -> None:
     """Members of several groups travel together; each draft that is dropped is the one of its group."""
-    front = await mesh.front()
-    learner, generator = await mesh.learner(front), await mesh.generator(front)
-    await learner.seed(1, 2)
-    admission = generator.admission()
-    admission.update(2, V0)
-    first, second = await generator.grants(admission, 2)
+    front, _, generator, _, (first, second) = await mesh.granted(2)
     results = await generator.writer().write(
         [
             make_draft(first, 0, [V0] * 4),

@@ -13,7 +13,7 @@ import pytest
 from rollmesh.buffer.client.client import PendingWrite
 from rollmesh.buffer.client.write_stream import WriteResult
 from rollmesh.buffer.protocol.limits import INLINE_BYTES, MAX_PIECES, MAX_WHOLE_BYTES, PIECE_BYTES
-from rollmesh.buffer.server.process import BufferService
+from rollmesh.buffer.server.process import BufferFront
 from rollmesh.buffer.store.keys import Keys
 from rollmesh.buffer.store.payloads import PayloadRef, Payloads, digest_of, name_of
 from rollmesh.mesh.errors import DataError, PayloadError, RollmeshError
@@ -75,17 +75,13 @@ async def upload(actor: Generator | Learner, requests: list[pb.UploadRequest]) -
     return response
 
 
-async def begin(mesh: Mesh, groups: int = 1) -> tuple[BufferService, Learner, Generator, list[pb.GroupGrant]]:
+async def begin(mesh: Mesh, groups: int = 1) -> tuple[BufferFront, Learner, Generator, list[pb.GroupGrant]]:
     """A front with its message limit at gRPC's default, and groups granted."""
-    front = await mesh.front(network={"max_message_mb": 4})
-    learner, generator = await mesh.learner(front), await mesh.generator(front)
-    await learner.seed(1, groups)
-    admission = generator.admission()
-    admission.update(groups, V0)
-    return front, learner, generator, await generator.grants(admission, groups)
+    front, learner, generator, _, grants = await mesh.granted(groups, network={"max_message_mb": 4})
+    return front, learner, generator, grants
 
 
-def keys_of(front: BufferService, group_id: str) -> str:
+def keys_of(front: BufferFront, group_id: str) -> str:
     return f"rollmesh:{front.run_name}:train:v:{group_id}:*"
 
 
@@ -382,7 +378,7 @@ async def test_malformed_uploads_are_refused_by_name(mesh: Mesh) -> None:
     assert await refused(group_id="train-9") == "group_id"
     assert (await upload(generator, [])).pieces == 0
     good[0].member = 9
-    with pytest.raises(Exception, match="not so many members"):
+    with pytest.raises(Exception, match="the group has fewer members"):
         await upload(generator, good[:1])
     good[0].table = "nonsense"
     with pytest.raises(Exception, match="table"):

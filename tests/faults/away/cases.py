@@ -1,4 +1,4 @@
-"""Who is away, for how long, how much it holds, under which rules: the full product, and a cover of its pairs.
+"""Absences by process, duration, leases held and rules: the full product, and a cover of its pairs.
 
 Invariant: every pair of values of two dimensions that can occur together occurs in the cover
 (`test_the_cover_holds_every_pair`).
@@ -32,7 +32,7 @@ HELD = (1, GROUPS // 2, GROUPS - 1)
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Of one run.
+    """The rules of one run.
 
     Attributes:
         order, staleness, reuse: of the buffer.

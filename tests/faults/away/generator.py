@@ -33,7 +33,7 @@ class Generator(Member):
         self._tell()
 
     def allow(self, groups: int) -> None:
-        """How many more groups it may finish."""
+        """Allows it to finish that many more groups."""
         self._allowed = groups
         self._changed.set()
 

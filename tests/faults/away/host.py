@@ -12,9 +12,9 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rollmesh.buffer.server.process import BufferService
+from rollmesh.buffer.server.process import BufferFront
 from rollmesh.mesh.config import Config
-from rollmesh.mesh.runtime.service import AsyncBridge
+from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from tests.faults.away.generator import Generator
 from tests.faults.away.member import say
 
@@ -44,7 +44,7 @@ class Guests:
 
     async def _front(self, run: str, order: dict[str, Any]) -> None:
         config = Config.model_validate_json(Path(order["config"]).read_text())
-        service = BufferService(config, host="127.0.0.1", port=order["port"])
+        service = BufferFront(config, host="127.0.0.1", port=order["port"])
         await service.start()
         self._kept.append(service)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from rollmesh.learner.algorithms.base import Algorithm
+from rollmesh.learner.algorithms.interface import Algorithm
 from rollmesh.learner.algorithms.types import Needs
 from rollmesh.learner.batching.types import Packing
 from rollmesh.learner.control_requests import ControlRequests
@@ -19,7 +19,7 @@ from rollmesh.learner.coordinator.runtime import LearnerRuntime
 from rollmesh.learner.coordinator.step_recorder import FinishedStep, StepRecorder
 from rollmesh.learner.coordinator.train_table import TrainTable
 from rollmesh.learner.coordinator.training_loop import LoopRules, TrainingLoop
-from rollmesh.learner.data.stream import PromptStream, Window
+from rollmesh.learner.data.stream import PromptStream, TaskWindow
 from rollmesh.learner.distributed.rank_group import RankGroup
 from rollmesh.learner.distributed.trajectories import InlineTrajectories
 from rollmesh.learner.distributed.worker import TrainResult
@@ -27,9 +27,9 @@ from rollmesh.learner.recovery.consumption_log import LOG_NAME, ConsumptionLog
 from rollmesh.learner.recovery.redis_recovery import RedisRecovery
 from rollmesh.learner.rollouts.group_stream import GroupStream
 from rollmesh.learner.status import LearnerStatus
-from rollmesh.mesh.config.models import BatchSection
+from rollmesh.mesh.config.learner import BatchSection
 from rollmesh.mesh.errors import RollmeshError
-from rollmesh.mesh.runtime.service import AsyncBridge
+from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.mesh.trajectory.lineage import Lineage
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import membership_pb2
@@ -44,8 +44,8 @@ _LAST_VERSION = 1 << 30
 class _Prompts:
     """Tasks without end, by ordinal."""
 
-    def after(self, ordinal: int, count: int) -> Window:
-        return Window([make_task(ordinal + 1 + i) for i in range(count)], ordinal + count, end=False)
+    def after(self, ordinal: int, count: int) -> TaskWindow:
+        return TaskWindow([make_task(ordinal + 1 + i) for i in range(count)], ordinal + count, end=False)
 
 
 class _EveryGroup:
@@ -140,7 +140,7 @@ class Learner(Member):
         except RollmeshError as error:
             say(self._run, "failed", error=repr(error))
 
-    # What the loop asks of an announcer, of a scheduler of checkpoints and of a recorder.
+    # Methods that the loop asks of an announcer, of a scheduler of checkpoints and of a recorder.
 
     eval_reward = None
 

@@ -1,4 +1,4 @@
-"""What a learner and a generator of the matrix have in common, and how they tell the driver what they do."""
+"""Common parts of a learner and a generator of the matrix, and their reports to the driver."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from rollmesh.buffer.client.client import BufferClient
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.rpc.failover_channel import FailoverChannel, addresses_of
@@ -31,7 +31,7 @@ def say(run: str, event: str, **facts: Any) -> None:
 class _GivenFronts(FailoverChannel):
     """Stays with the links that it was given; what fronts list is where they are without a link between."""
 
-    def set_servers(self, addresses: Iterable[str]) -> None:
+    def set_fronts(self, addresses: Iterable[str]) -> None:
         pass
 
 
@@ -40,7 +40,7 @@ def _open(address: str) -> grpc.aio.Channel:
 
 
 class Member:
-    """What a learner and a generator have in common: a channel to the fronts, a client, heartbeats."""
+    """Common parts of a learner and a generator: a channel to the fronts, a client, heartbeats."""
 
     def __init__(self, mesh: str, role: membership_pb2.Role, name: str) -> None:
         channel = _GivenFronts(addresses_of(mesh), _open, credentials=None)

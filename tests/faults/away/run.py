@@ -29,7 +29,7 @@ BOUND_S = 30.0
 MANY = 1 << 30
 _CONDITIONS = {"cut": Conditions("cut"), "dark": Conditions("blackhole")}
 _LOOK_S = 0.02
-# What has not changed for so long is at rest.
+# A state that has not changed for so long is at rest.
 _REST_S = 0.15
 
 

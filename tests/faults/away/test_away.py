@@ -1,4 +1,4 @@
-"""Who was away comes back, or is replaced, and the run trains on: learner, generator, front; stopped or cut off."""
+"""A process that was away comes back, or is replaced, and the run trains on: learner, generator, front."""
 
 from __future__ import annotations
 

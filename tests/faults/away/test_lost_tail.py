@@ -1,6 +1,7 @@
 """Redis comes back without its last writes, as after a power cut under `everysec`, or with an older snapshot.
 
-Whatever was lost, nothing stays with somebody who has forgotten it: every run trains on, and nothing is trained twice.
+Whatever was lost, nothing stays with a process that has forgotten it: every run trains on, and nothing is trained
+twice.
 """
 
 from __future__ import annotations
@@ -119,13 +120,13 @@ async def test_grants(world: World) -> None:
 
 
 async def test_leases(world: World) -> None:
-    """The learner holds groups that are ready for anybody."""
+    """The learner holds groups that are ready for any learner."""
     await each(world, part_of_a_batch)
     async with cut_off(world, "learner"):
         await each(world, finish_one)
         await each(world, lambda run: run.until(lambda known: known.counts.leased == 0))
         tail = Tail(world)
-    # What completes a batch is trained, and leased no more.
+    # A group that completes a batch is trained, and leased no more.
     await each(world, lambda run: run.until(lambda known: known.counts.leased > 0 or not known.counts.ready))
     await tail.lose()
     await all_train_on(world)
@@ -145,7 +146,7 @@ async def test_claims_and_seeds(world: World) -> None:
 
 
 async def test_any_bytes_again_and_again(world: World) -> None:
-    """While everybody works, from the middle of whatever is written."""
+    """While every process works, from the middle of whatever is written."""
     rng = random.Random(1)
     for run in world.runs:
         run.allow(MANY)
@@ -158,7 +159,7 @@ async def test_any_bytes_again_and_again(world: World) -> None:
 
 
 async def test_everything(world: World) -> None:
-    """An empty Redis, under everybody."""
+    """An empty Redis, under every process."""
     await each(world, part_of_a_batch)
     await Tail(world).lose(0)
     await all_train_on(world)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rollmesh.buffer.client.client import BufferClient
 from rollmesh.buffer.redis_backend.embedded import EmbeddedRedis
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.rpc.channel import open_channel
 from tests.buffer.mesh_fixture import make_config
 from tests.faults.away.cases import GROUPS, STOPS, Case, Rules
@@ -23,17 +23,17 @@ from tests.faults.world import free_port
 
 PROCESSES = ("front-0", "front-1", "learner", "generator")
 _GRACE_S = 0.3
-# Who has links to fronts of its own.
+# Processes with links of their own to fronts.
 _LINKED = ("learner", "generator")
 _STOPPED = {"learner stops": "learner", "front stops": "front-0", "generator stops": "generator"}
 _START_S = 240.0
-# What a generator holds at most: more than any gate lets it have, so that it always has room for what was lost.
+# The most groups that a generator holds: more than any gate lets it have, so that it always has room for what was lost.
 _MOST = 8 * GROUPS
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a case.
+    """The result of a case.
 
     Attributes:
         seconds: from the end of the fault to the next batch; 0 where it came before.

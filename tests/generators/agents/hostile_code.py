@@ -6,7 +6,7 @@ import asyncio
 import threading
 from typing import Any
 
-# What was closed, by whom.
+# Classes of the objects that were closed.
 CLOSED: list[str] = []
 REACHED, LET_GO = threading.Event(), threading.Event()
 

@@ -55,7 +55,7 @@ TEMPLATES = {
         "{% elif message.role == 'tool' %}[TOOL_RESULTS]{{ {'content': message.content} | tojson }}[/TOOL_RESULTS]"
         "{% else %} {{ message.content }}<eos>{% endif %}{% endfor %}"
     ),
-    # Results of tools are taken only behind a call.
+    # Results of tools are taken only after a call.
     "calls": _TOOLS
     + "{% set ns = namespace(called=false) %}{% for message in messages %}"
     + "{% if message.role == 'tool' and not ns.called %}{{ raise_exception('no call before') }}{% endif %}"
@@ -132,7 +132,7 @@ class ScriptedEngine:
                 self.finish(request, said)
 
     def finish(self, request: GenerationRequest, said: Sequence[int], reason: FinishReason | None = None) -> None:
-        """Answers a request, behind its prefix; cut where its budget ends."""
+        """Answers a request, after its prefix; cut where its budget ends."""
         before = request.prefix.response_ids.tolist() if request.prefix else []
         ids = [*before, *said][: request.sampling.max_tokens]
         if reason is None:
@@ -143,7 +143,9 @@ class ScriptedEngine:
             log_probs[: len(before)] = request.prefix.log_probs
         result = GenerationResult(
             request.request_id,
-            Trajectory.sampled(np.array(ids, np.int32), log_probs, VersionRuns.from_tokens(versions)),
+            Trajectory.sampled(
+                np.array(ids, np.int32), log_probs, VersionRuns.merged((1, version) for version in versions)
+            ),
             reason,
         )
         asyncio.get_running_loop().call_soon(lambda: self.deliver([result]))
@@ -173,7 +175,7 @@ class ScriptedEngine:
 
 
 class _Text:
-    """What a runner needs of the model's tokenizer."""
+    """The methods of the model's tokenizer that a runner needs."""
 
     tokenizer = TOKENIZER
     end_ids = ENDS

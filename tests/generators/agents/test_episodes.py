@@ -56,7 +56,7 @@ async def test_a_tool_is_called_and_its_answer_is_masked() -> None:
     assert [message["role"] for message in result.messages] == ["user", "assistant", "tool", "assistant"]
     assert result.messages[1]["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 20, "b": 22}}
     assert result.messages[2]["content"] == "42"
-    assert {name: result.figures[name] for name in ("turns", "tool_calls", "tool_errors")} == {
+    assert {name: result.stats[name] for name in ("turns", "tool_calls", "tool_errors")} == {
         "turns": 2,
         "tool_calls": 1,
         "tool_errors": 0,
@@ -137,7 +137,7 @@ async def test_calls_that_cannot_be_read_or_run_are_told() -> None:
     assert told[3].startswith("Error: ValueError: no luck!")
     assert len(told[3]) < 600
     assert told[4:] == ["HEY", "4"]
-    assert (result.figures["tool_calls"], result.figures["tool_errors"]) == (6, 4)
+    assert (result.stats["tool_calls"], result.stats["tool_errors"]) == (6, 4)
 
 
 async def test_tools_that_take_too_long_are_given_up() -> None:
@@ -148,8 +148,8 @@ async def test_tools_that_take_too_long_are_given_up() -> None:
         assert asyncio.get_running_loop().time() - begin < 30
         told = [message["content"] for message in result.messages if message["role"] == "tool"]
         assert told == ["Error: no answer within 0.1 s"] * 3
-        assert result.figures["tool_timeouts"] == 3
-        assert stage.runner.figures["calls_hanging"] == 2
+        assert result.stats["tool_timeouts"] == 3
+        assert stage.runner.stats["calls_hanging"] == 2
     finally:
         user_code.LET_GO.set()
     await stage.runner.close()
@@ -173,7 +173,7 @@ async def test_the_budget_bounds_all_tokens(budget: int) -> None:
 async def test_turns_are_bounded_in_number_and_length() -> None:
     stage = Stage(tools=[ADD], max_turns=2)
     result = await stage.play(*[calling("add", a=1)] * 2)
-    assert (result.finish_reason, result.figures["turns"], result.figures["tool_calls"]) == ("length", 2, 1)
+    assert (result.finish_reason, result.stats["turns"], result.stats["tool_calls"]) == ("length", 2, 1)
     stage = Stage(tools=[ADD], turn_tokens=4)
     result = await stage.play("a long answer<eot>")
     assert (result.finish_reason, len(result.sampled.response_ids)) == ("length", 4)
@@ -258,7 +258,7 @@ async def test_nothing_is_called_of_an_environment_behind_a_method_that_hangs() 
     assert "a method did not end in time" in result.failure
     assert result.rewards is None
     assert user_code.Slow.counted == 1
-    assert (result.figures["tool_calls"], result.figures["tool_timeouts"]) == (2, 1)
+    assert (result.stats["tool_calls"], result.stats["tool_timeouts"]) == (2, 1)
 
 
 async def test_the_last_action_counts() -> None:
@@ -306,7 +306,7 @@ async def test_versions_may_advance_between_turns() -> None:
     stage.engine.version = V1
     stage.engine.finish(second, answer)
     result = await stage.result()
-    # What is masked bears the version of the turn before.
+    # A masked token bears the version of the turn before.
     assert result.sampled.versions == VersionRuns(
         ((len(result.sampled.response_ids) - len(answer), V0), (len(answer), V1))
     )
@@ -343,7 +343,7 @@ async def test_a_draft_is_gone_on_from_elsewhere(agent: dict[str, Any]) -> None:
     [asked] = stage.engine.requests
     assert asked.prefix is not None
     assert decode(asked.prefix.response_ids) == "12"
-    assert result.figures["turns"] == 2
+    assert result.stats["turns"] == 2
     assert result.final_text == "12!"
     if "tools" in agent:
         assert [m["content"] for m in result.messages] == ["?", "", "2", "12!"]
@@ -373,7 +373,7 @@ async def test_an_environment_that_answers_otherwise_starts_anew() -> None:
     assert sampled_of(result.sampled) == [encode("2<eot>"), encode("1<eot>")]
     assert "Game 3" in decode(result.sampled.response_ids)
     assert result.rewards == {"environment": 2.0}
-    assert stage.runner.figures["drafts_not_gone_on"] == 1
+    assert stage.runner.stats["drafts_not_gone_on"] == 1
 
 
 async def test_nothing_sampled_is_no_draft() -> None:

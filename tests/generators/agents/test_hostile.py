@@ -45,7 +45,7 @@ async def test_whatever_a_tool_returns_or_raises_is_an_observation(name: str) ->
     assert "StopIteration" in told["stop"]
     assert told["cancelled"].startswith("Error: RuntimeError: CancelledError")
     assert told["speechless"] == "Error: SpeechlessError: <SpeechlessError that cannot be shown: RuntimeError>"
-    assert (result.figures["tool_timeouts"], result.figures["tool_errors"]) == (0, 5)
+    assert (result.stats["tool_timeouts"], result.stats["tool_errors"]) == (0, 5)
     await stage.runner.close()
 
 
@@ -123,7 +123,7 @@ async def test_an_episode_can_be_aborted_wherever_it_is(where: str) -> None:
 
 
 async def test_an_engine_that_has_stopped_makes_no_failure() -> None:
-    """The member goes on elsewhere."""
+    """The member continues elsewhere."""
     stage = Stage(tools=[f"{CODE}:give"])
     stage.runner.submit([stage.request()])
     first = await stage.asked(1)
@@ -208,20 +208,20 @@ async def test_a_draft_whose_environment_draws_otherwise_begins_anew() -> None:
 
     same = Stage(environment=f"{CODE}:Seeded", max_turns=2)
     result = await same.play("!<eot>", request=same.request(prefix=part.sampled))
-    assert same.runner.figures["drafts_not_gone_on"] == 0
+    assert same.runner.stats["drafts_not_gone_on"] == 0
     assert decode(sampled_of(result.sampled)[1]) == "b!<eot>"
 
     other = Stage(environment=f"{CODE}:Seeded", max_turns=2)
     task = task_of(other.config, [{"role": "user", "content": "?"}])
     task.row = 1
     result = await other.play("c<eot>", "d<eot>", request=replace(other.request(task), prefix=part.sampled))
-    assert other.runner.figures["drafts_not_gone_on"] == 1
+    assert other.runner.stats["drafts_not_gone_on"] == 1
     assert sampled_of(result.sampled) == [encode("c<eot>"), encode("d<eot>")]
 
 
 @pytest.mark.parametrize("short", [0, 1, 2])
 async def test_an_observation_at_the_edge_of_the_budget(short: int) -> None:
-    """Exactly at the budget it is left out: behind it not a token could be sampled; one below, one is."""
+    """Exactly at the budget it is left out: after it not a token could be sampled; one below, one is."""
     stage = Stage(tools=[f"{CODE}:give"])
     turns = [calling("give", what="set"), "done<eot>"]
     whole = await stage.play(*turns)

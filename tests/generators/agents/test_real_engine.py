@@ -1,6 +1,6 @@
 """Episodes on the real `hf` engine and an `ExternalEngine`.
 
-What is stored is what the model computed, across swaps; pinned episodes see none.
+The stored log-probs are those that the model computed, across swaps; pinned episodes see none.
 """
 
 from __future__ import annotations

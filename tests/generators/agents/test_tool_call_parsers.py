@@ -83,7 +83,7 @@ def test_what_is_written_is_read(form: str, calls: Calls) -> None:
     if form == "pythonic" and any({n, *a} & KEYWORDS for n, a in calls):
         return
     parsed = PARSERS[form.strip()](WRITERS[form](calls))
-    assert [(call.name, call.arguments) for call in parsed.good] == calls
+    assert [(call.name, call.arguments) for call in parsed.valid] == calls
     assert not parsed.errors
     assert parsed.content == ""
 

@@ -1,4 +1,4 @@
-"""What an engine delivers, for tests that wait for it."""
+"""Collects results and events of an engine, for tests that wait for it."""
 
 from __future__ import annotations
 

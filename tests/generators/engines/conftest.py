@@ -1,17 +1,27 @@
-"""Tests of vLLM drive it in this process; SGLang's server has an interpreter of its own."""
+"""Tests of vLLM drive it in this process; SGLang's server has an interpreter of its own.
+
+Torch is imported where a test needs it: the process that only hands tests out reads this file, too.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
-import torch
 
 from tests import engines_here
-from tests.generators.engines.tiny import ContractModel
+
+if TYPE_CHECKING:
+    from tests.generators.engines.tiny import ContractModel
 
 
 @pytest.fixture(scope="session")
 def contract_model(tmp_path_factory: pytest.TempPathFactory) -> ContractModel:
     """The model of the contract's tests."""
+    import torch
+
+    from tests.generators.engines.tiny import ContractModel
+
     torch.set_num_threads(1)
     return ContractModel(tmp_path_factory.mktemp("contract-model"))
 

@@ -1,4 +1,4 @@
-"""What every inference engine must do, whatever runs inside: a suite to inherit from.
+"""The contract of every inference engine, whatever runs inside: a suite to inherit from.
 
 A subclass provides the fixture `harness`; see `harness.py`. Parts of the suite may be inherited alone where a second
 setting of an engine (another KV policy) changes nothing for the rest.

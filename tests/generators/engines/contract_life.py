@@ -1,4 +1,4 @@
-"""What every inference engine must do at an end: of a request before its time, of all work, of the engine."""
+"""The contract of inference engines at an end: of a request before its time, of all work, of the engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class LifeContract:
     """Part of `EngineContract`."""
 
     def test_abort(self, harness: EngineHarness) -> None:
-        """Running and queued requests end as aborted, once, however often they are named; others go on."""
+        """Running and queued requests end as aborted, once, however often they are named; others continue."""
         harness.update(V1, harness.constant_weights(10))
         fillers = [request(f"filler{index}", [5], max_tokens=harness.long - 1) for index in range(harness.slots - 1)]
         asked = [

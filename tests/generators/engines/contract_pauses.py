@@ -1,4 +1,4 @@
-"""What every inference engine must do when it is told to stand still, or to give its memory back."""
+"""The contract of inference engines for pauses, and for the release of their memory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ class PauseContract:
         assert harness.engine.drain(harness.deadline_s)
 
     def test_sleep_keeps_tokens_and_weights(self, harness: EngineHarness) -> None:
-        """What ran goes on as if its tokens had been brought along, as new keys of the same weights make it."""
+        """Responses that ran continue as if their tokens had been brought along, as new keys of the same weights make
+        it.
+        """
         weights = harness.random_weights(8)
         harness.update(V1, weights)
         asked = [

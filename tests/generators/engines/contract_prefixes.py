@@ -1,4 +1,4 @@
-"""What every inference engine must do with tokens that a request brings along."""
+"""The contract of inference engines for tokens that a request brings along."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every inference engine must refuse, by name, with nothing changed."""
+"""Requests that every inference engine must refuse, by name, with nothing changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every inference engine must do with an ordinary request: form of results, draws, log-probs, ends, probes."""
+"""The contract of inference engines for an ordinary request: form of results, draws, log-probs, ends, probes."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class ResultContract:
         assert (len(result.sampled.response_ids), result.finish_reason) == (2, "length")
 
     def test_a_probe_tells_what_is_served(self, harness: EngineHarness) -> None:
-        """Also while sequences run, which go on; what it found stays as it was through later swaps."""
+        """Also while sequences run, which continue; what it found stays as it was through later swaps."""
         first, second = harness.random_weights(6), harness.random_weights(7)
         with pytest.raises(WeightsError, match="no weights"):
             harness.engine.probe(PROMPT).result(harness.deadline_s)

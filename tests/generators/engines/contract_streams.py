@@ -1,4 +1,4 @@
-"""What every inference engine must do for those who watch a response grow: events, and looks at what is running."""
+"""The contract of inference engines for growing responses: events, and copies of those that run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.generators.engines.harness import (
 
 
 def check_events(harness: EngineHarness, result: GenerationResult, brought: int = 0) -> None:
-    """One behind the other they are the result, but for what was brought; all came before it."""
+    """One after the other they are the result, but for what was brought; all came before it."""
     found = joined(harness.collector.events, result.request_id)
     assert harness.collector.streamed_at_end[result.request_id] == len(found)
     assert found.response_ids.tolist() == result.sampled.response_ids[brought:].tolist()
@@ -72,7 +72,7 @@ class StreamContract:
         assert "b" not in harness.collector.streamed
 
     def test_progress_is_the_beginning_of_the_response(self, harness: EngineHarness) -> None:
-        """Copies of what runs; the responses go on undisturbed."""
+        """Copies of what runs; the responses continue undisturbed."""
         harness.update(V1, harness.random_weights(5))
         sampling = {"max_tokens": harness.long, "temperature": 2.0}
         prefix = constant_prefix(10, 4, V2)

@@ -1,4 +1,4 @@
-"""What every inference engine must do when weights change while sequences run."""
+"""The contract of inference engines when weights change while sequences run."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class SwapContract:
         assert status.tokens_generated == sum(flow.lengths), "tokens were sampled twice"
 
     def test_a_swap_falls_between_two_tokens(self, harness: EngineHarness) -> None:
-        """What was sampled stays, with its version; what follows has the log-probs of the new weights' own pass where
+        """Sampled tokens stay, with their version. Later ones have the log-probs of the new weights' own pass where
         keys of the former ones are not kept."""
         harness.update(V1, harness.constant_weights(10))
         requests = [request(str(index), max_tokens=harness.long) for index in range(harness.slots - 1)]
@@ -63,7 +63,7 @@ class SwapContract:
         harness.resume()
         for result in harness.collector.wait([asked.request_id for asked in requests]):
             if (part := before.get(result.request_id)) is None:
-                # It began last, and perhaps behind the swap.
+                # It began last, and perhaps after the swap.
                 assert [
                     {V1: 10, V2: 11}[version] for version in result.sampled.versions
                 ] == result.sampled.response_ids.tolist()
@@ -154,7 +154,7 @@ class _Flow:
         self._top_up()
 
     def swap(self, version: PolicyVersion, weights: Weights) -> SwapTimings:
-        """Swaps once further responses have come; the flow goes on until it is done."""
+        """Swaps once further responses have come; the flow continues until it is done."""
         self._next_result()
         done: Future[SwapTimings] = self._harness.engine.update_weights(version, weights.items(), "in flight")
         while not done.done():

@@ -1,12 +1,12 @@
 """An engine under the contract's tests, with what is needed to judge it.
 
-How an engine comes under the contract: a subclass of `EngineHarness` (of `ModelHarness` where it runs the tiny model)
-says in `build` how an engine is made; a subclass of `EngineContract` has a fixture `harness` that makes one per test
-and closes it. Every test gets a new `InferenceEngine` without weights; what is behind it (a server, worker processes)
-may be one for the whole session, as long as nothing of an earlier test can be seen. Where engines may differ, class
-attributes say so; tests are never overridden.
+An engine comes under the contract by two classes. A subclass of `EngineHarness` (of `ModelHarness` where it runs the
+tiny model) says in `build` how an engine is made. A subclass of `EngineContract` has a fixture `harness` that makes one
+per test and closes it. Every test gets a new `InferenceEngine` without weights. Its server or worker processes may be
+one for the whole session, as long as nothing of an earlier test can be seen. Where engines may differ, class attributes
+say so; tests are never overridden.
 
-Tests never rely on time, nor on what happens between two particular steps: they wait for events, with deadlines, and
+Tests never rely on time, nor on what happens between two particular steps. They wait for events, with deadlines, and
 stop an engine (`freeze`) where something has to happen in the middle of a response.
 """
 
@@ -47,12 +47,12 @@ class EngineHarness(ABC):
     Attributes:
         slots: sequences that it decodes together, 3 to 15.
         vocabulary, eos, context: of its model, whose sequences end at `eos` alone; the context is at least 200.
-        tolerance: of log-probs, beside an independent forward pass in float32.
-        seeded: equal seeds give equal draws, whatever else is decoded beside.
+        tolerance: of log-probs, compared with an independent forward pass in float32.
+        seeded: equal seeds give equal draws, whatever else is decoded concurrently.
         sleep_frees: `sleep` gives memory back that it can tell of.
         drops_weights: `sleep(keep_weights=False)` is possible.
-        tells_late: most tokens that may have been sampled when it stands still and are told of only when it goes on.
-        joint_filters: top-k and top-p are both taken of the whole distribution, not one behind the other.
+        tells_late: most tokens that may have been sampled when it stands still and are told of only when it continues.
+        joint_filters: top-k and top-p are both taken of the whole distribution, not one after the other.
         deadline_s: for any one thing to happen.
     """
 
@@ -95,7 +95,7 @@ class EngineHarness(ABC):
 
     @abstractmethod
     def text(self, ids: Sequence[int]) -> str:
-        """What the engine's tokenizer makes of tokens, special ones left out."""
+        """The text of tokens by the engine's tokenizer, special ones left out."""
 
     @abstractmethod
     def fail_at(self, token: int) -> None:
@@ -157,11 +157,11 @@ class EngineHarness(ABC):
         return end
 
     def resume(self) -> None:
-        """Goes on after `freeze`."""
+        """Continues after `freeze`."""
         self.engine.resume().result(self.deadline_s)
 
     def progress(self, request_ids: Sequence[str], at_least: int = 1) -> dict[str, PartialResponse]:
-        """What is running of these, by id."""
+        """Those of these that run, by id."""
         found = self.engine.progress(dict.fromkeys(request_ids, at_least)).result(self.deadline_s)
         return {part.request_id: part for part in found}
 
@@ -227,7 +227,7 @@ def behind(name: str, prefix: Trajectory, prompt: Sequence[int] = PROMPT, **fiel
 
 def prefix_of(result: GenerationResult, count: int) -> Trajectory:
     """The first tokens of a response, as a draft of it would have them."""
-    runs = VersionRuns.from_tokens(list(result.sampled.versions)[:count])
+    runs = VersionRuns.merged((1, version) for version in list(result.sampled.versions)[:count])
     return Trajectory.sampled(result.sampled.response_ids[:count], result.sampled.log_probs[:count], runs)
 
 
@@ -239,10 +239,10 @@ def constant_prefix(token: int, count: int, version: PolicyVersion) -> Trajector
 
 
 def joined(events: Sequence[TokenEvent], request_id: str) -> Trajectory:
-    """The tokens of one request's events, one behind the other."""
+    """The tokens of one request's events, one after the other."""
     parts = [event.sampled for event in events if event.request_id == request_id]
     return Trajectory.sampled(
         np.concatenate([part.response_ids for part in parts]),
         np.concatenate([part.log_probs for part in parts]),
-        VersionRuns.from_tokens([version for part in parts for version in part.versions]),
+        VersionRuns.merged(run for part in parts for run in part.versions.runs),
     )

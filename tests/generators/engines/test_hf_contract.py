@@ -24,7 +24,7 @@ class TestHfEngine(EngineContract):
 
 
 class TestHfEngineWithNewKeys(SwapContract, PrefixContract, StreamContract, PauseContract):
-    """What a swap does to running sequences."""
+    """Effects of a swap on running sequences."""
 
     @pytest.fixture(params=["recompute", "interrupt"])
     def harness(self, request: pytest.FixtureRequest, contract_model: ContractModel) -> Iterator[HfHarness]:

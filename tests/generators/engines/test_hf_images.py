@@ -180,7 +180,9 @@ def test_what_cannot_be_seen_is_refused(start: Callable[..., Engine], contract_m
 
 
 def test_images_are_read_beside_everything_else(start: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is being read can be aborted, keeps a swap waiting where it is pinned, and stops with the engine."""
+    """A request whose images are being read can be aborted, keeps a swap waiting where it is pinned, and stops with the
+    engine.
+    """
     engine, opened = start(), threading.Event()
     widened = ImageProcessor.widened
 

@@ -34,10 +34,11 @@ from rollmesh.generators.engines.errors import EngineSettingsError
 from rollmesh.generators.engines.hf.kv_cache import SlotCache
 from rollmesh.generators.engines.hf.model.attention_masks import AttentionMask
 from rollmesh.generators.engines.hf.model.loading import LoadedModel, load_model
-from rollmesh.generators.engines.hf.model.served_layers import layout_of, read_config
+from rollmesh.generators.engines.hf.model.served_layers import layout_of
 from rollmesh.generators.engines.hf.model.traced_forward import DirectForward
-from rollmesh.generators.engines.hf.proof import prove
+from rollmesh.generators.engines.hf.probe import probe
 from rollmesh.generators.engines.interface import EngineSettings
+from rollmesh.generators.engines.model_folder import read_config
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.generators.engines import tiny
@@ -125,7 +126,7 @@ def tokenless(tmp_path_factory: pytest.TempPathFactory) -> Callable[[PreTrainedC
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("name", "layers"), [("mistral", "full_attention"), ("gemma3", "sliding_attention")])
 @torch.inference_mode()
-def test_other_layers_than_the_models_are_refused_by_the_proof(
+def test_other_layers_than_the_models_are_refused_by_the_probe(
     name: str, layers: str, dtype: torch.dtype, tokenless: Callable[[PreTrainedConfig], LoadedModel]
 ) -> None:
     """A short sequence shows it, however long the window; nothing of the model is changed."""
@@ -134,9 +135,9 @@ def test_other_layers_than_the_models_are_refused_by_the_proof(
     loaded = tokenless(config)
     loaded.model.to(dtype)
     forward = DirectForward(loaded.model)
-    prove(loaded, forward)
+    probe(loaded, forward)
     with pytest.raises(EngineSettingsError, match=rf"{config.model_type} cannot be served right by rollout.engine: hf"):
-        prove(replace(loaded, layer_types=(layers,) * len(loaded.layer_types)), forward)
+        probe(replace(loaded, layer_types=(layers,) * len(loaded.layer_types)), forward)
     text = loaded.model.config
     assert (text.sliding_window, text._attn_implementation) == (128, "sdpa")
 
@@ -150,16 +151,16 @@ def test_decode_steps_are_proven(tokenless: Callable[[PreTrainedConfig], LoadedM
         return forward(ids, positions * 2, mask, cache)
 
     with pytest.raises(EngineSettingsError, match="log-probs of random tokens"):
-        prove(loaded, shifted)
-    prove(replace(loaded, context=4), shifted)
+        probe(loaded, shifted)
+    probe(replace(loaded, context=4), shifted)
     for parameter in loaded.model.parameters():
         parameter.fill_(torch.nan)
-    prove(loaded, forward)
+    probe(loaded, forward)
 
 
 def test_an_engine_does_not_serve_what_it_computes_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here a class that has a window is taken for one without."""
-    monkeypatch.setattr("rollmesh.generators.engines.hf.model.served_layers._slides", lambda model: False)
+    monkeypatch.setattr("rollmesh.generators.engines.hf.model.served_layers._has_sliding_window", lambda model: False)
     model, collector = tiny.build_model(tiny.configs()["mistral"]), Collector()
     engine = create_engine("hf", tiny.save_folder(tmp_path, model, None), EngineSettings(slots=2), collector)
     engine.start()

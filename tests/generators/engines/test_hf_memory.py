@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from rollmesh.generators.engines.hf import kv_budget as budget
 from rollmesh.generators.engines.hf.decoder import Decoder
-from rollmesh.generators.engines.hf.failure_isolation import Caution, out_of_memory
+from rollmesh.generators.engines.hf.failure_isolation import FailureIsolation, out_of_memory
 from rollmesh.generators.engines.hf.kv_budget import COLUMNS, Budget, Shape, rounded
 from rollmesh.generators.engines.hf.kv_cache import SlotCache
 from rollmesh.generators.engines.hf.model import prefill
@@ -29,7 +29,7 @@ from tests.generators.engines.harness import PROMPT, V1, V2, request
 from tests.generators.engines.hf_harness import HfHarness
 from tests.generators.engines.tiny import ContractModel
 
-# Of the contract's model: two layers of two heads of 32 numbers, keys and values.
+# Bytes per token of the contract's model: two layers of two heads of 32 numbers, keys and values.
 TOKEN_BYTES = 2 * 2 * 2 * 32 * 4
 
 
@@ -66,7 +66,7 @@ def test_storage_has_room_and_keeps_to_its_budget(slots: int, sixty_fours: int, 
         assert again.rows * again.columns <= budget.tokens
         have = again
         assert 0 < budget.usage(rows, columns) <= 1
-    # What is needed no more is given back step by step.
+    # Memory that is not needed any more is released step by step.
     for _ in range(20):
         have = budget.shape(have, 1, 1)
     assert have.rows <= 3
@@ -292,45 +292,45 @@ def test_what_is_want_of_memory(error: Exception, memory: bool) -> None:
 
 
 def test_who_goes_in_after_a_failure() -> None:
-    caution = Caution()
-    assert caution.most(3, 5) == 5
-    caution.wait_for_room(2)
-    assert [caution.most(active, 5) for active in (3, 2, 3)] == [0, 5, 5]
-    caution.separate(2)
+    isolation = FailureIsolation()
+    assert isolation.start_limit(3, 5) == 5
+    isolation.wait_for_room(2)
+    assert [isolation.start_limit(active, 5) for active in (3, 2, 3)] == [0, 5, 5]
+    isolation.isolate(2)
     for name in ("a", "b"):
-        assert caution.one_at_a_time
-        assert caution.most(0, 5) == 1
-        caution.enters([name])
-        caution.passed([name], [])
-        assert caution.most(1, 5) == 0, f"{name} has not decoded"
-        caution.passed([], [])
-    assert not caution.one_at_a_time
-    assert not caution.blame("c")
-    caution.enters(["c"])
-    caution.passed(["c"], ["c"])
-    assert not caution.blame("c"), "it has passed in between"
-    assert caution.blame("c")
-    caution.gone(["c"])
-    assert not caution.blame("c")
+        assert isolation.one_at_a_time
+        assert isolation.start_limit(0, 5) == 1
+        isolation.record_start([name])
+        isolation.record_success([name], [])
+        assert isolation.start_limit(1, 5) == 0, f"{name} has not decoded"
+        isolation.record_success([], [])
+    assert not isolation.one_at_a_time
+    assert not isolation.blame("c")
+    isolation.record_start(["c"])
+    isolation.record_success(["c"], ["c"])
+    assert not isolation.blame("c"), "it has passed in between"
+    assert isolation.blame("c")
+    isolation.forget(["c"])
+    assert not isolation.blame("c")
 
 
 def test_who_entered_when_a_step_failed_is_tried_alone() -> None:
     """Unless it fails without it too: then another one is to blame."""
-    caution = Caution()
+    isolation = FailureIsolation()
     for others_pass in (True, False):
-        caution.separate(2)
-        assert caution.most(3, 5) == 1
-        caution.enters(["a"])
-        caution.suspects()
-        assert (caution.suspect, caution.most(3, 5)) == ("a", 0)
+        isolation.isolate(2)
+        assert isolation.start_limit(3, 5) == 1
+        isolation.record_start(["a"])
+        isolation.suspect_entering()
+        assert (isolation.suspect, isolation.start_limit(3, 5)) == ("a", 0)
         if others_pass:
-            caution.passed([], [])
-        caution.separate(3)
-        assert (caution.suspect, caution.most(0, 5)) == (None, 1)
-    caution.enters(["b"])
-    caution.suspects()
-    assert caution.most(0, 5) == 1, "the others have ended meanwhile"
-    caution.enters(["c"])
-    caution.suspects()
-    caution.gone(["c"])
-    assert (caution.suspect, caution.most(2, 5)) == (None, 1)
+            isolation.record_success([], [])
+        isolation.isolate(3)
+        assert (isolation.suspect, isolation.start_limit(0, 5)) == (None, 1)
+    isolation.record_start(["b"])
+    isolation.suspect_entering()
+    assert isolation.start_limit(0, 5) == 1, "the others have ended meanwhile"
+    isolation.record_start(["c"])
+    isolation.suspect_entering()
+    isolation.forget(["c"])
+    assert (isolation.suspect, isolation.start_limit(2, 5)) == (None, 1)

@@ -1,4 +1,4 @@
-"""The `hf` engine beside transformers itself: `generate` (greedy) and a full forward pass, per architecture."""
+"""The `hf` engine compared with transformers itself: `generate` (greedy) and a full forward pass, per architecture."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_stop_strings(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Non
 def test_an_interrupted_response_goes_on_as_if_it_had_not_been(
     name: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    """Under the same weights a seeded request draws behind its prefix what it would have drawn there; stop strings are
+    """Under the same weights a seeded request draws after its prefix what it would have drawn there. Stop strings are
     found wherever the cut falls into them."""
     model = tiny.build_model(tiny.configs()[name])
     prompt = tokenizer("to be")["input_ids"]

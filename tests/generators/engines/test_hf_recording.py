@@ -16,7 +16,7 @@ from tests.generators.engines import tiny
 
 
 def forward_pass(folder: Path, name: str) -> ForwardPass:
-    """What a decoder settles on for an architecture once it has weights."""
+    """A decoder's choice for an architecture once it has weights."""
     torch.set_num_threads(1)
     model = tiny.build_model(tiny.configs()[name])
     loaded = load_model(tiny.save_folder(folder, model, None), dtype="float32", device="cpu")

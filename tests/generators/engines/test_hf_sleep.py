@@ -1,4 +1,4 @@
-"""What the `hf` engine gives back when it sleeps, by its own reckoning and by the tensors that are left."""
+"""The memory that the `hf` engine releases when it sleeps, by its own reckoning and by the tensors that are left."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_dropped_weights_are_let_go_of(harness: HfHarness) -> None:
 def test_what_ends_the_engine_refuses_the_order_that_it_was_at(
     harness: HfHarness, amid: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever waits for it would wait for ever."""
+    """Its waiter would wait for ever."""
 
     def fail(*_: object) -> None:
         raise ValueError("gone wrong")

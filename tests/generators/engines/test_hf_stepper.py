@@ -1,4 +1,4 @@
-"""Who is to blame for a forward pass that fails, found by the stepper without an engine around it."""
+"""The request to blame for a forward pass that fails, found by the stepper without an engine around it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rollmesh.generators.engines.interface import REQUEST_ATTEMPTS, EngineError,
 from tests.generators.engines import tiny
 from tests.generators.engines.harness import V1, request
 
-# Of the request that fails; no other has it.
+# A token of the request that fails; no other has it.
 BAD = 9
 
 
@@ -28,7 +28,7 @@ class Desk:
         self.model = model
         self._line = line
         self._decoder = decoder
-        self._decoder.served(V1)
+        self._decoder.mark_serving(V1)
 
     def run(self) -> dict[str, GenerationResult]:
         """Four requests, to their ends."""
@@ -38,7 +38,7 @@ class Desk:
         stepper, results = Stepper(self._decoder, self._line), {}
         for _ in range(100):
             step = stepper.turn(pinned_only=False)
-            stepper.gone([result.request_id for result in step.results])
+            stepper.forget([result.request_id for result in step.results])
             results.update((result.request_id, result) for result in step.results)
             if len(results) == len(asked):
                 return results

@@ -1,4 +1,4 @@
-"""Swaps of the `hf` engine: what is copied, what fails halfway, and what an interruption leaves in the line."""
+"""Swaps of the `hf` engine: what is copied, what fails halfway, and what an interruption leaves in the queue."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _crossing(harness: HfHarness, bad: dict[str, torch.Tensor]) -> tuple[Weights
 
 @pytest.mark.gpu
 def test_swaps_take_no_more_of_a_device_than_two_sets_of_weights(contract_model: tiny.ContractModel) -> None:
-    """What the former version leaves is what the next one is staged in."""
+    """The next version is staged in the memory that the former one leaves."""
     harness = HfHarness(contract_model, "keep", device="cuda")
     reserved = []
     for number in range(1, 9):
@@ -102,7 +102,7 @@ def test_a_swap_that_fails_halfway_leaves_the_old_version_whole(
 
 @pytest.mark.parametrize("harness", ["recompute"], indirect=True)
 def test_keys_that_cannot_be_recomputed_take_the_swap_back(harness: HfHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some rows may hold keys of the new weights by then: all go on from their tokens under the old ones."""
+    """Some rows may hold keys of the new weights by then: all continue from their tokens under the old ones."""
     old = harness.random_weights(0)
     harness.update(V1, old)
     store, calls = Decoder._store, []
@@ -150,7 +150,7 @@ def test_a_probe_for_which_there_is_no_memory_ends_nothing_else(
 
 @pytest.mark.parametrize("wire", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
 def test_tensors_that_fit_are_served_from_where_they_lie(wire: torch.dtype) -> None:
-    """Others, of another dtype here, are copied; either way the former ones stay whole for whoever holds them."""
+    """Others, of another dtype here, are copied; either way the former ones stay whole for their holder."""
     model = tiny.build_model(tiny.configs()["qwen3"])
     weights = ModelWeights(model)
     first = {name: tensor.clone() for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
@@ -166,7 +166,7 @@ def test_tensors_that_fit_are_served_from_where_they_lie(wire: torch.dtype) -> N
         assert torch.equal(held[name], first[source])
 
 
-# --- the line ---
+# --- the queue ---
 
 
 def _stopped(name: str, tokens: int, started: float) -> WaitingRequest:
@@ -205,7 +205,7 @@ def test_interrupted_responses_can_be_drafted_and_withdrawn_while_they_wait() ->
     [part] = line.progress({"old": 9, "short": 3, "new": 0, "brought": 1})
     assert (part.request_id, len(part.sampled)) == ("old", 9)
     assert part.running_s > 0
-    assert [waiting.request.request_id for waiting in line.withdraw({"old"})] == ["old"]
+    assert [waiting.request.request_id for waiting in line.remove({"old"})] == ["old"]
     assert line.progress({"old": 9}) == []
 
 

@@ -27,7 +27,7 @@ from transformers import (
 from rollmesh.generators.engines.interface import GenerationResult
 from tests.generators.engines import tiny
 
-# Behind those of the tokenizer.
+# After those of the tokenizer.
 IMAGE = tiny.VOCABULARY
 _AROUND = ("<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
 VOCABULARY = tiny.VOCABULARY + 4
@@ -145,7 +145,7 @@ class TinyVlm:
     def log_probs(
         self, weights: dict[str, torch.Tensor], prompt: Sequence[int], images: Sequence[bytes], response: Sequence[int]
     ) -> NDArray[np.float32]:
-        """Of a response's tokens, float32 [len(response)]: transformers' own forward pass over pixels and tokens.
+        """Log-probs of a response's tokens, float32 [len(response)], by transformers' own forward pass.
 
         That cannot tell image tokens of the response from the prompt's: a token that does not occur stands for them.
         """

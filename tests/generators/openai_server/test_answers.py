@@ -180,11 +180,11 @@ async def test_a_client_that_leaves_aborts_its_answer(serving: Serving) -> None:
         whole = client.chat.completions.create(model="tiny", messages=HELLO)
         streamed = client.chat.completions.create(model="tiny", messages=HELLO, stream=True)
         calls = [asyncio.ensure_future(whole), asyncio.ensure_future(streamed)]
-        await soon(lambda: (found := sessions.known("left")) is not None and len(found.running) == 2)
+        await soon(lambda: (found := sessions.find("left")) is not None and len(found.running) == 2)
         (await calls[1]).response  # noqa: B018 - its headers are there
         calls[0].cancel()
         await (await calls[1]).close()
-        found = sessions.known("left")
+        found = sessions.find("left")
         assert found is not None
         await soon(lambda: found.counts["aborted"] == 2 and not found.running)
     finally:
@@ -196,13 +196,13 @@ async def test_a_client_that_leaves_aborts_its_answer(serving: Serving) -> None:
 async def test_a_client_that_left_before_its_next_token_is_no_error(
     serving: Serving, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What is written before anybody knows of it fails: that is told in one message, without a trace."""
+    """A write before any client knows of it fails: that is told in one message, without a trace."""
     client = AsyncOpenAI(base_url=f"{serving.url}/sessions/cut/v1", api_key="none", max_retries=0)
     server, sessions = serving.endpoint.server, serving.endpoint.sessions
     serving.engine.pause().result(10)
     try:
         stream = await client.chat.completions.create(model="tiny", messages=HELLO, stream=True)
-        found = sessions.known("cut")
+        found = sessions.find("cut")
         assert found is not None
         await soon(lambda: len(found.running) == 1)
         [name] = found.running

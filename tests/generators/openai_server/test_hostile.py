@@ -19,7 +19,7 @@ from rollmesh.generators.openai_server.http_server import EndpointServer
 from rollmesh.generators.openai_server.incremental_text import IncrementalDetokenizer, whole_text
 from rollmesh.generators.openai_server.response_format import event
 from rollmesh.generators.openai_server.template_codec import TemplateChatCodec
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.runtime import open_files
 from tests.generators.openai_server.world import TOOL, Serving, another_server, chat_tokenizer
 from tests.secrets_here import write_secret
@@ -109,8 +109,10 @@ def test_arguments_nested_without_end_are_text(serving: Serving) -> None:
 
 
 def test_schemas_of_any_kind_type_the_arguments(serving: Serving) -> None:
-    """What came as text stays text where the schema says so, or says nothing; all else is JSON, where it can be."""
-    language = TemplateChatCodec(serving.tokenizer, end_ids=frozenset(), parser="qwen3_coder")
+    """A value that came as text stays text where the schema says so, or says nothing; all else is JSON, where it can
+    be.
+    """
+    codec = TemplateChatCodec(serving.tokenizer, end_ids=frozenset(), parser="qwen3_coder")
     kinds: dict[str, Any] = {
         "number": {"type": "integer"},
         "text": {"type": "string"},
@@ -126,7 +128,7 @@ def test_schemas_of_any_kind_type_the_arguments(serving: Serving) -> None:
     ids = serving.tokenizer.encode(f"<tool_call><function=f>{body}</function></tool_call>")
     for properties in (kinds, {"number": kinds["number"]}, 5):
         tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}
-        [(name, arguments)] = language.answer(ids, "", [tool]).calls
+        [(name, arguments)] = codec.answer(ids, "", [tool]).calls
         assert name == "f"
         typed = {"number": 7} if properties != 5 else {}
         typed |= {"one_of": 7} if properties is kinds else {}
@@ -146,9 +148,9 @@ def test_halves_of_characters_are_answered(serving: Serving) -> None:
 def test_what_a_chat_template_fails_of_is_told(wrong: str) -> None:
     tokenizer = chat_tokenizer()
     tokenizer.chat_template = f"{{% for each in [{wrong}] %}}{{{{ each }}}}{{% endfor %}}"
-    language = TemplateChatCodec(tokenizer, end_ids=frozenset())
+    codec = TemplateChatCodec(tokenizer, end_ids=frozenset())
     with pytest.raises(ApiError, match="the chat template refuses these messages") as error:
-        language.prompt([{"role": "user", "content": "the fox"}], [], 100)
+        codec.prompt([{"role": "user", "content": "the fox"}], [], 100)
     assert error.value.status == 400
 
 
@@ -162,13 +164,13 @@ def test_a_name_of_a_tool_may_hold_half_a_character(serving: Serving) -> None:
 def test_stop_strings_and_characters_over_several_tokens(serving: Serving, cut: int) -> None:
     """However the tokens come, the pieces are the text before the first stop string, whole characters each."""
     text = "the 🦊 quick — STOquick é STOP here 🦊 STOP"
-    language = TemplateChatCodec(serving.tokenizer, end_ids=frozenset())
-    ids = [token for character in text for token in language.encode_more(character, 99)]
+    codec = TemplateChatCodec(serving.tokenizer, end_ids=frozenset())
+    ids = [token for character in text for token in codec.encode_more(character, 99)]
     assert len(ids) > len(text), "some characters have several tokens"
     for stops in ((), ("STOP",), ("STOP here", " é STOP"), ("quick — S",)):
-        growing = IncrementalDetokenizer(language.decode, stops)
+        growing = IncrementalDetokenizer(codec.decode, stops)
         pieces = [growing.add(ids[at : at + cut]) for at in range(0, len(ids), cut)]
-        whole = whole_text(language.decode(ids), stops)
+        whole = whole_text(codec.decode(ids), stops)
         assert whole.startswith("".join(pieces))
         assert not any("\ufffd" in piece for piece in pieces)
         if stops:

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from rollmesh.generators.engines.interface import SamplingParams
 from rollmesh.generators.openai_server.sessions import SamplingPolicy, Session
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from tests.generators.openai_server.world import Serving, another_server
 from tests.secrets_here import TOKEN, write_secret
 
@@ -28,7 +28,7 @@ async def test_no_intruder_gets_in(serving: Serving, tmp_path: Path) -> None:
     with _trained(serving) as mine, _trained(serving) as other, another_server(serving, behind) as server:
         agents, public = (runner.app for runner in server._runners)
         names = {_OPEN: "open", _TRAINING: mine.name, _UNKNOWN: "unknown"}
-        opened = serving.run(lambda: _done(lambda: kept.of(names[_OPEN])))
+        opened = serving.run(lambda: _done(lambda: kept.get_or_create(names[_OPEN])))
         strangers = {
             "no key": None,
             "a wrong key": "let me in",
@@ -76,8 +76,8 @@ def _routes(app: web.Application) -> list[tuple[str, str]]:
 @contextmanager
 def _trained(serving: Serving) -> Iterator[Session]:
     sessions = serving.endpoint.sessions
-    rules = SamplingPolicy((5,), SamplingParams(max_tokens=20))
-    session = serving.run(lambda: _done(lambda: sessions.train(rules)))
+    policy = SamplingPolicy((5,), SamplingParams(max_tokens=20))
+    session = serving.run(lambda: _done(lambda: sessions.open_training(policy)))
     try:
         yield session
     finally:

@@ -23,7 +23,7 @@ T = TypeVar("T")
 def test_the_endpoint_answers_others_while_it_goes_through_what_is_large(
     serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each step of a call waits until the event loop has answered somebody else: it would wait in vain on the loop."""
+    """Each step of a call waits until the event loop has answered another client: it would wait in vain on the loop."""
     seen: set[str] = set()
 
     def beside_others(name: str, step: Callable[..., T]) -> Callable[..., T]:
@@ -35,15 +35,15 @@ def test_the_endpoint_answers_others_while_it_goes_through_what_is_large(
 
         return stepping
 
-    language = serving.endpoint.completions.language
+    codec = serving.endpoint.completions.codec
     steps: list[tuple[Any, str]] = [
-        (http_server, "parse"), (ResponseFormatter, "whole"), (TurnTree, "to_json"), (IncrementalDetokenizer, "add"),
-        *((language, name) for name in ("check_tools", "prompt", "goes_on", "encode", "encode_more")),
-        *((language, name) for name in ("decode", "answer")),
+        (http_server, "parse"), (ResponseFormatter, "response"), (TurnTree, "to_json"), (IncrementalDetokenizer, "add"),
+        *((codec, name) for name in ("check_tools", "prompt", "continuation", "encode", "encode_more")),
+        *((codec, name) for name in ("decode", "answer")),
     ]  # fmt: skip
     for owner, name in steps:
         monkeypatch.setattr(owner, name, beside_others(name, getattr(owner, name)))
-    # Of this model nothing is long.
+    # Nothing of this model is long.
     monkeypatch.setattr("rollmesh.generators.openai_server.worker_threads._LITTLE", 0, raising=False)
     client = OpenAI(base_url=f"{serving.url}/sessions/large/v1", api_key="none", max_retries=0)
     messages: list[Any] = [{"role": "user", "content": "the"}]

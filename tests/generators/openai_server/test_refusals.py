@@ -1,4 +1,4 @@
-"""What is refused, and in which words: the package's own errors come out."""
+"""Refusals and their words: the package's own errors come out."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from rollmesh.generators.engines.interface import (
 from rollmesh.generators.openai_server.errors import ApiError
 from rollmesh.generators.openai_server.origins import check_caller
 from rollmesh.generators.openai_server.sessions import SamplingPolicy
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import ConfigError, PortInUseError
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from tests.certificates import Authority
@@ -129,7 +129,7 @@ async def test_too_much_at_once_and_too_many_sessions(serving: Serving) -> None:
         serving.engine.resume().result(10)
     assert len((await running).choices) == 64
     sessions = serving.endpoint.sessions
-    others = [sessions.of(f"many-{index}") for index in range(256 - _own(serving))]
+    others = [sessions.get_or_create(f"many-{index}") for index in range(256 - _own(serving))]
     crowded = AsyncOpenAI(base_url=f"{serving.url}/sessions/one-more/v1", api_key="none", max_retries=0)
     with pytest.raises(openai.RateLimitError, match="recorded already"):
         await crowded.chat.completions.create(model="tiny", messages=HELLO, max_tokens=1)
@@ -235,24 +235,24 @@ def test_the_way_for_agents_serves_their_sessions_alone(serving: Serving) -> Non
 
 
 def test_a_session_that_ends_while_its_call_is_read_takes_it_no_more(serving: Serving) -> None:
-    """What comes late is answered by no session of the same name and other rules."""
-    rules = SamplingPolicy((5,), SamplingParams(max_tokens=20))
-    session = serving.run(lambda: _within(lambda: serving.endpoint.sessions.train(rules)))
+    """A late call is answered by no session of the same name and other rules."""
+    policy = SamplingPolicy((5,), SamplingParams(max_tokens=20))
+    session = serving.run(lambda: _within(lambda: serving.endpoint.sessions.open_training(policy)))
     before = len(serving.endpoint.sessions)
     at = urlsplit(serving.endpoint.server.agents_url)
     body = json.dumps({"model": "tiny", "messages": HELLO, "max_tokens": 1}).encode()
     connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=30)
     reached = threading.Event()
-    known = serving.endpoint.sessions.known
+    known = serving.endpoint.sessions.find
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(serving.endpoint.sessions, "known", lambda name: (reached.set(), known(name))[1])
+        patch.setattr(serving.endpoint.sessions, "find", lambda name: (reached.set(), known(name))[1])
         connection.putrequest("POST", f"/sessions/{session.name}/v1/chat/completions")
         connection.putheader("Authorization", f"Bearer {session.key}")
         connection.putheader("Content-Length", str(len(body)))
         connection.putheader("Content-Type", "application/json")
         connection.endheaders()
         assert reached.wait(30)
-        # In the event loop: behind the whole of the call's admission.
+        # In the event loop: after the whole of the call's admission.
         serving.run(lambda: _within(lambda: serving.endpoint.sessions.forget(session)))
     connection.send(body)
     answer = connection.getresponse()
@@ -278,7 +278,7 @@ def test_tls_is_that_of_the_mesh(serving: Serving, tmp_path: Path) -> None:
     # Where clients' certificates have an authority, clients have to show who they are, as everywhere in the mesh.
     mutual = SecuritySection(tls_cert=cert, tls_key=key, tls_client_ca=ours.pem)
     with served_by(serving, mutual) as url:
-        # Not the timeout: who is refused is told.
+        # Not the timeout: a refused client is told.
         refused = (httpx.NetworkError, httpx.ProtocolError)
         for shown in (None, foreign.certify("stranger")):
             with httpx.Client(verify=_context(ours, shown), timeout=30) as http, pytest.raises(refused):

@@ -32,10 +32,10 @@ def client_of(serving: Serving, session: Session | str) -> OpenAI:
 
 
 def trained(serving: Serving, prompt: str = "<user>", **sampling: Any) -> Session:
-    rules = SamplingPolicy(
+    policy = SamplingPolicy(
         tuple(serving.tokenizer.encode(prompt)), SamplingParams(**{"max_tokens": 250, "seed": 9, **sampling})
     )
-    return serving.endpoint.sessions.train(rules)
+    return serving.endpoint.sessions.open_training(policy)
 
 
 def ask(client: OpenAI, messages: list[Any], **more: Any) -> Any:
@@ -67,15 +67,15 @@ def test_sampled_tokens_are_never_made_of_text_again(serving: Serving) -> None:
     assert drifted, "some answer would have been tokenised otherwise"
     chain = session.record.chain()
     assert [turn.sampled.response_ids.tolist() for turn in chain] == kept
-    assert session.rules is not None
-    found = transcript(chain, session.rules.prompt_ids)
+    assert session.policy is not None
+    found = transcript(chain, session.policy.prompt_ids)
     assert found is not None
     tokens = found.sampled()
     assert tokens is not None
-    assert [*session.rules.prompt_ids, *tokens.response_ids.tolist()] == expected
+    assert [*session.policy.prompt_ids, *tokens.response_ids.tolist()] == expected
     assert tokens.response_ids[tokens.response_mask == 1].tolist() == [token for ids in kept for token in ids]
     assert not tokens.log_probs[tokens.response_mask == 0].any()
-    every = [*session.rules.prompt_ids, *tokens.response_ids.tolist()]
+    every = [*session.policy.prompt_ids, *tokens.response_ids.tolist()]
     chances = [serving.log_chances[last, new] for last, new in itertools.pairwise(every)]
     np.testing.assert_allclose(
         tokens.log_probs[tokens.response_mask == 1], np.array(chances)[tokens.response_mask == 1], atol=1e-3
@@ -84,7 +84,7 @@ def test_sampled_tokens_are_never_made_of_text_again(serving: Serving) -> None:
 
 
 def test_only_sessions_of_training_sample_for_groups(serving: Serving) -> None:
-    """Whoever asks from outside must not make a run that stands still look alive."""
+    """Calls from outside must not make a run that stands still look alive."""
 
     def sampled(session: Session | str) -> tuple[int, int]:
         before = serving.engine.status()
@@ -190,16 +190,16 @@ def test_a_recorded_beginning_is_repeated_while_the_client_asks_the_same(serving
     one = ask(client, [ASK])
     again = {"role": "user", "content": "again"}
     ask(client, [ASK, one.message, again])
-    assert first.rules is not None
-    found = transcript(first.record.chain(), first.rules.prompt_ids)
+    assert first.policy is not None
+    found = transcript(first.record.chain(), first.policy.prompt_ids)
     assert found is not None
     whole = found.sampled()
     assert whole is not None
     # As a draft that ends within the second answer; drawn by another seed, nothing else would come out alike.
     cut = len(whole) - 4
     draft = whole.part(0, cut)
-    rules = SamplingPolicy(first.rules.prompt_ids, SamplingParams(max_tokens=250, seed=77), replay=draft)
-    later = serving.endpoint.sessions.train(rules)
+    policy = SamplingPolicy(first.policy.prompt_ids, SamplingParams(max_tokens=250, seed=77), replay=draft)
+    later = serving.endpoint.sessions.open_training(policy)
     client = client_of(serving, later)
     repeated = ask(client, [ASK])
     assert repeated.token_ids == one.token_ids
@@ -210,7 +210,7 @@ def test_a_recorded_beginning_is_repeated_while_the_client_asks_the_same(serving
     last = first.record.chain()[-1].sampled.response_ids.tolist()
     assert len(last) > 4
     assert ids[: len(last) - 4] == last[:-4]
-    gone_on = transcript(later.record.chain(), rules.prompt_ids)
+    gone_on = transcript(later.record.chain(), policy.prompt_ids)
     assert gone_on is not None
     tokens = gone_on.sampled()
     assert tokens is not None
@@ -246,25 +246,25 @@ def test_the_figure_of_sessions_is_that_of_now(serving: Serving) -> None:
 def test_sessions_are_forgotten_in_time_but_for_those_at_work() -> None:
     now = 0.0
     sessions = Sessions(EndpointSection(max_sessions=2, session_s=60.0), lambda: now)
-    idle, busy = sessions.of("idle"), sessions.of("busy")
-    training = sessions.train(SamplingPolicy((5,), SamplingParams()))
+    idle, busy = sessions.get_or_create("idle"), sessions.get_or_create("busy")
+    training = sessions.open_training(SamplingPolicy((5,), SamplingParams()))
     with busy.sampling({"request": Running(0, 0, None)}):
         now = 60.0
-        assert (sessions.known("idle"), sessions.known("busy")) == (idle, busy)
+        assert (sessions.find("idle"), sessions.find("busy")) == (idle, busy)
         with pytest.raises(ApiError, match="recorded already"):
-            sessions.of("new")
+            sessions.get_or_create("new")
         now = 61.0
-        assert (sessions.known("idle"), sessions.known("busy")) == (None, busy)
+        assert (sessions.find("idle"), sessions.find("busy")) == (None, busy)
         assert idle.over
-        assert sessions.of("idle") is not idle
-    assert sessions.known("busy") is None
-    assert sessions.known(training.name) is training
+        assert sessions.get_or_create("idle") is not idle
+    assert sessions.find("busy") is None
+    assert sessions.find(training.name) is training
     assert len(sessions) == 2
 
 
 def test_full_sessions_take_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
     sessions = Sessions(EndpointSection(session_answers=3), lambda: 0.0)
-    session = sessions.of("mine")
+    session = sessions.get_or_create("mine")
     tokens = Trajectory.sampled(np.zeros(4, np.int32), np.zeros(4, np.float32), VersionRuns(()))
     for call in range(2):
         session.record.add(call, 0, session.record.place(None, [call]), tokens, "stop")
@@ -272,7 +272,7 @@ def test_full_sessions_take_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ApiError, match="at most 3") as full:
         session.check_room(2, 100)
     assert (full.value.status, full.value.reason) == (400, "session_full")
-    # What is being sampled has its room already.
+    # A response that is being sampled has its room already.
     with session.sampling({"request": Running(2, 0, None)}), pytest.raises(ApiError, match="at most 3"):
         session.check_room(1, 100)
     assert session.counts["no_room"] == 2
@@ -284,7 +284,7 @@ def test_full_sessions_take_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rollmesh.generators.openai_server.sessions._ALL_TOKENS", 10)
     for name in ("mine", "another"):
         with pytest.raises(ApiError, match="with 10 tokens") as crowded:
-            sessions.of(name)
+            sessions.get_or_create(name)
         assert crowded.value.status == 429
     sessions.forget(session)
-    assert sessions.of("another").record.tokens == 0
+    assert sessions.get_or_create("another").record.tokens == 0

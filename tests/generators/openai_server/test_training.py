@@ -12,7 +12,7 @@ import numpy as np
 from openai import AsyncOpenAI
 from rich.console import Console
 
-from rollmesh.launcher.console.view import members
+from rollmesh.launcher.console.view import members_table
 from rollmesh.learner.data.prompts import AgentPrompts, PromptEncoder, TaskShape
 from rollmesh.learner.data.rows import Row
 from rollmesh.mesh.trajectory.payload_codec import decode
@@ -101,7 +101,7 @@ def test_status_shows_where_endpoints_are() -> None:
         membership_pb2.Member(member_id="learner-1", role=membership_pb2.ROLE_LEARNER),
     ]
     shown = io.StringIO()
-    Console(file=shown, width=200).print(members(everyone))
+    Console(file=shown, width=200).print(members_table(everyone))
     assert "https://node:8011/v1" in shown.getvalue()
 
 

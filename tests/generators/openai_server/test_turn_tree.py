@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from rollmesh.generators.openai_server import prefix_index
 from rollmesh.generators.openai_server.conversation_keys import (
-    extended,
+    extend_story,
     message_symbol,
-    of_messages,
-    of_text,
     text_symbols,
+    totals_of_messages,
+    totals_of_text,
 )
 from rollmesh.generators.openai_server.turn_tree import Turn, TurnTree, branches, transcript
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
@@ -55,17 +55,17 @@ class Both:
             known = [list(turn.messages) for turn in self.straight.turns if turn.messages]
             asked = [*draw(st.sampled_from([[], *known])), *draw(MESSAGES)]
             tools = draw(st.sampled_from(["", "x"]))
-            told = of_messages([{"role": role, "content": content} for role, content in asked], list(tools))
-            found = self.record.extended_by(told[:-1])
+            told = totals_of_messages([{"role": role, "content": content} for role, content in asked], list(tools))
+            found = self.record.longest_story(told[:-1])
             before = found[1] if found is not None else None
-            self.same(before, self.straight.extended_by(asked, tools))
+            self.same(before, self.straight.longest_story(asked, tools))
             assert found is None or found[0] - 1 == len(self.alike[id(found[1])].messages)
         elif kind == "text":
             text = draw(st.sampled_from(["", *(turn.text for turn in self.straight.turns)])) + draw(
                 st.text("ab", max_size=2)
             )
-            told = of_text(text)
-            found = self.record.extended_by(told)
+            told = totals_of_text(text)
+            found = self.record.longest_story(told)
             before = found[1] if found is not None else None
             self.same(before, self.straight.extended_by_text(text))
             assert found is None or found[0] - 1 == len(self.alike[id(found[1])].text)
@@ -80,11 +80,11 @@ class Both:
             story, messages, whole = None, asked, ""
             if kind == "chat":
                 messages = [*asked, ("assistant", draw(st.sampled_from("ab")))]
-                story = extended(told, [message_symbol({"role": "assistant", "content": messages[-1][1]})])
+                story = extend_story(told, [message_symbol({"role": "assistant", "content": messages[-1][1]})])
             elif kind == "text":
                 said = draw(st.text("ab", max_size=2))
                 whole = text + said
-                story = extended(told, text_symbols(said)) if whole else None
+                story = extend_story(told, text_symbols(said)) if whole else None
             turn = self.record.add(number, choice, place, sampled(answer), "stop", story=story, messages=messages)  # type: ignore[arg-type]
             straight = StraightTurn(number, choice, prompt, tuple(answer), parent, messages, tools, whole)
             self.straight.turns.append(straight)
@@ -124,10 +124,12 @@ def test_every_record_is_the_straight_ones(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
 def test_of_calls_that_tell_the_same_the_latest_is_gone_on_from(order: tuple[int, ...]) -> None:
-    record, told = TurnTree(), of_text("a")
+    record, told = TurnTree(), totals_of_text("a")
     for call in order:
-        record.add(call, 0, record.place(None, [call]), sampled([5]), "stop", story=extended(told, text_symbols("b")))
-    found = record.extended_by(of_text("abc"))
+        record.add(
+            call, 0, record.place(None, [call]), sampled([5]), "stop", story=extend_story(told, text_symbols("b"))
+        )
+    found = record.longest_story(totals_of_text("abc"))
     assert found is not None
     assert (found[0] - 1, found[1].call) == (2, 2)
 

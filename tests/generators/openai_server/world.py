@@ -1,6 +1,6 @@
 """A real engine with a model whose next token depends on the last one alone, behind a real endpoint.
 
-What follows each token is a row of chances: texts are as random, and calls of tools as certain, as a test needs.
+A row of chances follows each token: texts are as random, and calls of tools as certain, as a test needs.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from rollmesh.generators.openai_server.http_server import EndpointServer
 from rollmesh.generators.openai_server.metrics import EndpointMetrics
 from rollmesh.generators.tokenizer import TokenizerCodec
 from rollmesh.mesh.config import Config, load_config
-from rollmesh.mesh.config.models import SecuritySection
-from rollmesh.mesh.runtime.service import AsyncBridge
+from rollmesh.mesh.config.network import SecuritySection
+from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.generators.engines.tiny import save_folder, train_tokenizer
 

@@ -77,7 +77,7 @@ def silent(task: dict[str, Any], base_url: str, api_key: str, model: str) -> flo
 
 
 def endless(task: dict[str, Any], base_url: str, api_key: str, model: str) -> None:
-    """Goes on until it is told that it is over."""
+    """Continues until it is told that it is over."""
     from openai import OpenAI
 
     client = OpenAI(base_url=base_url, api_key=api_key)

@@ -92,8 +92,8 @@ class Runs:
         self.serving.run(self.runner.close)
 
 
-def figures(result: EpisodeResult) -> Mapping[str, float]:
-    return {name: value for name, value in result.figures.items() if value}
+def stats(result: EpisodeResult) -> Mapping[str, float]:
+    return {name: value for name, value in result.stats.items() if value}
 
 
 def checked(serving: Serving, request: MemberRequest, result: EpisodeResult) -> list[int]:
@@ -131,7 +131,7 @@ async def test_a_plain_function_is_an_episode_of_two_turns(serving: Serving) -> 
         edges = np.flatnonzero(np.diff(result.sampled.response_mask))
         assert result.sampled.response_mask[0] == 0
         assert len(edges) == 3, "masked, said, masked, said"
-        assert figures(result) == {"turns": 2, "calls": 2, "calls_sampling_ignored": 2}
+        assert stats(result) == {"turns": 2, "calls": 2, "calls_sampling_ignored": 2}
         said = result.sampled.response_ids[edges[-1] + 1 :].tolist()
         assert result.final_text == serving.tokenizer.decode(said, skip_special_tokens=True)
         assert [message["role"] for message in result.messages] == ["system", "user", "assistant", "user", "assistant"]
@@ -192,7 +192,7 @@ async def test_what_breaks_is_a_failure_never_a_reward(
     runs = Runs(serving, **agent)
     runs.submit(runs.request("a", opening=opening))
     assert reason in (await runs.result("a")).failure
-    assert runs.runner.figures["episodes_failed"] == runs.runner.figures["episodes"] == 1
+    assert runs.runner.stats["episodes_failed"] == runs.runner.stats["episodes"] == 1
     runs.close()
 
 
@@ -239,10 +239,10 @@ async def test_an_overdue_episode_is_ended_as_it_is(serving: Serving) -> None:
     checked(serving, request, result)
     assert result.finish_reason == "length"
     assert result.rewards is None
-    assert result.figures["timeouts"] == 1
+    assert result.stats["timeouts"] == 1
     # The last call may be amid its answer, or not have begun one.
-    unfinished = result.figures["calls"] - 1 - result.figures["branches_dropped"]
-    assert bool(result.figures["calls_aborted"]) <= unfinished <= 1
+    unfinished = result.stats["calls"] - 1 - result.stats["branches_dropped"]
+    assert bool(result.stats["calls_aborted"]) <= unfinished <= 1
     runs.close()
 
 
@@ -259,7 +259,7 @@ async def test_an_agent_that_talks_until_its_tokens_or_answers_are_used_up_is_ju
     ids = checked(serving, request, result)
     assert result.finish_reason == "length"
     assert result.rewards is None
-    assert result.figures["turns"] == (answers or result.figures["calls"] - 1) > 1
+    assert result.stats["turns"] == (answers or result.stats["calls"] - 1) > 1
     assert len(ids) <= 251
     assert len(ids) > 200 or answers is not None
     runs.close()

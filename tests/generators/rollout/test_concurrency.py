@@ -8,11 +8,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rollmesh.generators.rollout.concurrency import (
-    CUT,
-    FULL,
-    LOST,
+    CUT_FACTOR,
+    KV_USAGE_FULL,
     MAX_PROBE_S,
     MEMORY_S,
+    PREEMPTED_SHARE,
     PROBE_S,
     RISE_S,
     STEPS,
@@ -37,21 +37,21 @@ _looks = st.lists(
 @given(st.integers(1, 256), st.integers(1, 64), _looks)
 def test_the_limit_stays_between_floor_and_slots(slots: int, least: int, looks: list[tuple[float, ...]]) -> None:
     machine, at = ConcurrencyController(slots, least), 0.0
-    for pause, in_hand, active, waiting, usage, preemptions in looks:
+    for pause, in_flight, active, waiting, usage, preemptions in looks:
         at += pause
         before = machine.limit
-        limit = machine.observe(LoadSample(at, int(in_hand), int(active), int(waiting), usage, int(preemptions)))
+        limit = machine.observe(LoadSample(at, int(in_flight), int(active), int(waiting), usage, int(preemptions)))
         assert min(slots, least) <= limit <= slots
         assert limit - before <= max(1, slots // STEPS), "up by single steps only"
 
 
 @given(st.integers(1, 256), st.integers(1, 64), st.lists(st.integers(0, 600), max_size=60))
 def test_an_engine_that_never_complains_stays_at_the_ceiling(slots: int, least: int, hands: list[int]) -> None:
-    """Such as one without a bound of its KV cache; requests behind full slots are a line, no complaint."""
+    """Such as one without a bound of its KV cache; requests after full slots are a queue, no complaint."""
     machine = ConcurrencyController(slots, least)
-    for second, in_hand in enumerate(hands):
-        active = min(slots, in_hand)
-        assert machine.observe(LoadSample(second, in_hand, active, in_hand - active, None, 0)) == slots
+    for second, in_flight in enumerate(hands):
+        active = min(slots, in_flight)
+        assert machine.observe(LoadSample(second, in_flight, active, in_flight - active, None, 0)) == slots
     assert machine.cuts == 0
 
 
@@ -59,9 +59,9 @@ def obedient(
     machine: ConcurrencyController, capacity: int, at: float, preemptions: int, need: int = 10_000
 ) -> tuple[LoadSample, int]:
     """A plant in which everything in hand is decoded, and each second above the capacity costs preemptions."""
-    in_hand = min(machine.limit, need)
-    preemptions += max(0, in_hand - capacity)
-    return LoadSample(at, in_hand, in_hand, 0, None, preemptions), preemptions
+    in_flight = min(machine.limit, need)
+    preemptions += max(0, in_flight - capacity)
+    return LoadSample(at, in_flight, in_flight, 0, None, preemptions), preemptions
 
 
 @given(st.integers(16, 256), st.floats(0.2, 0.95))
@@ -78,8 +78,8 @@ def test_no_oscillation_beyond_the_band_and_probes_grow_rare(slots: int, share: 
         cuts.append(machine.cuts)
     settled = seen[300:]
     # A surplus of so many costs fewer preemptions than are taken for an overload.
-    borne = capacity + 1 + int(LOST * capacity / MEMORY_S)
-    assert min(settled) >= int(CUT * capacity)
+    borne = capacity + 1 + int(PREEMPTED_SHARE * capacity / MEMORY_S)
+    assert min(settled) >= int(CUT_FACTOR * capacity)
     assert max(settled) <= borne + step
     # Each probe that fails doubles the wait for the next.
     assert cuts[-1] - cuts[-1501] <= 4 + 1500 / MAX_PROBE_S
@@ -108,19 +108,21 @@ def test_what_is_taken_for_an_overload() -> None:
             machine.observe(look)
         return machine.limit, machine.reason
 
-    assert seen(LoadSample(0, 64, 60, 4, 0.5, 20)) == (int(CUT * 64), "20 preemptions in 10 s")
+    assert seen(LoadSample(0, 64, 60, 4, 0.5, 20)) == (int(CUT_FACTOR * 64), "20 preemptions in 10 s")
     assert seen(LoadSample(0, 64, 60, 4, 0.5, 3)) == (64, ""), "a few cost less than idle slots"
-    assert seen(LoadSample(0, 64, 60, 4, 0.5, 8), LoadSample(2, 64, 60, 4, 0.5, 16))[0] == int(CUT * 64), "they add up"
+    assert seen(LoadSample(0, 64, 60, 4, 0.5, 8), LoadSample(2, 64, 60, 4, 0.5, 16))[0] == int(CUT_FACTOR * 64), (
+        "they add up"
+    )
     assert seen(LoadSample(0, 64, 60, 4, 0.5, 8), LoadSample(100, 64, 64, 0, 0.5, 16))[0] == 64, "and are forgotten"
-    assert seen(LoadSample(0, 40, 40, 0, FULL, 0))[0] == int(CUT * 40)
+    assert seen(LoadSample(0, 40, 40, 0, KV_USAGE_FULL, 0))[0] == int(CUT_FACTOR * 40)
     assert seen(LoadSample(0, 40, 40, 0, 0.5, 0), LoadSample(1, 40, 40, 0, 1.0, 0))[0] == 64, "full for a moment"
     waiting = [LoadSample(second, 64, 50, 14, 0.5, 0) for second in range(int(WAIT_S) + 1)]
     assert seen(*waiting[:-1]) == (64, "")
-    assert seen(*waiting) == (int(CUT * 64), "14 requests wait beside free slots")
+    assert seen(*waiting) == (int(CUT_FACTOR * 64), "14 requests wait although slots are free")
     assert seen(*waiting[:-1], LoadSample(WAIT_S, 64, 64, 0, 0.5, 0), waiting[-1]) == (64, "")
-    # The surplus is not judged again while it is being worked off; counters that begin anew are no preemptions.
+    # The surplus is not judged again while it is being worked off; counters that begin again are no preemptions.
     falling = [LoadSample(second / 2, 64 - second // 2, 50, 0, 0.99, 50 + 50 * second) for second in range(12)]
-    assert seen(*falling)[0] == int(CUT * 64)
+    assert seen(*falling)[0] == int(CUT_FACTOR * 64)
     assert (
         seen(LoadSample(0, 64, 64, 0, 0.1, 12), LoadSample(1, 64, 64, 0, 0.1, 0), LoadSample(2, 64, 64, 0, 0.1, 0))[0]
         == 64
@@ -128,8 +130,8 @@ def test_what_is_taken_for_an_overload() -> None:
 
 
 class Plant:
-    """Continuous batching with a KV cache of `room` tokens: who finds none left loses all it has, and is prefilled
-    anew, `cost` seconds per token. A step takes longer the more are decoded in it."""
+    """Continuous batching with a KV cache of `room` tokens. A sequence that finds none left loses all it has, and is
+    prefilled again, `cost` seconds per token. A step takes longer the more are decoded in it."""
 
     def __init__(self, room: int, slots: int, cost: float, seed: int) -> None:
         self.room, self.slots, self.cost = room, slots, cost
@@ -140,11 +142,11 @@ class Plant:
         self.clock, self.done, self.preemptions = 0.0, 0, 0
 
     @property
-    def in_hand(self) -> int:
+    def in_flight(self) -> int:
         return len(self.length) + len(self.lost)
 
     def step(self, limit: int) -> None:
-        fresh = max(0, limit - self.in_hand)
+        fresh = max(0, limit - self.in_flight)
         line = self.lost + [(64, int(goal)) for goal in self.random.integers(100, 500, fresh)]
         started: list[tuple[int, int]] = []
         used = int(self.length.sum())
@@ -167,7 +169,7 @@ class Plant:
 
     def look(self) -> LoadSample:
         usage = float(self.length.sum() / self.room)
-        return LoadSample(self.clock, self.in_hand, len(self.length), len(self.lost), usage, self.preemptions)
+        return LoadSample(self.clock, self.in_flight, len(self.length), len(self.lost), usage, self.preemptions)
 
 
 def throughput(plant: Plant, limit: int | None, seconds: float = 400.0) -> float:

@@ -20,7 +20,7 @@ from rollmesh.generators.engines.interface import (
 )
 from rollmesh.generators.rollout import circuit_breaker
 from rollmesh.generators.rollout.active_group import ActiveGroup, sampling_of
-from rollmesh.generators.rollout.credits import InFlight, credits_for, fair_share
+from rollmesh.generators.rollout.credits import InFlight, credits_for, group_share
 from rollmesh.generators.rollout.response_source import MemberRequest
 from rollmesh.generators.rollout.rollout_manager import Batch, RolloutHandlers, RolloutManager, RolloutSettings
 from rollmesh.generators.weights import pinned_groups
@@ -98,7 +98,7 @@ class Book:
         """Everything handed on is stored."""
         for batch in self.batches:
             for group, members in batch:
-                self.rollout.settled(group, len(members))
+                self.rollout.on_stored(group, len(members))
         self.batches.clear()
 
 
@@ -319,7 +319,7 @@ async def test_weights_are_held_until_pinned_groups_are_done(monkeypatch: pytest
 @pytest.mark.parametrize("episodes", [False, True])
 async def test_pinned_episodes_hold_a_swap_and_pinned_requests_leave_it_to_the_engine(episodes: bool) -> None:
     book, held = Book(episodes=episodes), list[bool]()
-    book.pinned.on_hold(lambda: held.append(True))
+    book.pinned.set_cancel_swap(lambda: held.append(True))
     await book.grant("g1")
     assert not held
     await book.grant("e1", table="eval", n=1, pin=V0)
@@ -334,7 +334,7 @@ async def test_a_refused_prompt_fails_its_own_group_only() -> None:
     assert len(book.engine.requests) == 4
     book.finish(4)
     book.settle()
-    book.rollout.settled(book.failed[0][0], 4)
+    book.rollout.on_stored(book.failed[0][0], 4)
     assert book.rollout.idle.is_set()
 
 
@@ -366,9 +366,9 @@ async def test_a_generator_at_which_all_groups_fail_asks_for_few(monkeypatch: py
         book.settle()
 
     free = book.rollout.credits("train")
-    for index in range(circuit_breaker.IN_A_ROW):
+    for index in range(circuit_breaker.FAILURES_IN_A_ROW):
         await fail(f"half {index}", members=3)
-    for index in range(circuit_breaker.IN_A_ROW - 1):
+    for index in range(circuit_breaker.FAILURES_IN_A_ROW - 1):
         await fail(f"bad {index}")
     assert book.rollout.credits("train") == free
     assert not book.rollout.waiting_reason
@@ -422,7 +422,7 @@ async def test_draining_hands_on_what_is_finished_and_gives_back_the_rest() -> N
     assert members_of(book.batches[0]) == [("g2", [0])]
     assert [group.group_id for group in book.released] == ["g3", "g2"]
     assert {("g3", "a1"), ("g2", "a1")} <= set(book.rollout.leases("train")), "on their way back, they are not lost"
-    book.rollout.released(book.released)
+    book.rollout.on_released(book.released)
     assert not {("g3", "a1"), ("g2", "a1")} & set(book.rollout.leases("train"))
     book.settle()
     assert book.rollout.idle.is_set()
@@ -480,12 +480,12 @@ async def test_who_waits_behind_pinned_groups_does_not_wait_for_room() -> None:
 
 
 def test_what_the_gate_allows_is_shared() -> None:
-    share = fair_share(groups_per_step=8, max_staleness=0, replicas=2)
+    share = group_share(groups_per_step=8, max_staleness=0, replicas=2)
     assert share == 4
     assert credits_for(InFlight(0, 0), slots=64, n=8, share=share) == 4
     assert credits_for(InFlight(25, 0), slots=64, n=8, share=share) == 0
     assert credits_for(InFlight(24, 8), slots=64, n=8, share=share) == 1, "what is being scored does not count"
-    assert fair_share(groups_per_step=8, max_staleness=0, replicas=0) == 8
+    assert group_share(groups_per_step=8, max_staleness=0, replicas=0) == 8
 
 
 async def test_evaluation_has_credits_while_training_is_full() -> None:
@@ -528,7 +528,7 @@ _commands = st.one_of(
 
 @given(st.lists(_commands, max_size=40))
 def test_the_books_agree_whatever_happens(commands: list[tuple[str, int, Any]]) -> None:
-    """Figures are those of a recount, and nothing of a group that is not held is handed on."""
+    """Counts are those of a recount, and nothing of a group that is not held is handed on."""
 
     async def play() -> None:
         book = Book()
@@ -580,12 +580,12 @@ async def test_a_group_at_which_the_engine_has_ended_fails_and_others_are_given_
     assert len(alone) == 3, "who had it before may have ended at it"
     book.finish(5)
     book.rollout.stop_admitting()
-    book.rollout.fail_at(min(alone), "illegal instruction")
+    book.rollout.fail_request(min(alone), "illegal instruction")
     book.rollout.flush_finished()
     [(group, members, reason)] = book.failed
     assert (group.group_id, members, reason) == ("bad", [0, 1, 2], "illegal instruction")
     book.settle()
-    book.rollout.settled(group, 3)
+    book.rollout.on_stored(group, 3)
     book.rollout.release_all()
     assert [group.group_id for group in book.released] == ["again"]
     assert book.rollout.active_groups == 0

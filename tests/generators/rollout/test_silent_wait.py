@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rollmesh.generators.rollout.silent_wait import Silence
+from rollmesh.generators.rollout.silent_wait import SilenceClock
 
 
 def test_an_engine_that_samples_nothing_of_what_it_has_is_named() -> None:
-    silence = Silence()
+    silence = SilenceClock()
     assert silence.reason(tokens=0, generating=4, now_s=100.0) == ""
     assert silence.reason(tokens=0, generating=4, now_s=110.0) == ""
     assert silence.reason(tokens=0, generating=4, now_s=112.0) == "no token was sampled for 12 s, 4 members held"

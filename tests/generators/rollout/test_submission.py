@@ -38,7 +38,7 @@ class Surroundings:
         self.members_settled = 0
         self.dropped: list[ActiveGroup] = []
         self.errors: list[RollmeshError] = []
-        self.delivery = TrajectorySubmitter(
+        self.submitter = TrajectorySubmitter(
             member_id="gen-1",
             text=self,  # type: ignore[arg-type]  # decodes below
             scorer=self,  # type: ignore[arg-type]  # scores below
@@ -62,7 +62,7 @@ class Surroundings:
         self.writes.extend(writes)
         return [self.answer(write) for write in writes]
 
-    def of(self, _table: str) -> Surroundings:
+    def writer(self, _table: str) -> Surroundings:
         return self
 
     async def upload_side(
@@ -74,7 +74,7 @@ class Surroundings:
             raise PayloadError("dtype", "float64")
         return trajectory_pb2.SideData(name=name, bytes=data.nbytes, dtype=data.dtype.name, shape=data.shape)
 
-    def settled(self, _group: ActiveGroup, members: int) -> None:
+    def on_stored(self, _group: ActiveGroup, members: int) -> None:
         self.members_settled += members
 
     def drop(self, group: ActiveGroup) -> None:
@@ -115,8 +115,8 @@ async def test_outcomes_keep_their_type() -> None:
 
     around = Surroundings(score)
     groups = [held("g1"), held("g2")]
-    around.delivery.submit([(groups[0], [finished(0, 6, 1), finished(1, 7, 1)]), (groups[1], [finished(1, 8, 1)])])
-    await around.delivery.drained()
+    around.submitter.submit([(groups[0], [finished(0, 6, 1), finished(1, 7, 1)]), (groups[1], [finished(1, 8, 1)])])
+    await around.submitter.drained()
     assert around.calls == 1, "several groups travel in one call"
     first, second, third = around.writes
     assert first.head.meta.outcome == trajectory_pb2.OUTCOME_SCORED
@@ -136,7 +136,7 @@ async def test_outcomes_keep_their_type() -> None:
     assert third.head.meta.outcome == trajectory_pb2.OUTCOME_ERROR
     assert third.head.meta.reason == "reward timeout: 10 s"
     assert second.payload == third.payload == b""
-    assert (around.delivery.scored, around.delivery.unscorable, around.delivery.failed) == (1, 1, 1)
+    assert (around.submitter.scored, around.submitter.unscorable, around.submitter.failed) == (1, 1, 1)
     assert around.members_settled == 3
 
 
@@ -146,18 +146,18 @@ async def test_members_that_fail_together_are_one_line_of_the_log(caplog: pytest
 
     around = Surroundings(score)
     refused = replace(finished(0).result, refusal="illegal instruction")
-    around.delivery.submit(
+    around.submitter.submit(
         [
             (held("g1"), [FinishedMember(member, refused, 99) for member in range(4)]),
             (held("g2"), [finished(member, 6, 1) for member in range(3)]),
         ]
     )
-    await around.delivery.drained()
+    await around.submitter.drained()
     assert [record.getMessage() for record in caplog.records] == [
         "4 members of group g1 have no response: generation refused: illegal instruction",
         "3 members of group g2 could not be scored: reward timeout: g2/3/0",
     ]
-    assert len(around.writes) == around.members_settled == around.delivery.failed == 7
+    assert len(around.writes) == around.members_settled == around.submitter.failed == 7
 
 
 async def test_a_score_item_says_what_the_contract_asks_for() -> None:
@@ -168,8 +168,8 @@ async def test_a_score_item_says_what_the_contract_asks_for() -> None:
         return scored(item)
 
     around = Surroundings(score)
-    around.delivery.submit([(held("g1"), [finished(0, 6, 1), finished(1, 7, 1)])])
-    await around.delivery.drained()
+    around.submitter.submit([(held("g1"), [finished(0, 6, 1), finished(1, 7, 1)])])
+    await around.submitter.drained()
     assert len({item.item_id for item in seen}) == 2
     item = seen[0]
     assert (item.group_id, item.data_source, item.prompt, item.ground_truth_json) == ("g1", "sums", "1+1=", '"2"')
@@ -179,10 +179,10 @@ async def test_a_score_item_says_what_the_contract_asks_for() -> None:
 async def test_superseded_work_is_dropped() -> None:
     around = Surroundings(scored, lambda write: WriteResult(buffer_pb2.WRITE_STATUS_SUPERSEDED))
     group = held("g1")
-    around.delivery.submit([(group, [finished(0, 6, 1)])])
-    await around.delivery.drained()
+    around.submitter.submit([(group, [finished(0, 6, 1)])])
+    await around.submitter.drained()
     assert around.dropped == [group]
-    assert around.delivery.superseded == around.members_settled == 1
+    assert around.submitter.superseded == around.members_settled == 1
 
 
 async def test_nothing_is_written_of_a_group_that_was_cancelled_while_it_was_scored() -> None:
@@ -193,11 +193,11 @@ async def test_nothing_is_written_of_a_group_that_was_cancelled_while_it_was_sco
         return scored(item)
 
     around = Surroundings(score)
-    around.delivery.submit([(group, [finished(0, 6, 1)]) for group in groups])
-    await around.delivery.drained()
+    around.submitter.submit([(group, [finished(0, 6, 1)]) for group in groups])
+    await around.submitter.drained()
     assert [write.head.group_id for write in around.writes] == ["g2"]
     assert around.members_settled == 2
-    assert (around.delivery.scored, around.delivery.superseded) == (1, 1)
+    assert (around.submitter.scored, around.submitter.superseded) == (1, 1)
 
 
 async def test_a_rejected_member_ends_as_an_error() -> None:
@@ -207,8 +207,8 @@ async def test_a_rejected_member_ends_as_an_error() -> None:
         return WriteResult(buffer_pb2.WRITE_STATUS_STORED)
 
     around = Surroundings(scored, answer)
-    around.delivery.submit([(held("g1"), [finished(0, 6, 1)])])
-    await around.delivery.drained()
+    around.submitter.submit([(held("g1"), [finished(0, 6, 1)])])
+    await around.submitter.drained()
     assert len(around.writes) == 2
     assert around.writes[1].head.meta.outcome == trajectory_pb2.OUTCOME_ERROR
     assert "payload.magic" in around.writes[1].head.meta.reason
@@ -222,8 +222,8 @@ async def test_a_buffer_that_is_gone_is_told_once_per_delivery() -> None:
         raise UnreachableError("writing (train): gone")
 
     around.write = unreachable  # type: ignore[method-assign]
-    around.delivery.submit([(held("g1"), [finished(0, 6, 1)])])
-    await around.delivery.drained()
+    around.submitter.submit([(held("g1"), [finished(0, 6, 1)])])
+    await around.submitter.drained()
     await asyncio.sleep(0)
     assert [type(error) for error in around.errors] == [UnreachableError]
     assert around.members_settled == 0
@@ -241,7 +241,7 @@ def episode(member: int, *tokens: int, mask: NDArray[np.uint8] | None = None, **
 
 
 async def test_an_episode_says_what_it_was_worth() -> None:
-    """Rewards see its last words, its conversation and its environment's word, beside what the dataset has."""
+    """Rewards see its last words, its conversation and its environment's word, in addition to what the dataset has."""
     seen: list[reward_pb2.ScoreItem] = []
 
     def score(item: reward_pb2.ScoreItem) -> reward_pb2.ScoreResult:
@@ -254,8 +254,8 @@ async def test_an_episode_says_what_it_was_worth() -> None:
     talk = ({"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"})
     mask = np.array([1, 0, 1], np.uint8)
     first = episode(0, 6, 8, 1, rewards={"won": 1.0, "turns": -0.25}, final_text="2", messages=talk, mask=mask)
-    around.delivery.submit([(group, [first, episode(1, 6, 1), finished(1, 6, 1)])])
-    await around.delivery.drained()
+    around.submitter.submit([(group, [first, episode(1, 6, 1), finished(1, 6, 1)])])
+    await around.submitter.drained()
     assert [item.response for item in seen] == ["2", "6-1", "6-1"]
     assert json.loads(seen[0].extra_info_json) == {
         "index": 7,
@@ -269,17 +269,17 @@ async def test_an_episode_says_what_it_was_worth() -> None:
 
 async def test_an_episode_that_failed_is_an_error_and_never_scored() -> None:
     around = Surroundings(scored)
-    around.delivery.submit(
+    around.submitter.submit(
         [(held("g1"), [episode(0, 6, 1, failure="the server is gone", rewards={"won": 0.0}), episode(1)])]
     )
-    await around.delivery.drained()
+    await around.submitter.drained()
     assert around.calls == 0
     assert [write.head.meta.outcome for write in around.writes] == [trajectory_pb2.OUTCOME_ERROR] * 2
     assert [write.head.meta.reason for write in around.writes] == [
         "episode failed: the server is gone",
         "generation ended without a token",
     ]
-    assert (around.delivery.failed, around.members_settled) == (2, 2)
+    assert (around.submitter.failed, around.members_settled) == (2, 2)
 
 
 async def test_side_data_is_stored_before_the_member_that_names_it() -> None:
@@ -288,8 +288,8 @@ async def test_side_data_is_stored_before_the_member_that_names_it() -> None:
     whole = finished(0, 6, 1)
     side = {"routed_experts": experts, "odd": np.zeros(3)}
     with_side = FinishedMember(0, replace(whole.result, side=side), 99)
-    around.delivery.submit([(held("g1"), [with_side, finished(1, 7, 1)])])
-    await around.delivery.drained()
+    around.submitter.submit([(held("g1"), [with_side, finished(1, 7, 1)])])
+    await around.submitter.drained()
     assert around.uploads == [("train", "a1", 0, "routed_experts", 0), ("train", "a1", 0, "odd", 0)]
     [entry] = around.writes[0].head.meta.side
     assert (entry.name, entry.dtype, list(entry.shape)) == ("routed_experts", "uint8", [4, 2, 2])
@@ -303,15 +303,15 @@ async def test_it_says_how_many_responses_wait_for_their_reward_and_for_how_long
     seen: list[tuple[int, float]] = []
 
     def look(item: reward_pb2.ScoreItem) -> reward_pb2.ScoreResult:
-        seen.append(around.delivery.waiting_for_rewards())
+        seen.append(around.submitter.waiting_for_rewards())
         return scored(item)
 
     around.score_item = look
-    around.delivery.submit([(held("a"), [finished(0, 1, 2), finished(1, 3, 4)])])
-    await around.delivery.drained()
+    around.submitter.submit([(held("a"), [finished(0, 1, 2), finished(1, 3, 4)])])
+    await around.submitter.drained()
     assert [members for members, _ in seen] == [2, 2]
     assert seen[0][1] <= seen[1][1]
-    assert around.delivery.waiting_for_rewards() == (0, 0.0)
+    assert around.submitter.waiting_for_rewards() == (0, 0.0)
 
 
 async def test_side_data_of_members_travels_together() -> None:
@@ -328,6 +328,6 @@ async def test_side_data_of_members_travels_together() -> None:
         FinishedMember(member, replace(finished(member, 6, 1).result, side={"experts": np.zeros(3, np.uint8)}), 99)
         for member in range(2)
     ]
-    around.delivery.submit([(held("g1"), members)])
-    await around.delivery.drained()
+    around.submitter.submit([(held("g1"), members)])
+    await around.submitter.drained()
     assert [[entry.name for entry in write.head.meta.side] for write in around.writes] == [["experts"]] * 2

@@ -14,8 +14,8 @@ from rollmesh.generators.weights import Relay, WeightReceiver
 from rollmesh.generators.weights.learner_connection import LearnerDirectory
 from rollmesh.generators.weights.receiver import ReceiverSettings
 from rollmesh.generators.weights.relay import RelayedBuckets
-from rollmesh.mesh.config.models import SecuritySection
-from rollmesh.mesh.weights import Wanted
+from rollmesh.mesh.config.network import SecuritySection
+from rollmesh.mesh.weights import BucketSet
 from tests.generators.weights.test_receiver import Engine, Membership
 
 
@@ -26,16 +26,16 @@ class Halfway(Relay):
         super().__init__("")
         self.reached = asyncio.Event()
 
-    def begin(self, wanted: Wanted) -> RelayedBuckets:
+    def begin(self, bucket_set: BucketSet) -> RelayedBuckets:
         """See Relay."""
-        holding = super().begin(wanted)
-        verified = holding.verified
+        holding = super().begin(bucket_set)
+        add_verified = holding.add_verified
 
         def noted(data: memoryview, index: int) -> None:
-            verified(data, index)
+            add_verified(data, index)
             self.reached.set()
 
-        holding.verified = noted  # type: ignore[method-assign]  # watched
+        holding.add_verified = noted  # type: ignore[method-assign]  # watched
         return holding
 
 

@@ -1,4 +1,4 @@
-"""The host copy: differences lead on from it, and whatever becomes of them, it stays as it is."""
+"""The host copy: deltas start from it, and whatever becomes of them, it stays as it is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rollmesh.generators.weights.verified_transfer import VerifiedWeights
 from rollmesh.learner.weights import PublishRules, WeightPublisher
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
-from rollmesh.mesh.weights import Wanted, digest_of
+from rollmesh.mesh.weights import BucketSet, digest_of
 from rollmesh.protos import weights_pb2
 
 
@@ -40,17 +40,17 @@ class Chain:
         newest = self.publisher.version(PolicyVersion(1, 3))
         self.manifest = self.publisher.with_links(newest.manifest)
         self.expected = bytes(newest.data.view())
-        self.fetched: list[Wanted] = []
+        self.fetched: list[BucketSet] = []
 
-    async def receive(self, wanted: Wanted) -> VerifiedWeights:
-        self.fetched.append(wanted)
-        data = bytearray(wanted.nbytes)
-        for index, start in enumerate(wanted.starts[:-1]):
-            part = self.publisher.bucket(wanted.policy, index, wanted.base)
+    async def receive(self, bucket_set: BucketSet) -> VerifiedWeights:
+        self.fetched.append(bucket_set)
+        data = bytearray(bucket_set.nbytes)
+        for index, start in enumerate(bucket_set.starts[:-1]):
+            part = self.publisher.bucket(bucket_set.policy, index, bucket_set.base)
             data[start : start + len(part)] = part
-        moved = sum(bucket.nbytes for bucket in wanted.buckets)
+        moved = sum(bucket.nbytes for bucket in bucket_set.buckets)
         return VerifiedWeights(
-            memoryview(data), "grpc", wanted.encoding, moved, "", len(self.fetched), len(self.fetched)
+            memoryview(data), "grpc", bucket_set.encoding, moved, "", len(self.fetched), len(self.fetched)
         )
 
 
@@ -71,10 +71,10 @@ def base_of(chain: Chain) -> tuple[DeltaBase, bytearray]:
 
 async def test_several_links_lead_to_the_newest_and_leave_the_base_alone(chain: Chain) -> None:
     base, held = base_of(chain)
-    advanced = await base.advance(chain.manifest, chain.receive)
+    advanced = await base.apply_deltas(chain.manifest, chain.receive)
     assert advanced is not None
     assert advanced.data == chain.expected
-    assert [wanted.policy.version for wanted in chain.fetched] == [1, 2, 3]
+    assert [bucket_set.policy.version for bucket_set in chain.fetched] == [1, 2, 3]
     assert (advanced.encoding, advanced.first_byte_ns) == ("delta", 1)
     assert advanced.nbytes == sum(bucket.nbytes for link in chain.manifest.deltas for bucket in link.buckets)
     assert held == chain.first.data.view()
@@ -84,7 +84,7 @@ async def test_several_links_lead_to_the_newest_and_leave_the_base_alone(chain: 
 async def test_nothing_is_fetched_without_a_base(chain: Chain) -> None:
     base, _ = base_of(chain)
     base.drop()
-    assert await base.advance(chain.manifest, chain.receive) is None
+    assert await base.apply_deltas(chain.manifest, chain.receive) is None
     assert (base.nbytes, chain.fetched) == (0, [])
 
 
@@ -92,7 +92,7 @@ async def test_a_wrong_base_is_found_by_the_digests_of_the_result(chain: Chain) 
     base, held = base_of(chain)
     held[5000] ^= 1
     before = bytes(held)
-    assert await base.advance(chain.manifest, chain.receive) is None
+    assert await base.apply_deltas(chain.manifest, chain.receive) is None
     assert len(chain.fetched) == 3
     assert held == before
 
@@ -103,20 +103,20 @@ async def test_a_malformed_link_with_the_right_digest_leaves_the_base_alone(chai
     manifest.CopyFrom(chain.manifest)
     manifest.deltas[1].buckets[2].CopyFrom(weights_pb2.BucketEntry(nbytes=3, digest=digest_of(b"abc")))
 
-    async def receive(wanted: Wanted) -> VerifiedWeights:
-        if wanted.policy.version != 2:
-            return await chain.receive(wanted)
+    async def receive(bucket_set: BucketSet) -> VerifiedWeights:
+        if bucket_set.policy.version != 2:
+            return await chain.receive(bucket_set)
         return VerifiedWeights(memoryview(bytearray(b"abc" * 500)), "grpc", "delta", 0, "", 0, 0)
 
-    assert await base.advance(manifest, receive) is None
+    assert await base.apply_deltas(manifest, receive) is None
     assert held == chain.first.data.view()
 
 
 async def test_a_link_that_does_not_come_is_no_error(chain: Chain) -> None:
     base, held = base_of(chain)
 
-    async def receive(wanted: Wanted) -> VerifiedWeights:
-        raise WeightsError(f"{wanted.name(0)} did not come")
+    async def receive(bucket_set: BucketSet) -> VerifiedWeights:
+        raise WeightsError(f"{bucket_set.name(0)} did not come")
 
-    assert await base.advance(chain.manifest, receive) is None
+    assert await base.apply_deltas(chain.manifest, receive) is None
     assert held == chain.first.data.view()

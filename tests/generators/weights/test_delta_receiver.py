@@ -1,4 +1,4 @@
-"""Versions by differences over real gRPC: bit for bit, and in full by itself where differences do not lead there."""
+"""Versions by deltas over real gRPC: bit for bit, and in full by itself where deltas do not lead there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import weights_pb2
 from tests.generators.weights.test_receiver import Engine, Learner, Mesh, mesh
 
-BY_DIFFERENCES = {"encoding": "delta", "transport": "grpc"}
+BY_DELTAS = {"encoding": "delta", "transport": "grpc"}
 
 
 class Trained:
@@ -44,7 +44,7 @@ class Trained:
         return learner.publisher.publish(policy, self.model.state_dict().items(), self.wire)
 
     def arrived(self, engine: Engine) -> bool:
-        """Whether the engine has the weights of now, bit for bit."""
+        """True where the engine has the weights of now, bit for bit."""
         expected = {
             name: tensor.to(self.wire) if tensor.is_floating_point() else tensor
             for name, tensor in self.model.state_dict().items()
@@ -72,10 +72,10 @@ async def push(world: Mesh, learner: Learner, trained: Trained) -> weights_pb2.S
     return report
 
 
-async def test_two_hundred_differences_arrive_bit_for_bit(tmp_path: Path) -> None:
+async def test_two_hundred_deltas_arrive_bit_for_bit(tmp_path: Path) -> None:
     trained = Trained()
-    async with mesh(tmp_path, **BY_DIFFERENCES) as world:
-        learner = await world.learner(**BY_DIFFERENCES)
+    async with mesh(tmp_path, **BY_DELTAS) as world:
+        learner = await world.learner(**BY_DELTAS)
         first = await push(world, learner, trained)
         assert first.encoding == "full"
         moved = []
@@ -92,15 +92,15 @@ async def test_two_hundred_differences_arrive_bit_for_bit(tmp_path: Path) -> Non
 @pytest.mark.parametrize("wire", [torch.float16, torch.float32, torch.float8_e4m3fn])
 async def test_other_dtypes(tmp_path: Path, wire: torch.dtype) -> None:
     trained = Trained(wire, lr=1e-5)
-    async with mesh(tmp_path, **BY_DIFFERENCES) as world:
-        learner = await world.learner(bucket_bytes=5000, **BY_DIFFERENCES)
+    async with mesh(tmp_path, **BY_DELTAS) as world:
+        learner = await world.learner(bucket_bytes=5000, **BY_DELTAS)
         assert [(await push(world, learner, trained)).encoding for _ in range(3)] == ["full", "delta", "delta"]
 
 
 async def test_a_late_joiner_begins_in_full(tmp_path: Path) -> None:
     trained = Trained()
-    async with mesh(tmp_path, **BY_DIFFERENCES) as world:
-        learner = Learner(tmp_path, **BY_DIFFERENCES)
+    async with mesh(tmp_path, **BY_DELTAS) as world:
+        learner = Learner(tmp_path, **BY_DELTAS)
         world.learners.append(learner)
         for _ in range(3):
             trained.publish(learner)
@@ -117,8 +117,8 @@ async def test_one_that_was_away_takes_the_chain_as_far_as_it_reaches(
     tmp_path: Path, missed: int, encoding: str
 ) -> None:
     trained = Trained()
-    async with mesh(tmp_path, **BY_DIFFERENCES) as world:
-        learner = await world.learner(chain=3, **BY_DIFFERENCES)
+    async with mesh(tmp_path, **BY_DELTAS) as world:
+        learner = await world.learner(chain=3, **BY_DELTAS)
         links = asyncio.Event()
         loop = asyncio.get_running_loop()
 
@@ -154,18 +154,18 @@ async def test_one_that_was_away_takes_the_chain_as_far_as_it_reaches(
 
 async def test_a_missing_base_is_fetched_in_full(tmp_path: Path) -> None:
     trained = Trained()
-    async with mesh(tmp_path, **BY_DIFFERENCES) as world:
-        learner = await world.learner(**BY_DIFFERENCES)
+    async with mesh(tmp_path, **BY_DELTAS) as world:
+        learner = await world.learner(**BY_DELTAS)
         await push(world, learner, trained)
-        world.receiver._obtainer._base.drop()
+        world.receiver._fetcher._base.drop()
         assert (await push(world, learner, trained)).encoding == "full"
         assert (await push(world, learner, trained)).encoding == "delta"
 
 
 async def test_a_damaged_link_is_replaced_by_the_full_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained = Trained()
-    async with mesh(tmp_path, **BY_DIFFERENCES) as world:
-        learner = await world.learner(**BY_DIFFERENCES)
+    async with mesh(tmp_path, **BY_DELTAS) as world:
+        learner = await world.learner(**BY_DELTAS)
         await push(world, learner, trained)
         chain = learner.publisher.chain
         assert chain is not None
@@ -185,8 +185,8 @@ async def test_a_damaged_link_is_replaced_by_the_full_bytes(tmp_path: Path, monk
 
 async def test_a_link_that_is_gone_is_replaced_by_the_full_bytes(tmp_path: Path) -> None:
     trained = Trained()
-    async with mesh(tmp_path, **BY_DIFFERENCES) as world:
-        learner = await world.learner(**BY_DIFFERENCES)
+    async with mesh(tmp_path, **BY_DELTAS) as world:
+        learner = await world.learner(**BY_DELTAS)
         await push(world, learner, trained)
         chain = learner.publisher.chain
         assert chain is not None
@@ -205,22 +205,22 @@ async def test_a_link_that_is_gone_is_replaced_by_the_full_bytes(tmp_path: Path)
 
 async def test_what_does_not_become_the_announced_bytes_is_thrown_away(tmp_path: Path) -> None:
     trained = Trained()
-    async with mesh(tmp_path, **BY_DIFFERENCES) as world:
-        learner = await world.learner(**BY_DIFFERENCES)
+    async with mesh(tmp_path, **BY_DELTAS) as world:
+        learner = await world.learner(**BY_DELTAS)
         await push(world, learner, trained)
         # The base is not what it is taken for: memory has gone bad.
-        world.receiver._obtainer._base._data[1000] ^= 1
+        world.receiver._fetcher._base._data[1000] ^= 1
         assert (await push(world, learner, trained)).encoding == "full"
         assert (await push(world, learner, trained)).encoding == "delta"
 
 
 async def test_another_learner_has_no_links_to_what_was_before(tmp_path: Path) -> None:
     trained = Trained()
-    async with mesh(tmp_path, **BY_DIFFERENCES) as world:
-        first = await world.learner(**BY_DIFFERENCES)
+    async with mesh(tmp_path, **BY_DELTAS) as world:
+        first = await world.learner(**BY_DELTAS)
         for _ in range(3):
             await push(world, first, trained)
-        second = await world.learner("learner-2", **BY_DIFFERENCES)
+        second = await world.learner("learner-2", **BY_DELTAS)
         trained.version = 0
         for encoding in ("full", "delta"):
             trained.publish(second, incarnation=2)
@@ -229,7 +229,7 @@ async def test_another_learner_has_no_links_to_what_was_before(tmp_path: Path) -
             assert trained.arrived(world.engine)
 
 
-async def test_shared_memory_needs_no_differences_and_no_copy(tmp_path: Path) -> None:
+async def test_shared_memory_needs_no_deltas_and_no_copy(tmp_path: Path) -> None:
     trained = Trained()
     async with mesh(tmp_path, encoding="auto") as world:
         learner = await world.learner(encoding="auto")
@@ -249,7 +249,7 @@ async def test_a_mapped_file_is_a_base_as_well(tmp_path: Path) -> None:
             assert (report.transport, report.encoding) == ("grpc", "delta")
 
 
-async def test_auto_is_by_difference_once_the_network_is_known_to_be_slow(
+async def test_auto_is_by_delta_once_the_network_is_known_to_be_slow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained = Trained()

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from rollmesh.mesh.config.models import EncodingName
+from rollmesh.mesh.config.weights import EncodingName
 from rollmesh.mesh.errors import VersionGoneError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import weights_pb2
@@ -29,12 +29,12 @@ from tests.repository import REPOSITORY
 
 LinkTo: TypeAlias = Callable[[int], Link]
 DEADLINE_S = 20.0
-# What silence is borne, and what may pass beyond it on a busy machine.
+# The longest silence, and the time that may pass beyond it on a busy machine.
 PATIENCE_S, SLACK_S = 0.5, 8.0
 
 
 class Reports(asyncio.Queue[weights_pb2.SwapReport]):
-    """What the receiver reports, whether the learner hears of it or not."""
+    """Reports of the receiver, whether the learner hears of it or not."""
 
     async def next(self, timeout_s: float = DEADLINE_S) -> weights_pb2.SwapReport:
         return await asyncio.wait_for(self.get(), timeout_s)
@@ -101,7 +101,7 @@ async def test_a_link_that_dies_halfway_leaves_the_old_version_until_it_is_back(
         await asyncio.wait_for(halfway.reached.wait(), DEADLINE_S)
         await asyncio.to_thread(link.apply, "*", Conditions("blackhole"))
         release.set()
-        # The link of differences is given up, and then the full bytes.
+        # The link of deltas is given up, and then the full bytes.
         report = await reports.next((1 if encoding == "full" else 2) * PATIENCE_S + SLACK_S)
         assert "no byte for" in report.error
         assert world.receiver.serving == PolicyVersion(1, 0)
@@ -240,7 +240,7 @@ async def test_a_link_slower_than_the_learner_brings_a_version_in_the_end(
         assert (await learner.report()).policy.version == newest
         assert same(world.engine, weights(newest))
         assert learner.publisher.pushes.summary().errors == 0
-        # What was kept for it goes with the next version, some seconds later.
+        # Memory that was kept for it goes with the next version, some seconds later.
         assert learner.publisher.version(PolicyVersion(1, 0))
         monkeypatch.setattr("rollmesh.mesh.weights.active_readers.GRACE_S", 0.0)
         learner.publisher.publish(PolicyVersion(1, newest + 1), weights(0).items(), "float32")

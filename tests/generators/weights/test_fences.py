@@ -1,4 +1,4 @@
-"""What is under way when another learner comes: nothing of the former one is put into service after that."""
+"""Weights under way when another learner comes: nothing of the former one is put into service after that."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from rollmesh.generators.weights.pinned_groups import PinnedGroups
 from rollmesh.generators.weights.verified_transfer import VerifiedWeights
 from rollmesh.mesh.trajectory.versions import PolicyVersion
-from rollmesh.mesh.weights import Wanted
+from rollmesh.mesh.weights import BucketSet
 from tests.generators.weights.test_receiver import mesh, same, weights
 
 DEADLINE_S = 20.0
@@ -22,21 +22,21 @@ async def test_a_version_that_is_whole_when_another_learner_comes_is_not_put_int
 ) -> None:
     async with mesh(tmp_path) as world:
         old = await world.learner()
-        receive = world.receiver._obtainer._receive
+        receive = world.receiver._fetcher._receive
 
-        async def and_then_another_comes(announcement: object, wanted: Wanted) -> VerifiedWeights:
-            received = await receive(announcement, wanted)  # type: ignore[arg-type]  # passed on
-            if wanted.policy.incarnation == 1:
+        async def and_then_another_comes(announcement: object, bucket_set: BucketSet) -> VerifiedWeights:
+            received = await receive(announcement, bucket_set)  # type: ignore[arg-type]  # passed on
+            if bucket_set.policy.incarnation == 1:
                 new = await world.learner("learner-2")
                 new.publisher.publish(PolicyVersion(2, 3), weights(3).items(), "float32")
                 while world.receiver._incarnation < 2:
                     await asyncio.sleep(0.01)
             return received
 
-        monkeypatch.setattr(world.receiver._obtainer, "_receive", and_then_another_comes)
+        monkeypatch.setattr(world.receiver._fetcher, "_receive", and_then_another_comes)
         old.publisher.publish(PolicyVersion(1, 7), weights(7).items(), "float32")
         async with asyncio.timeout(DEADLINE_S):
-            await world.receiver.gate_open.wait()
+            await world.receiver.has_weights.wait()
         assert world.engine.served == [PolicyVersion(2, 3)]
         assert same(world.engine, weights(3))
 
@@ -62,7 +62,7 @@ async def test_a_swap_that_waits_when_another_learner_comes_is_called_off(tmp_pa
                 await asyncio.sleep(0.01)
             new = await world.learner("learner-2")
             new.publisher.publish(PolicyVersion(2, 3), weights(3).items(), "float32")
-            await world.receiver.gate_open.wait()
+            await world.receiver.has_weights.wait()
         assert world.engine.served == [PolicyVersion(2, 3)]
         assert same(world.engine, weights(3))
         assert world.receiver.manifest(PolicyVersion(1, 7)) is None
@@ -73,9 +73,9 @@ async def test_news_at_the_end_of_a_pause_are_not_lost(tmp_path: Path, monkeypat
         learner = await world.learner()
         learner.publisher.publish(PolicyVersion(1, 0), weights(0).items(), "float32")
         async with asyncio.timeout(DEADLINE_S):
-            await world.receiver.gate_open.wait()
+            await world.receiver.has_weights.wait()
         receiver = world.receiver
-        monkeypatch.setattr(receiver, "_news", asyncio.Event())
+        monkeypatch.setattr(receiver, "_announced", asyncio.Event())
         older, newer = object(), object()
 
         async def ends_as_news_come(wait: object, _: float) -> None:
@@ -112,7 +112,7 @@ async def test_a_swap_that_waits_is_taken_back_for_pinned_episodes_and_asked_for
             await waited.wait()
             assert world.engine.served == []
             pinned.end("group")
-            await world.receiver.gate_open.wait()
+            await world.receiver.has_weights.wait()
         assert world.engine.served == [PolicyVersion(1, 7)]
         assert same(world.engine, weights(7))
         assert (await learner.report()).error == ""

@@ -20,12 +20,13 @@ from rollmesh.generators.weights.transports.grpc_transport import GrpcTransport
 from rollmesh.generators.weights.verified_transfer import VerifiedWeights, receive_verified
 from rollmesh.learner.weights import PublishRules, WeightPublisher, WeightsService
 from rollmesh.mesh.access.credentials import Identity, Role
-from rollmesh.mesh.config.models import EncodingName, SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
+from rollmesh.mesh.config.weights import EncodingName
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.trajectory.versions import PolicyVersion
-from rollmesh.mesh.weights import Wanted
+from rollmesh.mesh.weights import BucketSet
 from rollmesh.mesh.weights.chunk_framing import CHUNK_BYTES, frame, parse
 from rollmesh.protos import weights_pb2, weights_pb2_grpc
 from tests.secrets_here import write_secret
@@ -88,18 +89,18 @@ class Generator:
         address = f"127.0.0.1:{learner_port}"
         self.connection = LearnerConnection("learner-1", address, partial(open_channel, address, SECURITY))
 
-    async def receive(self, wanted: Wanted, timeout_s: float = 10.0, streams: int = 1) -> VerifiedWeights:
+    async def receive(self, bucket_set: BucketSet, timeout_s: float = 10.0, streams: int = 1) -> VerifiedWeights:
         fetch = Transfer(
-            wanted,
+            bucket_set,
             self.connection,
             timeout_s,
             superseded=lambda: False,
             member_id=self.name,
             relay_address=self.relay.address,
         )
-        holding = self.relay.begin(wanted)
+        holding = self.relay.begin(bucket_set)
         verified = await asyncio.wait_for(
-            receive_verified(GrpcTransport(streams=streams), fetch, holding.verified), DEADLINE_S
+            receive_verified(GrpcTransport(streams=streams), fetch, holding.add_verified), DEADLINE_S
         )
         self.relay.finish(holding)
         return verified
@@ -107,7 +108,7 @@ class Generator:
     async def holds(self, count: int) -> None:
         """Waits until so many buckets are there."""
         async with asyncio.timeout(DEADLINE_S):
-            while sum(len(holding._parts) for holding in self.relay._holdings) < count:
+            while sum(len(holding._parts) for holding in self.relay._kept) < count:
                 await asyncio.sleep(0.01)
 
 
@@ -123,8 +124,8 @@ class World:
         weights_pb2_grpc.add_WeightsServicer_to_server(self.learner, self.server)
         self.port = bind(self.server, "127.0.0.1", 0, SECURITY)
         tensors = {f"{i}": torch.full((BUCKET_BYTES // 4,), float(i)) for i in range(BUCKETS)}
-        self.wanted = Wanted.full(self.publisher.publish(VERSION, tensors.items(), "float32"))
-        assert len(self.wanted.buckets) == BUCKETS
+        self.bucket_set = BucketSet.full(self.publisher.publish(VERSION, tensors.items(), "float32"))
+        assert len(self.bucket_set.buckets) == BUCKETS
         self.generators: list[Generator] = []
 
     async def generator(self, name: str) -> Generator:
@@ -152,8 +153,8 @@ async def world_of(folder: Path, fanout: int, encoding: EncodingName = "full") -
 async def test_the_learner_uploads_twice_whatever_the_number_of_receivers(tmp_path: Path) -> None:
     async with world_of(tmp_path, fanout=2) as world:
         generators = [await world.generator(f"g{i}") for i in range(8)]
-        received = await asyncio.gather(*(generator.receive(world.wanted, streams=2) for generator in generators))
-        size = sum(bucket.nbytes for bucket in world.wanted.buckets)
+        received = await asyncio.gather(*(generator.receive(world.bucket_set, streams=2) for generator in generators))
+        size = sum(bucket.nbytes for bucket in world.bucket_set.buckets)
         assert world.learner.uploaded == 2 * size
         assert max(generator.relay.served for generator in generators) == 2 * size
         assert sum(not verified.source for verified in received) == 2
@@ -170,9 +171,9 @@ async def test_a_bucket_goes_on_before_the_next_has_come(tmp_path: Path) -> None
                 await release.wait()
 
         world.learner.before_bucket = hold_the_last
-        one = asyncio.create_task(first.receive(world.wanted))
+        one = asyncio.create_task(first.receive(world.bucket_set))
         await asyncio.wait_for(reached.wait(), DEADLINE_S)
-        two = asyncio.create_task(second.receive(world.wanted))
+        two = asyncio.create_task(second.receive(world.bucket_set))
         await second.holds(BUCKETS - 1)
         assert not one.done()
         release.set()
@@ -218,16 +219,16 @@ async def test_a_relay_that_fails_is_left_at_the_byte_where_it_stopped(
 ) -> None:
     async with world_of(tmp_path, fanout=1) as world:
         parent, child = await world.generator("parent"), await world.generator("child")
-        await parent.receive(world.wanted)
+        await parent.receive(world.bucket_set)
         parent.relay.fault = fault
         world.learner.asked.clear()
-        verified = await child.receive(world.wanted, timeout_s=1.0)
+        verified = await child.receive(world.bucket_set, timeout_s=1.0)
         assert world.learner.asked[0] == goes_on_at
         assert world.learner.failed == [parent.relay.address]
         assert verified.source == ""
         # The next one is given the child, not the parent.
         other = await world.generator("other")
-        assert (await other.receive(world.wanted)).source == child.relay.address
+        assert (await other.receive(world.bucket_set)).source == child.relay.address
 
 
 async def test_a_relay_that_dies_halfway_is_replaced(tmp_path: Path) -> None:
@@ -241,11 +242,11 @@ async def test_a_relay_that_dies_halfway_is_replaced(tmp_path: Path) -> None:
                 await release.wait()
 
         world.learner.before_bucket = hold_the_third
-        above = asyncio.create_task(parent.receive(world.wanted))
+        above = asyncio.create_task(parent.receive(world.bucket_set))
         await asyncio.wait_for(reached.wait(), DEADLINE_S)
         below = []
         for generator in (child, grandchild):
-            below.append(asyncio.create_task(generator.receive(world.wanted)))
+            below.append(asyncio.create_task(generator.receive(world.bucket_set)))
             await generator.holds(2)
         world.learner.asked.clear()
         above.cancel()
@@ -261,21 +262,21 @@ async def test_a_relay_that_dies_halfway_is_replaced(tmp_path: Path) -> None:
 async def test_a_receiver_that_dies_disturbs_no_one(tmp_path: Path) -> None:
     async with world_of(tmp_path, fanout=1) as world:
         parent, child, late = [await world.generator(name) for name in ("parent", "child", "late")]
-        await parent.receive(world.wanted)
-        dying = asyncio.create_task(child.receive(world.wanted))
+        await parent.receive(world.bucket_set)
+        dying = asyncio.create_task(child.receive(world.bucket_set))
         await child.holds(1)
         dying.cancel()
         await child.server.stop(0)
-        # It is sent to the one that died, and goes on from there.
-        assert (await late.receive(world.wanted)).source == ""
+        # It is sent to the one that died, and continues from there.
+        assert (await late.receive(world.bucket_set)).source == ""
         assert world.learner.failed == [child.relay.address]
 
 
-async def test_links_of_differences_are_relayed(tmp_path: Path) -> None:
+async def test_links_of_deltas_are_relayed(tmp_path: Path) -> None:
     async with world_of(tmp_path, fanout=1, encoding="delta") as world:
         generators = [await world.generator(name) for name in ("first", "second")]
         for generator in generators:
-            await generator.receive(world.wanted)
+            await generator.receive(world.bucket_set)
         told = asyncio.Event()
         loop = asyncio.get_running_loop()
         world.publisher.subscribe(lambda: loop.call_soon_threadsafe(told.set))
@@ -285,8 +286,8 @@ async def test_links_of_differences_are_relayed(tmp_path: Path) -> None:
             while not (linked := world.publisher.with_links(manifest)).deltas:
                 await told.wait()
                 told.clear()
-        link = Wanted.link(linked.deltas[-1])
-        assert link.nbytes < world.wanted.nbytes
+        link = BucketSet.of_delta(linked.deltas[-1])
+        assert link.nbytes < world.bucket_set.nbytes
         assert [(await generator.receive(link)).source for generator in generators] == [
             "",
             generators[0].relay.address,
@@ -296,20 +297,20 @@ async def test_links_of_differences_are_relayed(tmp_path: Path) -> None:
 async def test_what_a_relay_does_not_hold_comes_from_the_learner(tmp_path: Path) -> None:
     async with world_of(tmp_path, fanout=1) as world:
         parent, child = await world.generator("parent"), await world.generator("child")
-        await parent.receive(world.wanted)
+        await parent.receive(world.bucket_set)
         parent.relay.close()
-        assert (await child.receive(world.wanted)).source == ""
+        assert (await child.receive(world.bucket_set)).source == ""
         with pytest.raises(WeightsError, match="not held here"):
-            parent.relay.holding(VERSION, None)
+            parent.relay.find(VERSION, None)
 
 
 async def test_a_waiting_relay_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "HEARTBEAT_S", 0.01)
     async with world_of(tmp_path, fanout=1) as world:
-        holding = Relay("here:1").begin(world.wanted)
+        holding = Relay("here:1").begin(world.bucket_set)
         chunks = holding.chunks(0, 5)
         assert weights_pb2.BucketChunk.FromString(await anext(chunks)) == weights_pb2.BucketChunk(offset=5)
-        holding.verified(memoryview(bytes(range(100)) * (world.wanted.nbytes // 100 + 1)), 0)
+        holding.add_verified(memoryview(bytes(range(100)) * (world.bucket_set.nbytes // 100 + 1)), 0)
         async with asyncio.timeout(DEADLINE_S):
             while not (found := weights_pb2.BucketChunk.FromString(await anext(chunks))).data:
                 pass
@@ -318,31 +319,33 @@ async def test_a_waiting_relay_is_heard(tmp_path: Path, monkeypatch: pytest.Monk
 
 async def test_newer_versions_take_the_place_of_older_ones(tmp_path: Path) -> None:
     async with world_of(tmp_path, fanout=1) as world:
-        buckets = world.wanted.buckets
+        buckets = world.bucket_set.buckets
         held = Relay("here:1")
 
-        def begin(version: int, base: int | None = None) -> relay.Holding:
-            holding = held.begin(Wanted(PolicyVersion(1, version), PolicyVersion(1, base) if base else None, buckets))
+        def begin(version: int, base: int | None = None) -> relay.RelayedBuckets:
+            holding = held.begin(
+                BucketSet(PolicyVersion(1, version), PolicyVersion(1, base) if base else None, buckets)
+            )
             for index in range(BUCKETS):
-                holding.verified(memoryview(bytes(world.wanted.nbytes)), index)
+                holding.add_verified(memoryview(bytes(world.bucket_set.nbytes)), index)
             return holding
 
         first = begin(1)
         held.finish(first)
         second = begin(2)
         # The older one is served until the newer one is whole.
-        assert held.holding(PolicyVersion(1, 1), None) is first
+        assert held.find(PolicyVersion(1, 1), None) is first
         held.finish(second)
         with pytest.raises(WeightsError):
-            held.holding(PolicyVersion(1, 1), None)
-        # Links stay for those who are behind in the chain, but not for ever.
+            held.find(PolicyVersion(1, 1), None)
+        # Links stay for receivers that are late in the chain, but not for ever.
         links = [begin(version, version - 1) for version in range(3, 20)]
         for link in links:
             held.finish(link)
-        assert held.holding(PolicyVersion(1, 2), None) is second
-        assert held.holding(PolicyVersion(1, 18), PolicyVersion(1, 17)) is links[-2]
+        assert held.find(PolicyVersion(1, 2), None) is second
+        assert held.find(PolicyVersion(1, 18), PolicyVersion(1, 17)) is links[-2]
         with pytest.raises(WeightsError):
-            held.holding(PolicyVersion(1, 3), PolicyVersion(1, 2))
+            held.find(PolicyVersion(1, 3), PolicyVersion(1, 2))
 
 
 async def test_a_version_that_is_being_fetched_outlives_newer_ones(
@@ -350,42 +353,42 @@ async def test_a_version_that_is_being_fetched_outlives_newer_ones(
 ) -> None:
     async with world_of(tmp_path, fanout=1) as world:
         parent, child = await world.generator("parent"), await world.generator("child")
-        await parent.receive(world.wanted)
+        await parent.receive(world.bucket_set)
         release = asyncio.Event()
 
         async def slow(chunks: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
-            if child.relay._holdings[0]._parts:
+            if child.relay._kept[0]._parts:
                 await release.wait()
             async for chunk in chunks:
                 yield chunk
 
         def newer(version: int) -> None:
             """The parent has another version, as soon as it is announced."""
-            holding = parent.relay.begin(Wanted(PolicyVersion(1, version), None, world.wanted.buckets))
+            holding = parent.relay.begin(BucketSet(PolicyVersion(1, version), None, world.bucket_set.buckets))
             for index in range(BUCKETS):
-                holding.verified(memoryview(bytes(world.wanted.nbytes)), index)
+                holding.add_verified(memoryview(bytes(world.bucket_set.nbytes)), index)
             parent.relay.finish(holding)
 
         parent.relay.fault = slow
-        fetching = asyncio.create_task(child.receive(world.wanted))
+        fetching = asyncio.create_task(child.receive(world.bucket_set))
         await child.holds(1)
         for version in (1, 2):
             newer(version)
-        assert [held.wanted.policy.version for held in parent.relay._holdings] == [0, 2]
+        assert [held.bucket_set.policy.version for held in parent.relay._kept] == [0, 2]
         release.set()
         assert (await fetching).source == parent.relay.address
         monkeypatch.setattr("rollmesh.mesh.weights.active_readers.GRACE_S", 0.0)
         newer(3)
-        assert [held.wanted.policy.version for held in parent.relay._holdings] == [3]
+        assert [held.bucket_set.policy.version for held in parent.relay._kept] == [3]
 
 
 async def test_what_no_one_asks_for_is_let_go_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "_IDLE_S", 0.0)
     async with world_of(tmp_path, fanout=1) as world:
         parent = await world.generator("parent")
-        await parent.receive(world.wanted)
+        await parent.receive(world.bucket_set)
         async with asyncio.timeout(DEADLINE_S):
-            while parent.relay._holdings:
+            while parent.relay._kept:
                 await asyncio.sleep(0)
 
 

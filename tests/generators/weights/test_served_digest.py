@@ -1,4 +1,4 @@
-"""Digests computed anew from an engine's tensors."""
+"""Digests computed again from an engine's tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verification beside the transfer: what is damaged ends it, however much is still to come."""
+"""Verification concurrently with the transfer: what is damaged ends it, however much is still to come."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rollmesh.generators.weights.transports.shm import SharedMemory
 from rollmesh.generators.weights.verified_transfer import receive_verified
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.runtime.hosts import host_id
-from rollmesh.mesh.weights import Wanted
+from rollmesh.mesh.weights import BucketSet
 from tests.generators.weights.transports.cases import CASES
 from tests.generators.weights.transports.world import local_learner
 
@@ -30,8 +30,8 @@ class Damaging(SharedMemory):
         self.brought: list[int] = []
 
     async def receive(self, fetch: Transfer, arrived: Callable[[memoryview, int], None]) -> Received:
-        data = memoryview(bytearray(fetch.wanted.nbytes))
-        for index in range(len(fetch.wanted.buckets)):
+        data = memoryview(bytearray(fetch.bucket_set.nbytes))
+        for index in range(len(fetch.bucket_set.buckets)):
             self.brought.append(index)
             others = asyncio.all_tasks()
             arrived(data, index)
@@ -42,9 +42,9 @@ class Damaging(SharedMemory):
 async def test_damage_ends_a_transfer_before_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verified_transfer, "_VERIFY_INLINE_BYTES", 0)
     async with local_learner(CASE, tmp_path) as learner, asyncio.timeout(DEADLINE_S):
-        wanted = Wanted.full(learner.publish(0))
-        assert len(wanted.buckets) == 3
+        bucket_set = BucketSet.full(learner.publish(0))
+        assert len(bucket_set.buckets) == 3
         transport = Damaging()
         with pytest.raises(WeightsError, match="bucket 0 of version 1:0 is damaged"):
-            await receive_verified(transport, learner.fetch(wanted))
+            await receive_verified(transport, learner.fetch(bucket_set))
         assert transport.brought == [0, 1]

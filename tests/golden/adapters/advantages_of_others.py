@@ -125,7 +125,7 @@ def _areal_scores(case: Case) -> Tensor:
 
 
 def _carried(trained: NDArray[np.bool_], advantages: Tensor) -> NDArray[Any]:
-    """Off the mask the peer repeats the advantage of the next trained position; 0 behind the last, and at the end."""
+    """Off the mask the peer repeats the advantage of the next trained position; 0 after the last, and at the end."""
     result = scattered(trained, advantages)
     for column in range(trained.shape[1] - 2, -1, -1):
         result[:, column] = np.where(trained[:, column], result[:, column], result[:, column + 1])

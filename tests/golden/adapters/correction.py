@@ -12,10 +12,10 @@ from rollmesh.learner.algorithms.correction import (
     CorrectionSettings,
     diagnostics,
     importance_weights,
-    kept_figures,
+    kept_metrics,
     rejections,
-    rule_figures,
-    weight_figures,
+    rule_metrics,
+    weight_metrics,
 )
 from tests.golden.adapters import adapter
 from tests.golden.case import Case, Outputs
@@ -103,9 +103,9 @@ def verl_correction(case: Case) -> Outputs:
     outputs: dict[str, Any] = {"out_response_mask": np.asarray(case.mask, dtype=np.float64)}
     for keep in kept.values():
         outputs["out_response_mask"] = outputs["out_response_mask"] * case.padded(keep)
-    figures = diagnostics(train, rollout, ids, rows)
-    figures |= rule_figures(train, rollout, ids, rows, settings) | kept_figures(kept, ids, rows)
+    metrics = diagnostics(train, rollout, ids, rows)
+    metrics |= rule_metrics(train, rollout, ids, rows, settings) | kept_metrics(kept, ids, rows)
     if settings.weighs:
         outputs["out_rollout_is_weights"] = case.padded(importance_weights(train, rollout, ids, rows, settings))
-        figures |= weight_figures(train, rollout, ids, rows, settings)
-    return outputs | figures
+        metrics |= weight_metrics(train, rollout, ids, rows, settings)
+    return outputs | metrics

@@ -15,7 +15,7 @@ from rollmesh.learner.algorithms.correction import (
     anchor_and_weights,
     drift_metrics,
     interpolated_proximal,
-    kept_figures,
+    kept_metrics,
     rejections,
 )
 from rollmesh.learner.algorithms.losses.ppo import clipped_surrogate, dual_clipped, ppo
@@ -97,7 +97,7 @@ def decoupled_ppo(case: Case) -> Outputs:
     if weights is not None:
         outputs["out_behave_imp_weight"] = case.padded(torch.where(keep, weights, 0.0))
         clamped = drift_metrics(log_probs, tokens, correction).sums["rollout_corr/truncated_fraction"] / ids.numel()
-        outputs["filtered_fraction"] = kept_figures(kept, ids, rows).get("rollout_rs_masked_fraction", float(clamped))
+        outputs["filtered_fraction"] = kept_metrics(kept, ids, rows).get("rollout_rs_masked_fraction", float(clamped))
     return outputs
 
 

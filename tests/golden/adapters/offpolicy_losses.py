@@ -10,18 +10,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.distributions import Categorical
 
 from rollmesh.learner.algorithms.aggregation import aggregate
 from rollmesh.learner.algorithms.correction import (
     CorrectionSettings,
     diagnostics,
     importance_weights,
-    kept_figures,
+    kept_metrics,
     rejections,
-    rule_figures,
-    weight_figures,
+    rule_metrics,
+    weight_metrics,
 )
-from rollmesh.learner.algorithms.entropy import entropy_from_logits
 from rollmesh.learner.algorithms.kl import kl_estimate
 from rollmesh.learner.algorithms.losses.modifiers import off_policy_sequence_keep
 from rollmesh.learner.algorithms.numerics import log_ratio
@@ -88,7 +88,7 @@ def response(case: Case) -> Mask:
 
 
 def verl_bypass(case: Case, name: str, settings: Mapping[str, Any], *, weighted: bool) -> Outputs:
-    """Rejection takes tokens out of the mask; figures compare the current policy with the rollout's."""
+    """Rejection takes tokens out of the mask; metrics compare the current policy with the rollout's."""
     correction = verl_settings(case.settings)
     current, rollout = case.flat("log_prob"), case.flat("rollout_log_prob")
     tokens = case.tokens()
@@ -100,13 +100,13 @@ def verl_bypass(case: Case, name: str, settings: Mapping[str, Any], *, weighted:
 
     leaf = case.rows("log_prob").requires_grad_()
     run = component(case, leaf, mask, name, settings, "rollout_log_prob")
-    figures = diagnostics(current, rollout, ids, rows)
-    figures |= rule_figures(current, rollout, ids, rows, correction) | kept_figures(kept, ids, rows)
+    metrics = diagnostics(current, rollout, ids, rows)
+    metrics |= rule_metrics(current, rollout, ids, rows, correction) | kept_metrics(kept, ids, rows)
     token_loss = run.token_loss
     if correction.weighs:
-        figures |= weight_figures(current, rollout, ids, rows, correction)
+        metrics |= weight_metrics(current, rollout, ids, rows, correction)
         # The peer adds 1e-8 to the mean that it divides by, which shows in means of a few tokens.
-        figures["rollout_is_eff_sample_size"] *= (1.0 + 1e-8 / max(figures["rollout_is_mean"], 1e-8)) ** 2
+        metrics["rollout_is_eff_sample_size"] *= (1.0 + 1e-8 / max(metrics["rollout_is_mean"], 1e-8)) ** 2
         if weighted:
             token_loss = token_loss * importance_weights(current, rollout, ids, rows, correction)[keep]
     lengths = run.tokens.sequence_lengths
@@ -114,7 +114,7 @@ def verl_bypass(case: Case, name: str, settings: Mapping[str, Any], *, weighted:
     loss = run.aggregated(token_loss, case.settings["loss_agg_mode"], counts, float(mask.shape[1]))
     loss.backward()
     actor = {metric: run.mean(metric) for metric in VERL_METRICS if metric in run.metrics.sums}
-    corrected = {f"rollout_corr/{metric}": value for metric, value in figures.items()}
+    corrected = {f"rollout_corr/{metric}": value for metric, value in metrics.items()}
     return {"out_loss": loss.detach(), "out_grad_log_prob": leaf.grad, **actor, **corrected}
 
 
@@ -303,7 +303,7 @@ class PipelineStep:
         log_probs = torch.log_softmax(self.logits[:, :-1], -1)
         labels = case.rows("input_ids")[:, 1:, None]
         current = log_probs.gather(-1, labels).squeeze(-1)[self._mask]
-        self.entropy = entropy_from_logits(self.logits[:, :-1][self._mask])
+        self.entropy = Categorical(logits=self.logits[:, :-1][self._mask]).entropy()
         shape = case.inputs["labels"].shape
         rows = np.broadcast_to(np.arange(shape[0])[:, None], shape)
         segments = case.inputs.get("segment_ids", rows)[:, 1:]

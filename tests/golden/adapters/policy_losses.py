@@ -1,7 +1,7 @@
 """Policy losses: ours under the settings of a peer's case, aggregated and counted as the peer does.
 
-What stands here is layout, the peers' normalizers and names. Figures that a peer takes per row come from calling the
-loss on that row alone, as a micro-batch of one sequence.
+Here stand layout, the peers' normalizers and names. Metrics that a peer takes per row come from calling the loss on
+that row alone, as a micro-batch of one sequence.
 """
 
 from __future__ import annotations

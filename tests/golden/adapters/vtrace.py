@@ -55,7 +55,7 @@ def rlax_advantage(case: Case) -> Outputs:
 
 @adapter(FAMILY, "torchrl", "vtrace")
 def torchrl_vtrace(case: Case) -> Outputs:
-    """What lies behind a step is discounted by gamma where the trajectory terminates, too: it is cut there anyway."""
+    """The rest after a step is discounted by gamma where the trajectory terminates, too: it is cut there anyway."""
     settings, shape = case.settings, case.inputs["value"].shape
     values, following = case.rows("value").flatten(), case.rows("next_value").flatten()
     rewards, lengths = case.rows("reward").flatten(), torch.full((shape[0],), shape[1])

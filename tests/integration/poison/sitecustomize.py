@@ -1,7 +1,7 @@
 """On the path of one run's processes: each engine raises, in the process that answers, at one prompt of the data.
 
 hf raises in the forward pass, vLLM in its engine core where that takes a request up, SGLang in its server's front.
-What ROLLMESH_TEST_POISON holds is the prompt's tokens, as JSON.
+ROLLMESH_TEST_POISON holds the prompt's tokens, as JSON.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from rollmesh.learner.algorithms.base import Loss
+from rollmesh.learner.algorithms.interface import Loss
 from rollmesh.learner.algorithms.types import GlobalCounts, ModelOutput, Rollouts, TokenBatch
 
 
@@ -27,7 +27,7 @@ class MemoryBatch:
         self.rollouts = rollouts
         self.version = 0
         self.generator = torch.Generator().manual_seed(0)
-        self.figures: dict[str, float] = {}
+        self.reported: dict[str, float] = {}
         self.tokens = tokens
         self.logits = logits
         self.tables = values or {}
@@ -55,11 +55,11 @@ class MemoryBatch:
         assert table.grad is not None
         self.logits[role] = (table - 0.5 * table.grad).detach()
 
-    def report(self, figures: Mapping[str, float]) -> None:
-        self.figures.update(figures)
+    def report(self, metrics: Mapping[str, float]) -> None:
+        self.reported.update(metrics)
 
     def counts(self) -> GlobalCounts:
-        """Of all tokens."""
+        """The counts of the whole batch."""
         return GlobalCounts(self.rollouts.num_tokens, int((self.rollouts.lengths > 0).sum()))
 
     def token_batch(self) -> TokenBatch:

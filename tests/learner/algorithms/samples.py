@@ -14,7 +14,7 @@ from rollmesh.learner.algorithms.registry import POLICY_LOSSES, build_policy_los
 from rollmesh.learner.algorithms.settings import Component
 from rollmesh.learner.algorithms.types import GlobalCounts, StepView, TokenBatch
 
-# Beside the defaults; a new loss is covered by its defaults without being named here.
+# In addition to the defaults; a new loss is covered by its defaults without being named here.
 VARIANTS: tuple[Component, ...] = (
     Component("ppo", {"dual_clip": None, "two_sided_delta": 1.5}),
     Component("gspo", {"clip_low": 0.1, "clip_high": 0.1, "dual_clip": 2.0}),

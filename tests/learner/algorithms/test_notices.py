@@ -1,4 +1,4 @@
-"""What a run says of settings without effect is what the gradient shows, for all algorithms and losses."""
+"""A run's notices of settings without effect agree with the gradient, for all algorithms and losses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from benchmarks.clips import effects
+from benchmarks.learner.clips import effects
 from rollmesh.learner.algorithms.load import load_algorithm
 from rollmesh.learner.algorithms.registry import ALGORITHMS, POLICY_LOSSES
 from rollmesh.learner.algorithms.types import UpdatePlan
@@ -28,7 +28,7 @@ def test_no_setting_of_a_preset_is_dead_in_silence(name: str) -> None:
     assert [effect for effect in found if not effect.agrees] == []
 
 
-# Whether the ratio is 1 does not depend on the loss: the rarer cases are tried with two.
+# The loss does not decide whether the ratio is 1: the rarer cases are tried with two.
 COMBINATIONS = [
     (loss, case)
     for case in CASES

@@ -61,7 +61,7 @@ def test_goes_through_its_dataflow(name):
     assert data.advantages is not None
     assert data.advantages.shape == (data.num_tokens,)
     assert torch.isfinite(data.advantages).all()
-    assert all(torch.isfinite(torch.tensor(value)) for value in batch.figures.values()), batch.figures
+    assert all(torch.isfinite(torch.tensor(value)) for value in batch.reported.values()), batch.reported
     tokens = batch.token_batch()
     for role, loss in algorithm.losses(version=10**6).items():
         table = (batch.tables if role in batch.tables else batch.logits)[role].detach().clone().requires_grad_()
@@ -75,9 +75,9 @@ def test_goes_through_its_dataflow(name):
         result.loss.backward()
         assert torch.isfinite(table.grad).all()
         assert table.grad.abs().sum() > 0
-        figures = summarize([result.metrics], data.num_tokens)
-        assert figures
-        assert all(torch.isfinite(torch.tensor(value)) for value in figures.values()), figures
+        summary = summarize([result.metrics], data.num_tokens)
+        assert summary
+        assert all(torch.isfinite(torch.tensor(value)) for value in summary.values()), summary
     algorithm.restore(before)
     assert algorithm.state() == before
 
@@ -194,7 +194,7 @@ SILENT_WHERE_EQUAL = (
 
 
 def test_a_group_that_is_expected_to_be_silent_is():
-    """What ranks are balanced by, from metadata alone, is what the batch stage comes to: advantages of exactly 0."""
+    """Ranks are balanced, from metadata alone, by the result of the batch stage: advantages of exactly 0."""
     silent = []
     for name in ALGORITHMS.names:
         algorithm, batch = load_algorithm(name, {}, PLAN), a_batch(seed=3)
@@ -261,9 +261,9 @@ def test_the_positive_example_loss_is_the_mean_over_tokens_of_correct_responses(
     with_it.batch_stage(batch)
     output = batch.output("actor")
     result = with_it.loss(output, batch.token_batch(), batch.counts())
-    figures = summarize([result.metrics], batch.rollouts.num_tokens)
+    summary = summarize([result.metrics], batch.rollouts.num_tokens)
     correct = (batch.rollouts.rewards > 0.5)[batch.rollouts.sequence_ids]
-    assert figures["actor/positive_lm_loss"] == pytest.approx(float(-output.log_probs[correct].mean()))
+    assert summary["actor/positive_lm_loss"] == pytest.approx(float(-output.log_probs[correct].mean()))
 
 
 def test_prime_trains_its_reward_model_before_it_rewards():

@@ -73,7 +73,7 @@ def test_unknown_algorithms_are_named(name):
 
 @pytest.fixture
 def own_registries(monkeypatch):
-    """What a test registers is gone after it."""
+    """Removes after a test what it registers."""
     for registry in (ADVANTAGES, POLICY_LOSSES, ALGORITHMS):
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
 
@@ -86,7 +86,7 @@ def test_a_users_file_is_enough(tmp_path):
             """
             import torch
             from dataclasses import dataclass
-            from rollmesh.learner.algorithms.base import Algorithm
+            from rollmesh.learner.algorithms.interface import Algorithm
             from rollmesh.learner.algorithms.metrics import Metrics
             from rollmesh.learner.algorithms.registry import register_advantage, register_algorithm
             from rollmesh.learner.algorithms.registry import register_policy_loss
@@ -147,7 +147,7 @@ def test_a_selection_that_is_needed_and_missing_is_named(tmp_path):
     (tmp_path / "blind.py").write_text(
         textwrap.dedent(
             """
-            from rollmesh.learner.algorithms.base import Algorithm
+            from rollmesh.learner.algorithms.interface import Algorithm
             from rollmesh.learner.algorithms.types import Needs
 
             class Blind(Algorithm):

@@ -1,4 +1,4 @@
-"""Reward shaping: penalties of length, scale, clip, normalization, and the figures of each."""
+"""Reward shaping: penalties of length, scale, clip, normalization, and the metrics of each."""
 
 from __future__ import annotations
 
@@ -40,34 +40,34 @@ def _batch(rewards: list[float], lengths: list[int], groups: list[int] | None = 
 def test_finite_whatever_the_batch(settings, rows):
     batch = _batch([r for r, _, _ in rows], [n for _, n, _ in rows], [g for _, _, g in rows])
     before = batch.rewards.clone()
-    shaped, moments, figures = shape_rewards(batch, settings, RunningMoments(), max_response_tokens=32)
+    shaped, moments, metrics = shape_rewards(batch, settings, RunningMoments(), max_response_tokens=32)
     assert shaped.shape == before.shape
     assert shaped.dtype == torch.float32
     assert shaped.isfinite().all()
     assert torch.equal(batch.rewards, before)
-    assert all(value == value for value in figures.values())
+    assert all(value == value for value in metrics.values())
     assert moments.count == (len(rows) if settings.normalize == "running" else 0)
 
 
 def test_by_default_nothing_changes():
     batch = _batch([1.0, -3.0], [1, 2])
-    shaped, _, figures = shape_rewards(batch, RewardSettings(), RunningMoments(), max_response_tokens=8)
+    shaped, _, metrics = shape_rewards(batch, RewardSettings(), RunningMoments(), max_response_tokens=8)
     assert shaped.tolist() == [1.0, -3.0]
     assert shaped is not batch.rewards
-    assert figures["reward/raw/mean"] == -1.0
-    assert "reward/shaped/mean" not in figures
+    assert metrics["reward/raw/mean"] == -1.0
+    assert "reward/shaped/mean" not in metrics
 
 
 def test_order_of_the_operations():
     settings = RewardSettings(overlong_buffer_tokens=10, truncation_penalty=0.25, bias=0.5, scale=2.0, clip=2.0)
     batch = _batch([1.0, 1.0, 0.0], [10, 15, 20], truncated=[False, False, True])
-    shaped, _, figures = shape_rewards(batch, settings, RunningMoments(), max_response_tokens=20)
+    shaped, _, metrics = shape_rewards(batch, settings, RunningMoments(), max_response_tokens=20)
     # 2 * (1 + 0.5) = 3, cut; 2 * (1 - 0.5 + 0.5); 2 * (0 - 1 - 0.25 + 0.5).
     assert shaped.tolist() == [2.0, 2.0, -1.5]
-    assert figures["reward/clipped"] == pytest.approx(1 / 3)
-    assert figures["reward/overlong_penalty/min"] == -1.0
-    assert figures["reward/truncation_penalty/mean"] == pytest.approx(-0.25 / 3)
-    assert figures["reward/shaped/max"] == 2.0
+    assert metrics["reward/clipped"] == pytest.approx(1 / 3)
+    assert metrics["reward/overlong_penalty/min"] == -1.0
+    assert metrics["reward/truncation_penalty/mean"] == pytest.approx(-0.25 / 3)
+    assert metrics["reward/shaped/max"] == 2.0
 
 
 def test_soft_overlong_by_hand():
@@ -113,10 +113,10 @@ def test_moments_of_parts_are_those_of_the_whole(chunks):
 def test_running_normalization_remembers_earlier_batches():
     settings = RewardSettings(normalize="running")
     _, moments, _ = shape_rewards(_batch([0.0, 0.0], [1, 1]), settings, RunningMoments(), max_response_tokens=8)
-    shaped, moments, figures = shape_rewards(_batch([2.0, 2.0], [1, 1]), settings, moments, max_response_tokens=8)
+    shaped, moments, metrics = shape_rewards(_batch([2.0, 2.0], [1, 1]), settings, moments, max_response_tokens=8)
     assert (moments.count, moments.mean, moments.std) == (4, 1.0, 1.0)
     assert shaped.tolist() == [1.0, 1.0]
-    assert figures["reward/running_std"] == 1.0
+    assert metrics["reward/running_std"] == 1.0
 
 
 def test_equal_rewards_are_centred_not_blown_up():

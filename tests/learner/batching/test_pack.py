@@ -40,21 +40,21 @@ def batches(draw) -> list[TrainSequence]:
 @given(sequences=batches())
 def test_trained_tokens_are_predicted_by_their_predecessors(sequences):
     packed = pack(sequences)
-    ids = packed.input_ids[0].numpy()
+    ids = packed.row.input_ids[0].numpy()
     row = 0
     for number, sequence in enumerate(sequences):
         whole = np.concatenate([sequence.prompt_ids, sequence.response_ids])
         for t in np.nonzero(sequence.response_mask)[0]:
             token = sequence.response_ids[t]
-            place = int(packed.predictors[row])
-            assert packed.labels[row] == token
+            place = int(packed.row.predictors[row])
+            assert packed.row.labels[row] == token
             assert ids[place] == whole[len(sequence.prompt_ids) + t - 1]
-            assert packed.position_ids[0, place] == len(sequence.prompt_ids) + t - 1
+            assert packed.row.position_ids[0, place] == len(sequence.prompt_ids) + t - 1
             assert packed.tokens.sequence_ids[row] == number
             assert packed.tokens.behaviour_log_probs[row] == -float(token)
             assert packed.tokens.advantages[row] == 2.0 * token
             assert packed.tokens.staleness[row] == token
-            temperatures = packed.temperatures
+            temperatures = packed.row.temperatures
             found = temperatures if isinstance(temperatures, float) else float(temperatures[row])
             assert found == pytest.approx(sequence.temperature)
             row += 1
@@ -65,8 +65,8 @@ def test_trained_tokens_are_predicted_by_their_predecessors(sequences):
 @given(sequences=batches(), waste=st.sampled_from([0, 10, 10_000]))
 def test_attention_sees_a_sequences_own_past_and_nothing_else(sequences, waste):
     packed = pack(sequences)
-    layout = build_layout(packed.segments, torch.device("cpu"), waste)
-    ids = packed.input_ids[0]
+    layout = build_layout(packed.row.segments, torch.device("cpu"), waste)
+    ids = packed.row.input_ids[0]
     seen: dict[int, list[int]] = {}
     for call in layout.calls:
         count, rows, columns = call.shape

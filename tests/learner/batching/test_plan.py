@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollmesh.learner.batching.partition import sequence_cost
-from rollmesh.learner.batching.plan import Item, plan_batch
+from rollmesh.learner.batching.plan import PlanItem, plan_batch
 from rollmesh.learner.batching.types import Packing
 
 
@@ -28,7 +28,7 @@ from rollmesh.learner.batching.types import Packing
 )
 def test_plans_keep_their_promises(groups, budget, ranks, minibatches, packing):
     items = [
-        Item(g, prompt, response, share)
+        PlanItem(g, prompt, response, share)
         for g, (prompt, responses, share) in enumerate(groups)
         for response in responses
     ]
@@ -50,7 +50,7 @@ def test_plans_keep_their_promises(groups, budget, ranks, minibatches, packing):
 
 def test_ranks_are_balanced_by_cost_rather_than_by_tokens():
     # The long sequence holds a third of the tokens, but takes longer than all others together.
-    items = [Item(0, 0, 65536)] + [Item(g, 0, 1024) for g in range(1, 129)]
+    items = [PlanItem(0, 0, 65536)] + [PlanItem(g, 0, 1024) for g in range(1, 129)]
     plan = plan_batch(items, token_budget=1 << 20, ranks=2)
     costs = [
         sum(sequence_cost(items[i].response_tokens) for micro in rank for i in micro) for rank in plan.minibatches[0]
@@ -62,9 +62,9 @@ def test_ranks_are_balanced_by_cost_rather_than_by_tokens():
 def test_ranks_are_balanced_by_what_is_expected_to_be_computed(packing):
     """Three of four groups are not trained; with their lengths in the balance the ranks are uneven."""
     rng = random.Random(0)
-    items = [Item(g, 30, rng.randint(200, 2000), float(g % 4 == 0)) for g in range(32) for _ in range(8)]
+    items = [PlanItem(g, 30, rng.randint(200, 2000), float(g % 4 == 0)) for g in range(32) for _ in range(8)]
 
-    def uneven(known: list[Item]) -> float:
+    def uneven(known: list[PlanItem]) -> float:
         (step,) = plan_batch(known, token_budget=8192, ranks=4, packing=packing).minibatches
         work = [sum(items[i].response_tokens * items[i].share for micro in rank for i in micro) for rank in step]
         return max(work) * len(work) / sum(work)
@@ -74,7 +74,7 @@ def test_ranks_are_balanced_by_what_is_expected_to_be_computed(packing):
 
 
 def test_a_group_stays_together_where_the_budget_allows():
-    items = [Item(i // 4, 10, 5) for i in range(16)]
+    items = [PlanItem(i // 4, 10, 5) for i in range(16)]
     plan = plan_batch(items, token_budget=30, ranks=2)
     for rank in plan.minibatches[0]:
         for micro in rank:
@@ -82,10 +82,10 @@ def test_a_group_stays_together_where_the_budget_allows():
             assert len(micro) == 4
 
 
-def _tokens(items: list[Item], micro: tuple[int, ...]) -> int:
+def _tokens(items: list[PlanItem], micro: tuple[int, ...]) -> int:
     prompts = {items[i].group: items[i].prompt_tokens for i in micro}
     return sum(prompts.values()) + sum(items[i].response_tokens for i in micro)
 
 
-def _padded(items: list[Item], micro: tuple[int, ...]) -> int:
+def _padded(items: list[PlanItem], micro: tuple[int, ...]) -> int:
     return len(micro) * max(items[i].prompt_tokens + items[i].response_tokens for i in micro)

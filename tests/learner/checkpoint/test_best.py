@@ -1,4 +1,4 @@
-"""The best checkpoint: never pruned, of ties the first, and nobody's but the newest learner's."""
+"""The best checkpoint: never pruned, of ties the first, and the newest learner's alone."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_result_may_come_before_its_checkpoint_and_a_round_may_be_missed(tmp_p
 
 @pytest.mark.parametrize("how", ["measured", "missed"])
 def test_a_checkpoint_behind_its_round_waits_for_nothing(tmp_path: Path, how: str) -> None:
-    """Nobody would ever let go of it: each would stay for the rest of the run."""
+    """No learner would ever release it: each would stay for the rest of the run."""
     run = Run(tmp_path)
     run.save(1, evaluated=True)
     run.result(1, 0.5)

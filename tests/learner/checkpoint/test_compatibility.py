@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rollmesh.learner.algorithms.base import Algorithm
+from rollmesh.learner.algorithms.interface import Algorithm
 from rollmesh.learner.algorithms.load import load_algorithm
 from rollmesh.learner.algorithms.types import UpdatePlan
 from rollmesh.learner.checkpoint.compatibility import check_newest

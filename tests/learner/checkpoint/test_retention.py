@@ -1,4 +1,4 @@
-"""What is removed from the checkpoint folder: never what a learner may be told to start from."""
+"""Checkpoints that are removed from the folder: never one that a learner may be told to start from."""
 
 from __future__ import annotations
 

@@ -10,20 +10,20 @@ from typing import Any, cast
 import pytest
 
 from rollmesh.learner.coordinator.prompt_seeder import PromptSeeder, SeedingRules
-from rollmesh.learner.data.stream import Window
+from rollmesh.learner.data.stream import TaskWindow
 from rollmesh.mesh.errors import RollmeshError, UnreachableError
 
 
 class Prompts:
-    """Of which the second window cannot be read."""
+    """A dataset whose second window cannot be read."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
 
-    def after(self, cursor: int, count: int) -> Window:
+    def after(self, cursor: int, count: int) -> TaskWindow:
         if cursor:
             raise self._error
-        return Window([], last_ordinal=count, end=False)
+        return TaskWindow([], last_ordinal=count, end=False)
 
 
 @pytest.mark.parametrize(

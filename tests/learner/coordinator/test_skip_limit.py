@@ -1,4 +1,4 @@
-"""How long a run lives whose gradients are not finite."""
+"""The life of a run whose gradients are not finite."""
 
 from __future__ import annotations
 

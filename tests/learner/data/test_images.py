@@ -16,10 +16,10 @@ from safetensors.numpy import save_file
 
 from rollmesh.learner.coordinator.prompt_sources import open_prompts
 from rollmesh.learner.data import PromptEncoder, Row, open_dataset
-from rollmesh.learner.data.prompts import Refused, TaskShape
+from rollmesh.learner.data.prompts import RefusedRow, TaskShape
 from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.mesh.config import load_config
-from rollmesh.mesh.config.models import ModelSection
+from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.trajectory.images import MAX_IMAGE_BYTES, ImageProcessor
 from tests.generators.engines.tiny_vlm import IMAGE, WIDTH, TinyVlm, picture
@@ -91,7 +91,7 @@ def test_a_prompt_is_as_long_as_the_model_sees_it(tmp_path: Path, vlm: TinyVlm) 
     (tmp_path / "a.png").write_bytes(PNG)
     [row] = open_dataset(path).rows([0])
     assert encoded(vlm, row, longest=WIDTH).prompt_ids == np.array([IMAGE], "<i4").tobytes()
-    assert encoded(vlm, row, longest=WIDTH - 1) == Refused(0, "long_prompt", WIDTH)
+    assert encoded(vlm, row, longest=WIDTH - 1) == RefusedRow(0, "long_prompt", WIDTH)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What ranks above 0 do with their orders."""
+"""Execution of orders by ranks above 0."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rollmesh.learner.coordinator.coordinator import Coordinator
 from rollmesh.learner.distributed.rank_group import run_follower
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.errors import UnreachableError
-from rollmesh.mesh.runtime.service import AsyncBridge
+from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 

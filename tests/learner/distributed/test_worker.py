@@ -20,7 +20,7 @@ from rollmesh.learner.algorithms.types import Rollouts
 from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.batching.types import TrainSequence
 from rollmesh.learner.distributed.worker import UpdateRefused
-from rollmesh.learner.engines.base import Engine
+from rollmesh.learner.engines.interface import Engine
 from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.learner.dataflow import (

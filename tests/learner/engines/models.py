@@ -8,15 +8,16 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-from benchmarks import tiny_models
-from benchmarks.tiny_models import VOCABULARY
+from benchmarks.learner import tiny_models
+from benchmarks.learner.tiny_models import VOCABULARY
 from rollmesh.learner.batching.types import TrainSequence
-from rollmesh.learner.engines.base import EngineSpec
+from rollmesh.learner.engines.interface import EngineSpec
 from rollmesh.learner.engines.registry import create_engine
-from rollmesh.mesh.config.models import ModelSection, OptimizerSection
+from rollmesh.mesh.config.inputs import ModelSection
+from rollmesh.mesh.config.learner import OptimizerSection
 
-# Of an export in small buckets: less than any of the models has, by far.
-EXPORT_BUCKET_BYTES = 9000
+# Bytes of an export's small batches: far less than any of the models has.
+EXPORT_GATHER_BYTES = 9000
 # One of every kind of attention that takes packed rows; the probe's tests look at all others.
 ARCHITECTURES = ("qwen3", "llama", "gemma3_text", "gemma2", "gpt2", "qwen3_moe")
 

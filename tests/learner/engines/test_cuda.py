@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.tiny_models import save_model
+from benchmarks.learner.tiny_models import save_model
 from rollmesh.learner.batching.pack import pack
 from tests.learner.engines.models import make_critic, make_engine, make_model, make_sequences
 from tests.learner.engines.training import critic_loss, log_probs, train_step, values, weights
@@ -97,7 +97,7 @@ def test_two_devices_over_nccl_give_the_weights_of_one_cpu(tmp_path):
 
 
 def main(folder: Path, out: Path) -> None:
-    """What each of two ranks does."""
+    """The work of each of two ranks."""
     engine = make_engine(folder, device="cuda")
     train_step(engine, seed=3)
     found = weights(engine)

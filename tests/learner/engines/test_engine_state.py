@@ -1,4 +1,4 @@
-"""What an engine keeps and hands out: checkpoints at another world size, weights, Hugging Face folders."""
+"""State that an engine keeps and hands out: checkpoints at another world size, weights, Hugging Face folders."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from rollmesh.learner.algorithms.types import LossOutput
 from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.checkpoint.store import CheckpointStore, load_checkpoint
 from rollmesh.learner.engines.fsdp2.state import load_state, save_state
-from rollmesh.mesh.config.models import ModelSection, OptimizerSection
+from rollmesh.mesh.config.inputs import ModelSection
+from rollmesh.mesh.config.learner import OptimizerSection
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
-from tests.learner.engines.models import EXPORT_BUCKET_BYTES, make_engine, make_model, make_sequences
+from tests.learner.engines.models import EXPORT_GATHER_BYTES, make_engine, make_model, make_sequences
 from tests.learner.engines.test_gradients import assert_same
 from tests.learner.engines.training import log_probs, make_batches, policy_loss, train_step, weights
 
@@ -41,7 +42,9 @@ def test_resume_continues_exactly(model_folder, tmp_path):
 
 
 def test_a_checkpoint_before_the_first_step_changes_nothing(model_folder, tmp_path):
-    """Neither for who wrote it nor for who goes on from it: AdamW has taken no step, by its own count too."""
+    """Neither for the engine that wrote it nor for the one that continues from it: AdamW has taken no step, by its own
+    count too.
+    """
     untouched, saved, resumed = (make_engine(model_folder) for _ in range(3))
     path = CheckpointStore(tmp_path).save({"actor": saved}, PolicyVersion(1, 0), {})
     load_checkpoint({"actor": resumed}, path)
@@ -56,12 +59,12 @@ def not_finite(output, tokens, counts):
     return LossOutput(policy_loss()(output, tokens, counts).loss * float("inf"), Metrics())
 
 
-class Refused(Exception):
+class RefusedRow(Exception):
     """The batch may not be used."""
 
 
 def refuse() -> None:
-    raise Refused
+    raise RefusedRow
 
 
 def test_gradients_that_no_step_has_used_have_no_part_in_a_checkpoint(model_folder, tmp_path):
@@ -74,7 +77,7 @@ def test_gradients_that_no_step_has_used_have_no_part_in_a_checkpoint(model_fold
         if name == "not_finite":
             assert saved.train_batch(batches, not_finite, saved.global_counts(batches)).skipped
         else:
-            with pytest.raises(Refused):
+            with pytest.raises(RefusedRow):
                 saved.train_batch(batches, policy_loss(), saved.global_counts(batches), refuse)
         path = CheckpointStore(tmp_path / name).save({"actor": saved}, PolicyVersion(1, 0), {})
         load_checkpoint({"actor": resumed}, path)
@@ -161,16 +164,16 @@ def test_weights_carry_the_models_names_once_in_wire_dtype(tmp_path):
     assert missing in ([], ["lm_head.weight"])
 
 
-def test_the_size_of_a_bucket_changes_nothing(two_rank_results):
-    small, large = (two_rank_results.tensors[name] for name in ("in_small_buckets", "resumed"))
+def test_the_size_of_a_gathered_batch_changes_nothing(two_rank_results):
+    small, large = (two_rank_results.tensors[name] for name in ("in_small_batches", "resumed"))
     assert list(small) == list(large)
     assert_same(small, large, 0.0)
 
 
-def test_the_first_rank_never_holds_more_than_a_bucket_of_full_tensors(two_rank_results):
-    sizes = [tensor.nbytes for tensor in two_rank_results.tensors["in_small_buckets"].values()]
+def test_the_first_rank_never_holds_more_than_a_batch_of_full_tensors(two_rank_results):
+    sizes = [tensor.nbytes for tensor in two_rank_results.tensors["in_small_batches"].values()]
     held = two_rank_results.figures["held_bytes"]
-    assert max(sizes) <= held <= max(EXPORT_BUCKET_BYTES + 64, max(sizes))
+    assert max(sizes) <= held <= max(EXPORT_GATHER_BYTES + 64, max(sizes))
     assert 2 * held < sum(sizes)
 
 

@@ -1,7 +1,7 @@
 """A training step and a swap as they would run on CUDA: devices, dtypes, and how often the host waits for the device.
 
-In a process of its own, for rank 0 of 8 or 64, on tensors without values: what runs here needs no GPU, and says nothing
-of kernels, streams and NCCL.
+In a process of its own, for rank 0 of 8 or 64, on tensors without values. It needs no GPU, and says nothing of kernels,
+streams and NCCL.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def test_an_export_copies_messages_not_parameters(seen: dict[str, Any], case: st
     facts, waits = seen[case]["facts"], seen[case]["waits"]["export"]
     assert facts["exported"] == [["cpu", "torch.bfloat16"]]
     assert facts["exported_tensors"] == facts["parameters"]
-    assert 0 < sum(waits["to_host"].values()) <= facts["buckets"] * CASES[case].get("world", 8)  # type: ignore[operator]
+    assert 0 < sum(waits["to_host"].values()) <= facts["gathered"] * CASES[case].get("world", 8)  # type: ignore[operator]
     assert waits["reads"] == {}
 
 

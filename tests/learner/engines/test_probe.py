@@ -10,12 +10,12 @@ import torch
 from torch import nn
 from transformers import AutoConfig
 
-from benchmarks.tiny_models import save_model
+from benchmarks.learner.tiny_models import save_model
 from rollmesh.learner.batching.types import Packing
 from rollmesh.learner.engines.fsdp2.architecture import describe_packing, refuse_by_structure
 from rollmesh.learner.engines.fsdp2.varlen import without_kernel
 from rollmesh.learner.engines.tolerances import FLOORS, Difference, problem_of_rounding, problem_of_structure
-from rollmesh.mesh.config.models import ModelSection
+from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.errors import ConfigError, DataError
 from tests.learner.engines.models import make_critic, make_engine, make_frozen
 from tests.learner.engines.training import critic_loss, gradients, train_step, weights
@@ -25,7 +25,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """Folders of `benchmarks.tiny_models`, each written once."""
+    """Folders of `benchmarks.learner.tiny_models`, each written once."""
     folders: dict[str, Path] = {}
 
     def folder(architecture: str) -> Path:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.checkpoint.store import CheckpointStore, load_checkpoint
-from rollmesh.mesh.config.models import OptimizerSection
+from rollmesh.mesh.config.learner import OptimizerSection
 from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.learner.engines.models import make_critic, make_engine, make_frozen, make_sequences
@@ -132,7 +132,7 @@ def test_actor_and_critic_resume_exactly(model_folder, tmp_path):
 
 
 def test_two_ranks_and_one_resume_the_critic_of_one_another(two_rank_results):
-    """Written by two ranks beside the actor, read by one."""
+    """Written by two ranks next to the actor, read by one."""
     engines = {"actor": make_engine(two_rank_results.model), "critic": make_critic(two_rank_results.critic)}
     ((_, path),) = CheckpointStore(two_rank_results.checkpoints).list()
     assert load_checkpoint(engines, path)["cursor"] == 7

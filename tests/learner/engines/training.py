@@ -6,15 +6,15 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from rollmesh.learner.algorithms.aggregation import Aggregation, aggregate
-from rollmesh.learner.algorithms.base import Loss
+from rollmesh.learner.algorithms.interface import Loss
 from rollmesh.learner.algorithms.losses.ppo import ppo
 from rollmesh.learner.algorithms.metrics import Metrics, log_ratio_histogram, weight_moments
 from rollmesh.learner.algorithms.types import GlobalCounts, LossOutput, ModelOutput, TokenBatch
 from rollmesh.learner.algorithms.value import value_loss
 from rollmesh.learner.batching.pack import pack
-from rollmesh.learner.batching.plan import Item, plan_batch
+from rollmesh.learner.batching.plan import PlanItem, plan_batch
 from rollmesh.learner.batching.types import PackedBatch
-from rollmesh.learner.engines.base import Engine, StepResult
+from rollmesh.learner.engines.interface import Engine, StepResult
 from tests.learner.engines.models import make_sequences
 
 GROUPS = 6
@@ -64,7 +64,7 @@ def make_batches(
     """The micro-batches of the engine's rank."""
     if sequences is None:
         sequences = make_sequences(seed, groups=groups, members=MEMBERS)
-    items = [Item(i // MEMBERS, len(s.prompt_ids), len(s.response_ids)) for i, s in enumerate(sequences)]
+    items = [PlanItem(i // MEMBERS, len(s.prompt_ids), len(s.response_ids)) for i, s in enumerate(sequences)]
     plan = plan_batch(items, token_budget=token_budget, ranks=engine.world_size)
     return [with_returns(pack(sequences, indices, engine.device)) for indices in plan.minibatches[0][engine.rank]]
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 
 from rollmesh.learner.checkpoint.store import CheckpointStore
-from rollmesh.learner.engines.base import Engine
 from rollmesh.learner.engines.fsdp2.export import full_tensors
+from rollmesh.learner.engines.interface import Engine
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
-from tests.learner.engines.models import EXPORT_BUCKET_BYTES, make_critic, make_engine, make_frozen
+from tests.learner.engines.models import EXPORT_GATHER_BYTES, make_critic, make_engine, make_frozen
 from tests.learner.engines.training import critic_loss, gradients, train_step, weights
 
 torch.set_num_threads(1)
@@ -51,12 +51,12 @@ def main(model: Path, checkpoint: Path, out: Path) -> None:
     extra = engine.load_checkpoint(checkpoint)
     train_step(engine, seed=5)
     seen["resumed"] = weights(engine)
-    # Full tensors are on the first rank alone, however many fit into a bucket.
+    # Full tensors are on the first rank alone, however many fit into a batch.
     assert bool(seen["resumed"]) == (engine.rank == 0)
-    tensors = full_tensors(engine._named_tensors(), engine._world, torch.float32, bucket_bytes=EXPORT_BUCKET_BYTES)
-    seen["in_small_buckets"], held = {}, 0
+    tensors = full_tensors(engine._named_tensors(), engine._world, torch.float32, gather_bytes=EXPORT_GATHER_BYTES)
+    seen["in_small_batches"], held = {}, 0
     for name, tensor in tensors:
-        seen["in_small_buckets"][name] = tensor.clone()
+        seen["in_small_batches"][name] = tensor.clone()
         held = max(held, tensor.untyped_storage().nbytes())
     engine._shell.base_model.norm.weight.data.fill_(torch.nan)
     refused = engine._world.gather_bytes(refusal(engine).encode())
@@ -83,7 +83,7 @@ def gather(engine: Engine) -> dict[str, list[torch.Tensor]]:
 
 
 def refusal(engine: Engine) -> str:
-    """How the probe refuses, on this rank."""
+    """The probe's refusal, on this rank."""
     try:
         engine.probe()
     except DataError as error:

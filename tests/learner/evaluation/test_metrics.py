@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmesh.learner.evaluation.metrics import answer_of, draws, majority_reward, pass_at_k, pass_metrics
+from rollmesh.learner.evaluation.metrics import answer_of, majority_reward, pass_at_k, pass_k_values, pass_metrics
 
 
 @given(st.integers(1, 8).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
@@ -47,8 +47,8 @@ def test_figures_are_means_over_prompts() -> None:
         [],
     ]
     found = pass_metrics(prompts, n=5, right_at=1.0)
-    assert draws(5) == [1, 2, 4, 5]
-    assert draws(4) == [1, 2, 4]
+    assert pass_k_values(5) == [1, 2, 4, 5]
+    assert pass_k_values(4) == [1, 2, 4]
     assert found["mean@5"] == pytest.approx((3 / 5 + 0.2 / 3) / 2)
     assert found["maj@5"] == pytest.approx((1.0 + 0.0) / 2)
     assert found["pass@1"] == pytest.approx((3 / 5 + 0) / 2)

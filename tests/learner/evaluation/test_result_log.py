@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import rollmesh.learner.evaluation.result_log as module
-from rollmesh.learner.evaluation.result_log import MAX_TEXT, ResultLog, shortened
+from rollmesh.learner.evaluation.result_log import MAX_TEXT, ResultLog, shorten_text
 
 
 def test_results_come_back_by_version_and_rows_of_old_ones_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,7 +24,7 @@ def test_results_come_back_by_version_and_rows_of_old_ones_go(tmp_path: Path, mo
 
 
 def test_long_responses_keep_their_end() -> None:
-    assert shortened("x" * MAX_TEXT) == "x" * MAX_TEXT
-    kept = shortened("a" * MAX_TEXT + "the end")
+    assert shorten_text("x" * MAX_TEXT) == "x" * MAX_TEXT
+    kept = shorten_text("a" * MAX_TEXT + "the end")
     assert kept.endswith("the end")
     assert len(kept) == MAX_TEXT + 4

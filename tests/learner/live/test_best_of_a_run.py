@@ -1,4 +1,4 @@
-"""The best checkpoint of a real run: kept, listed, exported, gone on from."""
+"""The best checkpoint of a real run: kept, listed, exported, continued from."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from rollmesh.checkpoint_choice import best_of
+from rollmesh.checkpoint_choice import best_checkpoint_path
 from rollmesh.cli.app import app
 from rollmesh.learner.checkpoint.best import best_checkpoint
 from rollmesh.learner.checkpoint.store import CheckpointStore
@@ -77,22 +77,22 @@ def test_the_best_version_is_kept_listed_exported_and_gone_on_from(
 
         shorter = config.learner.model_copy(update={"steps": best.version + 2})
         config = config.model_copy(update={"learner": shorter})
-        assert run_learner(config, mesh, start_from=best_of(run)) == 0
+        assert run_learner(config, mesh, start_from=best_checkpoint_path(run)) == 0
     again = [use for use in read_log(log) if use.incarnation == 2]
     assert [use.train_version for use in again] == [best.version, best.version + 1]
     assert again[0].resumed_at == best.version
     found = ResultLog(run).results()
     assert {result["incarnation"] for result in found} == {1, 2}
 
-    listed = CliRunner().invoke(app, ["evals", str(run)])
-    assert listed.exit_code == 0, listed.output
-    assert [line.split()[0] for line in listed.output.splitlines()][1:] == [
+    list_checkpoints = CliRunner().invoke(app, ["evals", str(run)])
+    assert list_checkpoints.exit_code == 0, list_checkpoints.output
+    assert [line.split()[0] for line in list_checkpoints.output.splitlines()][1:] == [
         f"{result['incarnation']}:{result['version']}" for result in found
     ]
-    assert listed.output.count("best by mean@2") == 1
+    assert list_checkpoints.output.count("best by mean@2") == 1
     shown = CliRunner().invoke(app, ["evals", str(run), "--version", f"1:{best.version}", "-n", "1"])
     assert len(shown.output.splitlines()) == 3, shown.output
     exported = CliRunner().invoke(app, ["export", str(run), str(tmp_path / "out"), "--best"])
     assert exported.exit_code == 0, exported.output
-    assert str(best_of(run)) in exported.output
+    assert str(best_checkpoint_path(run)) in exported.output
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out")

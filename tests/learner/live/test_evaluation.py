@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from rollmesh.buffer.client.client import BufferClient, PendingWrite
-from rollmesh.buffer.server.process import BufferService
+from rollmesh.buffer.server.process import BufferFront
 from rollmesh.learner.evaluation.evaluator import EvalResult, Evaluator, RoundRules
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.config import load_config
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.trajectory.payload_codec import Trajectory, encode
@@ -82,7 +82,7 @@ async def mesh(folder: Path) -> AsyncIterator[Mesh]:
             "buffer": {"reconnect_grace_s": 0.2},
         }
     )
-    service = BufferService(config, host="127.0.0.1", port=0)
+    service = BufferFront(config, host="127.0.0.1", port=0)
     await service.start()
     channel = open_channel(service.address, config.security)
     agent = MembershipAgent(
@@ -133,10 +133,10 @@ def evaluator_of(
 
 
 class Heard:
-    """What a listener of the rounds is told."""
+    """Events for a listener of the rounds."""
 
     def __init__(self, kept: list[EvalResult], results: list[EvalResult], missed: list[PolicyVersion]) -> None:
-        self.keep, self.finished, self.abandoned = kept.append, results.append, missed.append
+        self.store_result, self.round_finished, self.round_abandoned = kept.append, results.append, missed.append
 
 
 async def test_a_round_is_collected_settled_and_reported(tmp_path: Path) -> None:

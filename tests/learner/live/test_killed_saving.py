@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from rollmesh.learner.recovery.consumption_log import surviving
+from rollmesh.learner.recovery.consumption_log import surviving_uses
 from rollmesh.mesh.runtime.threads import thread_environment
 from tests.learner.live.killed import FAULTS
 from tests.learner.live.test_runs import assert_nothing_twice, ledger, records, summary, uses
 from tests.learner.live.tiny import make_config, mesh_of
 from tests.repository import REPOSITORY
 
-# What each learner leaves in the folder beside what was there, and the version from which it began.
+# Files that each learner adds to the folder, and the version from which it began.
 KILLED = -signal.SIGKILL
 EXPECTED = {
     "first_claim_refused": (0, {"i0001-v00000000"}, None),
@@ -67,10 +67,10 @@ def test_a_learner_killed_in_any_phase_of_a_checkpoint_is_continued(tmp_path: Pa
         assert ledger(mesh).recounted.trained == 10 * 4
     began = {use.incarnation: use.resumed_at for use in uses(config)}
     assert began == {i: at for i, (_, _, at) in enumerate(EXPECTED.values(), start=1) if at is not None}
-    # What was used and undone was offered again, all of it; what was committed was not.
+    # All groups that were used and undone were offered again; committed ones were not.
     assert_nothing_twice(config)
     assert {g.group_id for use in uses(config) for g in use.groups} == {
-        g.group_id for use in surviving(uses(config)) for g in use.groups
+        g.group_id for use in surviving_uses(uses(config)) for g in use.groups
     }
     assert [r["step"] for r in records(config)][-2:] == [9, 10]
     assert summary(config)["steps"] == 10

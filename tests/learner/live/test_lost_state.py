@@ -15,7 +15,7 @@ from rollmesh.mesh.config import Config
 from tests.learner.live.test_runs import assert_nothing_twice, ledger, summary, uses, wait_for_line
 from tests.learner.live.tiny import Mesh, make_config, meanwhile, mesh_of, open_mesh, run_learner, start_learner
 
-# Nothing is over the bound whatever is lost, and nothing comes twice because the data begins anew.
+# Nothing is over the bound whatever is lost, and nothing comes twice because the data begins again.
 CALM = {"data.eval": None, "checkpoint.every_s": None, "checkpoint.every_steps": 3, "buffer.lease_s": 2.0}
 
 
@@ -68,7 +68,7 @@ def test_a_learner_that_starts_on_an_empty_redis_goes_on_from_its_disk(tmp_path:
 @pytest.mark.parametrize(
     ("steps", "overrides", "groups"),
     # In reserves of groups. The first budget asks for a checkpoint with a claim, when what was used fills half of it.
-    # In the second what was used is less, but no further batch fits beside it.
+    # In the second what was used is less, but no further batch fits in addition.
     [(8, {}, 12), (4, {"rollout.max_response_tokens": 40, "learner.batch.groups": 1}, 1.1)],
     ids=["asked for with a claim", "admission has stopped"],
 )

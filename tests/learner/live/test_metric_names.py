@@ -60,7 +60,7 @@ def test_names_of_a_run(tmp_path: Path, name: str, changes: dict[str, Any], expe
 
 
 def is_described(name: str, record: dict[str, Any]) -> bool:
-    """Whether the catalogue knows a name, itself or as the second name of another in the record."""
+    """True where the catalogue knows a name, itself or as the second name of another in the record."""
     if describe(name) is not None:
         return True
     return any(metric and name in metric.aliases_of(other) for other in record for metric in (describe(other),))

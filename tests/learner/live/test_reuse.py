@@ -12,7 +12,7 @@ from tests.learner.live.test_runs import assert_nothing_twice, ledger, records, 
 from tests.learner.live.tiny import make_config, mesh_of, run_learner
 
 ALGORITHM = """
-from rollmesh.learner.algorithms.base import Batch
+from rollmesh.learner.algorithms.interface import Batch
 from rollmesh.learner.algorithms.dataflows.policy_gradient import PolicyGradient
 
 

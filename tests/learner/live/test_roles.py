@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.tiny_models import save_model
+from benchmarks.learner.tiny_models import save_model
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import ConfigError, DataError
 from tests.learner.live.test_runs import assert_nothing_twice, ledger, records, summary, wait_for_line
@@ -22,7 +22,7 @@ def steps_of(config: Config) -> list[dict[str, Any]]:
 
 
 def algorithm_state(config: Config) -> dict[str, Any]:
-    """Of the newest checkpoint."""
+    """The algorithm's state in the newest checkpoint."""
     newest = max((config.run.folder / "checkpoints").iterdir())
     state: dict[str, Any] = json.loads((newest / "state.json").read_text())["extra"]["algorithm"]
     return state
@@ -51,7 +51,7 @@ def test_ppo_warms_its_critic_up_and_resumes_with_it(tmp_path: Path, capfd: pyte
             assert run_learner(config, mesh) == 0
         stopped = summary(config)["version"]
         before = algorithm_state(config)
-        # Another algorithm cannot go on with this state, and says so.
+        # Another algorithm cannot continue with this state, and says so.
         assert run_learner(make_config(tmp_path, {**changes, "algorithm.name": "vapo"}), mesh) == DataError.exit_code
         assert run_learner(config, mesh) == 0
         assert ledger(mesh).recounted.trained == 8 * 4
@@ -59,7 +59,7 @@ def test_ppo_warms_its_critic_up_and_resumes_with_it(tmp_path: Path, capfd: pyte
     assert [record["step"] for record in steps] == list(range(1, 9))
     assert ["actor/loss" in record for record in steps] == [False] * 2 + [True] * 6
     assert all("critic/vf_loss" in record for record in steps)
-    # The coefficient that the adaptive controller had reached at the stop is where the resumed learner goes on.
+    # The coefficient that the adaptive controller had reached at the stop is where the resumed learner continues.
     assert steps[stopped]["actor/kl_coef"] == pytest.approx(before["state"]["kl_coefficient"])
     assert before["state"]["kl_coefficient"] != 0.1
     assert_nothing_twice(config)

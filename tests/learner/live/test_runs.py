@@ -21,18 +21,19 @@ import pytest
 from rollmesh.buffer.client.client import BufferClient, PendingWrite
 from rollmesh.generators.rollout.active_group import ActiveGroup
 from rollmesh.generators.rollout.encoding import member_write
-from rollmesh.learner.checkpoint.names import listed
+from rollmesh.learner.checkpoint.names import list_checkpoints
 from rollmesh.learner.coordinator.coordinator import Coordinator
 from rollmesh.learner.engines.fsdp2.engine import Fsdp2Engine
 from rollmesh.learner.recording.recording import FOLDER, Recording
-from rollmesh.learner.recovery.consumption_log import Use, read_log, surviving
+from rollmesh.learner.recovery.consumption_log import StepUse, read_log, surviving_uses
 from rollmesh.mesh.config import Config
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import DivergedError, FencedError, StarvedError, TakeoverRefusedError, UnreachableError
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.trajectory.payload_codec import decode, encode
 from rollmesh.protos import buffer_pb2, learner_pb2, learner_pb2_grpc
-from tests.learner.live.tiny import make_config, meanwhile, mesh_of, open_mesh, run_learner, start_learner
+from tests.learner.live.tiny import make_config, meanwhile, mesh_of, open_mesh, run_learner
+from tests.learner.ranks import run_two_ranks
 
 
 def records(config: Config) -> list[dict[str, Any]]:
@@ -44,7 +45,7 @@ def summary(config: Config) -> dict[str, Any]:
     return found
 
 
-def uses(config: Config) -> list[Use]:
+def uses(config: Config) -> list[StepUse]:
     return list(read_log(config.run.folder / "consumption.jsonl"))
 
 
@@ -64,7 +65,7 @@ def ledger(mesh: str, table: str = "train") -> buffer_pb2.LedgerResponse:
 
 
 def assert_nothing_twice(config: Config) -> None:
-    counted = Counter((g.group_id, g.use) for use in surviving(uses(config)) for g in use.groups)
+    counted = Counter((g.group_id, g.use) for use in surviving_uses(uses(config)) for g in use.groups)
     assert counted
     assert max(counted.values()) == 1
 
@@ -158,7 +159,7 @@ def test_sigterm_finishes_the_step_and_another_learner_goes_on(tmp_path: Path) -
         counts = ledger(mesh).recounted
         assert counts.trained == stopped["version"] * 4
         assert counts.consumed == 0
-        # It left in order: nobody has to force the takeover.
+        # It left in order: no operator has to force the takeover.
         assert run_learner(config, mesh) == 0
     assert summary(config)["incarnation"] == 2
     assert [r["step"] for r in records(config)] == list(range(1, 13))
@@ -237,7 +238,7 @@ def test_a_run_survives_a_restart_of_the_buffer(tmp_path: Path, monkeypatch: pyt
     evaluate_last, found = Coordinator._evaluate_last, list[str]()
 
     def look_first(self: Coordinator, *how: Any) -> None:
-        found.extend(folder.name for _, folder in listed(config.run.folder / "checkpoints"))
+        found.extend(folder.name for _, folder in list_checkpoints(config.run.folder / "checkpoints"))
         evaluate_last(self, *how)
 
     monkeypatch.setattr(Coordinator, "_evaluate_last", look_first)
@@ -323,7 +324,7 @@ def test_gradients_that_stay_infinite_end_the_run_and_cost_no_data(
         counts = ledger(mesh).recounted
     assert "the actor's gradient was not finite in 3 batches in a row" in capfd.readouterr().err
     assert (counts.trained, counts.consumed) == (2 * 4, 3 * 4), "what changed nothing is offered again"
-    assert [version.version for version, _ in listed(config.run.folder / "checkpoints")] == [1, 2]
+    assert [version.version for version, _ in list_checkpoints(config.run.folder / "checkpoints")] == [1, 2]
 
 
 @pytest.mark.slow
@@ -348,9 +349,9 @@ def test_two_ranks_train_the_same_run(tmp_path: Path, monkeypatch: pytest.Monkey
         "logging.record": True,
     }
     config = make_config(tmp_path, changes)
+    (tmp_path / "config.json").write_text(config.model_dump_json(), encoding="utf-8")
     with mesh_of(config) as mesh:
-        learner = start_learner(config, mesh, tmp_path)
-        assert learner.wait(100.0) == 0, learner.text()
+        run_two_ranks("tests.learner.live.two_ranks", tmp_path / "config.json", Path(mesh))
         counts = ledger(mesh).recounted
         assert (counts.trained, counts.failed) == (4 * 4, 1)
     steps = [r for r in records(config) if "critic/score/mean" in r]

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rollmesh.buffer.server.process import BufferService
+from rollmesh.buffer.server.process import BufferFront
 from rollmesh.launcher.console.view import status_table
-from rollmesh.launcher.mesh_monitor import MeshView, Snapshot
+from rollmesh.launcher.mesh_client import MeshClient, Snapshot
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.liveness.stall_reporter import StallReporter
 from rollmesh.learner.status import LearnerStatus
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import StalledError
-from rollmesh.mesh.runtime.service import AsyncBridge
+from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.report.stalls import read_stalls, stall_grid
 from tests.buffer.mesh_fixture import Generator, Learner, make_write, refs
@@ -45,8 +45,8 @@ class Scripted:
     def call(self, coroutine: Any) -> Any:
         return self._bridge.call(coroutine, _LIFE_S)
 
-    async def _start(self) -> BufferService:
-        service = BufferService(self._config, host="127.0.0.1", port=0)
+    async def _start(self) -> BufferFront:
+        service = BufferFront(self._config, host="127.0.0.1", port=0)
         await service.start()
         return service
 
@@ -108,9 +108,9 @@ def test_a_generator_that_never_delivers_is_named_and_the_run_ends_by_name(tmp_p
     looks: list[Snapshot] = []
 
     async def look(address: str) -> Snapshot:
-        async with MeshView(address, SecuritySection()) as view:
+        async with MeshClient(address, SecuritySection()) as view:
             async with asyncio.timeout(_LIFE_S):
-                while not (snapshot := await view.look()).stalled_s:
+                while not (snapshot := await view.read_snapshot()).stalled_s:
                     await asyncio.sleep(0.1)
             return snapshot
 

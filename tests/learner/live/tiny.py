@@ -21,12 +21,13 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 import rollmesh.generators.service
 import rollmesh.learner.service
-from rollmesh.buffer.server.process import BufferService
+from rollmesh.buffer.server.process import BufferFront
 from rollmesh.mesh.access.code_permissions import AllowCode, CodeRule
 from rollmesh.mesh.access.credentials import Identity, Role
 from rollmesh.mesh.config import Config, load_config
-from rollmesh.mesh.config.models import SecuritySection
-from rollmesh.mesh.runtime.service import AsyncBridge, Shutdown
+from rollmesh.mesh.config.network import SecuritySection
+from rollmesh.mesh.runtime.async_bridge import AsyncBridge
+from rollmesh.mesh.runtime.service import Shutdown
 from rollmesh.mesh.runtime.threads import thread_environment
 from tests.repository import REPOSITORY
 
@@ -150,12 +151,10 @@ def config_code(config: Config) -> str:
     return f"from rollmesh.mesh.config.models import Config\nconfig = Config.model_validate_json({values!r})\n"
 
 
-def start_learner(config: Config, mesh: str, folder: Path, name: str = "learner", *, takeover: bool = False) -> Process:
+def start_learner(config: Config, mesh: str, folder: Path, name: str) -> Process:
     code = (
-        f"{config_code(config)}from pathlib import Path\nfrom rollmesh.mesh.runtime.ranks import become_ranks\n"
-        "become_ranks(config.learner.ranks)\nfrom rollmesh.learner.service import run\n"
-        f"raise SystemExit(run(config, {mesh!r}, takeover={takeover}, "
-        f"ready_file=Path({str(folder / name)!r} + '.ready')))"
+        f"{config_code(config)}from pathlib import Path\nfrom rollmesh.learner.service import run\n"
+        f"raise SystemExit(run(config, {mesh!r}, ready_file=Path({str(folder / name)!r} + '.ready')))"
     )
     return Process(name, code, folder)
 
@@ -172,7 +171,7 @@ def run_learner(config: Config, mesh: str, **options: Any) -> int:
 
 @contextmanager
 def meanwhile(action: Callable[[], None]) -> Iterator[None]:
-    """Runs an action in a thread beside the block; its failure is the block's."""
+    """Runs an action in a thread concurrently with the block; its failure is the block's."""
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(action)
         yield
@@ -208,8 +207,8 @@ class Mesh:
             )
         )
 
-    async def _start(self, port: int) -> BufferService:
-        service = BufferService(self._config, host="127.0.0.1", port=port)
+    async def _start(self, port: int) -> BufferFront:
+        service = BufferFront(self._config, host="127.0.0.1", port=port)
         await service.start()
         return service
 

@@ -15,7 +15,7 @@ from tests.repository import REPOSITORY
 HUNG = """
 import asyncio, logging, sys, threading
 from rollmesh.learner.control_requests import ControlRequests
-from rollmesh.learner.liveness.hang_guard import end_where_it_hangs
+from rollmesh.learner.liveness.hang_guard import end_process_on_hang
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.errors import StalledError
 
@@ -26,7 +26,7 @@ loop = asyncio.new_event_loop()
 threading.Thread(target=loop.run_forever, daemon=True).start()
 
 async def one_step_is_done():
-    watch = end_where_it_hangs(status, controls, judges_steps=judges_steps, first_s=1000.0, at_least_s=0.2)
+    watch = end_process_on_hang(status, controls, judges_steps=judges_steps, first_s=1000.0, at_least_s=0.2)
     asyncio.create_task(watch).add_done_callback(print)
     await asyncio.sleep(0)
     status.steps = 1
@@ -81,16 +81,16 @@ def test_a_first_step_may_compile_for_so_long(first_s: float, hangs_after_s: flo
 def test_an_error_has_to_be_heard_whatever_the_thread_does(training: bool) -> None:
     watch = HangWatch(math.inf)
     for at in range(0, int(AT_LEAST_S) + 1, 5):
-        assert watch.observe(at, training=training, steps=at // 300, unheard=True) is None
+        assert watch.observe(at, training=training, steps=at // 300, error_pending=True) is None
     assert watch.observe(AT_LEAST_S + 5, training=training, steps=0) is None, "the learner has begun to end"
-    assert watch.observe(AT_LEAST_S + 10, training=training, steps=0, unheard=True) == AT_LEAST_S + 5
+    assert watch.observe(AT_LEAST_S + 10, training=training, steps=0, error_pending=True) == AT_LEAST_S + 5
 
 
 @pytest.mark.parametrize(
     ("phase", "judged", "fails", "error", "told"),
     [
         ("training", "steps", "well", StuckError, "the step after 1 has lasted for"),
-        ("waiting_for_groups", "steps", "fails", StalledError, "the main thread (waiting_for_groups) has not heard"),
+        ("waiting_for_groups", "steps", "fails", StalledError, "the main thread (waiting_for_groups) has not begun"),
         ("training", "errors", "fails", StalledError, "nothing has moved"),
     ],
 )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rollmesh.learner.liveness.stall_detector import (
     MAX_LOADING_S,
-    MAX_LOOK_S,
+    MAX_OBSERVATION_S,
     MAX_SAMPLING_S,
     LimitExceeded,
     MeshObservation,
@@ -126,7 +126,7 @@ def test_a_learner_that_was_stopped_itself_blames_no_one() -> None:
     looks = Looks()
     looks.at = replace(looks.at, now_s=5000.0)
     assert looks.dog.observe(looks.at) is None
-    assert looks.after(60 - MAX_LOOK_S) == Stalled(60, begins=True)
+    assert looks.after(60 - MAX_OBSERVATION_S) == Stalled(60, begins=True)
 
 
 steps = st.lists(
@@ -165,7 +165,7 @@ def test_what_is_told_is_what_the_waited_seconds_since_the_last_progress_say(
             since, stalled = [], False
             continue
         if what != "busy":
-            since.append((min(seconds, MAX_LOOK_S), look.loading))
+            since.append((min(seconds, MAX_OBSERVATION_S), look.loading))
         quiet = sum(each for each, _ in since)
         counted = sum(each for each, loading in since if not loading)
         assert not isinstance(told, StallEnded)

@@ -14,7 +14,7 @@ from rollmesh.learner.algorithms.registry import POLICY_LOSSES, build_policy_los
 from rollmesh.learner.algorithms.settings import Component
 from rollmesh.learner.algorithms.types import TokenBatch
 from rollmesh.learner.metrics.catalogue import CATALOGUE, catalogue_markdown, describe
-from rollmesh.learner.metrics.names import with_aliases
+from rollmesh.learner.metrics.writer import with_aliases
 
 METRICS = [metric for section in CATALOGUE.values() for metric in section]
 

@@ -28,7 +28,7 @@ def leased(rewards: list[float | None], versions: list[PolicyVersion]) -> tuple[
             np.arange(count, dtype=np.int32),
             np.zeros(count, dtype=np.float32),
             np.ones(count, dtype=np.uint8),
-            VersionRuns.from_tokens(versions),
+            VersionRuns.merged((1, version) for version in versions),
         )
     )
     members = [

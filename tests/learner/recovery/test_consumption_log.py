@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from rollmesh.learner.recovery.consumption_log import ConsumptionLog, Use, UsedGroup, read_log, surviving
+from rollmesh.learner.recovery.consumption_log import ConsumptionLog, StepUse, UsedGroup, read_log, surviving_uses
 from rollmesh.mesh.errors import DataError
 
 
-def use(incarnation: int, version: int, resumed_at: int, group: str) -> Use:
-    return Use(incarnation, version, resumed_at, [UsedGroup(group, [0, 1], 7, 1)])
+def use(incarnation: int, version: int, resumed_at: int, group: str) -> StepUse:
+    return StepUse(incarnation, version, resumed_at, [UsedGroup(group, [0, 1], 7, 1)])
 
 
 def test_lines_survive_and_a_torn_one_is_cut_off(tmp_path: Path) -> None:
@@ -37,10 +37,10 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
 
 def test_only_what_is_in_the_newest_weights_survives() -> None:
     uses = [use(1, 0, 0, "a"), use(1, 1, 0, "b"), use(1, 2, 0, "c"), use(2, 1, 1, "b"), use(2, 2, 1, "d")]
-    assert [u.groups[0].group_id for u in surviving(uses)] == ["a", "b", "d"]
-    assert [u.groups[0].group_id for u in surviving([*uses, use(3, 2, 2, "e")])] == ["a", "b", "e"]
+    assert [u.groups[0].group_id for u in surviving_uses(uses)] == ["a", "b", "d"]
+    assert [u.groups[0].group_id for u in surviving_uses([*uses, use(3, 2, 2, "e")])] == ["a", "b", "e"]
     # An incarnation that has not used anything yet has no line, but a resume point.
-    assert [u.groups[0].group_id for u in surviving(uses, {3: 1})] == ["a"]
+    assert [u.groups[0].group_id for u in surviving_uses(uses, {3: 1})] == ["a"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")

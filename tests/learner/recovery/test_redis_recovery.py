@@ -1,4 +1,4 @@
-"""What a learner says after Redis has lost state: from the log, and for its predecessor from what is on disk."""
+"""The assertion of a learner after Redis has lost state: from the log, and for its predecessor from what is on disk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rollmesh.learner.recovery.consumption_log import ConsumptionLog, Use, UsedGroup
+from rollmesh.learner.recovery.consumption_log import ConsumptionLog, StepUse, UsedGroup
 from rollmesh.learner.recovery.redis_recovery import RedisRecovery, assert_history, read_history
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.errors import DataError, FencedError
@@ -33,7 +33,7 @@ def write_log(folder: Path, uses: list[tuple[int, int, int, list[str]]]) -> None
     log = ConsumptionLog(folder / "consumption.jsonl")
     for incarnation, version, resumed_at, groups in uses:
         entries = [UsedGroup(gid, [0, 1], int(gid.rpartition("-")[2]), 1) for gid in groups]
-        log.append(Use(incarnation, version, resumed_at, entries))
+        log.append(StepUse(incarnation, version, resumed_at, entries))
     log.close()
 
 

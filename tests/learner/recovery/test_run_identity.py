@@ -1,4 +1,4 @@
-"""What a run is of is known by content: it may move, and it may not become another in silence."""
+"""The parts of a run are known by content: a run may move, and it may not become another in silence."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_run_continues_with_what_it_is_of_wherever_that_is_now(files: Path) ->
     config, record = make(files)
     record.check(allow_changes=False)
     assert not config.run.folder.exists(), "nothing is kept before a learner has taken the run over"
-    record.keep()
+    record.write()
     assert load_config(config.run.folder / CONFIG) == config
     make(files)[1].check(allow_changes=False)
     (files / "base").rename(files / "moved")
@@ -56,7 +56,7 @@ def test_a_run_continues_with_what_it_is_of_wherever_that_is_now(files: Path) ->
 @pytest.mark.parametrize("text", ["{}", "[]", '{"model.path": 3}', "{"])
 def test_a_damaged_record_is_named(files: Path, text: str) -> None:
     config, record = make(files)
-    record.keep()
+    record.write()
     (config.run.folder / run_identity.INPUTS).write_text(text)
     with pytest.raises(DataError, match=r"inputs\.json (cannot be read|is damaged)"):
         make(files)[1].check(allow_changes=False)
@@ -64,7 +64,7 @@ def test_a_damaged_record_is_named(files: Path, text: str) -> None:
 
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.jinja", "merges.txt"])
 def test_prompts_are_part_of_the_model(files: Path, name: str) -> None:
-    make(files)[1].keep()
+    make(files)[1].write()
     (files / "base" / name).write_text("{}")
     with pytest.raises(ConfigError, match=r"model\.path .* with another content"):
         make(files)[1].check(allow_changes=False)
@@ -78,11 +78,11 @@ def test_an_agent_that_was_edited_is_told_and_measures_otherwise(files: Path, ag
     code.write_text("first")
     given = f"rollout.agent.{agent.format(code)}"
     config, record = make(files, given)
-    record.keep()
+    record.write()
     before = measured_by(config)
-    assert make(files, given)[1].edited() == []
+    assert make(files, given)[1].edited_files() == []
     code.write_text("second")
-    assert make(files, given)[1].edited() == [str(code)]
+    assert make(files, given)[1].edited_files() == [str(code)]
     assert measured_by(config) != before
 
 
@@ -96,21 +96,21 @@ def test_rewards_and_held_out_data_that_were_edited_are_told(files: Path) -> Non
         f"reward.by_data_source={{a: ['{routed}:score'], b: ['grpc://127.0.0.1:9']}}",
         f"data.eval={held_out}",
     )
-    make(files, *rest)[1].keep()
-    assert make(files, *rest)[1].edited() == []
+    make(files, *rest)[1].write()
+    assert make(files, *rest)[1].edited_files() == []
     reward.write_text("def score(solution_str, ground_truth): return 100.0")
     routed.write_text(reward.read_text())
     held_out.write_text(held_out.read_text() * 2)
     record = make(files, *rest)[1]
     record.check(allow_changes=False)
-    assert record.edited() == [str(reward), str(routed), str(held_out)]
-    assert make(files)[1].edited() == [], "what is not used any more the configuration says"
+    assert record.edited_files() == [str(reward), str(routed), str(held_out)]
+    assert make(files)[1].edited_files() == [], "what is not used any more the configuration says"
 
 
 @pytest.mark.parametrize("key", ["model.path", "data.train", "data.prompt_key"])
 def test_another_model_or_other_data_are_refused_unless_they_are_allowed(files: Path, key: str) -> None:
     """The two models have equal shapes, as a base and a tuned model have."""
-    make(files)[1].keep()
+    make(files)[1].write()
     values = {
         "model.path": str(files / "tuned"),
         "data.train": str(files / "other.jsonl"),
@@ -121,7 +121,7 @@ def test_another_model_or_other_data_are_refused_unless_they_are_allowed(files: 
         record.check(allow_changes=False)
     assert all(way in refused.value.hint for way in ("--run.name", "--fresh", "--allow-changes"))
     record.check(allow_changes=True)
-    record.keep()
+    record.write()
     make(files, f"{key}={values[key]}")[1].check(allow_changes=False)
     assert load_config(changed.run.folder / CONFIG) == changed
 
@@ -131,7 +131,7 @@ def test_checkpoints_bind_a_run_to_their_architecture_whatever_is_allowed(files:
     for name, size in (("base", 64), ("tuned", 32)):
         (files / name / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": size}))
     config, record = make(files)
-    record.keep()
+    record.write()
     other = f"model.path={files / 'tuned'}"
     make(files, other)[1].check(allow_changes=True)
     (config.run.folder / "checkpoints" / "i0001-v00000003").mkdir(parents=True)
@@ -164,7 +164,7 @@ def test_nothing_was_trained_where_no_batch_was_used(
 
 
 def test_a_file_that_was_changed_in_place_is_another_one(files: Path) -> None:
-    make(files, name=None)[1].keep()
+    make(files, name=None)[1].write()
     (files / "other.jsonl").replace(files / "train.jsonl")
     with pytest.raises(ConfigError, match="with another content") as refused:
         make(files, name=None)[1].check(allow_changes=False)
@@ -172,7 +172,7 @@ def test_a_file_that_was_changed_in_place_is_another_one(files: Path) -> None:
 
 
 def test_hub_ids_are_known_by_name_and_revision_where_they_are_not_here(files: Path) -> None:
-    make(files, "model.path=org/name", "model.revision=v1")[1].keep()
+    make(files, "model.path=org/name", "model.revision=v1")[1].write()
     make(files, "model.path=org/name", "model.revision=v1")[1].check(allow_changes=False)
     with pytest.raises(ConfigError, match=r"model\.path was org/name@v1, now it is org/name@v2"):
         make(files, "model.path=org/name", "model.revision=v2")[1].check(allow_changes=False)

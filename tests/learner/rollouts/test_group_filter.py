@@ -9,7 +9,7 @@ import pytest
 
 from rollmesh.learner.algorithms.types import Group, Needs
 from rollmesh.learner.rollouts.group import SampledGroup
-from rollmesh.learner.rollouts.group_filter import algorithm_view, filter_groups
+from rollmesh.learner.rollouts.group_filter import filter_groups
 from rollmesh.mesh.errors import RewardError
 from rollmesh.protos import trajectory_pb2
 from tests.learner.dataflow import Plain, make_group, member
@@ -45,7 +45,7 @@ def test_greedy_members_give_the_baseline_and_nothing_else() -> None:
     assert [m.meta.member for m in group.members] == [0, 1, 2]
     assert [m.scored for m in group.members] == [True, False, True]
     assert [m.trajectory is not None for m in group.members] == [True, False, True]
-    view = algorithm_view(group)
+    view = group.algorithm_view
     assert view.baseline_reward == 7.0
     assert view.rewards.tolist() == [1.0, 0.0, 3.0]
     assert view.scored.tolist() == [True, False, True]
@@ -81,7 +81,7 @@ def test_algorithms_see_truncation_and_components() -> None:
         member(0, 1, 1.0, components={"style": 0.5}, finish_reason=long),
         member(1, 1, 1.0, components={"form": 0.25}),
     ]
-    view = algorithm_view(make_group(0, members, RNG))
+    view = make_group(0, members, RNG).algorithm_view
     assert view.truncated.tolist() == [True, False]
     assert {name: values.tolist() for name, values in view.components.items()} == {
         "style": [0.5, 0.0],

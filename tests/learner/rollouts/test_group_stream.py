@@ -1,4 +1,4 @@
-"""What the learner holds, through all that can happen to its leases: batches come together and are claimed."""
+"""The learner's groups, through all that can happen to its leases: batches come together and are claimed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from rollmesh.buffer.client.client import AdmitStream, Lease, WriteStream
-from rollmesh.buffer.server.process import BufferService
+from rollmesh.buffer.server.process import BufferFront
 from rollmesh.learner.algorithms.types import Group
 from rollmesh.learner.coordinator.batch_claim import BatchClaimer, CandidateBatch, ClaimRules
 from rollmesh.learner.coordinator.train_table import TrainTable
@@ -71,7 +71,7 @@ class Training:
         self.mesh = mesh
         self.config = config
         self.algorithm = Picky()
-        self.front: BufferService
+        self.front: BufferFront
         self.learner: Learner
         self.generator: Generator
         self.admission: AdmitStream

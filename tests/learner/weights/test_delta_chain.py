@@ -1,4 +1,4 @@
-"""The chain of differences, and when receivers hear of a version: contiguous, bounded, off the training thread."""
+"""The chain of deltas, and when receivers hear of a version: contiguous, bounded, off the training thread."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_the_chain_is_bounded(published: Published) -> None:
         published.publish()
         published.wait()
     assert published.links() == [(2, 3), (3, 4), (4, 5)]
-    with pytest.raises(WeightsError, match="no difference from 1:1 to 1:2 is kept"):
+    with pytest.raises(WeightsError, match="no delta from 1:1 to 1:2 is kept"):
         published.publisher.bucket(PolicyVersion(1, 2), 0, PolicyVersion(1, 1))
     with pytest.raises(WeightsError, match="bucket 9 does not exist"):
         published.publisher.bucket(PolicyVersion(1, 5), 9, PolicyVersion(1, 4))
@@ -198,7 +198,7 @@ def test_auto_encodes_on_demand_and_forgets_what_no_one_wants(published: Publish
 
 
 @pytest.mark.parametrize("published", [{"encoding": "full"}], indirect=True)
-def test_full_makes_no_differences(published: Published) -> None:
+def test_full_makes_no_deltas(published: Published) -> None:
     published.publish()
     assert published.publisher.chain is None
     assert not published.publisher.with_links(published.publish()).deltas

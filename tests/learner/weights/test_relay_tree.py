@@ -1,4 +1,4 @@
-"""The relay tree: everybody has a parent, nobody waits for himself, failures end at the learner."""
+"""The relay tree: each receiver has a parent, none waits for itself, failures end at the learner."""
 
 from __future__ import annotations
 
@@ -87,10 +87,10 @@ def test_a_relay_that_failed_one_is_given_to_no_one_else() -> None:
 def test_full_bytes_and_links_have_trees_of_their_own() -> None:
     trees = RelayTrees(1)
     one, two = PolicyVersion(1, 1), PolicyVersion(1, 2)
-    assert trees.of(two, None).route("a", "a:1", []) == ""
-    assert trees.of(two, one).route("b", "b:1", []) == ""
-    assert trees.of(two, None).route("c", "c:1", []) == "a:1"
-    assert trees.of(two, one).route("d", "d:1", []) == "b:1"
+    assert trees.tree_of(two, None).route("a", "a:1", []) == ""
+    assert trees.tree_of(two, one).route("b", "b:1", []) == ""
+    assert trees.tree_of(two, None).route("c", "c:1", []) == "a:1"
+    assert trees.tree_of(two, one).route("d", "d:1", []) == "b:1"
 
 
 def test_no_one_comes_below_itself_by_another_name() -> None:
@@ -111,5 +111,5 @@ def test_a_tree_has_room_for_a_run_and_no_more(monkeypatch: pytest.MonkeyPatch) 
     assert given == ["", "g0:1", "g1:1", "", ""]
     assert len(tree.parents()) == 3
     assert tree.uploads == 3
-    # Who has a place keeps it.
+    # A receiver that has a place keeps it.
     assert tree.route("g1", "g1:1", ["g0:1"]) == ""

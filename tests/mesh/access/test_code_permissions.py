@@ -1,4 +1,4 @@
-"""What a configuration asks a generator to execute, and who decides."""
+"""Code that a configuration asks a generator to execute, and the decision about it."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_numbers_switches_and_known_words_of_engines_are_no_code() -> None:
         {"of_a_later_release": "mine.Class"},
         # A word of few where the argument takes one, and a structure all the same.
         {"kv_cache_dtype": {"class": "mine"}},
-        # What is no word: an argument of its own, a class, a file.
+        # Entries that are no word: an argument of its own, a class, a file.
         {"attention_backend": "--trust-remote-code"},
         {"attention_backend": "mine.Backend"},
         {"kv_cache_dtype": "/tmp/kind"},

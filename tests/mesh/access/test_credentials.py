@@ -1,4 +1,4 @@
-"""What who holds a grant can prove."""
+"""Proofs that the holder of a grant can make."""
 
 from __future__ import annotations
 

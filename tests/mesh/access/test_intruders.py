@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from rollmesh.mesh.access.credentials import Identity, Role, new_identity
 from rollmesh.mesh.access.permissions import VERBS, check_role, contract_of
 from rollmesh.mesh.access.secret import parse_secret
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import PermissionDeniedError
 from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.service import add_health_and_reflection

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rollmesh.mesh.access.credentials import SKEW_S, Credentials, Identity, MeshKey, Role
-from rollmesh.mesh.access.proof import check_answer, check_challenge, new_challenge, proven
+from rollmesh.mesh.access.proof import check_answer, check_challenge, new_challenge, with_proof
 from rollmesh.mesh.access.secret import parse_secret
 from rollmesh.mesh.errors import PayloadError, UnauthenticatedError
 from rollmesh.protos import membership_pb2 as pb
@@ -60,20 +60,20 @@ def refused(request: Any, answer: Any) -> str:
 def test_a_front_of_the_mesh_is_believed(ask: Ask, member: Credentials, front: str) -> None:
     held = {"token": TOKEN, "grant": MeshKey(TOKEN).grant_file(Role.BUFFER)}[front]
     request, answer = ask()
-    answer = proven(parse_secret(held, "").credentials(Identity(Role.BUFFER)), sent(request), answer)
+    answer = with_proof(parse_secret(held, "").credentials(Identity(Role.BUFFER)), sent(request), answer)
     check_answer(member, request, sent(answer), "mesh:1")
 
 
 @pytest.mark.parametrize("ask", ASKED)
 def test_no_one_else_is(ask: Ask) -> None:
     request, answer = ask()
-    assert "no proof" in refused(request, proven(None, request, answer))
+    assert "no proof" in refused(request, with_proof(None, request, answer))
     other = parse_secret("a token of another mesh altogether", "").credentials(Identity(Role.BUFFER))
-    assert "another mesh" in refused(request, proven(other, request, answer))
+    assert "another mesh" in refused(request, with_proof(other, request, answer))
     for role in set(Role) - {Role.BUFFER}:
         answer.ClearField("proof")
         fellow = parse_secret(TOKEN, "").credentials(Identity(role, f"{role}-fellow"))
-        assert f"grant is for {role}" in refused(request, proven(fellow, request, answer))
+        assert f"grant is for {role}" in refused(request, with_proof(fellow, request, answer))
     answer.proof = FRONT.claim("rollmesh.v1.Membership")
     assert "no proof" in refused(request, answer)
 
@@ -83,21 +83,21 @@ def test_a_front_whose_grant_is_over_is_not_believed() -> None:
     mesh = MeshKey(TOKEN)
     grant, key = mesh.grant(Role.BUFFER, until=1_000_000.0)
     front = Credentials(mesh.public, grant, key, "", lambda: 999_999.0)
-    assert "grant ended" in refused(request, proven(front, request, answer))
+    assert "grant ended" in refused(request, with_proof(front, request, answer))
     member = Credentials(mesh.public, *mesh.grant(Role.GENERATOR), "g", lambda: 1_000_000.0 + SKEW_S - 1)
-    check_answer(member, request, proven(front, request, answer), "mesh:1")
+    check_answer(member, request, with_proof(front, request, answer), "mesh:1")
 
 
 @pytest.mark.parametrize("ask", ASKED)
 def test_a_proof_is_of_one_question_and_one_answer(ask: Ask) -> None:
     request, answer = ask()
-    proof = proven(FRONT, request, answer).proof
+    proof = with_proof(FRONT, request, answer).proof
     for changed in ({"fronts": ["evil:1"]}, {"fronts": []}):
         forged = sent(answer)
         del forged.fronts[:]
         forged.MergeFrom(type(answer)(**changed))
         refused(request, forged)
-    # Of an earlier question, word for word the same but for the challenge.
+    # The answer to an earlier question, word for word the same but for the challenge.
     again = sent(request)
     again.challenge = new_challenge()
     answer.proof = proof
@@ -113,14 +113,14 @@ def test_a_proof_is_of_one_question_and_one_answer(ask: Ask) -> None:
 
 def test_another_configuration_is_refused() -> None:
     request, answer = join()
-    proven(FRONT, request, answer)
+    with_proof(FRONT, request, answer)
     answer.run_config_json = '{"rollout": {"agent": {"command": ["sh"]}}}'
     refused(request, answer)
 
 
 def test_another_learner_is_refused() -> None:
     request, answer = heartbeat()
-    proven(FRONT, request, answer)
+    with_proof(FRONT, request, answer)
     answer.learner.address = "evil:1"
     refused(request, answer)
 
@@ -130,7 +130,7 @@ def test_what_a_later_release_adds_is_proven_too() -> None:
     request, answer = join()
     # Field 100, a text of five bytes.
     later = pb.JoinResponse.FromString(answer.SerializeToString() + b"\xa2\x06\x05later")
-    proven(FRONT, request, later)
+    with_proof(FRONT, request, later)
     check_answer(MEMBERS["grant"], request, sent(later), "mesh:1")
 
 
@@ -141,4 +141,4 @@ def test_a_member_without_a_token_checks_nothing_and_no_one_is_asked_to_sign_muc
     check_challenge(request.challenge)
     with pytest.raises(PayloadError, match="challenge"):
         check_challenge(bytes(1 << 20))
-    assert not proven(FRONT, pb.JoinRequest(member_id="generator-g"), answer).proof
+    assert not with_proof(FRONT, pb.JoinRequest(member_id="generator-g"), answer).proof

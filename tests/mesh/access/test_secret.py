@@ -1,4 +1,4 @@
-"""What a token file may hold, and whom it serves."""
+"""The contents of a token file, and the roles that it serves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a service cannot read is said before anything else is done."""
+"""A file that a service cannot read is named before anything else is done."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from rollmesh.mesh.access.credentials import Identity, Role
 from rollmesh.mesh.access.secret_files import check_keys, check_security
 from rollmesh.mesh.config import load_config
-from rollmesh.mesh.config.models import Config, SecuritySection
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import ConfigError
 from tests.certificates import Authority
 from tests.secrets_here import write_secret

@@ -11,8 +11,8 @@ import pytest
 
 from rollmesh.mesh.access.credentials import Credentials, Identity, MeshKey, Role
 from rollmesh.mesh.access.secret import parse_secret
-from rollmesh.mesh.access.token_file import GRANT_GAUGE, LOOK_S, Expiry, credentials_of
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.access.token_file import CHECK_INTERVAL_S, GRANT_GAUGE, Expiry, credentials_of
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import ConfigError, UnauthenticatedError
 from tests.secrets_here import TOKEN, write_secret
 
@@ -43,7 +43,7 @@ class Holder:
         write_secret(self.path.with_suffix(".new"), text).rename(self.path)
 
     def checked(self) -> Identity:
-        """Who makes its claims, as a front of the mesh finds at the same time."""
+        """The identity that its claims prove to a front of the mesh at the same time."""
         mesh = MeshKey(TOKEN)
         front = Credentials(mesh.public, *mesh.grant(Role.BUFFER), "", lambda: self.now)
         return front.check(self.credentials.claim(CONTRACT), CONTRACT)
@@ -61,11 +61,11 @@ def test_a_file_that_is_replaced_is_used_within_seconds(holder: Holder) -> None:
     first = holder.grant_in_use()
     holder.write()
     assert holder.grant_in_use() == first
-    holder.now += LOOK_S
+    holder.now += CHECK_INTERVAL_S
     second = holder.grant_in_use()
     assert second != first
     assert holder.checked() == ME
-    holder.now += LOOK_S
+    holder.now += CHECK_INTERVAL_S
     assert holder.grant_in_use() == second
 
 
@@ -88,12 +88,12 @@ def test_what_cannot_replace_it_leaves_it_in_use(
     first = holder.grant_in_use()
     replace(holder)
     for _ in range(3):
-        holder.now += LOOK_S
+        holder.now += CHECK_INTERVAL_S
         assert holder.grant_in_use() == first
     told = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
     assert [said in line for line in told] == [True]
     holder.write()
-    holder.now += LOOK_S
+    holder.now += CHECK_INTERVAL_S
     assert holder.grant_in_use() != first
 
 
@@ -101,10 +101,10 @@ def test_a_file_that_is_closed_as_the_error_says_is_used(holder: Holder) -> None
     first = holder.grant_in_use()
     holder.write()
     holder.path.chmod(0o644)
-    holder.now += LOOK_S
+    holder.now += CHECK_INTERVAL_S
     assert holder.grant_in_use() == first
     holder.path.chmod(0o600)
-    holder.now += LOOK_S
+    holder.now += CHECK_INTERVAL_S
     assert holder.grant_in_use() != first
 
 
@@ -116,7 +116,7 @@ def test_all_credentials_of_a_process_say_once_what_they_found(
     others = [credentials_of(SecuritySection(token_file=holder.path), ME, lambda: holder.now) for _ in range(2)]
     for _ in range(2):
         holder.write(role)
-        holder.now += LOOK_S
+        holder.now += CHECK_INTERVAL_S
         for credentials in (holder.credentials, *others):
             assert credentials is not None
             credentials.claim(CONTRACT)
@@ -155,7 +155,7 @@ def test_a_warning_comes_once_in_the_last_tenth(holder: Holder, caplog: pytest.L
     holder.now += 0.02 * LIFE_S
     assert warnings() == warnings() == 1
     holder.write()
-    holder.now += LOOK_S
+    holder.now += CHECK_INTERVAL_S
     assert warnings() == 1
 
 

@@ -19,7 +19,7 @@ FILES = (buffer_pb2, generator_pb2, learner_pb2, membership_pb2, reward_pb2, wei
 _DEADLINE_S = 20.0
 # More than a claim lasts, and what clocks may differ by.
 LONG_AGO_S = 3600.0
-# What no other role may say of itself.
+# Claims that no other role may make of itself.
 LEARNERS_WORDS = {"incarnation": 1, "run_finished": True}
 
 
@@ -58,7 +58,7 @@ class Verb:
                 await call
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.INTERNAL and is_transient(error):
-                # What is written while the service ends the stream hides the status that it ended with.
+                # A message written while the service ends the stream hides the status that it ended with.
                 return await self.call(channel, claim, request)
             return error.code()
         return grpc.StatusCode.OK

@@ -14,7 +14,7 @@ import uvloop
 from aiohttp import web
 
 from rollmesh.mesh.access.tls import server_context
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.http import connections
 from rollmesh.mesh.http.connections import Connections
 from tests.certificates import Authority

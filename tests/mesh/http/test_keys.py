@@ -1,4 +1,4 @@
-"""Who serves HTTP without a key, although the mesh has secrets, is told so."""
+"""A service that serves HTTP without a key, although the mesh has secrets, logs a warning."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.http.server import http_key
 from tests.secrets_here import write_secret

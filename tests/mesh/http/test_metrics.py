@@ -1,4 +1,4 @@
-"""Who reads a service's metrics, who does not, and what clients can hold of it."""
+"""Readers of a service's metrics, refused ones, and the resources that clients can hold of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import ConfigError, PortInUseError
 from rollmesh.mesh.http import metrics as serving
 from rollmesh.mesh.http.metrics import MOST_CONNECTIONS, PATH, metrics_server
@@ -67,7 +67,7 @@ async def opened(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
 
 
 async def until_closed(reader: asyncio.StreamReader) -> bytes:
-    """What a server sends before it closes the connection."""
+    """The bytes that a server sends before it closes the connection."""
     async with asyncio.timeout(_DEADLINE_S):
         try:
             return await reader.read()

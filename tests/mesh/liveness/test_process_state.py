@@ -1,4 +1,4 @@
-"""What is read of real processes and threads."""
+"""States that are read of real processes and threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from rollmesh.mesh.liveness.freeze_detector import State
+from rollmesh.mesh.liveness.freeze_detector import ThreadState
 from rollmesh.mesh.liveness.process_state import read_process_trees, read_processes, read_thread
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems say nothing")
@@ -36,17 +36,17 @@ def test_a_family_is_stopped_where_any_of_it_is() -> None:
         end = time.monotonic() + _DEADLINE_S
         while child.status() != psutil.STATUS_STOPPED:
             assert time.monotonic() < end
-        for sight, expected in (
-            (read_process_trees([parent.pid]), State.STOPPED),
-            (read_processes(child.pid), State.STOPPED),
+        for found, expected in (
+            (read_process_trees([parent.pid]), ThreadState.STOPPED),
+            (read_processes(child.pid), ThreadState.STOPPED),
         ):
-            assert sight is not None
-            assert sight.state is expected
+            assert found is not None
+            assert found.state is expected
         alone, both = read_processes(parent.pid), read_processes(parent.pid, child.pid)
         assert alone is not None
         assert both is not None
-        assert alone.state is not State.STOPPED
-        assert both.state is State.STOPPED
+        assert alone.state is not ThreadState.STOPPED
+        assert both.state is ThreadState.STOPPED
         assert both.cpu_s.keys() == {parent.pid, child.pid}
     finally:
         parent.communicate()
@@ -61,9 +61,9 @@ def test_a_thread_by_itself() -> None:
     thread.start()
     assert thread.native_id is not None
     end = time.monotonic() + _DEADLINE_S
-    while (sight := read_thread(thread.native_id)) is None or sight.state is not State.ASLEEP:
+    while (found := read_thread(thread.native_id)) is None or found.state is not ThreadState.ASLEEP:
         assert time.monotonic() < end
-    assert list(sight.cpu_s) == [thread.native_id]
+    assert list(found.cpu_s) == [thread.native_id]
     proceed.set()
     thread.join()
     while read_thread(thread.native_id) is not None:

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.rpc.failover_channel import FailoverChannel, addresses_of, open_mesh
 from rollmesh.mesh.rpc.retries import call_with_retry
@@ -80,7 +80,7 @@ async def opened() -> AsyncIterator[Callable[..., FailoverChannel]]:
 
 
 async def ask(channel: FailoverChannel, times: int) -> Counter[str]:
-    """Who answered how often; a failed call is repeated, as clients do."""
+    """Answers by server; a failed call is repeated, as clients do."""
     stub = reward_pb2_grpc.RewardStub(channel)
 
     async def one() -> str:
@@ -146,18 +146,18 @@ async def test_fronts_are_learned_and_forgotten_with_their_last_call(
 ) -> None:
     given, later, last = await servers.start(), await servers.start(), await servers.start()
     channel = opened(given.address)
-    channel.set_servers([given.address, later.address])
+    channel.set_fronts([given.address, later.address])
     await connected(channel, later.address)
     # Both have an open stream when one of them is not listed any more.
     stub = weights_pb2_grpc.WeightsStub(channel)
     calls = [stub.Watch(weights_pb2.WatchRequest(), timeout=10) for _ in range(2)]
     names = {(await call.read()).run: call for call in calls}
-    channel.set_servers([given.address, last.address])
+    channel.set_fronts([given.address, last.address])
     await connected(channel, last.address)
     assert later.address not in await ask(channel, 6)
     later.release.set()
     assert await names[later.address].read() is grpc.aio.EOF, "what runs there is not cut off"
-    channel.set_servers([last.address])
+    channel.set_fronts([last.address])
     assert channel.addresses == [last.address, given.address], "the address given stays for bad days"
     assert await ask(channel, 4) == {last.address: 4}
     await servers.stop(last)

@@ -1,4 +1,4 @@
-"""Nobody else answers where a run's service is for a moment away."""
+"""No other process answers where a run's service is for a moment away."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import PortInUseError
 from rollmesh.mesh.rpc.held_ports import ENVIRONMENT, HeldPorts
 from rollmesh.mesh.rpc.server import bind, new_server

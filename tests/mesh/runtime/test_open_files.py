@@ -1,4 +1,4 @@
-"""What connections of all kinds take of a process's files, and what they leave."""
+"""Files of a process that connections of all kinds take, and those that they leave."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ import resource
 import pytest
 
 from rollmesh.mesh.runtime import open_files
-from rollmesh.mesh.runtime.open_files import MOST, Share, connections_here, share_of
+from rollmesh.mesh.runtime.open_files import MOST, ConnectionLimits, connections_here, limits_of
 
 
 @pytest.mark.parametrize(
     ("files", "expected"),
-    [(1 << 20, MOST), (16_384, MOST), (4096, Share(2048, 1024, 512)), (1024, Share(512, 256, 128))],
+    [
+        (1 << 20, MOST),
+        (16_384, MOST),
+        (4096, ConnectionLimits(2048, 1024, 512)),
+        (1024, ConnectionLimits(512, 256, 128)),
+    ],
 )
-def test_files_are_left_for_other_things(files: int, expected: Share) -> None:
-    assert share_of(files) == expected
+def test_files_are_left_for_other_things(files: int, expected: ConnectionLimits) -> None:
+    assert limits_of(files) == expected
     assert sum(expected) <= files * 7 / 8
 
 
 def test_a_process_raises_its_own_limit() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert connections_here() == share_of(hard if hard != resource.RLIM_INFINITY else 2 * open_files.MOST.calls)
+    assert connections_here() == limits_of(hard if hard != resource.RLIM_INFINITY else 2 * open_files.MOST.calls)

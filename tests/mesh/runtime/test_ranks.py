@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.liveness.process_ends import survivors
 from rollmesh.mesh.runtime import ranks

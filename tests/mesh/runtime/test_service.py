@@ -1,4 +1,4 @@
-"""The service harness: signals, exit codes, the ready file, the bridge to an event loop in a thread."""
+"""The service harness: signals, exit codes and the ready file."""
 
 import asyncio
 import contextlib
@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rollmesh.mesh.errors import UnreachableError
-from rollmesh.mesh.runtime.service import AsyncBridge, advertised_address, end_task, write_ready_file
+from rollmesh.mesh.runtime.service import advertised_address, end_task, write_ready_file
 
 
 def _program(tmp_path: Path, body: str) -> list[str]:
@@ -68,23 +67,6 @@ def test_ready_file_is_whole(tmp_path: Path) -> None:
 )
 def test_advertised_address(host: str, advertise: str | None, expected: str) -> None:
     assert advertised_address(host, 5, advertise) == expected
-
-
-def test_the_bridge_returns_results_errors_and_deadlines() -> None:
-    bridge = AsyncBridge()
-
-    async def value() -> int:
-        return 3
-
-    async def failing() -> None:
-        raise KeyError("x")
-
-    assert bridge.call(value(), 5) == 3
-    with pytest.raises(KeyError):
-        bridge.call(failing(), 5)
-    with pytest.raises(UnreachableError, match="no result"):
-        bridge.call(asyncio.sleep(60), 0.05)
-    bridge.close()
 
 
 async def test_a_task_that_takes_a_cancellation_for_its_own_is_cancelled_again() -> None:

@@ -25,7 +25,10 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
     mask = draw(st.lists(st.integers(0, 1), min_size=count, max_size=count))
     stamps = draw(st.lists(versions, min_size=count, max_size=count))
     return Trajectory(
-        np.array(ids, "<i4"), np.array(log_probs, "<f4"), np.array(mask, "u1"), VersionRuns.from_tokens(stamps)
+        np.array(ids, "<i4"),
+        np.array(log_probs, "<f4"),
+        np.array(mask, "u1"),
+        VersionRuns.merged((1, version) for version in stamps),
     )
 
 
@@ -225,26 +228,26 @@ def test_any_bytes_are_decoded_or_refused(data: bytes) -> None:
 
 
 def test_lengths_must_agree_when_encoding() -> None:
-    runs = VersionRuns.from_tokens([PolicyVersion(1, 0)] * 2)
+    runs = VersionRuns(((2, PolicyVersion(1, 0)),))
     with pytest.raises(PayloadError, match="log_probs"):
         encode(Trajectory(np.zeros(2, "<i4"), np.zeros(3, "<f4"), np.ones(2, "u1"), runs))
 
 
 def test_versions_that_do_not_fit_are_refused_when_encoding() -> None:
-    runs = VersionRuns.from_tokens([PolicyVersion(1, 1 << 32)] * 2)
+    runs = VersionRuns(((2, PolicyVersion(1, 1 << 32)),))
     with pytest.raises(PayloadError, match="versions"):
         encode(Trajectory(np.zeros(2, "<i4"), np.zeros(2, "<f4"), np.ones(2, "u1"), runs))
 
 
 def test_masks_are_runs_in_turn() -> None:
     for mask in ([1, 1, 1], [0, 0, 1], [0, 1, 0], [1, 0, 0]):
-        runs = VersionRuns.from_tokens([PolicyVersion(1, 0)] * 3)
+        runs = VersionRuns(((3, PolicyVersion(1, 0)),))
         payload = encode(Trajectory(np.zeros(3, "<i4"), np.zeros(3, "<f4"), np.array(mask, "u1"), runs))
         assert decode(payload).response_mask.tolist() == mask
         assert inspect(payload).mask[0] == mask.index(0) if 0 in mask else 3
 
 
 def test_oldest_and_newest() -> None:
-    runs = VersionRuns.from_tokens([PolicyVersion(1, 7), PolicyVersion(1, 8), PolicyVersion(2, 6)])
+    runs = VersionRuns(((1, PolicyVersion(1, 7)), (1, PolicyVersion(1, 8)), (1, PolicyVersion(2, 6))))
     assert runs.oldest == PolicyVersion(2, 6)
     assert runs.newest == PolicyVersion(2, 6)

@@ -1,4 +1,4 @@
-"""Who is fetching what."""
+"""Readers and the versions that they fetch."""
 
 from __future__ import annotations
 

@@ -13,13 +13,14 @@ import torch
 from torch.distributed import HashStore, PrefixStore
 
 from rollmesh.mesh.errors import WeightsError
-from rollmesh.mesh.weights.broadcast import BroadcastBackend, BroadcastGroup
+from rollmesh.mesh.weights.broadcast import BroadcastBackend, BroadcastGroup, GroupPlace
 
 CPU = torch.device("cpu")
 
 
 def group(store: HashStore, rank: int, timeout_s: float, backend: BroadcastBackend = "gloo") -> BroadcastGroup:
-    return BroadcastGroup(backend, store, "1-1", rank=rank, size=2, timeout_s=timeout_s, host="127.0.0.1", device=CPU)
+    place = GroupPlace(rank, size=2, host="127.0.0.1", device=CPU)
+    return BroadcastGroup(backend, store, "1-1", place, timeout_s=timeout_s)
 
 
 @pytest.fixture
@@ -32,16 +33,16 @@ def pair(threads: ThreadPoolExecutor, timeout_s: float) -> list[BroadcastGroup]:
     """Two members that have met."""
     store = HashStore()
     members = [group(store, rank, timeout_s) for rank in range(2)]
-    for meeting in [threads.submit(member.begin) for member in members]:
+    for meeting in [threads.submit(member.begin_round) for member in members]:
         meeting.result(30)
     return members
 
 
 def test_a_member_that_takes_no_part_ends_the_bucket_in_time(threads: ThreadPoolExecutor) -> None:
     sender, receiver = pair(threads, 0.5)
-    work = receiver.start(torch.zeros(1 << 20, dtype=torch.uint8))
+    work = receiver.start_bucket(torch.zeros(1 << 20, dtype=torch.uint8))
     with pytest.raises(WeightsError, match=r"a bucket did not get through: no progress for 0\.5 s"):
-        receiver.finish(work)
+        receiver.finish_bucket(work)
     for member in (sender, receiver):
         member.close()
 
@@ -51,9 +52,9 @@ def test_leaving_ends_what_is_under_way(threads: ThreadPoolExecutor) -> None:
     waiting = threading.Event()
 
     def wait() -> None:
-        work = receiver.start(torch.zeros(1 << 20, dtype=torch.uint8))
+        work = receiver.start_bucket(torch.zeros(1 << 20, dtype=torch.uint8))
         waiting.set()
-        receiver.finish(work)
+        receiver.finish_bucket(work)
 
     ended = threads.submit(wait)
     assert waiting.wait(30)
@@ -65,11 +66,11 @@ def test_leaving_ends_what_is_under_way(threads: ThreadPoolExecutor) -> None:
 
 def test_what_an_abort_has_ended_is_not_taken_for_sent(threads: ThreadPoolExecutor) -> None:
     members = pair(threads, 20.0)
-    works = [member.start(torch.zeros(8, dtype=torch.uint8)) for member in members]
-    members[0].finish(works[0])
+    works = [member.start_bucket(torch.zeros(8, dtype=torch.uint8)) for member in members]
+    members[0].finish_bucket(works[0])
     members[1].close()
     with pytest.raises(WeightsError, match="the group has been left"):
-        members[1].finish(works[1])
+        members[1].finish_bucket(works[1])
     members[0].close()
 
 

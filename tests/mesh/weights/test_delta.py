@@ -1,4 +1,4 @@
-"""Differences of buckets: bit for bit, whatever the dtype and however much changed, and safe against damage."""
+"""Deltas of buckets: bit for bit, whatever the dtype and however much changed, and safe against damage."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def lay(sizes: list[tuple[int, int]]) -> tuple[list[Span], int]:
     return spans, end
 
 
-def applied(difference: bytes, base: bytes, spans: list[Span]) -> bytes:
+def applied(encoded: bytes, base: bytes, spans: list[Span]) -> bytes:
     target = bytearray(base)
-    apply_bucket(difference, memoryview(target), spans)
+    apply_bucket(encoded, memoryview(target), spans)
     return bytes(target)
 
 
@@ -59,11 +59,11 @@ def test_what_went_in_comes_out(sizes: list[tuple[int, int]], share: float, reac
         after = np.where(rng.random(elements) < share, before + step, before)
         old[span.offset : span.offset + span.nbytes] = before.view(np.uint8)
         new[span.offset : span.offset + span.nbytes] = after.view(np.uint8)
-    difference = encode_bucket(old.data, new.data, spans)
-    assert applied(difference, old.tobytes(), spans) == new.tobytes()
+    encoded = encode_bucket(old.data, new.data, spans)
+    assert applied(encoded, old.tobytes(), spans) == new.tobytes()
     # Whatever the weights do, it is never much more than the bytes themselves.
     blocks = sum(-(-span.nbytes // span.width // 1000) for span in spans)
-    assert len(difference) <= length + 1 + 33 * blocks
+    assert len(encoded) <= length + 1 + 33 * blocks
 
 
 def bits(tensor: torch.Tensor) -> bytes:
@@ -155,7 +155,7 @@ def by_steps(count: int, steps: bytes, planes: bytes = b"\0" * 8) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("difference", "message"),
+    ("encoded", "message"),
     [
         (b"", "ends after 0"),
         (b"\x02", "format 2"),
@@ -174,9 +174,9 @@ def by_steps(count: int, steps: bytes, planes: bytes = b"\0" * 8) -> bytes:
         (b"\x01\x03" + struct.pack("<II", 4, 13) + b"\0" * 12 + b"\xf0", "0 changes are marked, 4 announced"),
     ],
 )
-def test_each_malformation_is_named(difference: bytes, message: str) -> None:
+def test_each_malformation_is_named(encoded: bytes, message: str) -> None:
     with pytest.raises(WeightsError, match=message):
-        apply_bucket(difference, memoryview(bytearray(200)), ONE)
+        apply_bucket(encoded, memoryview(bytearray(200)), ONE)
 
 
 def test_a_frame_that_says_too_much_is_not_opened() -> None:

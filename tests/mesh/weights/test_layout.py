@@ -11,7 +11,7 @@ from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.weights import (
     ALIGNMENT,
     BucketLayout,
-    Wanted,
+    BucketSet,
     bucket_starts,
     check_manifest,
     digest_of,
@@ -84,7 +84,7 @@ def test_tensors_survive_the_way_through_buckets(specs: list[tuple[tuple[int, ..
     tensors = {f"t{i}": (torch.randn(shape) * 5).to(dtype) for i, (shape, dtype) in enumerate(specs)}
     manifest, data = build(tensors, size)
     check_manifest(manifest)
-    assert Wanted.full(manifest).nbytes == len(data)
+    assert BucketSet.full(manifest).nbytes == len(data)
     back = dict(named_tensors(manifest, data))
     assert back.keys() == tensors.keys()
     for name, tensor in tensors.items():
@@ -109,12 +109,12 @@ def test_wire_dtype_leaves_integers_alone() -> None:
 
 def test_a_flipped_bit_is_found(caplog: pytest.LogCaptureFixture) -> None:
     manifest, data = build({"a": torch.randn(10), "b": torch.randn(10)}, 1024)
-    Wanted.full(manifest).verify(0, data[: manifest.buckets[0].nbytes])
+    BucketSet.full(manifest).verify(0, data[: manifest.buckets[0].nbytes])
     data[7] ^= 1
     found = digest_of(data[: manifest.buckets[0].nbytes])
     with pytest.raises(WeightsError, match="bucket 0 of version 1:3 is damaged") as error:
-        Wanted.full(manifest).verify(0, data[: manifest.buckets[0].nbytes])
-    # Who announced them might have chosen what is read: a file of this host.
+        BucketSet.full(manifest).verify(0, data[: manifest.buckets[0].nbytes])
+    # The announcer might have chosen what is read: a file of this host.
     assert found in caplog.text
     assert found not in str(error.value)
 

@@ -19,7 +19,7 @@ from rollmesh.reward_service.client import RewardClient
 from rollmesh.reward_service.engine import ScoringEngine
 from rollmesh.reward_service.outcomes import REASON_LENGTH
 from rollmesh.reward_service.server import RewardServer
-from rollmesh.reward_service.workers.unit_queue import Lane
+from rollmesh.reward_service.workers.unit_queue import UnitQueue
 
 pytestmark = pytest.mark.slow
 HOSTILE = Path(__file__).parent / "hostile.py"
@@ -84,7 +84,7 @@ async def test_each_item_ends_by_itself(make_engine: Any, make_item: Any, tmp_pa
     assert "exit code 3" in by_act["exit"].error.message
     assert "SIGSEGV" in by_act["segfault"].error.message
     assert "signal 40" in by_act["realtime"].error.message, "it has no name"
-    # What would end another worker in the same way is not tried again; what came from outside may pass.
+    # An item that would end another worker in the same way is not tried again; a fault from outside may pass.
     assert [act for act, result in by_act.items() if result.error.retryable] == ["kill"]
     assert max(len(result.error.message) for result in results) == REASON_LENGTH
     assert by_act["raise x"].error.message.endswith("(100033 characters)"), "that it is cut off is told"
@@ -121,7 +121,7 @@ async def test_an_error_that_no_one_expected_costs_no_unit(
             raise ArithmeticError("unexpected")
         return str(number)
 
-    monkeypatch.setattr("rollmesh.reward_service.workers.process._signal_name", name)
+    monkeypatch.setattr("rollmesh.reward_service.workers.process.signal_name", name)
     results = await engine.score([make_item("dies", "segfault"), make_item("good", "good")], 20.0)
     assert [said(result) for result in results] == ["crashed", "1"], "another worker has found out"
     await gone(first.pid)
@@ -149,12 +149,16 @@ async def test_those_that_wait_for_one_that_hangs_are_given_to_another_worker(ma
 
 
 def test_who_finds_no_free_worker_hears_what_the_workers_do() -> None:
-    lane = Lane([("f", "f")], limit=4, concurrent=False, call_timeout_s=8.0)
-    assert "ended" not in lane.not_begun().message
-    lane.learned(0, 1.5, 3)
+    queue = UnitQueue([("f", "f")], limit=4, concurrent=False, call_timeout_s=8.0)
+    assert "ended" not in queue.not_begun().message
+    queue.record_duration(0, 1.5, 3)
     for _ in range(119):
-        lane.ended("signal SIGKILL", overdue=True)
-    assert lane.not_begun().message.endswith(", 0.5 s a call; calls that were ended after 8 s each, so far: 119")
+        queue.record_end("signal SIGKILL", overdue=True, function=0)
+    queue.record_end("signal SIGKILL", overdue=True)
+    assert queue.not_begun().message.endswith(
+        ", 0.5 s a call; f did not return within 8 s (reward.scorer_timeout_s), which ended 120 workers so far; "
+        "the responses of such calls end without a reward"
+    )
 
 
 async def test_an_item_that_finds_no_free_worker_says_so_and_is_not_charged(

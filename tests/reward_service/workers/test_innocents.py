@@ -1,4 +1,4 @@
-"""What one item leaves in its worker, or does to it without a word, costs no other item."""
+"""An item's remains in its worker, or its silent harm to it, cost no other item."""
 
 from __future__ import annotations
 

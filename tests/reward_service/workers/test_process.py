@@ -16,7 +16,7 @@ from rollmesh.mesh.errors import RewardError
 from rollmesh.mesh.liveness.process_ends import survivors
 from rollmesh.reward_service.outcomes import Failed, Scored, Unscorable
 from rollmesh.reward_service.workers.messages import ANSWER_BYTES, pack_answer, unpack_answer
-from rollmesh.reward_service.workers.shared_page import Page
+from rollmesh.reward_service.workers.shared_page import SharedPage
 from tests.repository import REPOSITORY
 
 OWNER = """
@@ -130,8 +130,8 @@ def test_workers_end_with_their_owner(tmp_path: Path) -> None:
 
 
 def test_the_page_says_what_and_since_when() -> None:
-    mine, descriptor = Page.create()
-    its = Page(descriptor)
+    mine, descriptor = SharedPage.create()
+    its = SharedPage(descriptor)
     os.close(descriptor)
     assert mine.unit is None
     its.begin(7)

@@ -1,4 +1,4 @@
-"""What a run's services are started with."""
+"""The command lines and environments of a run's services."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Ready-made attention masks, additive, in the form that transformers passes on unchanged.
 
-A model whose layers are all of one type gets a 4-D tensor; one that mixes full and sliding-window layers gets a dict
+A model whose layers are all of one type gets a 4-D tensor. One that mixes full and sliding-window layers gets a dict
 from layer type to 4-D tensor.
 """
 
@@ -33,13 +33,14 @@ class MaskBuilder:
         self._columns = torch.arange(0, device=device)
 
     def decode(self, positions: torch.Tensor, columns: int) -> AttentionMask:
-        """For one query per row at `positions` (int64 [rows]) over `columns` columns: [rows, 1, 1, columns]."""
+        """Masks for one query per row at `positions` (int64 [rows]) over `columns` columns: [rows, 1, 1, columns]."""
         return self._build(positions[:, None, None, None], columns)
 
     def prefill(self, begin: int, end: int) -> AttentionMask | None:
-        """For tokens [begin, end) of right-padded prompts: [1, 1, end - begin, end]. Padding is seen by padding alone.
+        """Masks for tokens [begin, end) of right-padded prompts: [1, 1, end - begin, end].
 
-        None from the start where each token sees all before it: attention then needs no mask, and less memory.
+        Padding is seen by padding alone. None from the start where each token sees all before it: attention then needs
+        no mask, and less memory.
         """
         if begin == 0 and self._types == ("full_attention",):
             return None

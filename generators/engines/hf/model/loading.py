@@ -5,7 +5,6 @@ The parameters are left uninitialized: an engine serves nothing before its first
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,14 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
-    AutoTokenizer,
-    GenerationConfig,
-    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.initialization import no_init_weights
 
-from rollmesh.generators.engines.hf.model.served_layers import layout_of, read_config
-from rollmesh.generators.engines.request_validation import Limits
+from rollmesh.generators.engines.hf.model.served_layers import layout_of
+from rollmesh.generators.engines.model_folder import eos_ids, load_tokenizer, read_config
+from rollmesh.generators.engines.request_validation import RequestLimits
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.trajectory.images import ImageProcessor
 
@@ -34,7 +31,7 @@ _WITH_IMAGES = {"llava", "idefics3", "smolvlm"}
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """What the engine needs to know of a model.
+    """A model, and the properties that the engine needs.
 
     Attributes:
         model: in evaluation mode, without gradients; parameters hold arbitrary values.
@@ -55,9 +52,9 @@ class LoadedModel:
     images: ImageProcessor | None = None
 
     @property
-    def limits(self) -> Limits:
-        """What requests have to keep to."""
-        return Limits(
+    def limits(self) -> RequestLimits:
+        """Limits of requests."""
+        return RequestLimits(
             context=self.context,
             vocabulary=int(self.model.config.get_text_config().vocab_size),
             eos=frozenset(self.eos_ids),
@@ -106,34 +103,3 @@ def load_model(folder: Path, *, dtype: str, device: str, context: int | None = N
         window=layout.window,
         images=ImageProcessor.load(folder) if takes_images else None,
     )
-
-
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
-    """The folder's tokenizer; None where it has no tokenizer files.
-
-    Raises:
-        DataError: the files are there but cannot be read.
-    """
-    if not any(folder.glob("tokenizer*")):
-        return None
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
-    except (OSError, ValueError, json.JSONDecodeError) as error:
-        raise DataError(f"{folder}: tokenizer files cannot be read: {error}") from error
-    return tokenizer
-
-
-def eos_ids(folder: Path, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
-    """The generation configuration names the end tokens; else the model's configuration; else the tokenizer."""
-    declared: Any = None
-    if (folder / "generation_config.json").is_file():
-        declared = GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
-    if declared is None:
-        declared = getattr(config, "eos_token_id", None)
-    if declared is None and tokenizer is not None:
-        declared = tokenizer.eos_token_id
-    if declared is None:
-        return ()
-    return tuple(declared) if isinstance(declared, list | tuple) else (int(declared),)

@@ -73,24 +73,24 @@ class Prefiller:
     def batches(
         self, sequences: Sequence[Sequence[int]], images: Sequence[tuple[bytes, ...]] | None = None
     ) -> Iterator[tuple[list[int], PrefixBatch]]:
-        """As `run`, but each forward pass as it comes: which sequences are in it, and what it gave."""
+        """Yields each forward pass as it comes, with the indices of its sequences."""
         for members in _batches([len(ids) for ids in sequences]):
-            given = None if images is None else [images[member] for member in members]
-            yield members, self._forward([sequences[member] for member in members], given)
+            member_images = None if images is None else [images[member] for member in members]
+            yield members, self._forward([sequences[member] for member in members], member_images)
 
     def log_probs(self, ids: Sequence[int]) -> torch.Tensor:
-        """Float32 [len(ids) - 1], nats: of each next token."""
+        """Log-probs of each next token, float32 [len(ids) - 1], nats."""
         row = torch.tensor([ids], device=self._device)
-        found = []
+        parts = []
         for begin, end, logits in self._passes({"input_ids": row}, len(ids), keep=0):
             following = row[0, begin + 1 : end + 1, None]
             every = torch.log_softmax(logits[0, : len(following)].float(), -1)
-            found.append(every.gather(1, following)[:, 0])
-        return torch.cat(found)
+            parts.append(every.gather(1, following)[:, 0])
+        return torch.cat(parts)
 
     @property
     def bytes_per_token(self) -> int:
-        """Of keys and values, all layers together; runs a few tokens."""
+        """Bytes of one token's keys and values, all layers together; runs a few tokens."""
         [prefix] = self.run([HARMLESS])
         return prefix.batch.cache.nbytes // len(HARMLESS)
 
@@ -102,7 +102,7 @@ class Prefiller:
             inputs = {"inputs_embeds": self._vision.embedded(input_ids, images)}
         cache = PrefixCache(self._layers, columns)
         last = torch.tensor([[len(ids) - 1] for ids in sequences], device=self._device)
-        # Of several sequences there is one pass; of a single one the last pass has its last token.
+        # Several sequences take one pass; the last token of a single one is in the last pass.
         keep: int | torch.Tensor = last if len(sequences) > 1 else 1
         *_, (_, _, logits) = self._passes(inputs, columns, keep=keep, cache=cache)
         return PrefixBatch(cache, logits[:, 0])

@@ -1,9 +1,9 @@
-"""Which models the `hf` engine serves, as configuration and class say: attention to all tokens before, or to a window.
+"""The models that the `hf` engine serves, by configuration and class: attention to all earlier tokens, or to a window.
 
-A window counts where the model's class cuts attention off at it: others carry the number and see everything. What
-cannot be read here shows in `proof`, under the first weights. Layers that carry a state from token to token (linear
-attention, convolutions, state spaces) need a cache of their own, which this engine does not have. No model is loaded
-here: a run is refused before it starts.
+A window counts where the model's class cuts attention off at it: others carry the number and see everything. Windows
+that cannot be read here show in `probe`, under the first weights. Layers with a state from token to token need a cache
+of their own, which this engine does not have: linear attention, convolutions, state spaces. No model is loaded here: a
+run is refused before it starts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from rollmesh.mesh.errors import DataError
@@ -25,7 +25,7 @@ ELSEWHERE = "set rollout.engine to vllm or sglang, as far as they know the model
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ServedLayers:
     """The layers of a model.
 
     Attributes:
@@ -39,22 +39,7 @@ class Layout:
     longest: int
 
 
-def read_config(folder: Path) -> PreTrainedConfig:
-    """The configuration of a model in a folder.
-
-    Raises:
-        DataError: there is none, or transformers does not know it.
-    """
-    if not (folder / "config.json").is_file():
-        raise DataError(f"{folder}: no config.json", hint="give a Hugging Face model folder")
-    try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{folder}/config.json: {error}") from error
-    return config
-
-
-def layout_of(config: PreTrainedConfig, folder: Path) -> Layout:
+def layout_of(config: PreTrainedConfig, folder: Path) -> ServedLayers:
     """The layers of a model that the engine serves.
 
     Args:
@@ -73,8 +58,8 @@ def layout_of(config: PreTrainedConfig, folder: Path) -> Layout:
         window = None
     declared: Any = getattr(text, "layer_types", None)
     kind = "sliding_attention" if window else "full_attention"
-    layer_types = tuple(declared) if declared else (_undeclared(text) or kind,) * int(text.num_hidden_layers)
-    if not _slides(model):
+    layer_types = tuple(declared) if declared else (_undeclared_kind(text) or kind,) * int(text.num_hidden_layers)
+    if not _has_sliding_window(model):
         layer_types = tuple("full_attention" if kind == "sliding_attention" else kind for kind in layer_types)
     if unknown := set(layer_types) - _LAYER_TYPES:
         raise DataError(
@@ -92,32 +77,32 @@ def layout_of(config: PreTrainedConfig, folder: Path) -> Layout:
             "max_position_embeddings, which rollout.engine: hf needs",
             hint=f"add it; where the model has no such limit, {ELSEWHERE}",
         )
-    if why := _why_not(text, model):
+    if why := _obstacle(text, model):
         raise DataError(f"{folder} ({config.model_type}) cannot be served by rollout.engine: hf: {why}", hint=ELSEWHERE)
-    return Layout(layer_types, int(window) if sliding and window else None, longest)
+    return ServedLayers(layer_types, int(window) if sliding and window else None, longest)
 
 
 def _class_of(config: PreTrainedConfig) -> Any:
-    found = _CAUSAL[type(config)]
-    return found[0] if isinstance(found, tuple) else found
+    model_class = _CAUSAL[type(config)]
+    return model_class[0] if isinstance(model_class, tuple) else model_class
 
 
-def _slides(model: Any) -> bool:
-    """Whether a class of models cuts attention off at a window: its module has transformers' mask for it."""
+def _has_sliding_window(model: Any) -> bool:
+    """True where a class of models cuts attention off at a window: its module has transformers' mask for it."""
     return hasattr(sys.modules[model.__module__], "create_sliding_window_causal_mask")
 
 
-def _undeclared(text: PreTrainedConfig) -> str:
+def _undeclared_kind(text: PreTrainedConfig) -> str:
     """The kind of layers that the class of a model tells, where the configuration names none; empty for attention."""
     return "recurrence" if type(text) in _CAUSAL and _class_of(text)._is_stateful else ""
 
 
-def _why_not(text: PreTrainedConfig, model: Any) -> str:
-    """What keeps sequences of different lengths from being decoded side by side; empty: nothing that can be seen."""
+def _obstacle(text: PreTrainedConfig, model: Any) -> str:
+    """The reason why sequences of different lengths cannot be decoded in one batch; empty where none can be seen."""
     if hasattr(text, "is_decoder") and hasattr(text, "add_cross_attention") and not text.is_decoder:
         return "it is an encoder, whose tokens see those after them"
-    taken = inspect.signature(model.forward).parameters
-    if missing := {"position_ids", "past_key_values"} - set(taken):
+    parameters = inspect.signature(model.forward).parameters
+    if missing := {"position_ids", "past_key_values"} - set(parameters):
         return f"{model.__name__} takes no {' and no '.join(sorted(missing))}"
     if getattr(text, "alibi", False):
         return "its attention is biased by distance (alibi), for one sequence at a time"

@@ -1,6 +1,6 @@
 """Prompts with images as the language model sees them: the vision part's features stand at their tokens' places.
 
-Invariant: only the prompt's own image tokens are replaced; one that was sampled is a token like any other, also where
+Invariant: only the prompt's own image tokens are replaced. One that was sampled is a token like any other, also where
 it is run through the model again after its prompt.
 """
 
@@ -62,6 +62,6 @@ class Vision:
             name: value.to(model.device, model.dtype) if value.is_floating_point() else value.to(model.device)
             for name, value in self._processor.inputs(images).items()
         }
-        found: Any = model.get_image_features(**inputs).pooler_output
-        parts = list(found) if isinstance(found, list | tuple) else [found]
+        features: Any = model.get_image_features(**inputs).pooler_output
+        parts = list(features) if isinstance(features, list | tuple) else [features]
         return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])

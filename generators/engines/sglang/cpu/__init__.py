@@ -1,7 +1,7 @@
-"""What a server of SGLang needs in addition where there is no CUDA device; nothing of it is used where there is one.
+"""Settings of an SGLang server without a CUDA device; nothing of it is used where there is one.
 
-SGLang's package is made for accelerators. On a CPU two of its imports fail (see the two modules under `shims`, which
-the server's processes find on their PYTHONPATH), and some defaults choose kernels that do not exist there.
+SGLang's package is made for accelerators. On a CPU two of its imports fail: see the two modules under `shims`, which
+the server's processes find on their PYTHONPATH. And some defaults choose kernels that do not exist there.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 _SHIMS = Path(__file__).parent / "shims"
-# The KV cache is taken at once: it holds so many sequences of full length; more of them are seldom that long together.
+# The KV cache is allocated at once. It holds this many sequences of full length; seldom are more of them that long.
 _FULL_SEQUENCES = 64
 
 

@@ -1,7 +1,7 @@
-"""How weights go from the generator's process into the server's."""
+"""Transfers of weights from the generator's process into the server's."""
 
 from __future__ import annotations
 
-from rollmesh.generators.engines.sglang.transfers.base import Staged, Transfer
+from rollmesh.generators.engines.sglang.transfers.interface import ServerTransfer, StagedWeights
 
-__all__ = ["Staged", "Transfer"]
+__all__ = ["ServerTransfer", "StagedWeights"]

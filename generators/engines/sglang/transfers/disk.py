@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 
 from safetensors.torch import save_file
 
-from rollmesh.generators.engines.sglang.transfers.base import UPDATE_S, DtypeOf, Staged, Transfer
+from rollmesh.generators.engines.sglang.transfers.interface import UPDATE_S, DtypeOf, ServerTransfer, StagedWeights
 from rollmesh.mesh.errors import WeightsError
 
 if TYPE_CHECKING:
     import torch
 
-    from rollmesh.generators.engines.sglang.http_client import Client
+    from rollmesh.generators.engines.sglang.http_client import HttpClient
 
 FILE_BYTES = 2 * 2**30
 
 
-class StagedFolder(Staged):
+class StagedFolder(StagedWeights):
     """Files, full of weights.
 
     Attributes:
@@ -36,7 +36,7 @@ class StagedFolder(Staged):
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-class DiskTransfer(Transfer):
+class DiskTransfer(ServerTransfer):
     """`/update_weights_from_disk`.
 
     Args:
@@ -48,8 +48,8 @@ class DiskTransfer(Transfer):
         self._dtype_of = dtype_of
         self._folder = folder
 
-    def stage(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Staged:
-        """See Transfer."""
+    def stage(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> StagedWeights:
+        """See ServerTransfer."""
         staged = StagedFolder(Path(tempfile.mkdtemp(prefix="weights-", dir=self._folder)))
         try:
             self._write(staged.folder, tensors)
@@ -58,8 +58,8 @@ class DiskTransfer(Transfer):
             raise WeightsError(f"no room in {self._folder} for new weights: {error}") from error
         return staged
 
-    async def load(self, client: Client, staged: StagedFolder, label: str) -> None:
-        """See Transfer."""
+    async def load(self, client: HttpClient, staged: StagedFolder, label: str) -> None:
+        """See ServerTransfer."""
         body = {
             "model_path": str(staged.folder),
             "load_format": "safetensors",

@@ -5,9 +5,9 @@ server's. The names under which its members meet are those that torch's own grou
 makes its side.
 
 Invariants: the server says whether new weights are in place. A process of it loads none before it has received all of
-them, so that a broadcast that breaks off leaves it the former ones; of several processes only the first is heard, and
-it is not known what the others hold. The group is kept from one update to the next. One in which
-anything failed is left by both sides, which ends what either has under way, and the next update makes another.
+them, so that a broadcast that breaks off leaves it the former ones. Only the first of several processes is heard: the
+weights of the others are not known. The group is kept from one update to the next. One in which anything failed is left
+by both sides, which ends what either has under way, and the next update makes another.
 """
 
 from __future__ import annotations
@@ -25,15 +25,21 @@ import torch
 from torch.distributed import PrefixStore, TCPStore
 
 from rollmesh.generators.engines.sglang.http_client import RefusedError
-from rollmesh.generators.engines.sglang.transfers.base import UPDATE_S, DtypeOf, Staged, Transfer, begin
+from rollmesh.generators.engines.sglang.transfers.interface import (
+    UPDATE_S,
+    DtypeOf,
+    ServerTransfer,
+    StagedWeights,
+    begin,
+)
 from rollmesh.mesh.errors import WeightsError
-from rollmesh.mesh.weights.broadcast import BroadcastBackend, broadcast_options, connect_group, wait_through
+from rollmesh.mesh.weights.broadcast import BroadcastBackend, broadcast_options, connect_group, wait_for_collective
 from rollmesh.mesh.weights.rendezvous import open_store, own_host
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend
 
-    from rollmesh.generators.engines.sglang.http_client import Client
+    from rollmesh.generators.engines.sglang.http_client import HttpClient
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +74,7 @@ class _Group:
         """Waits until all members are there.
 
         Raises:
-            WeightsError: somebody did not come.
+            WeightsError: a member did not come.
         """
         assert self._store is not None, "it is open"
         # The prefixes of torch.distributed's constructor of groups, and of SGLang's before it.
@@ -84,10 +90,10 @@ class _Group:
             group.abort()
 
     def send(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Broadcasts them, one after the other: on the device is one at a time.
+        """Broadcasts them in sequence: on the device is one at a time.
 
         Raises:
-            WeightsError: one did not get through in time, or somebody has left.
+            WeightsError: one did not get through in time, or a member has left.
         """
         assert self._group is not None, "it is connected"
         timeout = timedelta(seconds=STEP_S)
@@ -95,7 +101,7 @@ class _Group:
             self._use_device()
             for tensor in tensors:
                 work = self._group.broadcast([tensor.to(self._device)], broadcast_options(timeout))  # type: ignore[attr-defined]
-                wait_through(work, timeout, lambda: self._left)
+                wait_for_collective(work, timeout, lambda: self._left)
             if self._device.type == "cuda":
                 torch.cuda.current_stream().synchronize()
                 torch.cuda.empty_cache()
@@ -109,12 +115,12 @@ class _Group:
             self._group.abort()
 
     def _use_device(self) -> None:
-        # Of this thread: nccl and copies go by the present device.
+        # The device of this thread: nccl and copies go by the present one.
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
 
 
-class StagedTensors(Staged):
+class StagedTensors(StagedWeights):
     """Tensors to be sent.
 
     Attributes:
@@ -129,7 +135,7 @@ class StagedTensors(Staged):
         self.named = []
 
 
-class DistributedTransfer(Transfer):
+class DistributedTransfer(ServerTransfer):
     """`/update_weights_from_distributed`.
 
     Args:
@@ -147,16 +153,16 @@ class DistributedTransfer(Transfer):
         self._backend: BroadcastBackend = "nccl" if device.type == "cuda" else "gloo"
         self._group: _Group | None = None
 
-    def stage(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Staged:
-        """See Transfer."""
+    def stage(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> StagedWeights:
+        """See ServerTransfer."""
         try:
             named = [(name, tensor.to(self._dtype_of(tensor)).contiguous()) for name, tensor in tensors]
         except (RuntimeError, MemoryError) as error:
             raise WeightsError(f"no memory for new weights: {error}") from error
         return StagedTensors(named)
 
-    async def load(self, client: Client, staged: StagedTensors, label: str) -> None:
-        """See Transfer."""
+    async def load(self, client: HttpClient, staged: StagedTensors, label: str) -> None:
+        """See ServerTransfer."""
         group = self._group or await self._join(client)
         if self._session:
             await begin(client)
@@ -164,17 +170,17 @@ class DistributedTransfer(Transfer):
         if self._session:
             await client.post("/end_weight_update", timeout_s=UPDATE_S)
         if failure:
-            await self._part(client)
+            await self._leave_group(client)
             raise WeightsError(f"the broadcast to the SGLang server failed: {failure}", hint=_INTACT)
 
     async def close(self) -> None:
-        """See Transfer."""
+        """See ServerTransfer."""
         if self._group is not None:
             self._group.leave()
         self._group = None
 
-    async def _broadcast(self, client: Client, group: _Group, staged: StagedTensors, label: str) -> str:
-        """Why the server has received nothing; empty where it serves these weights.
+    async def _broadcast(self, client: HttpClient, group: _Group, staged: StagedTensors, label: str) -> str:
+        """The reason why the server has received nothing; empty where it serves these weights.
 
         Raises:
             EngineError: it is not known what it holds.
@@ -188,7 +194,7 @@ class DistributedTransfer(Transfer):
             "weight_version": label,
         }
         sending = asyncio.create_task(asyncio.to_thread(_send, group, [tensor for _, tensor in staged.named]))
-        said = ""
+        refusal = ""
         try:
             await client.post("/update_weights_from_distributed", body, UPDATE_S)
         except BaseException as error:
@@ -196,14 +202,14 @@ class DistributedTransfer(Transfer):
             group.leave()
             if self._ranks > 1 or not isinstance(error, RefusedError) or _NOT_RECEIVED not in str(error):
                 raise
-            said = str(error)
+            refusal = str(error)
         trouble = await sending
-        if trouble and not said:
+        if trouble and not refusal:
             log.warning("the server has all weights, the next ones are sent to a new group: %s", trouble)
-            await self._part(client)
-        return "; ".join(filter(None, (trouble, said))) if said else ""
+            await self._leave_group(client)
+        return "; ".join(filter(None, (trouble, refusal))) if refusal else ""
 
-    async def _join(self, client: Client) -> _Group:
+    async def _join(self, client: HttpClient) -> _Group:
         parts = urlsplit(client.address)
         mine = own_host(f"{parts.hostname or '127.0.0.1'}:{parts.port or 80}")
         group = _Group(self._backend, self._device)
@@ -218,7 +224,7 @@ class DistributedTransfer(Transfer):
         meeting = asyncio.to_thread(group.connect, mine, 1 + self._ranks)
         joined = client.post("/init_weights_update_group", body, STEP_S)
         try:
-            await _both(joined, meeting)
+            await _wait_for_both(joined, meeting)
         except RefusedError as error:
             group.leave()
             raise WeightsError(f"the SGLang server joins no broadcast: {error}", hint=_INTACT) from error
@@ -228,7 +234,7 @@ class DistributedTransfer(Transfer):
         self._group = group
         return group
 
-    async def _part(self, client: Client) -> None:
+    async def _leave_group(self, client: HttpClient) -> None:
         group, self._group = self._group, None
         assert group is not None, "it was used just now"
         group.leave()
@@ -237,7 +243,7 @@ class DistributedTransfer(Transfer):
 
 
 def _send(group: _Group, tensors: Iterable[torch.Tensor]) -> str:
-    """Why not all tensors were sent; empty where they were."""
+    """The reason why not all tensors were sent; empty where they were."""
     try:
         group.send(tensors)
     except WeightsError as error:
@@ -247,7 +253,7 @@ def _send(group: _Group, tensors: Iterable[torch.Tensor]) -> str:
     return ""
 
 
-async def _both(*both: Coroutine[Any, Any, Any]) -> None:
+async def _wait_for_both(*both: Coroutine[Any, Any, Any]) -> None:
     """Waits for both sides of a meeting; where one fails the other is not waited for."""
     tasks = [asyncio.ensure_future(side) for side in both]
     try:

@@ -1,12 +1,12 @@
 """Shared memory as SGLang's `/update_weights_from_tensor` takes it.
 
-The endpoint takes one form: a pickle whose tensors are handles of torch's shared memory, and it opens only handles of
+The endpoint takes one form: a pickle whose tensors are handles of torch's shared memory. It opens only handles of
 torch's own kind, in their file-system form (the descriptor form makes it crash). So this module, and no other, writes
 a pickle. It holds nothing that came from anywhere else: names, numbers, and a handle. The server reads it with an
 unpickler that admits these few constructors.
 
-torch counts the users of such memory: whoever opens it takes one away that was added for it here. So a payload is
-made for each process that opens it, when it is about to be sent.
+torch counts the users of such memory: each process that opens it takes one away that was added for it here. So a
+payload is made for each process that opens it, when it is about to be sent.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Bucket:
         self._bytes[meta.start_idx : meta.end_idx].view(meta.dtype).reshape(meta.shape).copy_(source)
 
     def payload(self) -> str:
-        """What is sent to one process of the server, which has to open it."""
+        """The message to one process of the server, which has to open it."""
         buffer = io.BytesIO()
         content = {"flattened_tensor": self._bytes, "metadata": self._metadata}
         _HandlePickler(buffer, protocol=4).dump(content)

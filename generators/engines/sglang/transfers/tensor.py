@@ -5,19 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from rollmesh.generators.engines.sglang.transfers.base import UPDATE_S, DtypeOf, Staged, Transfer, begin
+from rollmesh.generators.engines.sglang.transfers.interface import (
+    UPDATE_S,
+    DtypeOf,
+    ServerTransfer,
+    StagedWeights,
+    begin,
+)
 from rollmesh.generators.engines.sglang.transfers.sharing import Bucket
 from rollmesh.mesh.errors import WeightsError
 
 if TYPE_CHECKING:
     import torch
 
-    from rollmesh.generators.engines.sglang.http_client import Client
+    from rollmesh.generators.engines.sglang.http_client import HttpClient
 
 BUCKET_BYTES = 512 * 2**20
 
 
-class StagedBuckets(Staged):
+class StagedBuckets(StagedWeights):
     """Shared memory, full of weights.
 
     Attributes:
@@ -32,7 +38,7 @@ class StagedBuckets(Staged):
         self.buckets = []
 
 
-class TensorTransfer(Transfer):
+class TensorTransfer(ServerTransfer):
     """`/update_weights_from_tensor` in its form `flattened_bucket`.
 
     Args:
@@ -46,8 +52,8 @@ class TensorTransfer(Transfer):
         self._ranks = ranks
         self._session = session
 
-    def stage(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Staged:
-        """See Transfer."""
+    def stage(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> StagedWeights:
+        """See ServerTransfer."""
         buckets: list[Bucket] = []
         try:
             for group in self._groups(tensors):
@@ -61,8 +67,8 @@ class TensorTransfer(Transfer):
             ) from error
         return StagedBuckets(buckets)
 
-    async def load(self, client: Client, staged: StagedBuckets, label: str) -> None:
-        """See Transfer."""
+    async def load(self, client: HttpClient, staged: StagedBuckets, label: str) -> None:
+        """See ServerTransfer."""
         if self._session:
             await begin(client)
         for index, bucket in enumerate(staged.buckets):

@@ -13,12 +13,12 @@ from rollmesh.generators.engines.external.backend import Backend, DecodeJob
 from rollmesh.generators.engines.external.engine import ExternalEngine
 from rollmesh.generators.engines.external.model_info import ModelInfo
 from rollmesh.generators.engines.interface import EngineListener, EngineSettings, KvPolicy, RequestError
-from rollmesh.generators.engines.request_validation import Limits
+from rollmesh.generators.engines.request_validation import RequestLimits
 from tests.generators.engines import tiny
 from tests.generators.engines.external.scripted import ScriptedBackend, TableModel
 from tests.generators.engines.harness import EngineHarness, Weights
 
-LIMITS = Limits(tiny.CONTEXT, tiny.VOCABULARY, frozenset({tiny.EOS}))
+LIMITS = RequestLimits(tiny.CONTEXT, tiny.VOCABULARY, frozenset({tiny.EOS}))
 
 
 @functools.cache

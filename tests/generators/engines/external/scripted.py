@@ -1,7 +1,7 @@
 """A backend in this very process: a model of one table, decoded step by step in the event loop.
 
-It does what a foreign engine does (a line and a batch of its own, stamps, pauses, memory that it gives back), insists
-on what `Backend` promises to it, and fails where a test tells it to.
+It does what a foreign engine does: a queue and a batch of its own, stamps, pauses, memory that it releases. It insists
+on what `Backend` promises to it, and fails where a test says so.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from transformers import PreTrainedTokenizerBase
 
 from rollmesh.generators.engines.external.backend import Backend, DecodeChunk, DecodeJob, LoadMetrics
 from rollmesh.generators.engines.interface import SleepReport
-from rollmesh.generators.engines.request_validation import Limits
+from rollmesh.generators.engines.request_validation import RequestLimits
 from rollmesh.generators.engines.stop_strings import StopMatcher
 from rollmesh.mesh.errors import WeightsError
-from rollmesh.mesh.liveness.freeze_detector import ProcessState, State
+from rollmesh.mesh.liveness.freeze_detector import ProcessState, ThreadState
 from tests.generators.engines import tiny
 
 Weights = dict[str, torch.Tensor]
@@ -96,14 +96,14 @@ class ScriptedBackend(Backend):
         relabel: what becomes of the label of a token.
         calls: operations so far, in order.
         jobs: all, in the order in which they came.
-        most: jobs that it had at once.
+        start_limit: jobs that it had at once.
         staged: sets of weights that were neither loaded nor discarded.
         does: what its processes do.
         raised: what they have raised last.
     """
 
     def __init__(
-        self, model: TableModel, limits: Limits, tokenizer: PreTrainedTokenizerBase, slots: int, stride: int = 1
+        self, model: TableModel, limits: RequestLimits, tokenizer: PreTrainedTokenizerBase, slots: int, stride: int = 1
     ) -> None:
         self._model = model
         self._limits = limits
@@ -124,11 +124,11 @@ class ScriptedBackend(Backend):
         self.relabel: Callable[[str], str] = lambda label: label
         self.calls: list[str] = []
         self.jobs: list[DecodeJob] = []
-        self.most = 0
+        self.start_limit = 0
         self.staged = 0
-        self.does = State.ASLEEP
+        self.does = ThreadState.ASLEEP
 
-    async def start(self, on_death: Callable[[str], None]) -> Limits:
+    async def start(self, on_death: Callable[[str], None]) -> RequestLimits:
         self.on_death = on_death
         await self._called("start")
         self._decoding = asyncio.get_running_loop().create_task(self._decode())
@@ -146,7 +146,7 @@ class ScriptedBackend(Backend):
         draws = np.random.default_rng(seed) if seed else self._fresh.spawn(1)[0]
         matcher = StopMatcher(self._tokenizer, stop) if stop else None
         sequence = self._jobs[job.job_id] = Sampling(job, take, draws, matcher, job.token_ids[-1])
-        self.most = max(self.most, len(self._jobs))
+        self.start_limit = max(self.start_limit, len(self._jobs))
         self._changed.set()
         try:
             await sequence.over.wait()
@@ -231,13 +231,13 @@ class ScriptedBackend(Backend):
     async def ping(self) -> None:
         await self._called("ping")
 
-    def sight(self) -> ProcessState:
+    def process_state(self) -> ProcessState:
         return ProcessState(self.does, {})
 
     def last_error(self) -> str:
         return self.raised
 
-    def figures(self) -> LoadMetrics:
+    def load_metrics(self) -> LoadMetrics:
         return LoadMetrics(min(len(self._jobs), self._slots), max(0, len(self._jobs) - self._slots), 0.5, 3)
 
     async def stop(self) -> None:

@@ -50,9 +50,9 @@ def test_a_match_is_found_where_the_job_alone_cannot(
     split = 1 + split % (first - 1)
     ends = [end for end in range(len(ids) + 1) if stop in codec.decode(ids[:end])]
     response = _response(ids[:split], stop)
-    assert response.complete() is None
+    assert response.finish_reason() is None
     labels = VersionLabels()
-    labels.loaded(V1)
+    labels.add(V1)
     response.next_job("job")
     taken = split
     for start in range(split, len(ids), stride):
@@ -74,7 +74,7 @@ def test_it_is_looked_for_only_as_long_as_it_can_have_begun_before() -> None:
     watch = boundary_matcher(codec, ["foxes", "hen"], before)
     assert watch is not None
     pushed = 0
-    while not watch.over:
+    while not watch.is_past_boundary:
         assert watch.first_match([after[pushed]]) is None
         pushed += 1
     assert 4 <= len(codec.decode(after[:pushed])) < 10
@@ -90,4 +90,4 @@ def test_turns_before_the_last_do_not_count(masked: bool) -> None:
     mask[-1] = 0 if masked else 1
     sampled = Trajectory(np.array(ids, np.int32), np.zeros(len(ids), np.float32), mask, VersionRuns(((len(ids), V1),)))
     asked = GenerationRequest("a", [3], SamplingParams(max_tokens=200, stop=("over",)), prefix=sampled)
-    assert RequestState(asked, ModelInfo(LIMITS, codec)).complete() == (None if masked else "stop")
+    assert RequestState(asked, ModelInfo(LIMITS, codec)).finish_reason() == (None if masked else "stop")

@@ -1,4 +1,4 @@
-"""What the backend is given, and when; what a model folder says beforehand."""
+"""Jobs for the backend and their times; facts that a model folder gives beforehand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from rollmesh.generators.engines.external.backend import Backend, DecodeChunk
 from rollmesh.generators.engines.external.model_info import ModelInfo, read_folder
-from rollmesh.generators.engines.external.request_state import RequestState, _seed_behind
+from rollmesh.generators.engines.external.request_state import RequestState, _seed_after
 from rollmesh.generators.engines.external.version_labels import VersionLabels, label_of
 from rollmesh.generators.engines.interface import EngineListener, EngineSettings
 from rollmesh.generators.engines.request_validation import SEEDS
@@ -33,12 +33,12 @@ def harness(request: pytest.FixtureRequest) -> Iterator[ScriptedHarness]:
 
 def test_seeds_behind_tokens_are_what_engines_can_keep() -> None:
     """vLLM and torch keep signed 64-bit numbers."""
-    seeds = np.array([_seed_behind(seed, 17) for seed in [*range(1, 200), SEEDS - 1]], np.int64)
+    seeds = np.array([_seed_after(seed, 17) for seed in [*range(1, 200), SEEDS - 1]], np.int64)
     assert seeds.min() > 0
 
 
 def test_the_backend_has_its_slots_full_and_one_to_spare(harness: ScriptedHarness) -> None:
-    """The line before the slots is ours: pinned requests pass it, aborted ones never reach the backend."""
+    """The queue before the slots is ours: pinned requests pass it, aborted ones never reach the backend."""
     harness.update(V1, harness.constant_weights(10))
     names = [f"{index}" for index in range(4 * harness.slots)]
     harness.freeze([request(name, [3 + index], max_tokens=harness.long) for index, name in enumerate(names)])
@@ -49,14 +49,14 @@ def test_the_backend_has_its_slots_full_and_one_to_spare(harness: ScriptedHarnes
     harness.engine.abort(names[harness.slots + 1 : -1])
     harness.resume()
     harness.collector.wait(names)
-    assert harness.backend.most == harness.slots + 1
+    assert harness.backend.start_limit == harness.slots + 1
     begun = [job.token_ids[0] - 3 for job in harness.backend.jobs]
     assert begun == [*range(harness.slots + 1), len(names) - 1]
 
 
 @pytest.mark.parametrize("harness", ["interrupt"], indirect=True)
 def test_what_was_interrupted_goes_on_first_and_in_order(harness: ScriptedHarness) -> None:
-    """Each as a job behind its tokens, with what is left of its budget, and draws of their own."""
+    """Each as a job after its tokens, with what is left of its budget, and draws of their own."""
     harness.update(V1, harness.constant_weights(10))
     asked = [request(f"{index}", [3 + index], max_tokens=100, seed=7) for index in range(2 * harness.slots)]
     before = harness.freeze(asked)
@@ -151,12 +151,14 @@ class PicturedHarness(ScriptedHarness):
     def build(self, listener: EngineListener) -> ScriptedEngine:
         self.images = Images()
         limits = replace(LIMITS, images=True)
-        facts = ModelInfo(limits, tokenizer(), self.images)  # type: ignore[arg-type]  # the part that is used
-        return ScriptedEngine(self.backend, facts, EngineSettings(slots=self.slots), listener)
+        model = ModelInfo(limits, tokenizer(), self.images)  # type: ignore[arg-type]  # the part that is used
+        return ScriptedEngine(self.backend, model, EngineSettings(slots=self.slots), listener)
 
 
 def test_images_are_read_beside_everything_else() -> None:
-    """What is being read can be aborted, keeps a swap waiting where it is pinned, and is refused alone."""
+    """A request whose images are being read can be aborted, keeps a swap waiting where it is pinned, and is refused
+    alone.
+    """
     harness = PicturedHarness()
     harness.update(V1, harness.constant_weights(10))
     pinned = request("pinned", max_tokens=4, pinned=True)
@@ -190,7 +192,7 @@ def test_experts_are_those_of_the_prompt_with_its_images_and_the_response() -> N
     response = RequestState(replace(request("a"), images=(b"x",)), ModelInfo(LIMITS, tokenizer()))
     response.prompt_tokens = 9
     labels = VersionLabels()
-    labels.loaded(V1)
+    labels.add(V1)
     experts = np.zeros((12, 2, 2), np.uint8)
     response.add(DecodeChunk([5, 6], [0.0, 0.0], [(2, label_of(V1))], "length", experts), labels)
     response.finish = "length"

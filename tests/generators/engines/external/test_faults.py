@@ -1,4 +1,4 @@
-"""What becomes of requests, futures and the backend where something fails, or ends, at a bad moment."""
+"""The fate of requests, futures and the backend where something fails, or ends, at a bad moment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from rollmesh.generators.engines.external.backend import DecodeJob
 from rollmesh.generators.engines.interface import EngineError, RequestError
-from rollmesh.generators.engines.request_validation import Limits
+from rollmesh.generators.engines.request_validation import RequestLimits
 from rollmesh.mesh.errors import PayloadError, WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.generators.engines import tiny
@@ -20,7 +20,7 @@ from tests.generators.engines.external.driven_harness import ScriptedHarness
 from tests.generators.engines.harness import PROMPT, V1, V2, V3, request
 
 ALL = ["keep", "recompute", "interrupt"]
-SHORT = Limits(7, tiny.VOCABULARY, frozenset({tiny.EOS}))
+SHORT = RequestLimits(7, tiny.VOCABULARY, frozenset({tiny.EOS}))
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def test_an_engine_that_ends_at_a_request_that_started_alone_names_it(harness: S
 @pytest.mark.parametrize("death", [True, False], ids=["dies", "raises"])
 @pytest.mark.parametrize("harness", ["interrupt"], indirect=True)
 def test_death_amid_a_swap(harness: ScriptedHarness, operation: str, death: bool) -> None:
-    """The swap is refused, and so is what stands behind it."""
+    """The swap is refused, and so is what comes after it."""
     harness.update(V1, harness.constant_weights(10))
     harness.backend.hooks[operation] = _dies(harness) if death else _raises(EngineError("signal 9"))
     harness.collector.when_streamed(
@@ -239,7 +239,7 @@ def test_a_job_that_the_engine_refuses_ends_alone(harness: ScriptedHarness) -> N
 
 @pytest.mark.parametrize("harness", ["keep", "interrupt"], indirect=True)
 def test_a_job_at_which_the_engine_fails_is_tried_once_more(harness: ScriptedHarness) -> None:
-    """Behind its tokens, also where all jobs fail while they are interrupted; the second time it is refused."""
+    """After its tokens, also where all jobs fail while they are interrupted; the second time it is refused."""
     harness.update(V1, harness.constant_weights(10))
     before = harness.freeze([request(name, max_tokens=60) for name in ("a", "b")])
     harness.backend.hooks["load"] = harness.backend.hooks["abort"] = lambda: harness.backend.fail_all(
@@ -281,7 +281,7 @@ def test_a_probe_that_cannot_be_run_fails_alone(harness: ScriptedHarness) -> Non
 @pytest.mark.parametrize("operation", ["pause", "load", "resume", "abort", "sleep", "wake", "log_probs"])
 @pytest.mark.parametrize("harness", ["interrupt"], indirect=True)
 def test_a_stop_amid_anything(harness: ScriptedHarness, operation: str) -> None:
-    """What hangs is left: requests end with their tokens, futures are refused."""
+    """A hung call is left: requests end with their tokens, futures are refused."""
     reached = threading.Event()
 
     def hang() -> Awaitable[None]:
@@ -334,7 +334,7 @@ def test_weights_that_come_just_before_a_failure_are_given_back(harness: Scripte
 
 
 def test_a_backend_that_fails_to_end_holds_nothing_up(harness: ScriptedHarness) -> None:
-    """What waits to be loaded is given back all the same, and the thread ends."""
+    """Staged weights are released all the same, and the thread ends."""
     harness.update(V1, harness.constant_weights(10))
     harness.freeze([request("pinned", max_tokens=harness.long, pinned=True)])
     swap = harness.engine.update_weights(V2, harness.constant_weights(11).items(), "")

@@ -1,4 +1,4 @@
-"""What is found in the log of an engine's processes."""
+"""Errors found in the log of an engine's processes."""
 
 from __future__ import annotations
 

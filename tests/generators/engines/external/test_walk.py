@@ -137,7 +137,7 @@ def _check(walk: _Walk) -> None:
             assert list(events.versions) == versions[brought:]
     assert status.tokens_generated == sampled
     assert (status.active, status.queued, status.state) == (0, 0, "running")
-    assert walk.harness.backend.most <= walk.harness.slots + 1
+    assert walk.harness.backend.start_limit <= walk.harness.slots + 1
     for part in (part for parts in walk.parts for part in parts.result(0)):
         result = collector.results[part.request_id]
         assert part.sampled.response_ids.tolist() == result.sampled.response_ids[: len(part.sampled)].tolist()

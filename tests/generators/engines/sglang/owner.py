@@ -20,7 +20,7 @@ def main(folder: Path, device: str, section: dict[str, Any]) -> None:
     engine = SglangEngine.from_folder(folder, settings(device, **section), Collector(START_S))
     engine.start()
     try:
-        engine._gate.wait_until_up()
+        engine._inflight.wait_until_up()
         backend: Any = engine._backend
         sys.stdout.write(f"{backend._client.address} {backend._server.process.scratch}\n")
         sys.stdout.flush()

@@ -1,7 +1,8 @@
 """A server of SGLang's kind without a model: what it samples is the place of the token, when a test says so.
 
-It keeps the promises that `runs` relies on, and no others: events in order, an abort is answered by a last event, the
-last event says which version has sampled which token, and the news of an update may overtake tokens on their way.
+It keeps the promises that `runs` relies on, and no others. Events come in order, and an abort is answered by a last
+event. The last event says which version has sampled which token. The news of an update may overtake tokens on their
+way.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Request:
 
     Attributes:
         body: as it was asked.
-        events: on their way to who asked.
+        events: on their way to the client.
         labels: of the version that sampled each token.
         underway: tokens that are sampled and not sent yet.
     """
@@ -44,14 +45,14 @@ class Request:
 
 
 class ScriptedServer:
-    """In the place of a `Client`.
+    """In the place of a `HttpClient`.
 
     Attributes:
         label: of the weights in service.
         asked: all requests, in order.
         open: requests that have not ended, by name.
         aborts: names of requests whose end was asked for.
-        gone: it answers nobody.
+        forget: it gives no answer.
     """
 
     def __init__(self, label: str) -> None:
@@ -59,11 +60,11 @@ class ScriptedServer:
         self.asked: list[Request] = []
         self.open: dict[str, Request] = {}
         self.aborts: list[str] = []
-        self.gone = False
+        self.forget = False
 
     @property
     def bodies(self) -> list[dict[str, Any]]:
-        """Of all requests, in order."""
+        """The bodies of all requests, in order."""
         return [request.body for request in self.asked]
 
     async def stream(self, path: str, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
@@ -85,7 +86,7 @@ class ScriptedServer:
     async def get(self, path: str) -> Any:
         """/model_info."""
         assert path == "/model_info"
-        if self.gone:
+        if self.forget:
             raise EngineError("nobody answers")
         return {}
 

@@ -28,14 +28,14 @@ _SHARED = "/dev/shm/"  # where the kernel has it
 
 
 def settings(device: str = "cpu", **section: Any) -> EngineSettings:
-    """Of an engine that starts its own server."""
+    """The settings of an engine that starts its own server."""
     sglang = SglangSection(python=engines_here.python("sglang"), start_timeout_s=START_S, **section)
     return EngineSettings(slots=5, threads=1, device=device, kv="keep", sglang=sglang)
 
 
 @dataclass(frozen=True, slots=True)
 class Traces:
-    """What a generator with a server of its own has on a machine.
+    """The resources of a generator with a server of its own on a machine.
 
     Attributes:
         processes: its children, theirs, and so on.
@@ -49,7 +49,7 @@ class Traces:
 
     @classmethod
     def of(cls, pid: int) -> Traces:
-        """Of a generator that is up."""
+        """The resources of a generator that is up."""
         processes = psutil.Process(pid).children(recursive=True)
         shared = set()
         for process in processes:
@@ -116,7 +116,7 @@ class SglangHarness(ModelHarness):
 
     context = CONTEXT
     seeded = False
-    # What it has not sent at a pause, and what it samples while it has not heard of it.
+    # Tokens that it has not sent at a pause, and those sampled before it hears of the pause.
     tells_late = 24
     joint_filters = True
     sleep_frees = False
@@ -134,16 +134,16 @@ class SglangHarness(ModelHarness):
         super().__init__(model)
 
     def fail_at(self, token: int) -> None:
-        runs: Any = self.engine._backend._runs  # type: ignore[attr-defined] # of a driven engine
-        body = runs._body
+        streams: Any = self.engine._backend._requests  # type: ignore[attr-defined] # of a driven engine
+        body = streams._body
 
-        def spoilt(run: Any) -> dict[str, Any]:
-            made: dict[str, Any] = body(run)
-            if token in run.job.token_ids:
+        def spoilt(streamed: Any) -> dict[str, Any]:
+            made: dict[str, Any] = body(streamed)
+            if token in streamed.job.token_ids:
                 made["sampling_params"]["top_p"] = 7
             return made
 
-        runs._body = spoilt
+        streams._body = spoilt
 
     def build(self, listener: EngineListener) -> InferenceEngine:
         return create_engine("sglang", self.model.folder, self._settings, listener)

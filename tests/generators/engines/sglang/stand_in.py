@@ -1,4 +1,4 @@
-"""What a server of SGLang says of itself, and no more: for tests of what is refused, and of its death.
+"""Serves the description of an SGLang server, and no more: for tests of refusals, and of its death.
 
 python stand_in.py ... --port PORT ...
 """

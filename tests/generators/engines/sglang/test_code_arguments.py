@@ -1,4 +1,4 @@
-"""What lets code into a server reaches its command line only where it counts as code."""
+"""An argument that lets code into a server reaches its command line only where it counts as code."""
 
 from __future__ import annotations
 

@@ -10,14 +10,14 @@ from aiohttp.test_utils import TestServer
 
 from rollmesh.generators.engines.interface import EngineError
 from rollmesh.generators.engines.sglang import http_client, load_monitor
-from rollmesh.generators.engines.sglang.http_client import Client
-from rollmesh.generators.engines.sglang.load_monitor import Monitor
+from rollmesh.generators.engines.sglang.http_client import HttpClient
+from rollmesh.generators.engines.sglang.load_monitor import LoadMonitor
 
 _DEADLINE_S = 30.0
 
 
 async def no_cause() -> str:
-    """Of a broken connection."""
+    """The cause of a broken connection: none is known."""
     return ""
 
 
@@ -38,7 +38,7 @@ def test_a_connection_is_left_before_the_server_would_close_it(monkeypatch: pyte
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         async with server:
             port = server.sockets[0].getsockname()[1]
-            asking = Client(f"http://127.0.0.1:{port}", no_cause)
+            asking = HttpClient(f"http://127.0.0.1:{port}", no_cause)
             try:
                 assert await asking.get("/health") == {}
                 await asyncio.wait_for(left.wait(), _DEADLINE_S)
@@ -63,7 +63,7 @@ def _server(answer: str, kind: str = "application/json") -> TestServer:
 def test_an_answer_that_cannot_be_read_is_an_error_of_the_server() -> None:
     async def run() -> None:
         async with _server("{half") as address:
-            asking = Client(str(address.make_url("/")), no_cause)
+            asking = HttpClient(str(address.make_url("/")), no_cause)
             try:
                 with pytest.raises(EngineError, match="/server_info"):
                     await asking.get("/server_info")
@@ -73,7 +73,7 @@ def test_an_answer_that_cannot_be_read_is_an_error_of_the_server() -> None:
     asyncio.run(run())
 
 
-def test_figures_of_another_form_do_not_end_the_watch(
+def test_load_metrics_of_another_form_do_not_end_the_watch(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The server lives without them; that it dies must still be seen."""
@@ -83,12 +83,12 @@ def test_figures_of_another_form_do_not_end_the_watch(
         silence: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         address = _server('{"loads": [{"token_usage": null}]}')
         await address.start_server()
-        asking = Client(str(address.make_url("/")), no_cause)
-        watch = Monitor(asking, "/loads", silence.set_result)
+        asking = HttpClient(str(address.make_url("/")), no_cause)
+        watch = LoadMonitor(asking, "/loads", silence.set_result)
         watch.start()
         try:
             async with asyncio.timeout(_DEADLINE_S):
-                while "figures" not in caplog.text:
+                while "not understood" not in caplog.text:
                     await asyncio.sleep(0.01)
             assert not silence.done()
             await address.close()

@@ -39,10 +39,10 @@ def test_weights_that_come_while_asleep_have_their_memory_first(keeps: bool, con
         try:
             weights = contract_model.constant_weights(10).items()
             engine.update_weights(V1, weights, "").result(DEADLINE_S)
-            # It answers without log-probs, which is the failure of who has asked.
+            # It answers without log-probs, which is the failure of the request.
             with pytest.raises(EngineError, match="does not say how"):
                 engine.probe([3, 4]).result(DEADLINE_S)
-            # Nobody knows whether a server of somebody else's gives its graphs back.
+            # It is not known whether a server of another owner gives its graphs back.
             assert engine.sleep(keep_weights=keeps).result(DEADLINE_S).freed_bytes == 3 * 2**30
             engine.update_weights(V2, weights, "").result(DEADLINE_S)
             assert engine.status().state == "asleep"
@@ -109,7 +109,7 @@ def test_no_option_contradicts_what_a_server_is_started_with(device: str, tmp_pa
     section = SglangSection(tensor_parallel=2, data_parallel=2, expert_parallel=2, mem_fraction=0.5, kv_cache_tokens=9)
     line = server_args.command(tmp_path, EngineSettings(device=device), section, port=1, context=8, vocabulary=9)
     set_here = {part.removeprefix("--") for part in line if part.startswith("--")}
-    # What a server says of itself is asked for, whatever it was started with.
+    # The server's own description is requested, whatever it was started with.
     free = set(cpu.arguments(1, 1)) - {"device", "max-total-tokens", "mem-fraction-static", "disable-overlap-schedule"}
     free |= {"enable-memory-saver", "enable-weights-cpu-backup", "incremental-streaming-output", "stream-interval"}
     free |= {"sampling-mask-max-tokens", "watchdog-timeout", "log-level", "log-level-http"}
@@ -141,7 +141,7 @@ def test_a_broadcast_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
         )
     with pytest.raises(ConfigError, match="besides the 3 of SGLang"):
         server_args.sending_device(settings, SglangSection(tensor_parallel=3))
-    # Where a server of somebody else's runs is not known here.
+    # Where another owner's server runs is not known here.
     assert server_args.sending_device(settings, SglangSection(address="http://there:1")) == torch.device("cuda")
     assert server_args.sending_device(EngineSettings(), SglangSection()) == torch.device("cpu")
 

@@ -1,5 +1,5 @@
-"""Jobs over requests to a scripted server: through updates, aborts and late events each token is told once, in order,
-with the version that sampled it."""
+"""Jobs over requests to a scripted server: each token is told once, in order, with its version, through updates, aborts
+and late events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rollmesh.generators.engines.external.backend import DecodeChunk, DecodeJob
 from rollmesh.generators.engines.interface import EngineError, RequestError, SamplingParams
-from rollmesh.generators.engines.request_validation import Limits
+from rollmesh.generators.engines.request_validation import RequestLimits
 from rollmesh.generators.engines.sglang.http_client import LostError, RefusedError
 from rollmesh.generators.engines.sglang.request_streams import REVEAL_TOKENS, RequestStreams
 from tests.generators.engines.sglang.scripted_server import CAN, ScriptedServer
@@ -21,7 +21,7 @@ from tests.generators.engines.tiny import train_tokenizer
 
 PROMPT = [0, 1, 2, 3, 4]
 # Token ids are places in the sequence: none of these is sampled where a test does not mean it.
-LIMITS = Limits(context=1024, vocabulary=1024, eos=frozenset({1000}))
+LIMITS = RequestLimits(context=1024, vocabulary=1024, eos=frozenset({1000}))
 
 
 class Stage:
@@ -29,7 +29,7 @@ class Stage:
 
     def __init__(self, eos: frozenset[int] = LIMITS.eos, tokenizer: Any = None) -> None:
         self.server = ScriptedServer("v0")
-        limits = Limits(LIMITS.context, LIMITS.vocabulary, eos)
+        limits = RequestLimits(LIMITS.context, LIMITS.vocabulary, eos)
         self.runs = RequestStreams(self.server, CAN, limits, tokenizer, 0)  # type: ignore[arg-type]  # what it uses of a client
         self.runs.end_update("v0")
         self.chunks: dict[str, list[DecodeChunk]] = {}
@@ -131,7 +131,7 @@ async def _walk(steps: list[tuple[Any, ...]]) -> None:
         await stage.sample(7)
     await stage.ended()
     for number, (name, budget) in enumerate(budgets.items()):
-        # A request that is made anew samples some tokens again: either may be told.
+        # A request that is made again samples some tokens again: either may be told.
         truth = {
             (len(request.body["input_ids"]) + at, label)
             for request in stage.server.asked
@@ -186,7 +186,7 @@ async def test_what_begins_during_an_update_waits_for_its_end() -> None:
     stage.runs.begin_update(recompute=False)
     await stage.begin()
     assert not stage.server.bodies
-    stage.runs.break_off()
+    stage.runs.cancel_update()
     await settled()
     assert len(stage.server.bodies) == 1
     await stage.sample(10)
@@ -303,7 +303,7 @@ async def test_a_request_that_the_server_ends_fails_its_job_alone(
 async def test_a_connection_to_a_server_that_is_gone_is_the_engines_failure(error: EngineError) -> None:
     stage = Stage()
     await stage.begin("a")
-    stage.server.gone = True
+    stage.server.forget = True
     stage.server.break_off(error)
     with pytest.raises(EngineError, match=r"exit code -9|nobody answers"):
         await stage.tasks.pop("a")

@@ -10,8 +10,8 @@ from aiohttp.test_utils import TestServer
 
 from rollmesh.generators.engines import create_engine
 from rollmesh.generators.engines.interface import EngineError, EngineSettings, KvPolicy
-from rollmesh.generators.engines.sglang.http_client import Client, RefusedError
-from rollmesh.generators.engines.sglang.server_features import ServerFeatures, ask
+from rollmesh.generators.engines.sglang.http_client import HttpClient, RefusedError
+from rollmesh.generators.engines.sglang.server_features import ServerFeatures, detect_features
 from rollmesh.generators.engines.sglang.transfers.tensor import StagedBuckets, TensorTransfer
 from rollmesh.mesh.config.rollout import SglangSection
 from rollmesh.mesh.errors import WeightsError
@@ -27,9 +27,9 @@ async def _unknown() -> str:
 def _ask(server: StandIn, transfer: str = "tensor") -> ServerFeatures:
     async def run() -> ServerFeatures:
         async with TestServer(server.application()) as address:
-            client = Client(str(address.make_url("/")), _unknown)
+            client = HttpClient(str(address.make_url("/")), _unknown)
             try:
-                return await ask(client, transfer)
+                return await detect_features(client, transfer)
             finally:
                 await client.close()
 
@@ -111,13 +111,13 @@ def test_replicas_take_weights_from_disk() -> None:
     ("refused", "error"), [("/begin_weight_update", WeightsError), ("/end_weight_update", RefusedError)]
 )
 def test_an_update_that_does_not_begin_leaves_the_former_weights(refused: str, error: type[Exception]) -> None:
-    """One that goes wrong later leaves nobody knows what."""
+    """One that goes wrong later leaves an unknown state."""
     server = StandIn()
     server.refused.add(refused)
 
     async def run() -> None:
         async with TestServer(server.application()) as address:
-            client = Client(str(address.make_url("/")), _unknown)
+            client = HttpClient(str(address.make_url("/")), _unknown)
             transfer = TensorTransfer(lambda tensor: tensor.dtype, 1, session=True)
             try:
                 with pytest.raises(error):
@@ -142,7 +142,7 @@ def test_weights_never_overtake_a_step(kv: KvPolicy, contract_model: ContractMod
             engine = create_engine("sglang", contract_model.folder, settings, collector)
             engine.start()
             try:
-                await asyncio.to_thread(engine._gate.wait_until_up)  # type: ignore[attr-defined]  # of a driven engine
+                await asyncio.to_thread(engine._inflight.wait_until_up)  # type: ignore[attr-defined]  # of a driven engine
             except EngineError as error:
                 return str(error)
             finally:

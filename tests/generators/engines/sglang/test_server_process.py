@@ -105,7 +105,7 @@ def test_a_server_ends_with_its_generator_or_watchdog(killed: str, shared: Path)
         [watchdog] = psutil.Process(generator.pid).children()
         if killed == "watchdog":
             watchdog.kill()
-            # The kernel ends the server itself; nobody is left for more.
+            # The kernel ends the server itself; no process is left for more.
             _gone(pids[:1])
             os.kill(pids[1], signal.SIGKILL)
             shared.unlink()
@@ -129,7 +129,7 @@ def _engine(contract_model: ContractModel, section: SglangSection) -> Iterator[E
     assert isinstance(engine, ExternalEngine)
     engine.start()
     try:
-        engine._gate.wait_until_up()
+        engine._inflight.wait_until_up()
         yield engine
     finally:
         engine.stop()
@@ -158,7 +158,7 @@ def _processes() -> tuple[psutil.Process, psutil.Process]:
 def test_the_death_of_a_server_is_the_end_of_its_engine(engine: ExternalEngine) -> None:
     watchdog, server = _processes()
     server.kill()
-    collector = engine._life._listener
+    collector = engine._thread._listener
     assert isinstance(collector, Collector)
     assert "the SGLang server has died (exit code -9)" in str(collector.wait_failure())
     engine.stop()
@@ -205,7 +205,7 @@ def test_a_foreign_server_that_is_silent_ends_the_engine(contract_model: Contrac
         section = SglangSection(address=f"http://127.0.0.1:{port}", transfer="disk")
         with _engine(contract_model, section) as engine:
             server.send_signal(signal.SIGSTOP)
-            collector = engine._life._listener
+            collector = engine._thread._listener
             assert isinstance(collector, Collector)
             assert "does not answer" in str(collector.wait_failure())
     finally:

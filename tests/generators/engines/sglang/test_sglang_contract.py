@@ -23,7 +23,7 @@ class TestSglangEngine(EngineContract):
 
 
 class TestSglangSwaps(SwapContract):
-    """What the KV policy changes."""
+    """Effects of the KV policy."""
 
     @pytest.fixture(params=["recompute", "interrupt"])
     def harness(

@@ -1,4 +1,4 @@
-"""What is particular to a server of SGLang: its transfers, its prefix cache, its life and its end."""
+"""Particulars of a server of SGLang: its transfers, its prefix cache, its life and its end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.engine("sglang"), pytest.mark.timeout(400)]
 def test_every_transfer_brings_the_weights_and_no_cache_outlives_them(
     transfer: str, kv: str, contract_model: ContractModel, sglang_server: SharedServer
 ) -> None:
-    """The same prompt, before and after, beside a request that runs through the update."""
+    """The same prompt, before and after, concurrently with a request that runs through the update."""
     harness = SglangHarness(contract_model, sglang_server, kv, transfer)  # type: ignore[arg-type] # literals
     try:
         prompt = list(range(3, 40))
@@ -82,8 +82,8 @@ def test_a_scheduler_that_is_stopped_is_found_and_continued_goes_on(
         processes = sglang_server.processes()
         [scheduler] = [process for process in processes if "scheduler" in " ".join(process.cmdline())]
         with monkeypatch.context() as patched:
-            # As the one who has started it sees it.
-            owned = SimpleNamespace(sight=lambda: read_processes(*[process.pid for process in processes]))
+            # As the process that has started it sees it.
+            owned = SimpleNamespace(process_state=lambda: read_processes(*[process.pid for process in processes]))
             patched.setattr(harness.engine._backend._server, "process", owned)  # type: ignore[attr-defined]
             harness.engine.ping().result(harness.deadline_s)
             harness.engine.submit([replace(asked, request_id="b", stream=True)])
@@ -139,7 +139,7 @@ def test_a_bad_setting_is_refused_at_once(contract_model: ContractModel) -> None
 
 
 def test_a_killed_generator_leaves_no_server(contract_model: ContractModel, sglang_server: SharedServer) -> None:
-    """Amid a response, which somebody else has asked for; last, for it takes the session's server."""
+    """Amid a response, which another client has asked for; last, for it takes the session's server."""
     harness = SglangHarness(contract_model, sglang_server, "keep")
     try:
         harness.update(V1, harness.constant_weights(10))

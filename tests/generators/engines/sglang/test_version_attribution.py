@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rollmesh.generators.engines.interface import EngineError
 from rollmesh.generators.engines.sglang.version_attribution import Event, EventReader, VersionAttributor
 
-# Tokens that each of several versions, one behind the other, has sampled; and how the tokens are split into events.
+# Tokens that each of several versions, one after the other, has sampled; and how the tokens are split into events.
 _HISTORIES = st.lists(st.integers(0, 6), min_size=1, max_size=5)
 _SPLITS = st.lists(st.integers(1, 4), min_size=40, max_size=40)
 
@@ -34,7 +34,7 @@ def _spans(lengths: list[int]) -> list[dict[str, Any]]:
 
 
 def _told(
-    stamper: VersionAttributor, lengths: list[int], splits: list[int], known_at: int
+    attributor: VersionAttributor, lengths: list[int], splits: list[int], known_at: int
 ) -> list[tuple[int, str, int]]:
     """Runs a history through a stamper; (token, label, index of the event with which it was told) of each."""
     truth = [f"v{index}" for index, length in enumerate(lengths) for _ in range(length)]
@@ -44,9 +44,9 @@ def _told(
     while begin < len(truth):
         end = min(len(truth), begin + splits.pop())
         # An update has begun before its first token was sampled, and perhaps some time before that.
-        stamper.crossed = stamper.crossed or truth[end - 1] != "v0" or begin >= known_at
+        attributor.saw_update = attributor.saw_update or truth[end - 1] != "v0" or begin >= known_at
         spans = _spans(lengths) if end == len(truth) else None
-        ids, log_probs, runs = stamper.add(_event(begin, end, truth[end - 1], spans))
+        ids, log_probs, runs = attributor.add(_event(begin, end, truth[end - 1], spans))
         labels = [label for length, label in runs for _ in range(length)]
         assert len(ids) == len(log_probs) == len(labels)
         assert log_probs == [-float(token) for token in ids]
@@ -70,36 +70,36 @@ def test_a_version_that_a_late_event_bears_does_not_mislead(lengths: list[int], 
     """The news of an update may overtake tokens: then they bear a newer version than the one that sampled them."""
     lengths[0] += 1
     truth = [f"v{index}" for index, length in enumerate(lengths) for _ in range(length)]
-    stamper, told, begin = VersionAttributor("v0", one_front=True), [], 0
+    attributor, told, begin = VersionAttributor("v0", one_front=True), [], 0
     while begin < len(truth):
         end = min(len(truth), begin + splits.pop())
-        stamper.crossed = True
+        attributor.saw_update = True
         borne = truth[min(len(truth) - 1, end - 1 + lag)]
-        ids, _, runs = stamper.add(_event(begin, end, borne, _spans(lengths) if end == len(truth) else None))
+        ids, _, runs = attributor.add(_event(begin, end, borne, _spans(lengths) if end == len(truth) else None))
         told += zip(ids, [label for length, label in runs for _ in range(length)], strict=True)
         begin = end
     assert told == list(enumerate(truth))
 
 
 def test_an_event_that_may_hold_tokens_of_two_versions_is_held_back_and_all_behind_it() -> None:
-    stamper = VersionAttributor("v0", one_front=True)
-    assert stamper.add(_event(0, 3, "v0"))[2] == [(3, "v0")]
-    stamper.crossed = True
-    assert stamper.add(_event(3, 5, "v0"))[2] == [(2, "v0")]
-    assert stamper.add(_event(5, 7, "v1")) == ([], [], [])
-    assert stamper.add(_event(7, 8, "v1")) == ([], [], [])
-    assert (stamper.total, stamper.held[0]) == (8, [5, 6, 7])
-    ids, _, runs = stamper.add(_event(8, 9, "v1", _spans([6, 3])))
+    attributor = VersionAttributor("v0", one_front=True)
+    assert attributor.add(_event(0, 3, "v0"))[2] == [(3, "v0")]
+    attributor.saw_update = True
+    assert attributor.add(_event(3, 5, "v0"))[2] == [(2, "v0")]
+    assert attributor.add(_event(5, 7, "v1")) == ([], [], [])
+    assert attributor.add(_event(7, 8, "v1")) == ([], [], [])
+    assert (attributor.total, attributor.undecided[0]) == (8, [5, 6, 7])
+    ids, _, runs = attributor.add(_event(8, 9, "v1", _spans([6, 3])))
     assert (ids, runs) == ([5, 6, 7, 8], [(1, "v0"), (3, "v1")])
 
 
 def test_with_several_fronts_nothing_is_told_behind_an_update_until_the_end() -> None:
-    stamper = VersionAttributor("v0", one_front=False)
-    stamper.add(_event(0, 1, "v0"))
-    stamper.crossed = True
-    assert stamper.add(_event(1, 2, "v0")) == ([], [], [])
-    assert stamper.add(_event(2, 3, "v1")) == ([], [], [])
-    assert stamper.add(_event(3, 4, "v1", _spans([2, 2])))[2] == [(1, "v0"), (2, "v1")]
+    attributor = VersionAttributor("v0", one_front=False)
+    attributor.add(_event(0, 1, "v0"))
+    attributor.saw_update = True
+    assert attributor.add(_event(1, 2, "v0")) == ([], [], [])
+    assert attributor.add(_event(2, 3, "v1")) == ([], [], [])
+    assert attributor.add(_event(3, 4, "v1", _spans([2, 2])))[2] == [(1, "v0"), (2, "v1")]
 
 
 @pytest.mark.parametrize(
@@ -113,11 +113,11 @@ def test_with_several_fronts_nothing_is_told_behind_an_update_until_the_end() ->
     ],
 )
 def test_spans_that_contradict_what_was_said_or_leave_tokens_out_are_an_error(spans: list[dict[str, Any]]) -> None:
-    stamper = VersionAttributor("v0", one_front=True)
-    stamper.add(_event(0, 3, "v0"))
+    attributor = VersionAttributor("v0", one_front=True)
+    attributor.add(_event(0, 3, "v0"))
     last = Event([3], [-3.0], "stop", "", {"weight_version": "v0", "weight_versions": spans})
     with pytest.raises(EngineError):
-        stamper.add(last)
+        attributor.add(last)
 
 
 # --- events ---

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.generators.engines.tiny import ContractModel
-
 if TYPE_CHECKING:
+    from tests.generators.engines.tiny import ContractModel
     from tests.generators.engines.vllm.shared import SharedVllm
 
 

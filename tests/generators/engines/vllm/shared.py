@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rollmesh.generators.engines.external.backend import Backend, DecodeChunk, DecodeJob, LoadMetrics
 from rollmesh.generators.engines.external.model_info import read_folder
 from rollmesh.generators.engines.interface import EngineListener, EngineSettings, InferenceEngine, KvPolicy, SleepReport
-from rollmesh.generators.engines.request_validation import Limits
+from rollmesh.generators.engines.request_validation import RequestLimits
 from rollmesh.generators.engines.vllm.engine import VllmEngine
 from rollmesh.mesh.config.rollout import VllmSection
 from rollmesh.mesh.liveness.freeze_detector import ProcessState
@@ -49,7 +49,7 @@ class SharedVllm:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self.limits: Limits = self.run(self.backend.start(self._died))
+        self.limits: RequestLimits = self.run(self.backend.start(self._on_engine_death))
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
         """A call of the backend, from any thread but its own."""
@@ -66,20 +66,20 @@ class SharedVllm:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
 
-    def _died(self, cause: str) -> None:
+    def _on_engine_death(self, cause: str) -> None:
         self.cause = cause
         if self.on_death is not None:
             self.on_death(cause)
 
 
 class LentVllm(Backend):
-    """What an engine of one test gets: at its end the jobs are aborted, and vLLM stays."""
+    """The vLLM of an engine of one test: at its end the jobs are aborted, and vLLM stays."""
 
     def __init__(self, shared: SharedVllm) -> None:
         self._shared, self._inner = shared, shared.backend
         self._jobs: set[str] = set()
 
-    async def start(self, on_death: Callable[[str], None]) -> Limits:
+    async def start(self, on_death: Callable[[str], None]) -> RequestLimits:
         loop = asyncio.get_running_loop()
         self._shared.on_death = lambda cause: loop.call_soon_threadsafe(on_death, cause) and None
         return self._shared.limits
@@ -126,15 +126,15 @@ class LentVllm(Backend):
     async def ping(self) -> None:
         await self._shared.reach(self._inner.ping())
 
-    def sight(self) -> ProcessState | None:
-        return self._inner.sight()
+    def process_state(self) -> ProcessState | None:
+        return self._inner.process_state()
 
     def last_error(self) -> str:
         found: str = self._inner.last_error()
         return found
 
-    def figures(self) -> LoadMetrics:
-        return self._inner.figures()
+    def load_metrics(self) -> LoadMetrics:
+        return self._inner.load_metrics()
 
     async def stop(self) -> None:
         self._shared.on_death = None

@@ -29,7 +29,7 @@ class TestVllmEngine(EngineContract):
 
 
 class TestVllmEngineWithNewKeys(SwapContract, PrefixContract, StreamContract, PauseContract):
-    """What a swap does to running sequences."""
+    """Effects of a swap on running sequences."""
 
     @pytest.fixture(params=["recompute", "interrupt"])
     def harness(

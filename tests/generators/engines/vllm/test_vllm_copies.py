@@ -7,14 +7,14 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmesh.generators.engines.vllm.replica_routing import Copies
+from rollmesh.generators.engines.vllm.replica_routing import ReplicaRouter
 
 
 @given(st.integers(1, 8), st.lists(st.integers(0, 12), max_size=60), st.randoms())
 def test_a_prompt_has_one_copy_and_the_copies_share_the_jobs(count: int, prompts: list[int], random) -> None:
-    copies, where, running = Copies(count), {}, []
+    copies, where, running = ReplicaRouter(count), {}, []
     for prompt in prompts:
-        copy = copies.take(prompt)
+        copy = copies.assign(prompt)
         loads = Counter(where[other] for other in running)
         if prompt in running:
             assert copy == where[prompt]
@@ -24,8 +24,8 @@ def test_a_prompt_has_one_copy_and_the_copies_share_the_jobs(count: int, prompts
         running.append(prompt)
         if random.random() < 0.4:
             ended = running.pop(random.randrange(len(running)))
-            copies.give_back(ended)
+            copies.release(ended)
     for prompt in running:
-        copies.give_back(prompt)
+        copies.release(prompt)
     assert copies._jobs == [0] * count
-    assert not copies._copy
+    assert not copies._replica

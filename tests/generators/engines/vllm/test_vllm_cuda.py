@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.engine("vllm"), pytest.mark.gpu, pytest.mark.timeout(1800)]
 
 _TWO = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-# Policies take turns: what they do beside the weights is tested on a CPU.
+# Policies take turns: what they do apart from the weights is tested on a CPU.
 _CASES = [
     pytest.param(("keep", {"transfer": "ipc"}), id="ipc"),
     pytest.param(("recompute", {"transfer": "shm"}), id="shm"),

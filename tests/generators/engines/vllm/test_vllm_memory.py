@@ -1,4 +1,4 @@
-"""What goes to vLLM's workers, and whose life they share; without vLLM."""
+"""Memory that goes to vLLM's workers, and the process whose life they share; without vLLM."""
 
 from __future__ import annotations
 
@@ -15,39 +15,41 @@ import torch
 from pydantic import ValidationError
 
 from rollmesh.generators.engines.allocator import without_growing_segments
-from rollmesh.generators.engines.checkpoint_names import Checkpoint
+from rollmesh.generators.engines.checkpoint_names import CheckpointLayout
 from rollmesh.generators.engines.external.model_info import read_folder
 from rollmesh.generators.engines.interface import EngineSettings
 from rollmesh.generators.engines.vllm.engine_args import check_features, engine_arguments, transfer_of
 from rollmesh.generators.engines.vllm.environment import check_build
-from rollmesh.generators.engines.vllm.shared_weights import SharedWeights, mapped
+from rollmesh.generators.engines.vllm.shared_weights import SharedWeights, map_tensors
 from rollmesh.mesh.config.load import load_config
 from rollmesh.mesh.config.rollout import RolloutSection, VllmSection
 from rollmesh.mesh.errors import ConfigError, WeightsError
+from rollmesh.mesh.liveness.process_ends import survivors
 from tests.generators.engines import tiny
 from tests.generators.engines.tiny import ContractModel
+from tests.repository import REPOSITORY
 
 
 def test_weights_are_mapped_as_they_were_and_gone_when_closed() -> None:
     tensors = {"a": torch.randn(3, 5), "b": torch.arange(7).to(torch.bfloat16), "empty": torch.zeros(0, 2)}
     shared = SharedWeights(tensors)
-    for name, tensor in mapped(shared.layout):
+    for name, tensor in map_tensors(shared.layout):
         assert torch.equal(tensor, tensors[name])
         tensor.add_(1)
-    assert torch.equal(dict(mapped(shared.layout))["a"], tensors["a"]), "writing to a mapping changes it alone"
+    assert torch.equal(dict(map_tensors(shared.layout))["a"], tensors["a"]), "writing to a mapping changes it alone"
     for wrong in ({"nbytes": shared.layout.nbytes + 64}, {"offsets": [0, 64, 10**6]}, {"dtypes": ["x"] * 3}):
         with pytest.raises(WeightsError):
-            mapped(replace(shared.layout, **wrong))
+            map_tensors(replace(shared.layout, **wrong))
     shared.close()
     shared.close()
     with pytest.raises(WeightsError):
-        mapped(shared.layout)
+        map_tensors(shared.layout)
 
 
 def test_a_set_of_weights_is_complete_and_has_the_names_of_a_checkpoint() -> None:
     config = tiny.configs()["qwen3_moe"]
     weights = tiny.build_model(config).state_dict()
-    arranged = Checkpoint(config, torch.float32).arrange(weights.items())
+    arranged = CheckpointLayout(config, torch.float32).to_checkpoint(weights.items())
     fused = weights["model.layers.0.mlp.experts.gate_up_proj"][1]
     for place, name in ((0, "gate_proj"), (1, "up_proj")):
         one = arranged[f"model.layers.0.mlp.experts.1.{name}.weight"]
@@ -58,7 +60,7 @@ def test_a_set_of_weights_is_complete_and_has_the_names_of_a_checkpoint() -> Non
         [("lm_head.weight", torch.zeros(1, 1)), *weights.items()],
     ):
         with pytest.raises(WeightsError):
-            Checkpoint(config, torch.float32).arrange(wrong)
+            CheckpointLayout(config, torch.float32).to_checkpoint(wrong)
 
 
 def test_settings_become_arguments(contract_model: ContractModel) -> None:
@@ -68,7 +70,7 @@ def test_settings_become_arguments(contract_model: ContractModel) -> None:
     expected = {"max_num_seqs": 3, "tensor_parallel_size": 2, "data_parallel_size": 2, "block_size": 32}
     assert expected.items() <= arguments.items()
     assert (arguments["enable_expert_parallel"], arguments["enforce_eager"]) == (True, False)
-    # What is set here cannot be set twice. On CUDA the size of the KV cache is not.
+    # A key that is set here cannot be set twice. On CUDA the size of the KV cache is not.
     for name in arguments.keys() - {"block_size"}:
         with pytest.raises(ValidationError, match=f"{name}: "):
             VllmSection(options={name: 1})
@@ -135,6 +137,29 @@ def test_who_belongs_to_a_generator_that_is_killed_ends() -> None:
     owner.kill()
     owner.wait()
     assert child.wait(60) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("killed", ["generator", "core"])
+def test_a_forked_worker_ends_with_its_generator_and_with_its_core(killed: str) -> None:
+    """A fork takes none of the core's threads along."""
+    generator = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    code = (
+        "import os, threading; from rollmesh.generators.engines.vllm.plugin import _fork_workers; "
+        f"_fork_workers({generator.pid}); os.fork() or print(os.getpid(), flush=True); threading.Event().wait()"
+    )
+    core = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": "."}, cwd=REPOSITORY
+    )
+    try:
+        assert core.stdout is not None
+        worker = int(core.stdout.readline())
+        assert survivors([worker]) == {worker}
+        {"generator": generator, "core": core}[killed].kill()
+        assert survivors([worker], 60) == set()
+    finally:
+        for process in (generator, core):
+            process.kill()
+            process.communicate()
 
 
 def test_memory_of_foreign_engines_is_not_in_segments_that_grow() -> None:

@@ -70,7 +70,7 @@ class FakeEngine:
 
 
 class Device:
-    """What of CUDA the trainers touch.
+    """The part of CUDA that the trainers touch.
 
     Attributes:
         where: their buffers are.
@@ -343,14 +343,14 @@ def test_experts_of_each_step_become_those_of_the_response() -> None:
     from vllm.v1.engine import EngineCoreOutput, FinishReason
 
     from rollmesh.generators.engines.external.backend import DecodeChunk
-    from rollmesh.generators.engines.vllm.output_stream import Stream
+    from rollmesh.generators.engines.vllm.output_stream import JobStream
 
     experts = np.arange(5 * 2 * 2, dtype=np.int16).reshape(5, 2, 2)
     steps = [([7], experts[:3], None), ([8], experts[3:4], None), ([9], experts[4:], FinishReason.LENGTH)]
 
     async def run() -> list[DecodeChunk]:
         chunks: list[DecodeChunk] = []
-        stream = Stream(chunks.append)
+        stream = JobStream(chunks.append)
         for tokens, rows, finish in steps:
             stream.push(EngineCoreOutput("a", tokens, finish_reason=finish, routed_experts=rows), "1.1")
         return chunks

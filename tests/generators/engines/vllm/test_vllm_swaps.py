@@ -1,4 +1,4 @@
-"""What is vLLM's own at a swap, and its end."""
+"""Particulars of vLLM at a swap, and its end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from rollmesh.generators.engine_watch import watch
 from rollmesh.generators.engines.external.backend import DecodeJob
 from rollmesh.generators.engines.interface import EngineError, SamplingParams
 from rollmesh.mesh.errors import WeightsError
-from rollmesh.mesh.liveness.freeze_detector import State
+from rollmesh.mesh.liveness.freeze_detector import ThreadState
 from rollmesh.mesh.liveness.process_ends import survivors
 from tests.generators.engines.harness import V1, V2, request
 from tests.generators.engines.tiny import ContractModel
@@ -43,15 +42,15 @@ def harness(contract_model: ContractModel, vllm: SharedVllm) -> Iterator[VllmHar
 
 def prefix_hits(shared: SharedVllm, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Tokens that vLLM finds in its prefix cache from here on, one entry per step that found some."""
-    figures, hits = shared.backend._load_figures, []
-    record = figures.record
+    metrics, hits = shared.backend._metrics, []
+    record = metrics.record
 
     def watch(engine: int, scheduler: Any, iteration: Any) -> None:
         if scheduler is not None and scheduler.prefix_cache_stats.hits:
             hits.append(scheduler.prefix_cache_stats.hits)
         record(engine, scheduler, iteration)
 
-    monkeypatch.setattr(figures, "record", watch)
+    monkeypatch.setattr(metrics, "record", watch)
     return hits
 
 
@@ -98,7 +97,7 @@ def test_a_load_that_fails_halfway_is_taken_back(harness: VllmHarness) -> None:
     harness.update(V1, old)
     [runs, *_] = harness.freeze([request("runs", max_tokens=harness.long)]).values()
     backend = harness.shared.backend
-    bad = backend._checkpoint.arrange(new.items())
+    bad = backend._checkpoint.to_checkpoint(new.items())
     bad["model.layers.1.self_attn.k_proj.weight"] = torch.zeros(3, 3)
     with pytest.raises(WeightsError, match="could not load"):
         harness.shared.run(backend.load(backend._sender.stage(bad), "9.9", recompute=False))
@@ -114,7 +113,7 @@ def test_a_load_that_fails_halfway_is_taken_back(harness: VllmHarness) -> None:
 def test_a_job_that_is_aborted_amid_a_swap_is_not_submitted_again(
     harness: VllmHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody would ever end it: it would decode to its last token in a place that is taken for free."""
+    """No engine would ever end it: it would decode to its last token in a place that is taken for free."""
     harness.update(V1, harness.random_weights(1))
     shared, backend = harness.shared, harness.shared.backend
     core = backend._engine.engine_core
@@ -182,14 +181,14 @@ def test_an_engine_core_that_is_stopped_and_continued_goes_on(harness: VllmHarne
     harness.update(V1, weights)
     asked = request("a", LONG[:60], max_tokens=harness.long - 60, temperature=0.0)
     [undisturbed] = harness.run([asked])
-    core = psutil.Process(harness.shared.backend._launch._family.pids[0])
+    core = psutil.Process(harness.shared.backend._process._tree.pids[0])
     harness.engine.submit([replace(asked, request_id="b", stream=True)])
     harness.collector.when_streamed({"b": 3}, core.suspend)
     harness.collector.wait_streamed({"b": 3})
 
     async def watched() -> None:
         async with asyncio.timeout(harness.deadline_s):
-            while (sight := harness.engine.sight()) is None or sight.state is not State.STOPPED:
+            while (sight := harness.engine.process_state()) is None or sight.state is not ThreadState.STOPPED:
                 await asyncio.sleep(0.01)
         watching = asyncio.create_task(watch(harness.engine, 30.0))
         answer = asyncio.wrap_future(harness.engine.ping())
@@ -208,15 +207,11 @@ def test_a_killed_engine_core_is_a_reported_failure(harness: VllmHarness) -> Non
     """The last of this session's vLLM: nothing is left of it."""
     harness.update(V1, harness.constant_weights(10))
     harness.freeze([request("a", max_tokens=harness.long)])
-    family = harness.shared.backend._launch._family
-    shared = set(family._shared)
-    members = family.pids
-    assert len(members) >= 2
-    assert shared
+    members = harness.shared.backend._process._tree.pids
+    assert members
     os.kill(members[0], signal.SIGKILL)
     failure = harness.collector.wait_failure()
     assert "exit code -9" in str(failure)
     assert "exit code -9" in (harness.engine.status().failure or "")
     harness.shared.close()
     assert survivors(members, 60) == set()
-    assert not any(Path(name).exists() for name in shared)

@@ -11,7 +11,7 @@ from rollmesh.generators.weights.transports.shm import SharedMemory
 from rollmesh.learner.weights import PublishRules, WeightPublisher
 from rollmesh.learner.weights import transports as learner_offers
 from rollmesh.learner.weights.transports import SenderTransport
-from rollmesh.mesh.config.models import NetworkSection
+from rollmesh.mesh.config.network import NetworkSection
 from rollmesh.mesh.runtime.hosts import host_id
 from tests.generators.weights.transports.world import RUN, SECURITY, Case, default_publisher
 

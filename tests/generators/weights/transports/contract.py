@@ -1,4 +1,4 @@
-"""What every transport must do, whatever moves the bytes: a suite to inherit from.
+"""The contract of every transport, whatever moves the bytes: a suite to inherit from.
 
 A subclass provides the fixture `case` (a `Case`; `cases.CASES` lists all) and may narrow nothing. Publisher and service
 are real; tests wait for events with deadlines, none sleeps.
@@ -15,12 +15,12 @@ import pytest
 
 from rollmesh.generators.weights.verified_transfer import receive_verified
 from rollmesh.mesh.errors import WeightsError
-from rollmesh.mesh.weights import Wanted
+from rollmesh.mesh.weights import BucketSet
 from rollmesh.protos import weights_pb2
 from tests.generators.weights.transports.world import Arrivals, Case, local_learner, remote_learner, tensors
 
 DEADLINE_S = 20.0
-# What a hung publisher is given, and what may pass beyond it on a busy machine.
+# The time that a hung publisher gets, and that may pass beyond it on a busy machine.
 PATIENCE_S, SLACK_S = 1.0, 8.0
 
 
@@ -39,18 +39,18 @@ class TransportContract:
             receiver = learner.receiver()
             assert receiver.name == case.name
             for version in range(3):
-                wanted = Wanted.full(learner.publish(version))
-                assert len(wanted.buckets) > 2
-                assert receiver.refusal(wanted) == ""
-                arrivals = Arrivals(wanted)
-                received = await asyncio.wait_for(receiver.receive(learner.fetch(wanted), arrivals), DEADLINE_S)
+                bucket_set = BucketSet.full(learner.publish(version))
+                assert len(bucket_set.buckets) > 2
+                assert receiver.refusal(bucket_set) == ""
+                arrivals = Arrivals(bucket_set)
+                received = await asyncio.wait_for(receiver.receive(learner.fetch(bucket_set), arrivals), DEADLINE_S)
                 arrivals.check(received)
 
     async def test_several_receive_at_once(self, case: Case, shared: Path) -> None:
         async with local_learner(case, shared) as learner:
-            wanted = Wanted.full(learner.publish(0))
-            all_arrivals = [Arrivals(wanted) for _ in range(case.at_once)]
-            transfers = [learner.receiver().receive(learner.fetch(wanted), arrivals) for arrivals in all_arrivals]
+            bucket_set = BucketSet.full(learner.publish(0))
+            all_arrivals = [Arrivals(bucket_set) for _ in range(case.at_once)]
+            transfers = [learner.receiver().receive(learner.fetch(bucket_set), arrivals) for arrivals in all_arrivals]
             for arrivals, received in zip(
                 all_arrivals, await asyncio.wait_for(asyncio.gather(*transfers), DEADLINE_S), strict=True
             ):
@@ -58,10 +58,10 @@ class TransportContract:
 
     async def test_what_was_received_outlives_its_version(self, case: Case, shared: Path) -> None:
         async with local_learner(case, shared) as learner:
-            wanted = Wanted.full(learner.publish(0))
-            arrivals = Arrivals(wanted)
+            bucket_set = BucketSet.full(learner.publish(0))
+            arrivals = Arrivals(bucket_set)
             receiver = learner.receiver()
-            received = await asyncio.wait_for(receiver.receive(learner.fetch(wanted), arrivals), DEADLINE_S)
+            received = await asyncio.wait_for(receiver.receive(learner.fetch(bucket_set), arrivals), DEADLINE_S)
             for version in range(1, 4):
                 learner.publish(version)
             await receiver.close()
@@ -70,60 +70,60 @@ class TransportContract:
     async def test_damage_is_found(self, case: Case, shared: Path) -> None:
         async with local_learner(case, shared) as learner:
             manifest = learner.publish(0)
-            wanted = Wanted.full(manifest)
+            bucket_set = BucketSet.full(manifest)
             learner.damage(manifest, case.name)
-            last = len(wanted.buckets) - 1
+            last = len(bucket_set.buckets) - 1
             with pytest.raises(WeightsError, match=f"bucket {last} of version 1:0 is damaged"):
-                await asyncio.wait_for(receive_verified(learner.receiver(), learner.fetch(wanted)), DEADLINE_S)
+                await asyncio.wait_for(receive_verified(learner.receiver(), learner.fetch(bucket_set)), DEADLINE_S)
 
     async def test_a_version_that_is_not_kept_fails_at_once(self, case: Case, shared: Path) -> None:
         async with local_learner(case, shared) as learner:
-            wanted = Wanted.full(learner.publish(0))
+            bucket_set = BucketSet.full(learner.publish(0))
             for version in range(1, 4):
                 learner.publish(version)
             with pytest.raises(WeightsError):
-                transfer = learner.receiver().receive(learner.fetch(wanted, timeout_s=3600), Arrivals(wanted))
+                transfer = learner.receiver().receive(learner.fetch(bucket_set, timeout_s=3600), Arrivals(bucket_set))
                 await asyncio.wait_for(transfer, DEADLINE_S)
 
     async def test_cancelled_it_leaves_nothing_behind(self, case: Case, shared: Path) -> None:
         async with local_learner(case, shared) as learner:
             receiver = learner.receiver()
-            # What is opened once and kept is not counted.
-            first = Wanted.full(learner.publish(0))
+            # Files opened once and kept are not counted.
+            first = BucketSet.full(learner.publish(0))
             await asyncio.wait_for(receiver.receive(learner.fetch(first), Arrivals(first)), DEADLINE_S)
-            wanted = Wanted.full(learner.publish(1, rows=20_000))
+            bucket_set = BucketSet.full(learner.publish(1, rows=20_000))
             before = _belongings(shared)
-            arrivals = Arrivals(wanted)
-            transfer = asyncio.create_task(receiver.receive(learner.fetch(wanted, member_id="one"), arrivals))
+            arrivals = Arrivals(bucket_set)
+            transfer = asyncio.create_task(receiver.receive(learner.fetch(bucket_set, member_id="one"), arrivals))
             arrivals.at_first(transfer.cancel)
             # A transport that is done with its last bucket is done in time.
             await asyncio.wait_for(asyncio.wait({transfer}), DEADLINE_S)
-            assert transfer.cancelled() or len(arrivals.copies) == len(wanted.buckets)
+            assert transfer.cancelled() or len(arrivals.copies) == len(bucket_set.buckets)
             await _until(lambda: _belongings(shared) <= before)
-            again = Arrivals(wanted)
-            transfer = asyncio.create_task(receiver.receive(learner.fetch(wanted, member_id="one"), again))
+            again = Arrivals(bucket_set)
+            transfer = asyncio.create_task(receiver.receive(learner.fetch(bucket_set, member_id="one"), again))
             again.check(await asyncio.wait_for(transfer, DEADLINE_S))
 
     async def test_a_hung_publisher_and_then_a_killed_one(self, case: Case, shared: Path) -> None:
         async with remote_learner(case, shared) as learner:
-            wanted = Wanted.full(learner.manifest)
+            bucket_set = BucketSet.full(learner.manifest)
             learner.freeze()
-            arrivals = Arrivals(wanted)
-            transfer = learner.receiver().receive(learner.fetch(wanted, timeout_s=PATIENCE_S), arrivals)
+            arrivals = Arrivals(bucket_set)
+            transfer = learner.receiver().receive(learner.fetch(bucket_set, timeout_s=PATIENCE_S), arrivals)
             if case.needs_publisher:
                 with pytest.raises(WeightsError):
                     await asyncio.wait_for(transfer, PATIENCE_S + SLACK_S)
             else:
                 arrivals.check(await asyncio.wait_for(transfer, PATIENCE_S + SLACK_S))
             learner.thaw()
-            arrivals = Arrivals(wanted)
+            arrivals = Arrivals(bucket_set)
             killed: list[asyncio.Task[None]] = []
             arrivals.at_first(lambda: killed.append(asyncio.create_task(learner.kill())))
-            transfer = learner.receiver().receive(learner.fetch(wanted, timeout_s=PATIENCE_S), arrivals)
+            transfer = learner.receiver().receive(learner.fetch(bucket_set, timeout_s=PATIENCE_S), arrivals)
             try:
                 received = await asyncio.wait_for(transfer, PATIENCE_S + SLACK_S)
             except WeightsError:
-                assert len(arrivals.copies) < len(wanted.buckets)
+                assert len(arrivals.copies) < len(bucket_set.buckets)
             else:
                 # All of it was on its way already.
                 arrivals.check(received)
@@ -137,7 +137,7 @@ class TransportContract:
 
         async with local_learner(case, shared) as learner:
             manifest: weights_pb2.Manifest = learner.publish(5)
-            verified = await receive_verified(learner.receiver(), learner.fetch(Wanted.full(manifest)))
+            verified = await receive_verified(learner.receiver(), learner.fetch(BucketSet.full(manifest)))
             found = dict(named_tensors(manifest, verified.data))
             expected = tensors(5)
             assert found.keys() == expected.keys()

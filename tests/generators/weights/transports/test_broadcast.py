@@ -1,4 +1,4 @@
-"""Broadcasts with members that stop, die, come late and come back: the others go on, over grpc if need be."""
+"""Broadcasts with members that stop, die, come late and come back: the others continue, over grpc if need be."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from rollmesh.generators.weights.transports import choose, transports
 from rollmesh.generators.weights.transports.broadcast import Broadcast
 from rollmesh.generators.weights.verified_transfer import VerifiedWeights, receive_verified
 from rollmesh.learner.weights.transports import Broadcast as Offered
-from rollmesh.learner.weights.transports.broadcast import _Stuck as Stuck
+from rollmesh.learner.weights.transports.broadcast import _Suspension as Suspension
 from rollmesh.mesh.errors import WeightsError
-from rollmesh.mesh.weights import Wanted
+from rollmesh.mesh.weights import BucketSet
 from rollmesh.mesh.weights import broadcast as group_module
 from rollmesh.protos import weights_pb2
 from tests.generators.weights.transports.cases import CASES, NCCL
@@ -41,9 +41,9 @@ class Receiver:
         self.member_id, self._setting = member_id, setting
         self.transports = transports("a host of its own")
 
-    async def get(self, learner: Learner, wanted: Wanted, timeout_s: float = PATIENCE_S) -> VerifiedWeights:
-        fetch = learner.fetch(wanted, timeout_s, self.member_id)
-        *first, last = choose(self.transports, self._setting, wanted)
+    async def get(self, learner: Learner, bucket_set: BucketSet, timeout_s: float = PATIENCE_S) -> VerifiedWeights:
+        fetch = learner.fetch(bucket_set, timeout_s, self.member_id)
+        *first, last = choose(self.transports, self._setting, bucket_set)
         for transport in first:
             try:
                 return await receive_verified(transport, fetch)
@@ -73,8 +73,8 @@ async def receivers(count: int) -> AsyncIterator[list[Receiver]]:
 async def together(
     learner: LocalLearner, members: list[Receiver], manifest: weights_pb2.Manifest
 ) -> list[VerifiedWeights]:
-    wanted = Wanted.full(manifest)
-    gets = [member.get(learner, wanted) for member in members]
+    bucket_set = BucketSet.full(manifest)
+    gets = [member.get(learner, bucket_set) for member in members]
     return await asyncio.wait_for(asyncio.gather(*gets), DEADLINE_S)
 
 
@@ -110,9 +110,9 @@ async def test_a_stopped_receiver_holds_up_no_one(tmp_path: Path) -> None:
         # All three are expected, so that nothing depends on how soon they come.
         gloo._expected, gloo._window_s = {"here-0", "here-1", "stops"}, DEADLINE_S
         gloo._timeout_s = STALL_S
-        wanted = Wanted.full(learner.publish(0, rows=30_000))
+        bucket_set = BucketSet.full(learner.publish(0, rows=30_000))
         await start(learner)
-        first = [asyncio.create_task(member.get(learner, wanted)) for member in members]
+        first = [asyncio.create_task(member.get(learner, bucket_set)) for member in members]
         await asyncio.wait_for(_stopped(process.pid), DEADLINE_S)
         assert not any(task.done() for task in first)
         # The learner trains and publishes meanwhile.
@@ -120,10 +120,10 @@ async def test_a_stopped_receiver_holds_up_no_one(tmp_path: Path) -> None:
         assert not any(task.done() for task in first)
         for verified in await asyncio.wait_for(asyncio.gather(*first), DEADLINE_S):
             assert verified.transport == "grpc"
-        assert set(gloo._stuck) <= {"stops", "here-0", "here-1"}
-        assert gloo._stuck["stops"].rounds == 2
-        # Who waited for the one that stopped may have been behind as well.
-        gloo._stuck.clear()
+        assert set(gloo._suspended) <= {"stops", "here-0", "here-1"}
+        assert gloo._suspended["stops"].rounds == 2
+        # A member that waited for the one that stopped may have been late as well.
+        gloo._suspended.clear()
         gloo._expected, gloo._window_s = {"here-0", "here-1"}, DEADLINE_S
         # The next version is broadcast among those that live.
         for verified in await together(learner, members, manifest):
@@ -135,21 +135,23 @@ async def test_a_stopped_receiver_holds_up_no_one(tmp_path: Path) -> None:
 
 async def test_who_comes_late_takes_another_way_and_part_in_the_next(tmp_path: Path) -> None:
     async with local_learner(CASE, tmp_path) as learner, receivers(2) as (first, late):
-        wanted = Wanted.full(learner.publish(0, rows=20_000))
+        bucket_set = BucketSet.full(learner.publish(0, rows=20_000))
         gloo = offered(learner)
         gloo._expected, gloo._window_s = {"here-0", "dead"}, DEADLINE_S
         gloo._timeout_s = STALL_S
-        stub = learner.fetch(wanted).connection.weights
-        request = weights_pb2.JoinBroadcastRequest(member_id="dead", policy=wanted.policy.to_proto(), transport="gloo")
-        # Settled with a member that never comes: everybody else is told so when its time is over.
-        dead, got = asyncio.create_task(_join(stub, request)), asyncio.create_task(first.get(learner, wanted))
+        stub = learner.fetch(bucket_set).connection.weights
+        request = weights_pb2.JoinBroadcastRequest(
+            member_id="dead", policy=bucket_set.policy.to_proto(), transport="gloo"
+        )
+        # Settled with a member that never comes: all others are told so when its time is over.
+        dead, got = asyncio.create_task(_join(stub, request)), asyncio.create_task(first.get(learner, bucket_set))
         answer = await asyncio.wait_for(dead, DEADLINE_S)
         assert answer.world_size == 3
-        assert (await late.get(learner, wanted)).transport == "grpc"
+        assert (await late.get(learner, bucket_set)).transport == "grpc"
         assert (await asyncio.wait_for(got, DEADLINE_S)).transport == "grpc"
         assert gloo._expected == {"here-0", "here-1"}
         # It may be one that cannot reach the rendezvous, and would join every round.
-        with pytest.raises(Exception, match="dead held up the broadcast and leaves out 2 rounds more"):
+        with pytest.raises(Exception, match="dead held up the broadcast and is left out for 2 rounds more"):
             await _join(stub, request)
         for verified in await together(learner, [first, late], learner.publish(1)):
             assert verified.transport == "gloo"
@@ -158,29 +160,29 @@ async def test_who_comes_late_takes_another_way_and_part_in_the_next(tmp_path: P
 async def test_who_holds_up_rounds_leaves_out_more_and_more(tmp_path: Path) -> None:
     async with local_learner(CASE, tmp_path) as learner, receivers(1) as (member,):
         gloo = offered(learner)
-        gloo._stuck["here-0"] = Stuck(times=2, rounds=1)
-        assert (await member.get(learner, Wanted.full(learner.publish(0)))).transport == "grpc"
+        gloo._suspended["here-0"] = Suspension(times=2, rounds=1)
+        assert (await member.get(learner, BucketSet.full(learner.publish(0)))).transport == "grpc"
         # A round without it.
         async with receivers(2) as (_, other):
-            wanted = Wanted.full(learner.publish(1))
-            assert (await other.get(learner, wanted, DEADLINE_S)).transport == "gloo"
+            bucket_set = BucketSet.full(learner.publish(1))
+            assert (await other.get(learner, bucket_set, DEADLINE_S)).transport == "gloo"
             # Its members have all of it before the learner knows so, and until then it refuses others.
             await until(lambda: gloo._running is None)
-            assert (await member.get(learner, wanted, DEADLINE_S)).transport == "gloo"
-        await until(lambda: not gloo._stuck)
+            assert (await member.get(learner, bucket_set, DEADLINE_S)).transport == "gloo"
+        await until(lambda: not gloo._suspended)
 
 
 async def test_a_learner_that_is_replaced_while_members_are_awaited_is_an_error(tmp_path: Path) -> None:
     async with local_learner(CASE, tmp_path) as learner:
         gloo = offered(learner)
         gloo._expected, gloo._window_s = {"here-0", "never comes"}, DEADLINE_S
-        wanted = Wanted.full(learner.publish(0))
-        fetch = learner.fetch(wanted, DEADLINE_S, "here-0")
+        bucket_set = BucketSet.full(learner.publish(0))
+        fetch = learner.fetch(bucket_set, DEADLINE_S, "here-0")
         task = asyncio.create_task(receive_verified(learner.receiver(), fetch))
         await until(lambda: bool(gloo._joins))
         async with asyncio.timeout(DEADLINE_S):
             await learner._connection.close()
-            # A CancelledError would end the task that receives without a word to anybody.
+            # A CancelledError would end the task that receives without a word.
             with pytest.raises(WeightsError, match="the learner has changed"):
                 await task
 
@@ -189,7 +191,7 @@ async def test_who_waits_for_others_when_the_learner_ends_is_told(tmp_path: Path
     async with local_learner(CASE, tmp_path) as learner:
         gloo = offered(learner)
         gloo._expected, gloo._window_s = {"here-0", "never comes"}, DEADLINE_S
-        joined = gloo.join("here-0", Wanted.full(learner.publish(0)).policy, "")
+        joined = gloo.join("here-0", BucketSet.full(learner.publish(0)).policy, "")
         await asyncio.to_thread(gloo.close)
         with pytest.raises(WeightsError, match="the learner ends"):
             joined.result(0)
@@ -203,7 +205,7 @@ async def test_what_torch_has_to_say_ends_the_transfer_not_the_generator(
 
     async with local_learner(CASE, tmp_path) as learner:
         offered(learner)._timeout_s = 0.5
-        fetch = learner.fetch(Wanted.full(learner.publish(0)), PATIENCE_S, "here-0")
+        fetch = learner.fetch(BucketSet.full(learner.publish(0)), PATIENCE_S, "here-0")
         monkeypatch.setattr("rollmesh.generators.weights.transports.broadcast._Round._receive", no_memory)
         with pytest.raises(WeightsError, match="out of memory"):
             await asyncio.wait_for(receive_verified(learner.receiver(), fetch), DEADLINE_S)
@@ -215,21 +217,23 @@ async def test_a_group_that_cannot_be_formed_is_told_to_all(tmp_path: Path, monk
 
     async with local_learner(CASE, tmp_path) as learner:
         monkeypatch.setattr("rollmesh.learner.weights.transports.broadcast.BroadcastGroup", fails)
-        fetch = learner.fetch(Wanted.full(learner.publish(0)), 10 * DEADLINE_S, "here-0")
+        fetch = learner.fetch(BucketSet.full(learner.publish(0)), 10 * DEADLINE_S, "here-0")
         with pytest.raises(WeightsError, match="no group"):
             await asyncio.wait_for(receive_verified(learner.receiver(), fetch), DEADLINE_S)
 
 
 async def test_joins_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     async with local_learner(CASE, tmp_path) as learner:
-        wanted = Wanted.full(learner.publish(0))
-        nccl = Wanted(wanted.policy, None, wanted.buckets, [weights_pb2.Offer(transport="nccl", address="x:1")])
-        assert "no broadcast over nccl" in Broadcast("nccl").refusal(wanted)
+        bucket_set = BucketSet.full(learner.publish(0))
+        nccl = BucketSet(
+            bucket_set.policy, None, bucket_set.buckets, [weights_pb2.Offer(transport="nccl", address="x:1")]
+        )
+        assert "no broadcast over nccl" in Broadcast("nccl").refusal(bucket_set)
         assert Broadcast("gloo").refusal(nccl) == "the learner offers no broadcast over gloo"
-        stub = learner.fetch(wanted).connection.weights
+        stub = learner.fetch(bucket_set).connection.weights
         with pytest.raises(Exception, match="broadcasts nothing over 'nccl'"):
             await stub.JoinBroadcast(
-                weights_pb2.JoinBroadcastRequest(member_id="m", policy=wanted.policy.to_proto(), transport="nccl"),
+                weights_pb2.JoinBroadcastRequest(member_id="m", policy=bucket_set.policy.to_proto(), transport="nccl"),
                 timeout=5,
             )
 
@@ -278,20 +282,20 @@ async def _receive_and_stop(case: Case) -> None:
     if case.name == "nccl":
         # The learner has the first.
         torch.cuda.set_device(1)
-    real = group_module.BroadcastGroup.finish
+    real = group_module.BroadcastGroup.finish_bucket
 
     def finish(self: group_module.BroadcastGroup, work: torch.distributed.Work) -> None:
-        group_module.BroadcastGroup.finish = real  # type: ignore[method-assign]
+        group_module.BroadcastGroup.finish_bucket = real  # type: ignore[method-assign]
         os.kill(os.getpid(), signal.SIGSTOP)
         real(self, work)
 
-    group_module.BroadcastGroup.finish = finish  # type: ignore[method-assign]
+    group_module.BroadcastGroup.finish_bucket = finish  # type: ignore[method-assign]
     print(json.dumps("ready"), flush=True)
     order = json.loads(await asyncio.to_thread(sys.stdin.readline))
     learner = Learner(case, order["address"], Path("/"))
     receiver = Receiver("stops", case.name)
-    wanted = Wanted.full(weights_pb2.Manifest.FromString(bytes.fromhex(order["manifest"])))
-    verified = await receiver.get(learner, wanted)
+    bucket_set = BucketSet.full(weights_pb2.Manifest.FromString(bytes.fromhex(order["manifest"])))
+    verified = await receiver.get(learner, bucket_set)
     print(json.dumps(verified.transport), flush=True)
     await receiver.close()
     await learner.close()

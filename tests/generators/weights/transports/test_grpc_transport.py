@@ -16,12 +16,12 @@ from rollmesh.generators.weights.learner_connection import LearnerConnection
 from rollmesh.generators.weights.transports import Transfer
 from rollmesh.generators.weights.transports.grpc_transport import GrpcTransport
 from rollmesh.learner.weights import PublishRules, WeightPublisher, WeightsService
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import PayloadError, WeightsError
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.trajectory.versions import PolicyVersion
-from rollmesh.mesh.weights import Wanted
+from rollmesh.mesh.weights import BucketSet
 from rollmesh.mesh.weights.chunk_framing import frame, parse
 from rollmesh.protos import weights_pb2, weights_pb2_grpc
 from tests.faults.proxy import Conditions, Link, ProxyLoop
@@ -78,15 +78,15 @@ async def behind_a_link(folder: Path, proxies: ProxyLoop) -> AsyncIterator[tuple
 def fetch_of(service: Service, connection: LearnerConnection, timeout_s: float) -> Transfer:
     manifest = service._publisher.newest
     assert manifest is not None
-    wanted = Wanted.full(manifest)
-    return Transfer(wanted, connection, timeout_s, superseded=lambda: False, member_id="gen-1")
+    bucket_set = BucketSet.full(manifest)
+    return Transfer(bucket_set, connection, timeout_s, superseded=lambda: False, member_id="gen-1")
 
 
 async def test_buckets_come_side_by_side(tmp_path: Path, proxies: ProxyLoop) -> None:
     async with behind_a_link(tmp_path, proxies) as (service, _, connection):
         service.together = asyncio.Barrier(2)
         fetch = fetch_of(service, connection, 10.0)
-        arrivals = Arrivals(fetch.wanted)
+        arrivals = Arrivals(fetch.bucket_set)
         arrivals.check(await asyncio.wait_for(GrpcTransport(streams=2).receive(fetch, arrivals), DEADLINE_S))
         assert sorted(service.asked) == [(0, 0), (1, 0)]
 
@@ -96,7 +96,7 @@ async def test_a_slow_link_is_borne_as_long_as_it_brings_something(tmp_path: Pat
         link.apply("*", Conditions(bytes_per_s=4e6))
         fetch = fetch_of(service, connection, timeout_s=1.0)
         began = asyncio.get_running_loop().time()
-        arrivals = Arrivals(fetch.wanted)
+        arrivals = Arrivals(fetch.bucket_set)
         arrivals.check(await asyncio.wait_for(GrpcTransport(streams=1).receive(fetch, arrivals), DEADLINE_S))
         assert asyncio.get_running_loop().time() - began > fetch.timeout_s
         assert service.asked == [(0, 0), (1, 0)]
@@ -106,7 +106,7 @@ async def test_a_cut_link_goes_on_at_the_byte_where_it_stopped(tmp_path: Path, p
     async with behind_a_link(tmp_path, proxies) as (service, link, connection):
         link.apply("*", Conditions(bytes_per_s=8e6))
         fetch = fetch_of(service, connection, timeout_s=10.0)
-        arrivals = Arrivals(fetch.wanted)
+        arrivals = Arrivals(fetch.bucket_set)
         transfer = asyncio.create_task(GrpcTransport(streams=1).receive(fetch, arrivals))
         await asyncio.wait_for(arrivals.some.wait(), DEADLINE_S)
         await asyncio.to_thread(link.apply, "*", Conditions("cut"))
@@ -120,7 +120,7 @@ async def test_a_dead_link_fails_in_time(tmp_path: Path, proxies: ProxyLoop) -> 
     async with behind_a_link(tmp_path, proxies) as (service, link, connection):
         link.apply("*", Conditions(bytes_per_s=8e6))
         fetch = fetch_of(service, connection, timeout_s=0.5)
-        arrivals = Arrivals(fetch.wanted)
+        arrivals = Arrivals(fetch.bucket_set)
         transfer = asyncio.create_task(GrpcTransport(streams=1).receive(fetch, arrivals))
         await asyncio.wait_for(arrivals.some.wait(), DEADLINE_S)
         await asyncio.to_thread(link.apply, "*", Conditions("blackhole"))

@@ -12,7 +12,7 @@ from rollmesh.generators.weights.transports import shm
 from rollmesh.generators.weights.transports.shm import SharedMemory
 from rollmesh.mesh.errors import VersionGoneError, WeightsError
 from rollmesh.mesh.runtime.hosts import host_id
-from rollmesh.mesh.weights import Wanted
+from rollmesh.mesh.weights import BucketSet
 from rollmesh.protos import weights_pb2
 from tests.generators.weights.transports.cases import CASES
 from tests.generators.weights.transports.world import Arrivals, local_learner
@@ -22,11 +22,11 @@ CASE = next(case for case in CASES if case.name == "shm")
 
 async def test_a_version_that_was_let_go_of_is_told_from_one_that_fails(tmp_path: Path) -> None:
     async with local_learner(CASE, tmp_path) as learner:
-        wanted = Wanted.full(learner.publish(0))
+        bucket_set = BucketSet.full(learner.publish(0))
         for version in range(1, 4):
             learner.publish(version)
         with pytest.raises(VersionGoneError, match="is gone"):
-            await learner.receiver().receive(learner.fetch(wanted), Arrivals(wanted))
+            await learner.receiver().receive(learner.fetch(bucket_set), Arrivals(bucket_set))
 
 
 def _linked(path: Path) -> None:
@@ -45,15 +45,15 @@ def _linked(path: Path) -> None:
 async def test_what_lies_at_the_announced_path_is_looked_at(
     tmp_path: Path, put: Callable[[Path], object], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Opened without care, a pipe would hold the generator's event loop for ever. What it is stays here."""
+    """Opened without care, a pipe would hold the generator's event loop for ever. Its kind is told here alone."""
     async with local_learner(CASE, tmp_path) as learner:
         manifest = learner.publish(0)
         path = Path(manifest.offers[0].address)
         path.rename(path.with_name("elsewhere"))
         put(path)
-        wanted = Wanted.full(manifest)
+        bucket_set = BucketSet.full(manifest)
         with pytest.raises(WeightsError) as error:
-            await learner.receiver().receive(learner.fetch(wanted), Arrivals(wanted))
+            await learner.receiver().receive(learner.fetch(bucket_set), Arrivals(bucket_set))
         assert error.value.message == f"{path} cannot be mapped: the generator's log says why"
         assert why in caplog.text
 
@@ -63,10 +63,10 @@ async def test_a_file_of_another_user_is_not_mapped(
 ) -> None:
     """Its owner could cut it short, and a signal would end the generator."""
     async with local_learner(CASE, tmp_path) as learner:
-        wanted = Wanted.full(learner.publish(0))
+        bucket_set = BucketSet.full(learner.publish(0))
         monkeypatch.setattr(shm.os, "geteuid", lambda: os.getuid() + 1)
         with pytest.raises(WeightsError, match="cannot be mapped"):
-            await learner.receiver().receive(learner.fetch(wanted), Arrivals(wanted))
+            await learner.receiver().receive(learner.fetch(bucket_set), Arrivals(bucket_set))
         assert "no file of our user" in caplog.text
 
 
@@ -86,7 +86,7 @@ def test_nothing_but_files_of_publishers_is_read(tmp_path: Path, address: str) -
     shared, secret = tmp_path / "shm", tmp_path / "secret"
     offered = address.format(shared=shared, secret=secret)
     offer = weights_pb2.Offer(transport="shm", address=offered, host_id=host_id())
-    wanted = Wanted.full(weights_pb2.Manifest(offers=[offer]))
-    assert "no file of a publisher" in SharedMemory(host_id(), shared).refusal(wanted)
+    bucket_set = BucketSet.full(weights_pb2.Manifest(offers=[offer]))
+    assert "no file of a publisher" in SharedMemory(host_id(), shared).refusal(bucket_set)
     offer.address = f"{shared}/rollmesh-weights-run-1"
-    assert SharedMemory(host_id(), shared).refusal(Wanted.full(weights_pb2.Manifest(offers=[offer]))) == ""
+    assert SharedMemory(host_id(), shared).refusal(BucketSet.full(weights_pb2.Manifest(offers=[offer]))) == ""

@@ -19,17 +19,17 @@ import torch
 from rollmesh.generators.weights.learner_connection import LearnerConnection
 from rollmesh.generators.weights.transports import Received, Transfer, Transport
 from rollmesh.learner.weights import PublishRules, WeightPublisher, WeightsService
-from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.trajectory.versions import PolicyVersion
-from rollmesh.mesh.weights import Wanted
+from rollmesh.mesh.weights import BucketSet
 from rollmesh.protos import weights_pb2, weights_pb2_grpc
 from tests.repository import REPOSITORY
 
 SECURITY = SecuritySection()
 RUN = "run"
-# Of the small versions that most tests send; several to a version.
+# Bytes of the small versions that most tests send; several to a version.
 BUCKET_BYTES = 40_000
 
 
@@ -64,7 +64,7 @@ def tensors(seed: int, rows: int = 40) -> dict[str, torch.Tensor]:
 
 
 class Learner:
-    """What a receiver sees of a learner."""
+    """A learner as a receiver sees it."""
 
     def __init__(self, case: Case, address: str, folder: Path) -> None:
         self._case = case
@@ -79,11 +79,11 @@ class Learner:
         self._receivers.append(made)
         return made
 
-    def fetch(self, wanted: Wanted, timeout_s: float = 10.0, member_id: str = "") -> Transfer:
+    def fetch(self, bucket_set: BucketSet, timeout_s: float = 10.0, member_id: str = "") -> Transfer:
         """A transfer from this learner; to a receiver of its own where `member_id` is empty."""
         self._fetches += 1
         return Transfer(
-            wanted,
+            bucket_set,
             self._connection,
             timeout_s,
             superseded=lambda: False,
@@ -197,8 +197,8 @@ async def remote_learner(case: Case, folder: Path) -> AsyncIterator[RemoteLearne
 class Arrivals:
     """The `arrived` of a transfer; keeps a copy of every bucket as it was when it was announced."""
 
-    def __init__(self, wanted: Wanted) -> None:
-        self._wanted = wanted
+    def __init__(self, bucket_set: BucketSet) -> None:
+        self._bucket_set = bucket_set
         self._first: list[Callable[[], object]] = []
         self.copies: dict[int, bytes] = {}
         self.some = asyncio.Event()
@@ -209,17 +209,17 @@ class Arrivals:
 
     def __call__(self, data: memoryview, index: int) -> None:
         assert index not in self.copies, f"bucket {index} arrived twice"
-        self.copies[index] = bytes(self._wanted.part(data, index))
+        self.copies[index] = bytes(self._bucket_set.part(data, index))
         self.some.set()
         while self._first:
             self._first.pop()()
 
     def check(self, received: Received) -> None:
         """All came, each was whole when it was announced, and is so in what was returned."""
-        assert sorted(self.copies) == list(range(len(self._wanted.buckets)))
+        assert sorted(self.copies) == list(range(len(self._bucket_set.buckets)))
         for index, copy in self.copies.items():
-            self._wanted.verify(index, copy)
-            assert self._wanted.part(received.data, index) == copy
+            self._bucket_set.verify(index, copy)
+            assert self._bucket_set.part(received.data, index) == copy
 
 
 async def _serve(case: Case, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What holds for every registered estimator."""
+"""Properties of every registered estimator."""
 
 from __future__ import annotations
 

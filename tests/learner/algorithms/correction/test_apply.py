@@ -66,7 +66,7 @@ def as_tokens(rollouts: Rollouts, first: int = 0, last: int | None = None) -> To
 def test_a_batch_gets_weights_rejected_tokens_and_figures():
     rollouts = with_proximal(make_rollouts([4, 0, 6, 3]))
     settings = CorrectionSettings(reject={"token_k2": 0.02}, max_age=2, veto=0.01)
-    figures = correct_batch(rollouts, settings)
+    metrics = correct_batch(rollouts, settings)
     assert rollouts.importance_weights is not None
     assert rollouts.keep is not None
     expected = (rollouts.staleness <= 2) & (
@@ -74,10 +74,10 @@ def test_a_batch_gets_weights_rejected_tokens_and_figures():
     )
     assert torch.equal(rollouts.keep, expected)
     share = 1.0 - float(expected.double().mean())
-    assert figures["rollout_corr/rollout_rs_masked_fraction"] == pytest.approx(share)
-    assert figures["masked/max_age"] == pytest.approx(float((rollouts.staleness > 2).double().mean()))
-    assert figures["masked/veto"] == 0.0
-    assert {"rollout_corr/k3_kl", "rollout_corr/rollout_is_mean", "rollout_corr/chi2_seq"} <= set(figures)
+    assert metrics["rollout_corr/rollout_rs_masked_fraction"] == pytest.approx(share)
+    assert metrics["masked/max_age"] == pytest.approx(float((rollouts.staleness > 2).double().mean()))
+    assert metrics["masked/veto"] == 0.0
+    assert {"rollout_corr/k3_kl", "rollout_corr/rollout_is_mean", "rollout_corr/chi2_seq"} <= set(metrics)
 
 
 def test_what_others_have_left_out_stays_out():
@@ -95,11 +95,11 @@ def test_nothing_to_reject_leaves_keep_alone():
 
 def test_age_needs_no_log_probs():
     rollouts = make_rollouts([5, 5])
-    figures = correct_batch(rollouts, CorrectionSettings(max_age=0))
+    metrics = correct_batch(rollouts, CorrectionSettings(max_age=0))
     assert rollouts.keep is not None
     assert torch.equal(rollouts.keep, rollouts.staleness == 0)
     assert rollouts.importance_weights is None
-    assert "masked/max_age" in figures
+    assert "masked/max_age" in metrics
 
 
 @pytest.mark.parametrize("mode", ["behaviour", "none"])
@@ -176,15 +176,15 @@ def test_the_drift_of_a_micro_batch():
     rollouts = make_rollouts([2, 2])
     rollouts.staleness = torch.tensor([0, 1, 1, 4], dtype=torch.int32)
     current = rollouts.behaviour_log_probs + torch.tensor([0.0, math.log(4.0), 0.0, -math.log(2.0)])
-    figures = summarize([drift_metrics(current, as_tokens(rollouts), CorrectionSettings(floor=0.6))], 4)
-    assert figures["staleness/mean"] == pytest.approx(1.5)
-    assert figures["staleness/max"] == 4.0
-    assert figures["rollout_corr/truncated_fraction"] == pytest.approx(0.5)
-    assert figures["rollout_corr/kl"] == pytest.approx(-math.log(2.0) / 4)
-    assert figures["rollout_corr/ratio/mean"] == pytest.approx(6.5 / 4)
-    assert figures["rollout_corr/ratio/ess"] == pytest.approx(6.5**2 / (4 * (1 + 16 + 1 + 0.25)))
-    assert figures["rollout_corr/log_ratio_max"] == pytest.approx(math.log(4.0))
-    assert figures["rollout_corr/ratio/p50"] == pytest.approx(1.0, rel=0.02)
+    metrics = summarize([drift_metrics(current, as_tokens(rollouts), CorrectionSettings(floor=0.6))], 4)
+    assert metrics["staleness/mean"] == pytest.approx(1.5)
+    assert metrics["staleness/max"] == 4.0
+    assert metrics["rollout_corr/truncated_fraction"] == pytest.approx(0.5)
+    assert metrics["rollout_corr/kl"] == pytest.approx(-math.log(2.0) / 4)
+    assert metrics["rollout_corr/ratio/mean"] == pytest.approx(6.5 / 4)
+    assert metrics["rollout_corr/ratio/ess"] == pytest.approx(6.5**2 / (4 * (1 + 16 + 1 + 0.25)))
+    assert metrics["rollout_corr/log_ratio_max"] == pytest.approx(math.log(4.0))
+    assert metrics["rollout_corr/ratio/p50"] == pytest.approx(1.0, rel=0.02)
 
 
 @pytest.mark.parametrize("value", [-math.inf, 0.0, -1e9, math.nan])
@@ -192,8 +192,8 @@ def test_figures_of_impossible_tokens_are_finite(value: float):
     for lengths in ([], [0], [3]):
         rollouts = make_rollouts(lengths)
         current = torch.full((rollouts.num_tokens,), value)
-        figures = summarize([drift_metrics(current, as_tokens(rollouts), CorrectionSettings())], rollouts.num_tokens)
-        assert [name for name, figure in figures.items() if not math.isfinite(figure)] == []
+        metrics = summarize([drift_metrics(current, as_tokens(rollouts), CorrectionSettings())], rollouts.num_tokens)
+        assert [name for name, figure in metrics.items() if not math.isfinite(figure)] == []
         rollouts.proximal_log_probs = current
         settings = CorrectionSettings(reject={"seq_max_k2": 0.1}, veto=1e-3, second_moment=0.1, normalize=True)
         assert all(math.isfinite(figure) for figure in correct_batch(rollouts, settings).values())

@@ -1,4 +1,4 @@
-"""Figures of a batch: worked examples, and that every one is finite."""
+"""Metrics of a batch: worked examples, and that every one is finite."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from rollmesh.learner.algorithms.correction import (
     CorrectionSettings,
     diagnostics,
-    kept_figures,
+    kept_metrics,
     rejections,
-    rule_figures,
-    weight_figures,
+    rule_metrics,
+    weight_metrics,
 )
 from rollmesh.learner.algorithms.correction.settings import RULES
 
@@ -51,17 +51,17 @@ def test_distances_of_a_worked_example():
 def test_effective_sample_size_is_the_share_of_tokens_that_count():
     # Weights 4, 0, 0 (masked): one of three tokens counts.
     settings = CorrectionSettings(mode="masked_is", floor=0.9, cap=5.0)
-    found = weight_figures(logs(0.8, 0.1, 0.01), logs(0.2, 0.2, 0.2), TWO, 2, settings)
+    found = weight_metrics(logs(0.8, 0.1, 0.01), logs(0.2, 0.2, 0.2), TWO, 2, settings)
     assert found["rollout_is_eff_sample_size"] == pytest.approx(1.0 / 3.0)
     assert found["rollout_is_oob_ratio"] == pytest.approx(2.0 / 3.0)
     assert found["rollout_is_seq_mean"] == pytest.approx(1.0)
-    none_left = weight_figures(logs(0.1, 0.1, 0.1), logs(0.9, 0.9, 0.9), TWO, 2, settings)
+    none_left = weight_metrics(logs(0.1, 0.1, 0.1), logs(0.9, 0.9, 0.9), TWO, 2, settings)
     assert none_left["rollout_is_eff_sample_size"] == 0.0
 
 
 def test_shares_of_rejected_tokens_and_sequences_by_reason():
     kept = {"a": torch.tensor([True, False, True]), "b": torch.tensor([False, True, True])}
-    found = kept_figures(kept, TWO, 3)
+    found = kept_metrics(kept, TWO, 3)
     assert found == pytest.approx(
         {
             "rollout_rs_a_masked_fraction": 1 / 3,
@@ -90,7 +90,7 @@ def test_every_figure_is_finite(lengths: list[int], mode, level, cap: float, dat
     )
     kept = rejections(train, rollout, torch.zeros_like(ids), ids, len(lengths), settings)
     batch = (train, rollout, ids, len(lengths))
-    figures = diagnostics(*batch) | weight_figures(*batch, settings) | rule_figures(*batch, settings)
-    figures |= kept_figures(kept, ids, len(lengths))
-    assert bool(figures) == (total > 0)
-    assert [name for name, value in figures.items() if not math.isfinite(value)] == []
+    metrics = diagnostics(*batch) | weight_metrics(*batch, settings) | rule_metrics(*batch, settings)
+    metrics |= kept_metrics(kept, ids, len(lengths))
+    assert bool(metrics) == (total > 0)
+    assert [name for name, value in metrics.items() if not math.isfinite(value)] == []

@@ -47,13 +47,13 @@ def test_metrics_count_the_tokens_whose_gradient_is_taken_away_and_measure_the_d
     advantages = torch.tensor([1.0, -1.0, 1.0, 1.0, -1.0, -1.0], dtype=torch.float64)
     data = sample([6], advantages=advantages)
     _, metrics = ppo(data.anchor + ratios.log(), data.anchor, data.tokens)
-    figures = summarize([metrics], 6)
-    assert figures["actor/pg_clipfrac"] == figures["clip_ratio/region_mean"] == pytest.approx(2 / 6)
-    assert figures["clip_ratio/low_mean"] == figures["clip_ratio/high_mean"] == pytest.approx(1 / 6)
-    assert figures["actor/pg_clipfrac_lower"] == pytest.approx(1 / 6)
-    assert figures["actor/ppo_kl"] == pytest.approx(float(-ratios.log().mean()))
-    assert figures["actor/k3_kl"] == pytest.approx(float((ratios - 1 - ratios.log()).mean()))
-    assert figures["actor/ratio/p50"] == pytest.approx(1.0, rel=0.02)
+    summary = summarize([metrics], 6)
+    assert summary["actor/pg_clipfrac"] == summary["clip_ratio/region_mean"] == pytest.approx(2 / 6)
+    assert summary["clip_ratio/low_mean"] == summary["clip_ratio/high_mean"] == pytest.approx(1 / 6)
+    assert summary["actor/pg_clipfrac_lower"] == pytest.approx(1 / 6)
+    assert summary["actor/ppo_kl"] == pytest.approx(float(-ratios.log().mean()))
+    assert summary["actor/k3_kl"] == pytest.approx(float((ratios - 1 - ratios.log()).mean()))
+    assert summary["actor/ratio/p50"] == pytest.approx(1.0, rel=0.02)
 
 
 def test_both_gradients_of_gspo_agree_where_a_sequence_has_one_advantage():

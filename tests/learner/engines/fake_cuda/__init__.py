@@ -1,1 +1,1 @@
-"""The FSDP2 engine on CUDA devices that are none: FakeTensors, and process groups in which nobody answers."""
+"""The FSDP2 engine on CUDA devices that are none: FakeTensors, and process groups in which no rank answers."""

@@ -1,10 +1,10 @@
-"""What an engine does in a run, on rank 0 of many: a step, log-probs, an export, a swap to the host and back."""
+"""The work of an engine in a run, on rank 0 of many: a step, log-probs, an export, a swap to the host and back."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -18,18 +18,19 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from rollmesh.generators.engines.hf.weights import ModelWeights
-from rollmesh.learner.algorithms.base import Loss
+from rollmesh.learner.algorithms.advantages.normalization import normalize
 from rollmesh.learner.algorithms.dataflows.policy_gradient import PolicyGradient
 from rollmesh.learner.algorithms.dataflows.resampling import pf_ppo_weights, resample
+from rollmesh.learner.algorithms.interface import Loss
 from rollmesh.learner.algorithms.load import load_algorithm
-from rollmesh.learner.algorithms.ragged import segment_std
 from rollmesh.learner.algorithms.types import UpdatePlan
 from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.batching.types import PackedBatch, TrainSequence
-from rollmesh.learner.engines.base import EngineSpec
 from rollmesh.learner.engines.fsdp2 import export, sharding
 from rollmesh.learner.engines.fsdp2.language_model import LanguageModelEngine
-from rollmesh.mesh.config.models import ModelSection, OptimizerSection
+from rollmesh.learner.engines.interface import EngineSpec
+from rollmesh.mesh.config.inputs import ModelSection
+from rollmesh.mesh.config.learner import OptimizerSection
 from tests.learner.engines.fake_cuda.watch import Watch
 
 # As wide as Qwen2.5-7B and Qwen3-30B-A3B are; a layer more costs time, and shows nothing.
@@ -79,11 +80,11 @@ class Case:
 
 @dataclass
 class Seen:
-    """What happened; waits by place, see `Watch`, for each part.
+    """Events; waits by place, see `Watch`, for each part.
 
     Attributes:
         waits: part -> `reads`, `to_host`, `to_device` -> place -> how often.
-        facts: further figures.
+        facts: further numbers.
         error: type of what ended it; empty where nothing did.
     """
 
@@ -101,7 +102,7 @@ def run(case: Case) -> Seen:
     with _ranks(case.world) as mesh, patch.object(sharding, "fully_shard", partial(sharding.fully_shard, mesh=mesh)):
         loader = patch("rollmesh.learner.engines.fsdp2.engine.load_model", partial(_model, case))
         # All ranks have micro-batches, which is counted there.
-        with FakeTensorMode(), Watch({"step_metrics.py": case.world}) as watch, loader:
+        with FakeTensorMode(), Watch({"metric_reduction.py": case.world}) as watch, loader:
             try:
                 _use(case, algorithm.loss, watch, seen)
             except RuntimeError as error:
@@ -127,7 +128,7 @@ def batch_stage() -> Seen:
     with FakeTensorMode(), Watch({}) as watch:
         rewards, groups = torch.ones(6, device="cuda"), torch.zeros(6, dtype=torch.int64, device="cuda")
         stages: dict[str, Callable[[], torch.Tensor]] = {
-            "groups": lambda: segment_std(rewards, groups, 2),
+            "groups": lambda: normalize(rewards, groups, 2),
             "resampling": lambda: resample(pf_ppo_weights(rewards, "pow"), torch.Generator()),
         }
         for part, stage in stages.items():
@@ -165,7 +166,7 @@ def _use(case: Case, loss: Loss, watch: Watch, seen: Seen) -> None:
 
     packed = during("pack", batches)
     if case.misplaced:
-        packed[0].labels = packed[0].labels.cpu()
+        packed[0].row = replace(packed[0].row, labels=packed[0].row.labels.cpu())
     # The first step makes the optimizer's state.
     step()
     during("step", step)
@@ -177,9 +178,9 @@ def _use(case: Case, loss: Loss, watch: Watch, seen: Seen) -> None:
     parameters = list(engine._model.parameters())
     seen.facts["tensors"] = len(parameters) + len(list(engine._model.buffers()))
     seen.facts["parameters"] = len(parameters)
-    with _counted_buckets() as buckets:
+    with _counted_gathers() as gathered:
         exported = during("export", lambda: [(str(t.device), str(t.dtype)) for _, t in engine.export_weights()])
-    seen.facts["exported"], seen.facts["buckets"] = sorted(set(exported)), len(buckets)
+    seen.facts["exported"], seen.facts["gathered"] = sorted(set(exported)), len(gathered)
     seen.facts["exported_tensors"] = len(exported)
     during("offload", engine.offload)
     seen.facts["offloaded"] = sorted(str(p.device) for p in {p.device: p for p in engine._model.parameters()}.values())
@@ -217,8 +218,8 @@ def _ranks(world: int) -> Iterator[Any]:
 
 
 @contextmanager
-def _counted_buckets() -> Iterator[list[int]]:
-    """The buckets that are gathered for an export, by their bytes."""
+def _counted_gathers() -> Iterator[list[int]]:
+    """The bytes of each batch of tensors that is gathered for an export."""
     gathered: list[int] = []
     gather = export._Gatherer.gather
 

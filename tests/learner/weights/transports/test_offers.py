@@ -12,7 +12,10 @@ from pydantic import ValidationError
 from rollmesh.learner.weights import PublishRules, WeightPublisher
 from rollmesh.learner.weights.published_version import PublishedVersion
 from rollmesh.learner.weights.transports import Broadcast, Rendezvous, SenderTransport, configured_transports
-from rollmesh.mesh.config.models import Config, NetworkSection, RunSection, SecuritySection, WeightsSection
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.config.network import NetworkSection, SecuritySection
+from rollmesh.mesh.config.run import RunSection
+from rollmesh.mesh.config.weights import WeightsSection
 from rollmesh.mesh.errors import ConfigError, WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import weights_pb2
@@ -46,7 +49,7 @@ def test_disk_needs_a_folder() -> None:
         WeightsSection(transport="disk")
 
 
-def test_differences_need_grpc() -> None:
+def test_deltas_need_grpc() -> None:
     with pytest.raises(ValidationError, match="encoding delta travels over grpc"):
         WeightsSection(transport="shm", encoding="delta")
 

@@ -1,7 +1,7 @@
-"""Makes torchvision importable beside a CPU build of torch.
+"""Makes torchvision importable with a CPU build of torch.
 
-The wheel's compiled operators belong to a CUDA build and do not load; importing torchvision then fails because it
-registers rules for operators that nobody has defined. Their bare definitions are enough: nothing here detects objects.
+The wheel's compiled operators belong to a CUDA build and do not load. Importing torchvision then fails because it
+registers rules for operators that are not defined. Their bare definitions are enough: nothing here detects objects.
 Python imports this module at its start, in each of the server's processes.
 """
 
@@ -24,7 +24,7 @@ _OPERATORS = (
 
 
 class _BeforeTorchvision(importlib.abc.MetaPathFinder):
-    """Defines the operators the moment somebody imports torchvision; finds nothing itself."""
+    """Defines the operators the moment torchvision is imported; finds nothing itself."""
 
     def __init__(self) -> None:
         # The definitions live as long as this object.

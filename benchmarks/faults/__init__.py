@@ -1,0 +1,1 @@
+"""The mesh while services die, freeze or are cut off."""

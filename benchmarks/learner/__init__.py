@@ -1,0 +1,1 @@
+"""Parts of the learner alone: losses, estimators, ranks, architectures."""

@@ -1,0 +1,1 @@
+"""Single services under load: the generator's endpoint, the reward service."""

@@ -1,0 +1,111 @@
+"""Commands of members: they join, send heartbeats and leave; any front lists them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rollmesh.buffer.redis_backend.access import RedisAccess
+from rollmesh.buffer.store.keys import Keys
+from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.protos import membership_pb2 as pb
+
+
+class MeshStatus(NamedTuple):
+    """The state of the mesh, as the answer to a heartbeat brings it.
+
+    Attributes:
+        known: false for a member that must join again.
+        fenced: a newer learner has taken the run over from this one.
+        learner: the learner's entry; None without one.
+        policy: the version in force; None before the first.
+        run_finished: the run has ended in order.
+    """
+
+    known: bool
+    fenced: bool
+    learner: pb.Member | None
+    policy: PolicyVersion | None
+    run_finished: bool
+
+
+class MemberRegistry:
+    """The members of one run."""
+
+    def __init__(self, access: RedisAccess, keys: Keys) -> None:
+        self._redis = access
+        self._keys = keys
+
+    async def join(self, member: pb.Member, *, call: int = 0, limit: int = 0) -> int | None:
+        """Adds a member; returns its connection generation, or None if the run has `limit` members.
+
+        Args:
+            call: grows with every join of a member, so that a late copy changes nothing; 0: not numbered.
+            limit: most members of the run; 0: any number.
+        """
+        answer = await self._redis.run_script("join", "", member.member_id, limit, member.SerializeToString(), call)
+        return None if answer[0] == b"full" else int(answer[1])
+
+    async def heartbeat(self, request: pb.HeartbeatRequest, member_ttl_ms: int) -> MeshStatus:
+        """Renews a member's leases and stores its status.
+
+        Args:
+            member_ttl_ms: for which a learner's right to the run is renewed.
+        """
+        answer = await self._redis.run_script(
+            "heartbeat", "", request.member_id, request.generation, request.SerializeToString(),
+            request.incarnation, member_ttl_ms,
+        )  # fmt: skip
+        known, fenced, learner, status, incarnation, version, finished = answer[1:8]
+        return MeshStatus(
+            known=bool(known),
+            fenced=bool(fenced),
+            learner=_member_with_status(learner, status) if learner else None,
+            policy=PolicyVersion(incarnation, version) if incarnation else None,
+            run_finished=bool(finished),
+        )
+
+    async def leave(self, member_id: str, generation: int, *, run_finished: bool = False) -> None:
+        """Removes a member and ends its leases; `run_finished`: the run has ended in order."""
+        await self._redis.run_script("leave", "", member_id, generation, int(run_finished))
+
+    async def read_all(self) -> tuple[list[pb.Member], bool]:
+        """All members with their last status and the age of their heartbeat; and whether the run has finished."""
+        keys = self._keys
+        flat, ages_flat, status_flat, (seconds, micros), finished = await self._redis.batch(
+            [
+                ("HGETALL", keys.members),
+                ("ZRANGE", keys.heartbeats, 0, -1, "WITHSCORES"),
+                ("HGETALL", f"{keys.run}:status"),
+                ("TIME",),
+                ("HGET", keys.run, "finished"),
+            ]
+        )
+        now_ms = int(seconds) * 1000 + int(micros) // 1000
+        status = dict(zip(status_flat[::2], status_flat[1::2], strict=True))
+        ages = {name: max(0, now_ms - int(at)) for name, at in zip(ages_flat[::2], ages_flat[1::2], strict=True)}
+        members = []
+        for name, description in zip(flat[::2], flat[1::2], strict=True):
+            member = _member_with_status(description, status.get(name))
+            member.heartbeat_age_ms = ages.get(name, 0)
+            members.append(member)
+        return sorted(members, key=lambda m: m.joined_unix_ms), int(finished or 0) == 1
+
+    async def read_fronts(self) -> list[pb.Member]:
+        """The fronts that are listed; costs nothing for all the other members."""
+        (names,) = await self._redis.batch([("SMEMBERS", self._keys.fronts)])
+        if not names:
+            return []
+        (found,) = await self._redis.batch([("HMGET", self._keys.members, *names)])
+        return [pb.Member.FromString(description) for description in found if description]
+
+
+def _member_with_status(description: bytes, status: bytes | None) -> pb.Member:
+    member = pb.Member.FromString(description)
+    if status:
+        heartbeat = pb.HeartbeatRequest.FromString(status)
+        member.serving.CopyFrom(heartbeat.serving)
+        for name, value in heartbeat.gauges.items():
+            member.gauges[name] = value
+        member.waiting_reason = heartbeat.waiting_reason
+        member.endpoint = heartbeat.endpoint
+    return member

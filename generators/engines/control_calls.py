@@ -1,0 +1,96 @@
+"""Control calls as commands: checked in the caller's thread, carried out in the engine's own."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from rollmesh.generators.engines.commands import EngineCommand, Pause, Probe, Resume, Sleep, UpdateWeights, Wake
+from rollmesh.generators.engines.interface import EngineError, InferenceEngine, ProbeResult, SleepReport, SwapTimings
+from rollmesh.generators.engines.request_validation import RequestLimits, check_tokens
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.trajectory.versions import PolicyVersion
+
+if TYPE_CHECKING:
+    import torch
+
+
+class ControlledEngine(InferenceEngine):
+    """The calls that change or probe the engine as a whole; a subclass passes commands to its thread."""
+
+    _limits: RequestLimits
+
+    @abstractmethod
+    def _enqueue(self, command: EngineCommand) -> None:
+        """Passes a command to the engine's thread.
+
+        Raises:
+            EngineError: the engine is not running.
+        """
+
+    @abstractmethod
+    def _wait_until_ready(self) -> None:
+        """Returns when the engine knows what its weights look like.
+
+        Raises:
+            EngineError: the engine is not running.
+        """
+
+    @abstractmethod
+    def _stage(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Any:
+        """Checks the tensors of an update, and copies those that cannot serve as they are.
+
+        Raises:
+            WeightsError: see `update_weights`.
+        """
+
+    def _discard(self, staged: Any) -> None:
+        """Releases what `_stage` made, where no update takes it."""
+
+    def update_weights(
+        self, version: PolicyVersion, tensors: Iterable[tuple[str, torch.Tensor]], digest: str
+    ) -> Future[SwapTimings]:
+        done: Future[SwapTimings] = Future()
+        self._wait_until_ready()
+        called_at = time.perf_counter()
+        try:
+            staged = self._stage(tensors)
+        except WeightsError as error:
+            done.set_exception(error)
+            return done
+        staged_at = time.perf_counter()
+        try:
+            self._enqueue(UpdateWeights(version, digest, staged, staged_at - called_at, staged_at, done))
+        except EngineError:
+            self._discard(staged)
+            raise
+        return done
+
+    def pause(self) -> Future[None]:
+        done: Future[None] = Future()
+        self._enqueue(Pause(done))
+        return done
+
+    def resume(self) -> Future[None]:
+        done: Future[None] = Future()
+        self._enqueue(Resume(done))
+        return done
+
+    def sleep(self, *, keep_weights: bool = True) -> Future[SleepReport]:
+        done: Future[SleepReport] = Future()
+        self._enqueue(Sleep(keep_weights, done))
+        return done
+
+    def wake(self) -> Future[None]:
+        done: Future[None] = Future()
+        self._enqueue(Wake(done))
+        return done
+
+    def probe(self, token_ids: Sequence[int]) -> Future[ProbeResult]:
+        check_tokens(token_ids, self._limits)
+        done: Future[ProbeResult] = Future()
+        self._enqueue(Probe(tuple(token_ids), done))
+        return done

@@ -1,0 +1,56 @@
+"""Configuration and tokenizer of a Hugging Face model folder: read without network, and without running its code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
+
+from rollmesh.mesh.errors import DataError
+
+
+def read_config(folder: Path) -> PreTrainedConfig:
+    """The folder's configuration.
+
+    Raises:
+        DataError: there is none, or transformers does not know it.
+    """
+    if not (folder / "config.json").is_file():
+        raise DataError(f"{folder}: no config.json", hint="give a Hugging Face model folder")
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{folder}/config.json: {error}") from error
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
+    """The folder's tokenizer; None where it has no tokenizer files.
+
+    Raises:
+        DataError: the files are there but cannot be read.
+    """
+    if not any(folder.glob("tokenizer*")):
+        return None
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+    except (OSError, ValueError, json.JSONDecodeError) as error:
+        raise DataError(f"{folder}: tokenizer files cannot be read: {error}") from error
+    return tokenizer
+
+
+def eos_ids(folder: Path, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
+    """The generation configuration names the end tokens; else the model's configuration; else the tokenizer."""
+    declared: Any = None
+    if (folder / "generation_config.json").is_file():
+        declared = GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
+    if declared is None:
+        declared = getattr(config, "eos_token_id", None)
+    if declared is None and tokenizer is not None:
+        declared = tokenizer.eos_token_id
+    if declared is None:
+        return ()
+    return tuple(declared) if isinstance(declared, list | tuple) else (int(declared),)

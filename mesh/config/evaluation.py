@@ -1,0 +1,49 @@
+"""The configuration of checkpoints, and of evaluation, which picks the best one."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from rollmesh.mesh.config.base import PositiveFloat, PositiveInt, Section, Temperature
+
+
+class CheckpointSection(Section):
+    every_steps: PositiveInt | None = Field(None, description="Steps between checkpoints.")
+    every_s: PositiveFloat | None = Field(60.0, description="Seconds between checkpoints (whichever comes first).")
+    keep: PositiveInt = Field(2, description="Checkpoints kept in addition to the best one and those being evaluated.")
+    best: bool = Field(
+        True,
+        description="Write a checkpoint of every version that is evaluated, and keep that of the best one "
+        "(`eval.metric`).",
+    )
+
+
+class EvalSection(Section):
+    every_steps: PositiveInt | None = Field(None, description="Steps between evaluations; first and last are always.")
+    rows: PositiveInt | None = Field(None, description="Rows of `data.eval` used; none: all.")
+    n: PositiveInt = Field(1, description="Responses per held-out prompt.")
+    temperature: Temperature = Field(0.0, description="Temperature of held-out responses: 0, or 0.01 and above.")
+    stop_at: float | None = Field(None, description="End the run once the held-out reward reaches this.")
+    metric: str = Field(
+        "reward",
+        pattern=r"^(reward(/.+)?|(mean|maj|pass)@[1-9][0-9]*)$",
+        description="What makes a version the best: `reward`, `reward/DATA_SOURCE`; with n above 1 also `mean@N`, "
+        "`maj@N`, and `pass@K` for K = 1, 2, 4, ... up to n. Of equals the earliest stays.",
+    )
+    direction: Literal["max", "min"] = Field("max", description="Whether more or less of the metric is better.")
+    right_at: float = Field(1.0, description="Reward from which a response is right, for `pass@K`.")
+    keep_rows: int = Field(
+        200, ge=0, description="Prompts of a round that are kept with their responses and rewards, in RUN/eval."
+    )
+    timeout_s: PositiveFloat = Field(60.0, description="Seconds an evaluation round may take before it is given up.")
+
+    @model_validator(mode="after")
+    def _metric_can_be(self) -> EvalSection:
+        name, at, number = self.metric.partition("@")
+        if at and not self.metric.startswith("reward/"):
+            found = [1 << power for power in range(self.n.bit_length()) if 1 << power < self.n] + [self.n]
+            if self.n == 1 or int(number) not in (found if name == "pass" else [self.n]):
+                raise ValueError(f"eval.metric: {self.metric} is not measured with eval.n: {self.n}")
+        return self

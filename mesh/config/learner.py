@@ -1,0 +1,105 @@
+"""The configuration of training: algorithm, learner, optimizer, batches, models by role."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from rollmesh.mesh.config.base import DeviceName, DeviceNumbers, ModelPath, PositiveFloat, PositiveInt, Section
+
+
+class AlgorithmSection(Section):
+    """The algorithm by name; every further key is a setting of its own, checked by the algorithm itself.
+
+    Here such keys are only carried: which there are depends on the name, and a user's class has its own.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = Field(
+        "grpo",
+        description="Registered name (`rollmesh config algorithms`), or `package.module:Class` / `file.py:Class` of "
+        "your own. Other keys are the algorithm's settings, as `loss.clip_high` or `kl.where`: docs/algorithms.md.",
+    )
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The settings given next to the name, in the form of the configuration."""
+        return dict(self.__pydantic_extra__ or {})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flat(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and "params" in values:
+            raise ValueError("the settings stand next to `name`: move what is below `params` one level up")
+        return values
+
+
+class OptimizerSection(Section):
+    lr: PositiveFloat = Field(1e-6, description="Peak learning rate.")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW betas.")
+    eps: PositiveFloat = Field(1e-8, description="AdamW epsilon.")
+    weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay.")
+    schedule: Literal["constant", "cosine", "linear"] = Field("constant", description="Course after the warm-up.")
+    warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up.")
+    min_lr_ratio: float = Field(0.0, ge=0, le=1, description="Final learning rate as a share of the peak.")
+    max_grad_norm: float = Field(1.0, gt=0, description="Global gradient norm to clip to.")
+
+
+class RoleSection(Section):
+    path: ModelPath | None = Field(
+        None, description="Local Hugging Face folder, or a hub id; none: the actor's initial weights."
+    )
+    revision: str | None = Field(None, description="Commit or tag of the hub id.")
+    optimizer: OptimizerSection | None = Field(
+        None, description="Keys as in `learner.optimizer`, for a role that is trained; none: `learner.optimizer`."
+    )
+    offload: bool = Field(False, description="Keep a role that is not trained in host memory between its uses.")
+
+
+class BatchSection(Section):
+    groups: PositiveInt = Field(32, description="Groups per optimizer batch (B): one published version per batch.")
+    minibatches: PositiveInt = Field(1, description="Optimizer steps into which a batch is divided.")
+    epochs: PositiveInt = Field(1, description="Passes over a batch.")
+    tokens_per_micro_batch: PositiveInt = Field(16384, description="Token budget of one packed forward pass.")
+
+
+class LearnerSection(Section):
+    engine: Literal["fsdp2"] = Field("fsdp2", description="Training engine.")
+    device: DeviceName = Field("auto", description="Device of the learner; auto: cuda where there is one.")
+    devices: DeviceNumbers | None = Field(
+        None, description="CUDA devices of the ranks that `rollmesh run` starts, by number; none: the first free ones."
+    )
+    ranks: PositiveInt = Field(1, description="Data-parallel ranks of the learner, one process each, on one machine.")
+    python: Path | None = Field(None, description="Interpreter of the learner; none: that of `rollmesh`.")
+    steps: PositiveInt = Field(100, description="Batches to train; the run ends after them.")
+    param_dtype: Literal["float32", "bfloat16"] | None = Field(
+        None, description="Compute dtype; masters stay float32. None: bfloat16 on CUDA, float32 on a CPU."
+    )
+    activation_checkpointing: bool | None = Field(
+        None, description="Recompute activations in the backward pass. None: on CUDA."
+    )
+    optimizer: OptimizerSection = Field(default_factory=OptimizerSection, description="AdamW and its schedule.")
+    max_skipped: PositiveInt = Field(
+        10,
+        description="Batches in a row without a step, because the gradient was not finite, that the run outlives. "
+        "With one more it ends (exit code 14).",
+    )
+    batch: BatchSection = Field(default_factory=BatchSection, description="Batch sizes.")
+    roles: dict[str, RoleSection] = Field(
+        default_factory=dict,
+        description="Models that the algorithm needs in addition to the actor, by role: `critic`, `reference`, "
+        "`teacher`, ... (`rollmesh config explain` says which).",
+    )
+
+    def compute_on(self, device: Literal["cpu", "cuda"]) -> tuple[Literal["float32", "bfloat16"], bool]:
+        """Compute dtype, and True if activations are recomputed: as configured, else as suits the device.
+
+        On CUDA a model of several billion parameters needs both; on a CPU, bfloat16 is slow and memory plenty.
+        """
+        cuda = device == "cuda"
+        recompute = self.activation_checkpointing
+        return self.param_dtype or ("bfloat16" if cuda else "float32"), cuda if recompute is None else recompute

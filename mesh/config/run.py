@@ -1,0 +1,59 @@
+"""The configuration of a run as a whole: its name and seed, its logs, its use of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from rollmesh.mesh.config.base import PositiveInt, Section
+
+
+class RunSection(Section):
+    name: str = Field(
+        "run", pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$", description="Name of the run; also its folder below `dir`."
+    )
+    dir: Path = Field(Path("runs"), description="Folder that holds run folders.")
+    seed: int = Field(0, ge=0, description="Seed of data order, sampling and initialization.")
+
+    @property
+    def folder(self) -> Path:
+        """Folder of this run: configuration, metrics, samples, checkpoints, report."""
+        return self.dir / self.name
+
+
+class LoggingSection(Section):
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="Level of the services' logs.")
+    console_every_steps: PositiveInt = Field(10, description="Steps between plain log lines without a terminal.")
+    tensorboard: bool = Field(False, description="Write TensorBoard events into the run folder.")
+    wandb: bool = Field(False, description="Log to Weights & Biases (WANDB_MODE=offline works).")
+    wandb_project: str = Field("rollmesh", description="W&B project.")
+    record: bool = Field(
+        False, description="Keep every claimed batch with its payloads in RUN/recording, for `rollmesh replay`."
+    )
+    record_max_bytes: PositiveInt = Field(
+        4 << 30, description="Bytes of the recording; the oldest batches are deleted beyond."
+    )
+    samples_per_step: int = Field(4, ge=0, description="Trained samples kept per step.")
+
+
+class ResourcesSection(Section):
+    learner_threads: PositiveInt | None = Field(None, description="Compute threads of a learner rank; none: derived.")
+    generator_threads: PositiveInt | None = Field(None, description="Compute threads of a generator; none: derived.")
+    max_restarts: int = Field(
+        5,
+        ge=0,
+        description="Restarts of one service before the run ends: within ten minutes of one that ends, and within a "
+        "day of one that hangs.",
+    )
+    frozen_after_s: float = Field(
+        20.0,
+        ge=0.0,
+        description="`rollmesh run` kills and restarts a service that does not answer its health check, and the "
+        "embedded Redis. A service that a signal has stopped is given this many seconds, T. One that runs is given "
+        "T of processor time, and one that sleeps 3 T. A service that only waits for a processor is never killed. A "
+        "generator whose engine does not answer ends itself: after T stopped, 30 T of processor time, or 9 T "
+        "asleep. A learner that hangs in a step ends itself too; its first step may take `buffer.stall_limit_s`. "
+        "0: never.",
+    )

@@ -1,0 +1,94 @@
+"""Sentences of docstrings and comments in Python, Lua and proto files.
+
+A paragraph ends at a blank line, bullet, row of a table or command, and at an item of a section such as `Args:`. Code
+in backquotes is one word. Comments that only instruct tools (`# noqa`, `# type: ignore`) are not prose.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+LONGEST_SENTENCE = 25
+MARKERS = {".lua": "--", ".proto": "//"}
+_DIRECTIVE = re.compile(r"(!|noqa|type: ignore|pragma|fmt:)")
+_SECTION = re.compile(r"(Args|Attributes|Invariants|Raises|Returns|Yields|Keys|Example):$")
+_ITEM = re.compile(r"(\w[\w*, /`.\[\]]*|\*+\w+): ")
+_ROW = re.compile(r"([-*]|\d+\.) |(ARGV|KEYS|Answer)\b|python -m |.*\S {3,}\S")
+
+
+class Block(NamedTuple):
+    """A docstring, or successive lines of comments; `line` is the line where it begins."""
+
+    line: int
+    text: str
+    is_docstring: bool
+
+
+def _docstrings(source: str) -> Iterator[Block]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield Block(node.lineno, node.value.value, True)
+
+
+def _joined(comments: Iterator[tuple[int, int, str]]) -> Iterator[Block]:
+    """Comments as blocks, of (line, column, text); a comment in the next line and the same column continues one."""
+    first, column, lines = 0, 0, list[str]()
+    for line, at, text in comments:
+        if lines and (line, at) == (first + len(lines), column):
+            lines.append(text)
+            continue
+        yield Block(first, "\n".join(lines), False)
+        first, column, lines = line, at, [text]
+    yield Block(first, "\n".join(lines), False)
+
+
+def _python_comments(source: str) -> Iterator[tuple[int, int, str]]:
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        text = token.string.removeprefix("#").strip()
+        if token.type == tokenize.COMMENT and not _DIRECTIVE.match(text):
+            yield *token.start, text
+
+
+def _marked_comments(source: str, marker: str) -> Iterator[tuple[int, int, str]]:
+    for number, line in enumerate(source.splitlines(), 1):
+        code, found, text = line.partition(marker)
+        if found and code.count('"') % 2 == 0:
+            yield number, len(code), text.strip()
+
+
+def blocks(path: Path) -> list[Block]:
+    """All docstrings and comments of a file."""
+    source = path.read_text()
+    if path.suffix == ".py":
+        return [*_docstrings(source), *_joined(_python_comments(source))]
+    return list(_joined(_marked_comments(source, MARKERS[path.suffix])))
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    lines, in_section = list[str](), False
+    for line in text.splitlines():
+        stripped = line.strip()
+        is_section = _SECTION.match(stripped) is not None
+        if is_section or not stripped or _ROW.match(stripped) or (in_section and _ITEM.match(stripped)):
+            yield " ".join(lines)
+            lines = []
+        in_section = is_section or (in_section and bool(stripped))
+        lines.append(stripped)
+    yield " ".join(lines)
+
+
+def sentences(text: str) -> Iterator[str]:
+    """The sentences of a block's text."""
+    for paragraph in _paragraphs(re.sub(r"`[^`]*`", "code", text)):
+        yield from re.split(r"(?<=[.!?])\s+(?=[A-Z\d(c])", paragraph)
+
+
+def words(sentence: str) -> int:
+    """The number of words of a sentence."""
+    return len(re.findall(r"\w\S*", sentence))

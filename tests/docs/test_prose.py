@@ -1,0 +1,29 @@
+"""Docstrings and comments keep the prose rules of CONTRIBUTING: short sentences that begin with no question word."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.docs.prose import LONGEST_SENTENCE, blocks, sentences, words
+from tests.repository import REPOSITORY
+
+PACKAGES = ("benchmarks", "buffer", "examples", "generators", "learner", "mesh", "protos", "reward_service", "rollmesh")
+SUFFIXES = (".py", ".lua", ".proto")
+QUESTIONS = re.compile(r"(What|Who|Whoever|Of|Whether|How)\b")
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_sentences_are_short_and_begin_with_no_question(package: str) -> None:
+    written = [
+        path for path in (REPOSITORY / package).rglob("*") if path.suffix in SUFFIXES and "_pb2" not in path.name
+    ]
+    assert written
+    assert not [
+        f"{path.relative_to(REPOSITORY)}:{block.line}: {sentence}"
+        for path in written
+        for block in blocks(path)
+        for sentence in sentences(block.text)
+        if words(sentence) > LONGEST_SENTENCE or QUESTIONS.match(sentence)
+    ]

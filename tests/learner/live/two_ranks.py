@@ -1,0 +1,16 @@
+"""One of two ranks of a learner, in a process that `tests.learner.ranks` forks; arguments: configuration, mesh."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+# Before the ranks are forked: most of their time is that of imports.
+import transformers.models.qwen3.modeling_qwen3  # noqa: F401
+
+import rollmesh.learner.engines.fsdp2.engine  # noqa: F401
+from rollmesh.learner.service import run
+from rollmesh.mesh.config.models import Config
+
+
+def main(config_file: Path, mesh: Path) -> None:
+    raise SystemExit(run(Config.model_validate_json(config_file.read_text(encoding="utf-8")), str(mesh)))
