@@ -15,7 +15,7 @@ Where two components need each other, the one that is built first is connected l
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import grpc
@@ -42,6 +42,7 @@ from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.trajectory.payload_codec import encode
+from rollmesh.mesh.wait import NO_WAIT, Wait
 from rollmesh.reward_service.client import build_scorer
 
 # Seconds of a wait for rewards that are worth reporting.
@@ -173,23 +174,23 @@ class GeneratorComponents:
         if others:
             self.rollout.on_results(others)
 
-    def waiting_reason(self) -> str:
+    def present_wait(self) -> Wait:
         """The reason why no tokens are sampled, or no results stored, at present; empty while all is well."""
         if self.receiver.serving is None:
-            return self.receiver.waiting_reason
+            return Wait(self.receiver.waiting_reason)
         if reason := self.rollout.waiting_reason:
-            return reason
+            return Wait(reason)
         load = self.rollout.load
-        if load.undelivered and (reason := self.scorer.waiting_reason()):
-            return f"waits for rewards: {reason}"
         members, longest_s = self.submitter.waiting_for_rewards()
+        if members and (wait := self.scorer.present_wait()):
+            return replace(wait, reason=f"waits for rewards: {wait.reason}")
         if longest_s >= _SLOW_S:
-            return f"waits for rewards: {members} responses, the first of them for {longest_s:.0f} s"
+            return Wait(f"waits for rewards: {members} responses, the first of them for {longest_s:.0f} s")
         if load.undelivered and not load.generating:
-            return f"waits until {load.undelivered} responses are scored and stored"
+            return Wait(f"waits until {load.undelivered} responses are scored and stored")
         if load.generating == 0 and self.rollout.active_groups == 0:
-            return self.admission.waiting_reason()
-        return ""
+            return Wait(self.admission.waiting_reason())
+        return NO_WAIT
 
     async def close(self) -> None:
         """Ends everything but the engine; unfinished work is abandoned."""

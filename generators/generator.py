@@ -30,6 +30,7 @@ from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.runtime.memory_tuning import freeze_heap
 from rollmesh.mesh.runtime.service import Shutdown
 from rollmesh.mesh.runtime.task_group import run_together
+from rollmesh.mesh.wait import Wait
 from rollmesh.protos import membership_pb2
 from rollmesh.reward_service.client import RewardScorer, needs_discovery
 
@@ -107,7 +108,7 @@ class Generator:
         return (
             self._components.engine.status(),
             self._components.rollout.active_groups,
-            self._components.waiting_reason(),
+            self._components.present_wait().reason,
         )
 
     def drain_within(self, timeout_s: float) -> None:
@@ -193,7 +194,7 @@ class Generator:
     async def _enter_stage(self, stage: str, directory: LearnerDirectory) -> None:
         """Reports the stage of its start ahead of the next heartbeat: stages are as long as a model is large."""
         self._stage = stage
-        self._agent.set_status(waiting_reason=stage)
+        self._agent.set_status(wait=Wait(stage))
         await directory.refresh()
 
     async def _admit(self, components: GeneratorComponents) -> None:
@@ -254,14 +255,15 @@ class Generator:
         silence = SilenceClock()
         while True:
             status = components.engine.status()
-            reason = components.waiting_reason() or silence.reason(
+            silent = silence.reason(
                 tokens=status.tokens_for_groups, generating=components.rollout.load.generating, now_s=self._loop.time()
             )
             components.rollout.observe(status, self._loop.time())
             values = self.metrics.update(
                 status, components.rollout, components.submitter, components.drafts, components.episodes
             )
-            self._agent.set_status(serving=components.receiver.serving, gauges=values, waiting_reason=reason)
+            wait = components.present_wait() or Wait(silent)
+            self._agent.set_status(serving=components.receiver.serving, gauges=values, wait=wait)
             await asyncio.sleep(_REPORT_INTERVAL_S)
 
     async def _discover_rewards(self, scorer: RewardScorer) -> None:
@@ -276,7 +278,7 @@ class Generator:
                 log.info("reward services: %s", ", ".join(sorted(addresses)) or "none")
                 scorer.set_endpoints(sorted(addresses))
                 known = addresses
-            at_work = bool(known) and not scorer.waiting_reason()
+            at_work = bool(known) and not scorer.present_wait()
             await asyncio.sleep(_DISCOVERY_S[at_work])
 
 

@@ -11,11 +11,13 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -30,6 +32,7 @@ from rollmesh.mesh.rpc.failover_channel import FailoverChannel
 from rollmesh.mesh.rpc.retries import Retries, call_with_retry
 from rollmesh.mesh.text import WAITING_CHARACTERS, bounded
 from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.mesh.wait import NO_WAIT, Wait
 from rollmesh.protos import membership_pb2, membership_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -87,7 +90,9 @@ class MembershipAgent:
         self._heartbeat_timeout_s = timeout_s
         self._serving: PolicyVersion | None = None
         self._gauges: dict[str, float] = {}
-        self._waiting_reason = ""
+        self._wait = self._reported_wait = NO_WAIT
+        # Cuts the pause between two heartbeats short.
+        self._hurry = asyncio.Event()
         self._endpoint = ""
         self._incarnation = 0
         self._listeners: list[Callable[[], None]] = []
@@ -126,19 +131,27 @@ class MembershipAgent:
         *,
         serving: PolicyVersion | None = None,
         gauges: Mapping[str, float] | None = None,
-        waiting_reason: str | None = None,
+        wait: Wait | None = None,
         incarnation: int | None = None,
         endpoint: str | None = None,
     ) -> None:
-        """Sets the status that the next heartbeats report; arguments left out stay as they were."""
+        """Sets the status that the next heartbeats report; arguments left out stay as they were.
+
+        The end of a wait that the mesh has heard of is reported at once, its beginning with the next heartbeat.
+        """
         self._serving = serving or self._serving
-        if waiting_reason is not None:
-            self._waiting_reason = bounded(waiting_reason, WAITING_CHARACTERS)
+        if wait is not None:
+            self._wait = replace(wait, reason=bounded(wait.reason, WAITING_CHARACTERS))
+            self._hurry_if_over()
         self._incarnation = incarnation or self._incarnation
         self._endpoint = endpoint or self._endpoint
         self._gauges.update(gauges or {})
         # A loss may be NaN. The mesh takes numbers alone, and an earlier one would be out of date.
         self._gauges = {name: value for name, value in self._gauges.items() if math.isfinite(value)}
+
+    def _hurry_if_over(self) -> None:
+        if self._reported_wait and not self._wait:
+            self._hurry.set()
 
     async def heartbeat(self) -> None:
         """Sends one heartbeat now; joins again if the mesh does not know this member any more.
@@ -151,13 +164,18 @@ class MembershipAgent:
             generation=self.generation,
             serving=self._serving.to_proto() if self._serving else None,
             gauges={**self._gauges, **self._expiry.gauges()},
-            waiting_reason=self._waiting_reason,
+            waiting_reason=self._wait.reason,
+            wait_cause=self._wait.cause,
             incarnation=self._incarnation,
             endpoint=self._endpoint,
             challenge=new_challenge(),
         )
+        reported = self._wait
+        self._hurry.clear()
         response = await self._stub.Heartbeat(request, timeout=self._heartbeat_timeout_s)
         check_answer(self._credentials, request, response, self._mesh)
+        self._reported_wait = reported
+        self._hurry_if_over()
         if not response.known:
             await self._join(self._retry_s)
             self._notify()
@@ -236,7 +254,8 @@ class MembershipAgent:
     async def _run(self) -> None:
         retries, pause_s = Retries(self._retry_s), self._interval_s
         while True:
-            await asyncio.sleep(pause_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._hurry.wait(), pause_s)
             try:
                 await self.heartbeat()
                 retries.record_answer()

@@ -15,14 +15,23 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_GENERATOR: _ClassVar[Role]
     ROLE_REWARD: _ClassVar[Role]
     ROLE_BUFFER: _ClassVar[Role]
+
+class WaitCause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WAIT_CAUSE_UNSPECIFIED: _ClassVar[WaitCause]
+    WAIT_CAUSE_NO_REWARD_SERVICE: _ClassVar[WaitCause]
+    WAIT_CAUSE_REWARD_OVERDUE: _ClassVar[WaitCause]
 ROLE_UNSPECIFIED: Role
 ROLE_LEARNER: Role
 ROLE_GENERATOR: Role
 ROLE_REWARD: Role
 ROLE_BUFFER: Role
+WAIT_CAUSE_UNSPECIFIED: WaitCause
+WAIT_CAUSE_NO_REWARD_SERVICE: WaitCause
+WAIT_CAUSE_REWARD_OVERDUE: WaitCause
 
 class Member(_message.Message):
-    __slots__ = ("member_id", "role", "address", "host_id", "pid", "serving", "gauges", "heartbeat_age_ms", "waiting_reason", "joined_unix_ms", "endpoint")
+    __slots__ = ("member_id", "role", "address", "host_id", "pid", "serving", "gauges", "heartbeat_age_ms", "waiting_reason", "joined_unix_ms", "endpoint", "wait_cause")
     class GaugesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +50,7 @@ class Member(_message.Message):
     WAITING_REASON_FIELD_NUMBER: _ClassVar[int]
     JOINED_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    WAIT_CAUSE_FIELD_NUMBER: _ClassVar[int]
     member_id: str
     role: Role
     address: str
@@ -52,7 +62,8 @@ class Member(_message.Message):
     waiting_reason: str
     joined_unix_ms: int
     endpoint: str
-    def __init__(self, member_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., host_id: _Optional[str] = ..., pid: _Optional[int] = ..., serving: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., gauges: _Optional[_Mapping[str, float]] = ..., heartbeat_age_ms: _Optional[int] = ..., waiting_reason: _Optional[str] = ..., joined_unix_ms: _Optional[int] = ..., endpoint: _Optional[str] = ...) -> None: ...
+    wait_cause: WaitCause
+    def __init__(self, member_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., host_id: _Optional[str] = ..., pid: _Optional[int] = ..., serving: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., gauges: _Optional[_Mapping[str, float]] = ..., heartbeat_age_ms: _Optional[int] = ..., waiting_reason: _Optional[str] = ..., joined_unix_ms: _Optional[int] = ..., endpoint: _Optional[str] = ..., wait_cause: _Optional[_Union[WaitCause, str]] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
     __slots__ = ("member_id", "role", "address", "host_id", "pid", "protocol", "call", "challenge")
@@ -93,7 +104,7 @@ class JoinResponse(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., run_config_json: _Optional[str] = ..., heartbeat_interval_ms: _Optional[int] = ..., member_ttl_ms: _Optional[int] = ..., run_name: _Optional[str] = ..., fronts: _Optional[_Iterable[str]] = ..., proof: _Optional[str] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("member_id", "generation", "serving", "gauges", "waiting_reason", "incarnation", "endpoint", "challenge")
+    __slots__ = ("member_id", "generation", "serving", "gauges", "waiting_reason", "incarnation", "endpoint", "challenge", "wait_cause")
     class GaugesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +120,7 @@ class HeartbeatRequest(_message.Message):
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     CHALLENGE_FIELD_NUMBER: _ClassVar[int]
+    WAIT_CAUSE_FIELD_NUMBER: _ClassVar[int]
     member_id: str
     generation: int
     serving: _trajectory_pb2.PolicyVersion
@@ -117,7 +129,8 @@ class HeartbeatRequest(_message.Message):
     incarnation: int
     endpoint: str
     challenge: bytes
-    def __init__(self, member_id: _Optional[str] = ..., generation: _Optional[int] = ..., serving: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., gauges: _Optional[_Mapping[str, float]] = ..., waiting_reason: _Optional[str] = ..., incarnation: _Optional[int] = ..., endpoint: _Optional[str] = ..., challenge: _Optional[bytes] = ...) -> None: ...
+    wait_cause: WaitCause
+    def __init__(self, member_id: _Optional[str] = ..., generation: _Optional[int] = ..., serving: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., gauges: _Optional[_Mapping[str, float]] = ..., waiting_reason: _Optional[str] = ..., incarnation: _Optional[int] = ..., endpoint: _Optional[str] = ..., challenge: _Optional[bytes] = ..., wait_cause: _Optional[_Union[WaitCause, str]] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     __slots__ = ("known", "fenced", "learner", "policy", "run_finished", "fronts", "proof")

@@ -16,6 +16,7 @@ from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.mesh.runtime.threads import reward_workers
+from rollmesh.mesh.wait import NO_WAIT, Wait
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.call_times import GRACE_S
 from rollmesh.reward_service.dispatcher import CallLimits, Dispatcher
@@ -65,8 +66,8 @@ class RewardScorer(Protocol):
         """Changes the default endpoints, `grpc://host:port` or `host:port`."""
         ...
 
-    def waiting_reason(self) -> str:
-        """The reason why items wait at present; empty while scoring works."""
+    def present_wait(self) -> Wait:
+        """The reason why items wait at present; empty while none does, or scoring works."""
         ...
 
     async def close(self) -> None:
@@ -126,9 +127,9 @@ class LocalScorer:
     def set_endpoints(self, endpoints: Iterable[str]) -> None:
         """Has no endpoints to change."""
 
-    def waiting_reason(self) -> str:
-        """See `RewardScorer.waiting_reason`."""
-        return self._engine.waiting_reason()
+    def present_wait(self) -> Wait:
+        """See `RewardScorer.present_wait`."""
+        return self._engine.present_wait()
 
     async def close(self) -> None:
         """See `RewardScorer.close`."""
@@ -206,11 +207,11 @@ class RewardClient:
         """Changes the default endpoints, as the mesh lists them."""
         self._remote.set_endpoints(map(_with_scheme, endpoints))
 
-    def waiting_reason(self) -> str:
-        """The reason why items wait at present; empty while every set of endpoints works."""
-        reasons = [dispatcher.waiting_reason() for dispatcher in self._by_source.values()]
-        reasons.append(self._remote.waiting_reason() if self._local is None else self._local.waiting_reason())
-        return next(filter(None, reasons), "")
+    def present_wait(self) -> Wait:
+        """See `RewardScorer.present_wait`."""
+        waits = [dispatcher.present_wait() for dispatcher in self._by_source.values()]
+        waits.append(self._remote.present_wait() if self._local is None else self._local.present_wait())
+        return next(filter(None, waits), NO_WAIT)
 
     async def close(self) -> None:
         """Ends calls in flight and closes the channels."""

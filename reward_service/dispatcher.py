@@ -22,12 +22,12 @@ from typing import Any
 import grpc
 
 from rollmesh.mesh.errors import UnauthenticatedError
-from rollmesh.protos import reward_pb2
+from rollmesh.mesh.wait import NO_WAIT, Wait
+from rollmesh.protos import membership_pb2, reward_pb2
 from rollmesh.reward_service.endpoint import Connect, RewardEndpoint, close_all
 from rollmesh.reward_service.outcomes import error_result, is_not_begun
 from rollmesh.reward_service.tickets import Entry, Ticket
 from rollmesh.reward_service.validation import match_answer
-from rollmesh.reward_service.waiting_reasons import NO_SERVICE_ANSWERS
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +75,7 @@ class Dispatcher:
         self._wake: asyncio.TimerHandle | None = None
         self._pump_due = False
         self._closed = False
+        self._open_tickets = 0
         # When an endpoint last answered, or was last asked for less.
         self._heard_at = -math.inf
         self.set_endpoints(endpoints)
@@ -113,27 +114,31 @@ class Dispatcher:
             _refuse_closed(ticket.entries)
         self._queue.extend(groups.values())
         self._pump_soon()
+        self._open_tickets += 1
         try:
             while not ticket.finished.done():
                 due = ticket.expire(loop.time(), timeout_s, self._heard_at, self._why_overdue)
                 await asyncio.wait((ticket.finished,), timeout=due - loop.time())
         finally:
+            self._open_tickets -= 1
             ticket.abandon()
         return ticket.results()
 
-    def waiting_reason(self) -> str:
-        """The reason why items wait at present; empty while an endpoint works."""
+    def present_wait(self) -> Wait:
+        """The reason why items wait at present; empty while none does, or an endpoint answers."""
+        if not self._open_tickets:
+            return NO_WAIT
         if not self._endpoints:
-            return "no reward service is known"
-        failing = [e for e in self._endpoints.values() if not e.circuit.closed]
-        if len(failing) < len(self._endpoints):
-            return ""
-        return f"{NO_SERVICE_ANSWERS}: " + "; ".join(f"{e.address}: {e.circuit.last_error}" for e in failing)
+            return Wait("no reward service is known")
+        troubles = [f"{e.address}: {e.circuit.trouble}" for e in self._endpoints.values() if e.circuit.trouble]
+        if len(troubles) < len(self._endpoints):
+            return NO_WAIT
+        return Wait(f"no reward service answers: {'; '.join(troubles)}", membership_pb2.WAIT_CAUSE_NO_REWARD_SERVICE)
 
     def _why_overdue(self) -> tuple[str, str]:
         """(code, words) of an item whose time is over."""
-        if waiting := self.waiting_reason():
-            return "unreachable", waiting
+        if wait := self.present_wait():
+            return "unreachable", wait.reason
         return "timeout", "the call is under way"
 
     async def close(self) -> None:
@@ -234,6 +239,7 @@ class Dispatcher:
     async def _describe(self, endpoint: RewardEndpoint) -> None:
         try:
             await endpoint.describe()
+            endpoint.circuit.record_sign_of_life()
         except grpc.aio.AioRpcError as error:
             trouble = _in_words(error.code(), error.details() or "")
             endpoint.circuit.record_failure(asyncio.get_running_loop().time(), trouble, fatal=True)

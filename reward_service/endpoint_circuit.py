@@ -19,11 +19,16 @@ class EndpointCircuit:
     threshold: int = 2
     failures: int = 0
     open_until: float = 0.0
-    last_error: str = ""
+    _last_error: str = ""
 
     @property
     def closed(self) -> bool:
         return self.failures < self.threshold
+
+    @property
+    def trouble(self) -> str:
+        """The last error of an endpoint that does not answer; empty while it does."""
+        return "" if self.closed else self._last_error
 
     def ready_at(self) -> float:
         """Time from which a call may be sent."""
@@ -32,12 +37,16 @@ class EndpointCircuit:
     def record_success(self) -> None:
         """Records an answer."""
         self.failures = 0
-        self.last_error = ""
+        self.record_sign_of_life()
+
+    def record_sign_of_life(self) -> None:
+        """Records that it answered a probe: it is there, and stays on trial until it has answered a call."""
+        self._last_error = ""
 
     def record_failure(self, now: float, error: str, *, fatal: bool = False) -> None:
         """Records a failed call; a `fatal` failure (connection refused, no such service) opens the circuit at once."""
         self.failures = max(self.failures + 1, self.threshold if fatal else 0)
-        self.last_error = error
+        self._last_error = error
         if not self.closed:
             exponent = min(self.failures - self.threshold, 10)
             self.open_until = now + min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2**exponent)

@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import cast
 
 from rollmesh.mesh.errors import PayloadError, RewardError
+from rollmesh.mesh.wait import Wait
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.call_times import CallTimes
 from rollmesh.reward_service.coroutines import CoroutinePool
@@ -128,10 +129,9 @@ class ScoringEngine:
         """Statistics of the worker processes."""
         return self._processes.stats
 
-    def waiting_reason(self) -> str:
+    def present_wait(self) -> Wait:
         """The reason why items wait; empty while they are scored as they come."""
-        hanging = self.hanging_threads
-        return f"{hanging} reward calls hang in this process" if hanging else self._processes.waiting_reason()
+        return self._threads.present_wait() or self._processes.present_wait()
 
     async def start(self) -> None:
         """Loads the functions that worker processes are to run, ahead of the first `score` that needs them.

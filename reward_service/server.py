@@ -19,6 +19,7 @@ from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.service import add_health_and_reflection, set_serving
+from rollmesh.mesh.wait import Wait
 from rollmesh.protos import reward_pb2, reward_pb2_grpc
 from rollmesh.reward_service.engine import ScoringEngine
 from rollmesh.reward_service.metrics import RewardMetrics
@@ -101,9 +102,9 @@ class RewardServer:
         reward_pb2_grpc.add_RewardServicer_to_server(servicer, self._server)
         self._health: health.aio.HealthServicer = add_health_and_reflection(self._server, [SERVICE_NAME])
 
-    def waiting_reason(self) -> str:
+    def present_wait(self) -> Wait:
         """The reason why items wait although the service should be able to score them; empty while all is well."""
-        return self._engine.waiting_reason()
+        return self._engine.present_wait()
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
         """Loads the reward functions, binds, serves and returns the port.

@@ -147,7 +147,7 @@ async def _report_until_end(shutdown: Shutdown, agent: MembershipAgent, server: 
     ends = [asyncio.create_task(event.wait()) for event in (shutdown.requested, agent.run_finished, agent.lost)]
     try:
         while True:
-            agent.set_status(gauges=server.metrics.gauges(), waiting_reason=server.waiting_reason())
+            agent.set_status(gauges=server.metrics.gauges(), wait=server.present_wait())
             done, _ = await asyncio.wait(ends, timeout=_REPORT_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED)
             if done:
                 return

@@ -18,6 +18,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from rollmesh.mesh.wait import NO_WAIT, Wait
+from rollmesh.protos import membership_pb2
 from rollmesh.reward_service.call_times import CallTimes
 from rollmesh.reward_service.outcomes import Failed, Outcome, not_begun
 
@@ -99,6 +101,13 @@ class ThreadPool:
         with self._lock:
             return self._lost
 
+    def present_wait(self) -> Wait:
+        """The reason why calls wait: so many hang that threads are not replaced; empty while they are."""
+        lost = self.lost
+        if lost < self._max_lost:
+            return NO_WAIT
+        return Wait(f"{lost} reward calls hang in this process", membership_pb2.WAIT_CAUSE_REWARD_OVERDUE)
+
     async def run(
         self, works: Sequence[Work], *, call_timeout_s: float, times: CallTimes
     ) -> list[list[Outcome] | Failed]:
@@ -138,10 +147,8 @@ class ThreadPool:
             self._jobs.put(None)
 
     def _not_begun(self) -> Failed:
-        lost = self.lost
-        if lost >= self._max_lost:
-            why = f"the call's deadline passed ({lost} reward calls hang in this process)"
-            return Failed("timeout", why, retryable=True)
+        if wait := self.present_wait():
+            return Failed("timeout", f"the call's deadline passed ({wait.reason})", retryable=True)
         return not_begun(f"{self._size} threads are busy (reward.workers)")
 
     def _abandon_thread(self) -> None:

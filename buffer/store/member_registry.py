@@ -106,6 +106,6 @@ def _member_with_status(description: bytes, status: bytes | None) -> pb.Member:
         member.serving.CopyFrom(heartbeat.serving)
         for name, value in heartbeat.gauges.items():
             member.gauges[name] = value
-        member.waiting_reason = heartbeat.waiting_reason
+        member.waiting_reason, member.wait_cause = heartbeat.waiting_reason, heartbeat.wait_cause
         member.endpoint = heartbeat.endpoint
     return member

@@ -23,6 +23,7 @@ from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.errors import FencedError, RollmeshError, StarvedError, ended_by
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.tables import TRAIN
+from rollmesh.mesh.wait import Wait
 from rollmesh.protos import buffer_pb2
 
 _log = logging.getLogger(__name__)
@@ -178,7 +179,7 @@ class MeshMonitor:
         stale_phases = {f"phase/{name}": 0.0 for name in _PHASES if name != status.phase}
         reported = {**gauges, **stale_phases, **self._stalls.gauges()}
         self.board.set(reported)
-        self._agent.set_status(serving=status.published, gauges=reported, waiting_reason=reason)
+        self._agent.set_status(serving=status.published, gauges=reported, wait=Wait(reason))
 
     def _phase_reason(self, now: float) -> str:
         """The phase that takes long, with its seconds; waits for groups have reasons of their own."""

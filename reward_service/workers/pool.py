@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rollmesh.mesh.wait import Wait
 from rollmesh.reward_service.call_times import CallTimes
 from rollmesh.reward_service.outcomes import Failed, Outcome
 from rollmesh.reward_service.workers.calls import Call, Unit
@@ -107,9 +108,9 @@ class ProcessPool:
                     unit.answer(late if unit.begun else queue.not_begun())
         return [answer for answer in call.answers if answer is not None]
 
-    def waiting_reason(self) -> str:
+    def present_wait(self) -> Wait:
         """The reason why items wait; empty while they are scored as they come."""
-        return self._plain.waiting_reason() or self._coroutines.waiting_reason()
+        return self._plain.present_wait() or self._coroutines.present_wait()
 
     async def close(self) -> None:
         """Ends all workers and all that their functions have started in their process groups."""

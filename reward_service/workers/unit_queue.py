@@ -12,10 +12,12 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 
+from rollmesh.mesh.wait import NO_WAIT, Wait
+from rollmesh.protos import membership_pb2
 from rollmesh.reward_service.outcomes import Failed, not_begun
-from rollmesh.reward_service.waiting_reasons import DID_NOT_RETURN
 from rollmesh.reward_service.workers.calls import CLOSED, Trial, Unit
 from rollmesh.reward_service.workers.cpu_effort import CpuEffort, processor_seconds
 from rollmesh.reward_service.workers.process import WorkerProcess
@@ -41,6 +43,9 @@ _TOGETHER = 256
 _NEWS = 0.3
 # Verdicts that wait for a call that asks again.
 _VERDICTS = 1024
+# An overdue call explains a wait for this many of its time limits after its end, and so many of them are counted.
+_RECENT_LIMITS = 2
+_MOST_RECENT = 4096
 # Deaths in a row that are no pattern yet; then pauses between starts grow up to the longest.
 _FEW_DEATHS = 3
 _PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
@@ -70,6 +75,8 @@ class UnitQueue:
         self.call_timeout_s = call_timeout_s
         self.overdue = 0
         self.died = 0
+        # When workers were ended for being overdue, lately.
+        self._ended_overdue: deque[float] = deque(maxlen=_MOST_RECENT)
         # Name of the function whose call was ended last.
         self._last_overdue = ""
         self._functions = functions
@@ -104,22 +111,23 @@ class UnitQueue:
         self._waiting.extend(units)
         self._wake_slots()
 
-    def waiting_reason(self) -> str:
+    def present_wait(self) -> Wait:
         """The reason why units wait; empty while they are taken as they come."""
         if failing := self._failure_reason():
-            return failing
+            return Wait(failing)
         oldest = next((unit for unit in self._waiting if unit.open), None)
         waited = time.monotonic() - oldest.queued if oldest is not None else 0.0
         if waited < _SLOW_S:
-            return ""
+            return NO_WAIT
         calls = f"{len(self._waiting)} calls of reward functions wait, the longest for {waited:.0f} s"
-        return f"{calls}: {self._load_reason()}"
+        load = self._load()
+        return replace(load, reason=f"{calls}: {load.reason}")
 
     def not_begun(self) -> Failed:
         """The outcome of a unit that has waited in vain: no failure, unless no worker can be started."""
         if failing := self._failure_reason():
             return Failed("timeout", f"the call's deadline passed: {failing}", retryable=True)
-        return not_begun(self._load_reason())
+        return not_begun(self._load().reason)
 
     def _failure_reason(self) -> str:
         """The reason why no worker lives long enough to do anything; empty while they do."""
@@ -127,15 +135,25 @@ class UnitQueue:
             return f"{self._deaths} reward workers ended one after another, at last: {self._last_death}"
         return ""
 
-    def _load_reason(self) -> str:
+    def _load(self) -> Wait:
+        """The reason why no worker is free."""
         each = max(self._seconds.values(), default=0.0)
         text = f"no free worker, {len(self._slots)} are busy or start (reward.workers)"
         text += f", {each:.2g} s a call" if each >= _WORTH_TELLING_S else ""
-        if self.overdue:
-            text += f"; {self._last_overdue or 'a reward function'} {DID_NOT_RETURN} {self.call_timeout_s:g} s "
-            text += f"(reward.scorer_timeout_s), which ended {self.overdue} workers so far; "
-            text += "the responses of such calls end without a reward"
-        return text
+        within_s = _RECENT_LIMITS * self.call_timeout_s
+        if not (recent := self._recently_overdue(within_s)):
+            return Wait(text)
+        text += f"; {self._last_overdue or 'a reward function'} did not return within {self.call_timeout_s:g} s "
+        text += f"(reward.scorer_timeout_s), which ended {recent} workers in the last {within_s:g} s; "
+        text += "the responses of such calls end without a reward"
+        return Wait(text, membership_pb2.WAIT_CAUSE_REWARD_OVERDUE)
+
+    def _recently_overdue(self, within_s: float) -> int:
+        """Number of workers that were ended in the last seconds for being overdue."""
+        after = time.monotonic() - within_s
+        while self._ended_overdue and self._ended_overdue[0] <= after:
+            self._ended_overdue.popleft()
+        return len(self._ended_overdue)
 
     def adopt(self, worker: WorkerProcess | None = None) -> None:
         """Adds a slot, with a worker that has loaded its functions already, or none yet."""
@@ -225,6 +243,7 @@ class UnitQueue:
         """See `UnitSource`."""
         if overdue:
             self.overdue += 1
+            self._ended_overdue.append(time.monotonic())
             self._last_overdue = self._last_overdue if function is None else self.name(function)
             return
         self.died += 1

@@ -11,6 +11,7 @@ import pytest
 from rollmesh.buffer.monitoring.generator_fleet import GeneratorFleet, fleet_of
 from rollmesh.buffer.store.keys import Keys
 from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.mesh.wait import Wait
 from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import membership_pb2
 from tests.buffer.mesh_fixture import TIMEOUT_S, Learner, Mesh, make_write, refs
@@ -62,7 +63,7 @@ async def test_holders_are_named_with_what_they_have_held_longest_first(mesh: Me
     front = await mesh.front()
     learner, slow, quick = await mesh.learner(front), await mesh.generator(front), await mesh.generator(front)
     await learner.seed(1, 4)
-    slow.agent.set_status(waiting_reason="its tools do not answer")
+    slow.agent.set_status(wait=Wait("its tools do not answer"))
     await slow.agent.heartbeat()
     stream = slow.admission()
     stream.update(2, V0)
@@ -93,7 +94,7 @@ async def test_the_word_of_a_member_that_went_silent_is_marked(mesh: Mesh) -> No
     stream = generator.admission()
     stream.update(1, V0)
     await generator.grants(stream, 1)
-    generator.agent.set_status(waiting_reason="waits until 36 members are scored and stored")
+    generator.agent.set_status(wait=Wait("waits until 36 members are scored and stored"))
     await generator.agent.heartbeat()
     await generator.agent.stop()
     member_id = generator.agent.member_id

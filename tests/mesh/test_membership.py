@@ -20,6 +20,7 @@ from rollmesh.mesh.errors import StoreError, UnauthenticatedError
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.rpc.server import bind, new_server
+from rollmesh.mesh.wait import NO_WAIT, Wait
 from rollmesh.protos import membership_pb2 as pb
 from rollmesh.protos import membership_pb2_grpc
 from tests.secrets_here import TOKEN, write_secret
@@ -39,7 +40,11 @@ class Front(membership_pb2_grpc.MembershipServicer):
         self.answers = list(answers)
         self.interval_ms = interval_ms
         self.credentials = credentials
-        self.heartbeats = 0
+        self.heard: list[pb.HeartbeatRequest] = []
+
+    @property
+    def heartbeats(self) -> int:
+        return len(self.heard)
 
     async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinResponse:
         response = pb.JoinResponse(generation=1, run_name="run", heartbeat_interval_ms=self.interval_ms)
@@ -47,7 +52,7 @@ class Front(membership_pb2_grpc.MembershipServicer):
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatResponse:
         answer = self.answers[min(self.heartbeats, len(self.answers) - 1)]
-        self.heartbeats += 1
+        self.heard.append(request)
         if isinstance(answer, Exception):
             raise answer
         return with_proof(self.credentials, request, copy.deepcopy(answer))
@@ -105,6 +110,23 @@ async def test_a_member_that_was_stopped_itself_asks_the_mesh_again() -> None:
         while front.heartbeats < 6:
             assert not agent.lost.is_set(), agent.lost_error
             await asyncio.sleep(0.005)
+
+
+async def test_the_end_of_a_wait_is_reported_at_once() -> None:
+    front = Front(pb.HeartbeatResponse(known=True))
+    async with joined(front) as agent:
+        agent.set_status(wait=Wait("no reward service answers", pb.WAIT_CAUSE_NO_REWARD_SERVICE))
+        await agent.heartbeat()
+        agent.set_status(wait=NO_WAIT)
+        async with asyncio.timeout(30.0):
+            while front.heartbeats < 3:  # the next would be due in a minute
+                await asyncio.sleep(0.005)
+        agent.set_status(wait=NO_WAIT)
+        assert [(heard.waiting_reason, heard.wait_cause) for heard in front.heard] == [
+            ("", pb.WAIT_CAUSE_UNSPECIFIED),
+            ("no reward service answers", pb.WAIT_CAUSE_NO_REWARD_SERVICE),
+            ("", pb.WAIT_CAUSE_UNSPECIFIED),
+        ]
 
 
 async def test_a_member_whose_heartbeats_fail_by_a_fault_is_lost() -> None:

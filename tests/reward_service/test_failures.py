@@ -10,7 +10,7 @@ import pytest
 
 from rollmesh.mesh.access.authenticated_channel import AuthenticatedChannel
 from rollmesh.mesh.errors import UnauthenticatedError
-from rollmesh.protos import reward_pb2
+from rollmesh.protos import membership_pb2, reward_pb2
 from rollmesh.reward_service.client import CallLimits, LocalScorer, RewardClient
 from rollmesh.reward_service.service import ScoringEngine
 
@@ -50,10 +50,41 @@ async def test_a_server_that_comes_back_is_used_again(scripted: Any, make_item: 
     scoring = asyncio.create_task(client.score([make_item()], timeout_s=20))
     await asyncio.wait((scoring,), timeout=0.3)
     assert not scoring.done()
-    assert "no reward service answers" in client.waiting_reason()
+    assert "no reward service answers" in client.present_wait().reason
+    assert client.present_wait().cause == membership_pb2.WAIT_CAUSE_NO_REWARD_SERVICE
     await server.start(server.port)
     assert (await scoring)[0].HasField("scored")
-    assert client.waiting_reason() == ""
+    assert not client.present_wait()
+    await client.close()
+
+
+async def test_a_server_that_is_back_is_not_blamed_while_it_scores(scripted: Any, make_item: Any) -> None:
+    server = await scripted()
+    client = RewardClient([server.address])
+    await client.score([make_item()])
+    await server.kill()
+    server.called.clear()
+    server.behaviour = hang
+    scoring = asyncio.create_task(client.score([make_item()], timeout_s=60))
+    async with asyncio.timeout(30):
+        while not client.present_wait():
+            await asyncio.sleep(0.01)
+        await server.start(server.port)
+        await server.called.wait()
+    assert not client.present_wait()
+    scoring.cancel()
+    await client.close()
+
+
+async def test_only_a_server_for_which_items_wait_is_blamed(scripted: Any, make_item: Any) -> None:
+    slow, gone = await scripted(hang), unused_address()
+    client = RewardClient([slow.address], {"code": [gone]})
+    (failed,) = await client.score([make_item(data_source="code")], timeout_s=0.5)
+    assert gone in failed.error.message
+    scoring = asyncio.create_task(client.score([make_item()], timeout_s=60))
+    await asyncio.wait_for(slow.called.wait(), 30)
+    assert not client.present_wait()
+    scoring.cancel()
     await client.close()
 
 

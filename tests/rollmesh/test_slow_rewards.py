@@ -9,8 +9,8 @@ import pytest
 from rollmesh.launcher.console.slow_rewards_notice import SlowRewardsNotice, reward_wait_s, slow_rewards_text
 from rollmesh.launcher.mesh_client import Snapshot
 from rollmesh.mesh.config.load import load_config
+from rollmesh.mesh.wait import NO_WAIT, Wait
 from rollmesh.protos import buffer_pb2, membership_pb2
-from rollmesh.reward_service.workers.unit_queue import UnitQueue
 
 BUSY = "40 calls of reward functions wait, the longest for 9 s: no free worker, 4 are busy or start (reward.workers)"
 
@@ -31,16 +31,21 @@ def test_after_quick_rewards_slow_ones_are_told_from_the_start() -> None:
     assert slow.due(10, 1350)
 
 
-def member(role: membership_pb2.Role, reason: str, *gauges: float) -> membership_pb2.Member:
+def member(role: membership_pb2.Role, wait: Wait, *gauges: float) -> membership_pb2.Member:
     names = ("members_unscored", "reward_wait_seconds")
-    return membership_pb2.Member(role=role, waiting_reason=reason, gauges=dict(zip(names, gauges, strict=False)))
+    return membership_pb2.Member(
+        role=role,
+        waiting_reason=wait.reason,
+        wait_cause=wait.cause,
+        gauges=dict(zip(names, gauges, strict=False)),
+    )
 
 
-def notice(generator: str, service: str, reward: dict[str, Any]) -> str:
-    """The notice where the first generator and the reward service give these reasons."""
+def notice(generator: Wait, service: Wait, reward: dict[str, Any]) -> str:
+    """The notice where the first generator and the reward service report these waits."""
     members = [
         member(membership_pb2.ROLE_GENERATOR, generator, 40, 12.4),
-        member(membership_pb2.ROLE_GENERATOR, "", 24, 3),
+        member(membership_pb2.ROLE_GENERATOR, NO_WAIT, 24, 3),
         member(membership_pb2.ROLE_REWARD, service),
     ]
     snapshot = Snapshot(table=buffer_pb2.DescribeResponse(), members=members)
@@ -59,7 +64,7 @@ def notice(generator: str, service: str, reward: dict[str, Any]) -> str:
     ],
 )
 def test_it_says_how_many_wait_why_and_which_key_changes_it(reward: dict[str, Any], remedy: str) -> None:
-    said = notice("", BUSY, reward)
+    said = notice(NO_WAIT, Wait(BUSY), reward)
     assert said.startswith(f"rewards are slow: 64 responses wait for theirs, the first of them for 12 s ({BUSY}); ")
     assert "nothing is lost, the run waits" in said
     assert remedy in said
@@ -69,7 +74,8 @@ def test_it_says_how_many_wait_why_and_which_key_changes_it(reward: dict[str, An
 @pytest.mark.parametrize("before", ["waits for rewards: ", "silent for 9 s (was: waits for rewards: "])
 def test_of_a_service_that_does_not_answer_it_says_that_responses_fail(before: str) -> None:
     dead = "no reward service answers: grpc://a:1: UNAVAILABLE: connection refused"
-    said = notice(f"{before}{dead}", "", {"endpoints": ["grpc://a:1"]})
+    wait = Wait(f"{before}{dead}", membership_pb2.WAIT_CAUSE_NO_REWARD_SERVICE)
+    said = notice(wait, NO_WAIT, {"endpoints": ["grpc://a:1"]})
     assert dead in said
     assert said.endswith("a response fails after 30 s (rollout.reward_wait_s)")
     assert "lost" not in said
@@ -78,9 +84,8 @@ def test_of_a_service_that_does_not_answer_it_says_that_responses_fail(before: s
 
 @pytest.mark.parametrize("in_process", [False, True])
 def test_of_a_function_that_does_not_return_it_says_that_rewards_are_lost(in_process: bool) -> None:
-    queue = UnitQueue([("a.py:f", "f of a.py")], limit=4, concurrent=False, call_timeout_s=8.0)
-    queue.record_end("signal SIGKILL", overdue=True, function=0)
-    hangs = queue.not_begun().message
-    said = notice(f"waits for rewards: {hangs}", "", {}) if in_process else notice("", hangs, {})
+    hangs = "no free worker, 4 are busy or start (reward.workers); f of a.py did not return within 8 s"
+    wait = Wait(f"waits for rewards: {hangs}" if in_process else hangs, membership_pb2.WAIT_CAUSE_REWARD_OVERDUE)
+    said = notice(wait, NO_WAIT, {}) if in_process else notice(NO_WAIT, wait, {})
     assert f"12 s ({hangs}); if the function is slow and does not hang, more workers" in said
     assert "nothing is lost" not in said

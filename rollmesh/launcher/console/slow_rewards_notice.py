@@ -13,7 +13,6 @@ from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.mesh.runtime.threads import reward_workers
 from rollmesh.protos import membership_pb2
-from rollmesh.reward_service.waiting_reasons import DID_NOT_RETURN, NO_SERVICE_ANSWERS
 
 _LEAST_S = 10.0
 # Rewards must be quick for this long before the schedule begins from the start.
@@ -63,13 +62,13 @@ def slow_rewards_text(snapshot: Snapshot, config: Config) -> str:
         config: the configuration.
     """
     waiting, waited_s = snapshot.sum_of("members_unscored"), reward_wait_s(snapshot)
-    if silent := _reason(snapshot.generators(), NO_SERVICE_ANSWERS):
+    if silent := _reason(snapshot.generators(), membership_pb2.WAIT_CAUSE_NO_REWARD_SERVICE):
         return (
             f"{waiting:.0f} responses wait for rewards, the first of them for {waited_s:.0f} s: {silent}; a response "
             f"fails after {config.rollout.reward_wait_s:g} s (rollout.reward_wait_s)"
         )
     services = [member for member in snapshot.members if member.role == membership_pb2.ROLE_REWARD]
-    hanging = _reason([*services, *snapshot.generators()], DID_NOT_RETURN)
+    hanging = _reason([*services, *snapshot.generators()], membership_pb2.WAIT_CAUSE_REWARD_OVERDUE)
     why = hanging or _reason(services)
     text = f"rewards are slow: {waiting:.0f} responses wait for theirs, the first of them for"
     text += f" {waited_s:.0f} s{f' ({why})' if why else ''}; "
@@ -85,7 +84,7 @@ def _more_workers(reward: RewardSection, more: str) -> str:
     return f"{more} workers score more at a time: --reward.workers={2 * max(reward_workers(reward.workers))}"
 
 
-def _reason(members: Iterable[membership_pb2.Member], words: str = "") -> str:
-    """The first reason with these words, without what the generator does meanwhile; empty without any."""
-    reasons = (member.waiting_reason for member in members)
-    return next((reason.removeprefix("waits for rewards: ") for reason in reasons if reason and words in reason), "")
+def _reason(members: Iterable[membership_pb2.Member], cause: membership_pb2.WaitCause | None = None) -> str:
+    """The first reason, or the first of a cause, without what the generator does meanwhile; empty without any."""
+    waits = (member for member in members if cause in (None, member.wait_cause))
+    return next((wait.waiting_reason.removeprefix("waits for rewards: ") for wait in waits if wait.waiting_reason), "")

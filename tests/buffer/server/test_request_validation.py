@@ -17,6 +17,7 @@ from rollmesh.mesh.request_fields import check_id
 from rollmesh.mesh.rpc.errors import to_rollmesh_error
 from rollmesh.mesh.text import REASON_CHARACTERS, WAITING_CHARACTERS, bounded
 from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.mesh.wait import Wait
 from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import membership_pb2
 from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Mesh, make_failure, make_task, make_write
@@ -184,7 +185,7 @@ async def test_what_members_say_of_themselves_is_bounded(mesh: Mesh, monkeypatch
     for gauge in (float("nan"), float("inf"), -float("inf")):
         assert (await refused(beating(gauges={"tokens_generated": gauge}))).field == "gauges.tokens_generated"
     # Members themselves never say so much.
-    generator.agent.set_status(waiting_reason="x" * 100_000, gauges={"loss": 1.0})
+    generator.agent.set_status(wait=Wait("x" * 100_000), gauges={"loss": 1.0})
     await generator.agent.heartbeat()
     generator.agent.set_status(gauges={"loss": float("nan")})
     await generator.agent.heartbeat()

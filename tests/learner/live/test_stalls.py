@@ -23,6 +23,7 @@ from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import StalledError
 from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.mesh.wait import Wait
 from rollmesh.report.stalls import read_stalls, stall_grid
 from tests.buffer.mesh_fixture import Generator, Learner, make_write, refs
 from tests.learner.live.test_runs import ledger, wait_for_line
@@ -64,7 +65,7 @@ class Scripted:
         """Whom it samples for without end; nothing of that is for the groups that it holds."""
         for tokens in itertools.count(5):
             gauges = {"tokens_generated": float(tokens), "tokens_for_groups": 5.0}
-            generator.agent.set_status(serving=V0, gauges=gauges, waiting_reason="its tools are silent")
+            generator.agent.set_status(serving=V0, gauges=gauges, wait=Wait("its tools are silent"))
             await asyncio.sleep(0.1)
 
     async def learner(self) -> Learner:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -14,11 +15,13 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from rollmesh.mesh.liveness.process_ends import survivors
-from rollmesh.protos import reward_pb2
+from rollmesh.protos import membership_pb2, reward_pb2
+from rollmesh.reward_service.call_times import CallTimes
 from rollmesh.reward_service.client import RewardClient
 from rollmesh.reward_service.engine import ScoringEngine
 from rollmesh.reward_service.outcomes import REASON_LENGTH
 from rollmesh.reward_service.server import RewardServer
+from rollmesh.reward_service.workers.calls import Call, Unit
 from rollmesh.reward_service.workers.unit_queue import UnitQueue
 
 pytestmark = pytest.mark.slow
@@ -156,9 +159,27 @@ def test_who_finds_no_free_worker_hears_what_the_workers_do() -> None:
         queue.record_end("signal SIGKILL", overdue=True, function=0)
     queue.record_end("signal SIGKILL", overdue=True)
     assert queue.not_begun().message.endswith(
-        ", 0.5 s a call; f did not return within 8 s (reward.scorer_timeout_s), which ended 120 workers so far; "
-        "the responses of such calls end without a reward"
+        ", 0.5 s a call; f did not return within 8 s (reward.scorer_timeout_s), which ended 120 workers in the last "
+        "16 s; the responses of such calls end without a reward"
     )
+
+
+async def test_overdue_calls_of_long_ago_explain_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr("rollmesh.reward_service.workers.unit_queue.time", clock)
+    queue = UnitQueue([("f", "f")], limit=4, concurrent=False, call_timeout_s=8.0)
+    call = Call(1, CallTimes(begin_by=1e9, deadline=1e9))
+    now = 100.0
+    queue.record_end("signal SIGKILL", overdue=True, function=0)
+    queue.enqueue([Unit(call, 0, 0, [], queued=now)])
+    now = 115.0
+    assert "f did not return" in queue.present_wait().reason
+    assert queue.present_wait().cause == membership_pb2.WAIT_CAUSE_REWARD_OVERDUE
+    now = 116.0
+    assert queue.present_wait().reason.endswith("no free worker, 0 are busy or start (reward.workers)")
+    assert queue.present_wait().cause == membership_pb2.WAIT_CAUSE_UNSPECIFIED
+    assert queue.overdue == 1, "the counter of the metrics stays"
+    await queue.close()
 
 
 async def test_an_item_that_finds_no_free_worker_says_so_and_is_not_charged(
@@ -223,9 +244,9 @@ async def test_workers_that_die_one_after_another_are_started_ever_more_slowly(
     assert codes.count("crashed") == engine.workers.died < 20
     assert codes.count("timeout") == 200 - engine.workers.died
     assert "reward workers ended one after another, at last: exit code 3" in results[-1].error.message
-    assert "exit code 3" in engine.waiting_reason()
+    assert "exit code 3" in engine.present_wait().reason
     assert said((await engine.score([make_item()], 30.0))[0]) == "1"
-    assert engine.waiting_reason() == ""
+    assert not engine.present_wait()
 
 
 async def test_calls_that_are_open_at_the_end_are_answered(

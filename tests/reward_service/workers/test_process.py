@@ -103,7 +103,7 @@ async def test_a_file_that_breaks_later_is_told_to_those_that_wait(
     mine.write_text("1 / 0\n")
     scoring = asyncio.create_task(engine.score([make_item("dies"), make_item("waits")], 60.0))
     async with asyncio.timeout(50):
-        while "importing it raised ZeroDivisionError" not in engine.waiting_reason():
+        while "importing it raised ZeroDivisionError" not in engine.present_wait().reason:
             await asyncio.sleep(0.05)
     mine.write_text("def score(solution_str, ground_truth): return 4.0\n")
     dies, waits = await scoring
