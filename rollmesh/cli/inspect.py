@@ -44,6 +44,7 @@ def _status(
     from rich.console import Console
 
     from rollmesh.launcher.console.view import members_table, pushes_table, status_table
+    from rollmesh.launcher.folder import learner_starts
     from rollmesh.launcher.mesh_client import MeshClient, Snapshot
     from rollmesh.report.metrics import run_records
     from rollmesh.report.pushes import live_rows, transport_choices
@@ -51,11 +52,13 @@ def _status(
     async def read() -> tuple[Snapshot, list[list[str]], list[str]]:
         async with MeshClient(where.address, where.security) as mesh:
             snapshot = await mesh.read_snapshot()
+            snapshot.learner_starts = where.folder is not None and learner_starts(where.folder)
             try:
                 reported = await mesh.pushes(snapshot.members)
                 return snapshot, live_rows(reported), transport_choices(reported)
             except RollmeshError as error:
-                return snapshot, [], [f"of weights nothing is known: {error.message}"]
+                why = error.message if snapshot.learners() else snapshot.absent_learner()
+                return snapshot, [], [f"of weights nothing is known: {why}"]
 
     snapshot, rows, notes = asyncio.run(read())
     if where.folder is not None:

@@ -121,6 +121,15 @@ def is_in_use(folder: Path) -> bool:
     return False
 
 
+def learner_starts(folder: Path) -> bool:
+    """True where a launcher works there now, and no learner has taken the run over since its mesh was announced."""
+    try:
+        announced = (folder / MESH).stat().st_mtime_ns
+    except FileNotFoundError:
+        return False
+    return is_in_use(folder) and takeover_stamp(folder) < announced
+
+
 def read_mesh(folder: Path) -> str:
     """The mesh address of a run in progress.
 

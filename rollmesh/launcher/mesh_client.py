@@ -41,7 +41,7 @@ class Snapshot:
         table: the train table's counts; None while the buffer does not answer.
         members: the members of the mesh.
         run_finished: the learner has said so.
-        learner_starts: the launcher of this snapshot has started a learner, and none has been a member since.
+        learner_starts: the run's launcher has started a learner, and none has taken part since.
         training, evaluation: latest record of a training step and of an evaluation round; of a single snapshot,
             the values in the learner's heartbeat.
         unscored: members without a reward, as far as records were followed.
@@ -127,8 +127,12 @@ class Snapshot:
         if self.table.generators_wait:
             parts.append(f"generators wait: {self.table.generators_wait}")
         if not self.learners() and not self.run_finished:
-            parts.append("the learner is starting" if self.learner_starts else "there is no learner")
+            parts.append(self.absent_learner())
         return "; ".join(parts) or "nothing waits"
+
+    def absent_learner(self) -> str:
+        """The reason why no learner is a member, in words."""
+        return "the learner is starting" if self.learner_starts else "there is no learner"
 
 
 class MeshClient:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
+from rollmesh.launcher import folder
 from rollmesh.launcher.console.view import PlainView
 from rollmesh.launcher.mesh_client import Snapshot
+from rollmesh.learner.recovery.run_identity import CONFIG
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.lease_holders import describe_holders
 from rollmesh.protos import buffer_pb2, membership_pb2
@@ -101,6 +104,20 @@ def test_a_mesh_without_a_learner_says_so() -> None:
     finished = _snapshot(0, learner=False)
     finished.run_finished = True
     assert finished.who_waits() == _snapshot(0).who_waits() == "nothing waits"
+
+
+def test_a_learner_starts_until_it_has_taken_the_run_over(tmp_path: Path) -> None:
+    identity = tmp_path / CONFIG
+    identity.write_text("the run's, of an earlier launch")
+    os.utime(identity, ns=(1, 1))
+    assert not folder.learner_starts(tmp_path), "nothing was launched"
+    folder.write_mesh(tmp_path, "127.0.0.1:9")
+    assert not folder.learner_starts(tmp_path), "its launcher was killed"
+    with folder.locked(tmp_path):
+        assert folder.learner_starts(tmp_path)
+        later = (tmp_path / folder.MESH).stat().st_mtime_ns + 1
+        os.utime(identity, ns=(later, later))
+        assert not folder.learner_starts(tmp_path)
 
 
 def test_the_report_has_every_stall_with_its_end(run_folder: Path) -> None:  # noqa: F811
