@@ -14,7 +14,7 @@ from pathlib import Path
 import yaml
 
 from rollmesh.mesh.config import Config
-from tests.buffer.mesh_fixture import HasAddress
+from tests.buffer.mesh_fixture import START_S, HasAddress
 
 
 @dataclass
@@ -27,7 +27,7 @@ class FrontProcess:
     address: str = ""
 
     async def wait_ready(self) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(START_S):
             while not self.ready.exists():
                 assert self.process.poll() is None, self.log.read_text()
                 await asyncio.sleep(0.02)

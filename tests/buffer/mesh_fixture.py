@@ -36,18 +36,22 @@ from rollmesh.protos import membership_pb2, membership_pb2_grpc
 from rollmesh.protos import trajectory_pb2 as trajectory
 from tests.secrets_here import write_secret
 
-TIMEOUT_S = 10.0
+# For events that must come, which a busy machine delays; and a term that outlasts it.
+TIMEOUT_S = 25.0
+LEASE_S = 30.0
+# A process starts within.
+START_S = 100.0
 
 
 def make_config(folder: Path, redis: str | None = None, **sections: dict[str, Any]) -> Config:
-    """A configuration with small batches (B = 2, n = 2) and short leases."""
+    """A configuration with small batches (B = 2, n = 2) and short graces."""
     values: dict[str, dict[str, Any]] = {
         "model": {"path": "none"},
         "data": {"train": "none"},
         "run": {"dir": str(folder), "name": f"r{uuid.uuid4().hex[:8]}"},
         "rollout": {"n": 2},
         "learner": {"batch": {"groups": 2}},
-        "buffer": {"max_staleness": 1, "redis": redis, "lease_s": 15.0, "reconnect_grace_s": 0.3},
+        "buffer": {"max_staleness": 1, "redis": redis, "lease_s": LEASE_S, "reconnect_grace_s": 0.3},
     }
     for section, entries in sections.items():
         values[section] = {**values.get(section, {}), **entries}

@@ -23,7 +23,7 @@ from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import ConfigError, PortInUseError, StoreError
 from rollmesh.mesh.liveness.process_ends import survivors
 from rollmesh.mesh.trajectory.versions import PolicyVersion
-from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Learner, Mesh, make_config, make_write
+from tests.buffer.mesh_fixture import START_S, TIMEOUT_S, Generator, Learner, Mesh, make_config, make_write
 from tests.buffer.test_flow import balanced
 
 
@@ -150,7 +150,7 @@ async def test_redis_away_for_longer_than_the_patience_is_a_typed_error(mesh: Me
 async def test_a_stopped_redis_does_not_outlive_its_front(mesh: Mesh, process: FrontProcess) -> None:
     await process.start()
     learner = await mesh.learner(process)
-    learner.client._retry_s = 30.0
+    learner.client._retry_s = START_S
     await learner.seed(1, 60)
     (redis,) = process.children()
     redis.suspend()
@@ -308,7 +308,7 @@ class FrontProcess:
         ready.unlink(missing_ok=True)
         command = (sys.executable, "-c", PROGRAM, str(self._config), str(self.port), str(ready))
         self._process = await asyncio.create_subprocess_exec(*command)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(START_S):
             while not ready.exists():
                 assert self._process.returncode is None
                 await asyncio.sleep(0.02)
@@ -340,7 +340,7 @@ class FrontProcess:
 
 @pytest.fixture
 async def process(tmp_path: Path) -> AsyncIterator[FrontProcess]:
-    front = FrontProcess(tmp_path, make_config(tmp_path, network={"retry_s": 30.0}))
+    front = FrontProcess(tmp_path, make_config(tmp_path, network={"retry_s": START_S}))
     yield front
     await front.end(signal.SIGKILL)
 
@@ -349,7 +349,7 @@ async def test_a_killed_front_process_is_replaced_in_the_middle_of_a_run(mesh: M
     await process.start()
     learner, generator = await mesh.learner(process), await mesh.generator(process)
     for actor in (learner, generator):
-        actor.client._retry_s = 30.0
+        actor.client._retry_s = START_S
     await learner.seed(1, 60)
     run = asyncio.create_task(train_for(learner, generator, 0, 19))
     async with asyncio.timeout(TIMEOUT_S):
@@ -359,7 +359,7 @@ async def test_a_killed_front_process_is_replaced_in_the_middle_of_a_run(mesh: M
     await process.end(signal.SIGKILL)
     assert await asyncio.to_thread(survivors, [redis.pid], 10) == set(), "no orphan is left"
     await process.start()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(START_S):
         claimed = await run
     assert len(claimed) == 40
     counts = await balanced(learner)

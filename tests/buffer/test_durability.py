@@ -211,18 +211,18 @@ async def test_always_keeps_every_acknowledged_verb_through_power_cuts(store: St
 
 @pytest.mark.parametrize("store", ["always"], indirect=True)
 async def test_always_is_as_slow_as_the_disk(store: Store) -> None:
-    store.disk.slow(20)
+    store.disk.slow(60)
     async with Redis.from_url(store.server.admin_url) as client:
         began = time.monotonic()
         for number in range(10):
             await client.set(f"key{number}", 1)
-        assert time.monotonic() - began >= 10 * 0.02, "one acknowledgement, one sync"
+        assert time.monotonic() - began >= 10 * 0.06, "one acknowledgement, one sync"
         began = time.monotonic()
         pipe = client.pipeline(transaction=False)
         for number in range(100):
             pipe.set(f"key{number}", 2)
         await pipe.execute()
-        assert time.monotonic() - began < 100 * 0.02, "what arrives together is synced together"
+        assert time.monotonic() - began < 100 * 0.06, "what arrives together is synced together"
 
 
 @pytest.mark.parametrize("store", ["everysec"], indirect=True)

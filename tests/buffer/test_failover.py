@@ -17,7 +17,7 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import buffer_pb2_grpc
 from tests.buffer.front_processes import Fronts, together
-from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Learner, Mesh, make_config, make_write, refs
+from tests.buffer.mesh_fixture import START_S, TIMEOUT_S, Generator, Learner, Mesh, make_config, make_write, refs
 from tests.buffer.test_crashes import train_for
 from tests.buffer.test_flow import balanced
 from tests.secrets_here import files_with, processes_with
@@ -34,7 +34,7 @@ async def fronts(mesh: Mesh) -> AsyncIterator[Fronts]:
 
 async def until(learner: Learner, version: int) -> None:
     """Waits until batches up to `version` are claimed."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(START_S):
         while (await learner.client.describe("train")).next_train_version < version:
             await asyncio.sleep(0.02)
 

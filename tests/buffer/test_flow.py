@@ -10,6 +10,7 @@ from rollmesh.mesh.errors import ConfigError, FencedError, PayloadError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
 from tests.buffer.mesh_fixture import (
+    LEASE_S,
     TIMEOUT_S,
     Learner,
     Mesh,
@@ -40,7 +41,7 @@ async def test_a_group_lives_from_seed_to_commit_and_its_bytes_stay_the_same(mes
     _, learner, generator, _, grants = await mesh.granted(2)
     writer, sampler = generator.writer(), learner.sampler()
     assert [g.task.ordinal for g in grants] == [1, 2]
-    assert grants[0].lease_term_ms == 15_000
+    assert grants[0].lease_term_ms == 1000 * LEASE_S
     written = {(g.group_id, m): make_write(g, m, [V0] * (3 + m)) for g in grants for m in range(2)}
     results = await writer.write(list(written.values()))
     assert [r.status for r in results] == [pb.WRITE_STATUS_STORED] * 4

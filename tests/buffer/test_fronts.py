@@ -46,7 +46,7 @@ async def test_two_fronts_serve_one_run(mesh: Mesh) -> None:
     await generator.finish(writer, await generator.grants(admission, 2), V0)
     groups = await learner.collect(sampler, 2)
     assert (await learner.train(groups, 0)).claimed
-    members = (await learner.membership.List(membership_pb2.ListRequest(), timeout=5)).members
+    members = (await learner.membership.List(membership_pb2.ListRequest(), timeout=30)).members
     fronts = {m.address for m in members if m.role == membership_pb2.ROLE_BUFFER}
     assert fronts == {left.address, right.address}
     assert {m.role for m in members if m.address not in fronts} == {
@@ -87,7 +87,7 @@ async def test_a_writer_that_had_nothing_to_write_for_long_outlives_its_front(me
     admission = generator.admission()
     admission.update(1, V0)
     (grant,) = await generator.grants(admission, 1)
-    retry_s = 1.0
+    retry_s = 3.0
     client = BufferClient(generator.channel, timeout_s=5.0, retry_s=retry_s)
     writer = client.writer("train", generator.agent.member_id, lambda: generator.agent.generation)
     generator.streams.append(writer)
@@ -97,7 +97,7 @@ async def test_a_writer_that_had_nothing_to_write_for_long_outlives_its_front(me
     await mesh.stop_front(front)
     # Until the channel knows: then the writer's stream has broken as well.
     with pytest.raises(grpc.aio.AioRpcError):
-        await generator.membership.List(membership_pb2.ListRequest(), timeout=5)
+        await generator.membership.List(membership_pb2.ListRequest(), timeout=30)
     await mesh.front(config, port=port)
     async with asyncio.timeout(TIMEOUT_S):
         while generator.channel.get_state(try_to_connect=True) is not grpc.ChannelConnectivity.READY:
@@ -156,7 +156,7 @@ async def test_hints_are_given_where_another_front_may_wait(mesh: Mesh) -> None:
     left = await mesh.front(config)
     learner = await mesh.learner(left)
     wake, redis = Keys(left.run_name).wake, left.access.client
-    async with left.access.subscribed(wake) as subscription, asyncio.timeout(20):
+    async with left.access.subscribed(wake) as subscription, asyncio.timeout(TIMEOUT_S):
         hints = (message["data"] async for message in subscription.listen())
 
         async def heard(ordinal: int) -> bool:
@@ -202,7 +202,7 @@ async def test_a_front_that_the_run_forgot_enters_again_or_ends(mesh: Mesh) -> N
     keys = Keys(config.run.name)
     member = await front.access.client.srandmember(f"{keys.run}:fronts")
     await front.access.client.hdel(f"{keys.run}:generations", member)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(TIMEOUT_S):
         while not await front.access.client.hexists(f"{keys.run}:generations", member):
             await asyncio.sleep(0.05)
     # Another has begun under other rules while this one was away.
@@ -210,7 +210,7 @@ async def test_a_front_that_the_run_forgot_enters_again_or_ends(mesh: Mesh) -> N
     await front.access.client.zadd(f"{keys.run}:heartbeats", {"another": 1 << 50})
     await set_rule(front, "train", "max_staleness", 3)
     await front.access.client.hdel(f"{keys.run}:generations", member)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(TIMEOUT_S):
         assert isinstance(await front.failed(), ConfigError)
 
 
@@ -219,7 +219,7 @@ async def test_fronts_that_start_at_the_same_moment_all_serve(mesh: Mesh) -> Non
         config = make_config(mesh.folder, mesh.redis_url)
         fronts = await asyncio.gather(*(mesh.front(config) for _ in range(4)))
         learner = await mesh.learner(fronts[0])
-        members = (await learner.membership.List(membership_pb2.ListRequest(), timeout=5)).members
+        members = (await learner.membership.List(membership_pb2.ListRequest(), timeout=30)).members
         serving = {member.address for member in members if member.role == membership_pb2.ROLE_BUFFER}
         assert serving == {front.address for front in fronts}
 
@@ -231,7 +231,7 @@ async def test_fronts_that_find_redis_empty_all_enter_again(mesh: Mesh) -> None:
     listed = {front._front_id.encode() for front in fronts}
     redis = fronts[0].access.client
     await redis.delete(*await redis.keys(f"{keys.run}*"))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(TIMEOUT_S):
         while not await redis.smembers(f"{keys.run}:fronts") == set(await redis.hkeys(keys.members)) == listed:
             await asyncio.sleep(0.05)
     for front in fronts:
@@ -246,7 +246,7 @@ async def test_a_front_taken_for_dead_that_lives_is_hinted_to_again(mesh: Mesh) 
     rules = json.dumps({table: rules_of(config, table).to_fields() for table in TABLES})
     answer = await front.access.run_script("bootstrap", "", "who has just started Redis", 1000, 1, "its own", rules, "")
     assert answer == [b"ok", b"its own"]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(TIMEOUT_S):
         while not alive <= await front.access.client.smembers(fronts):
             await asyncio.sleep(0.05)
 
@@ -263,7 +263,7 @@ async def test_fronts_protected_by_tls_and_token_are_checked_by_their_own_names(
         await asyncio.wait_for(_all_ready(channel), 20)
         stub = membership_pb2_grpc.MembershipStub(channel)
         for _ in range(4):
-            assert len((await stub.List(membership_pb2.ListRequest(), timeout=5)).members) == 2
+            assert len((await stub.List(membership_pb2.ListRequest(), timeout=30)).members) == 2
     identity = Identity(Role.GENERATOR, "generator-g")
     async with open_mesh(f"{left.address},{right.address}", section, identity) as channel:
         agent = MembershipAgent(
@@ -284,7 +284,7 @@ async def test_fronts_protected_by_tls_and_token_are_checked_by_their_own_names(
     )
     async with open_mesh(left.address, stranger.security) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await membership_pb2_grpc.MembershipStub(channel).List(membership_pb2.ListRequest(), timeout=5)
+            await membership_pb2_grpc.MembershipStub(channel).List(membership_pb2.ListRequest(), timeout=30)
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
     await right.stop()
 

@@ -117,7 +117,8 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 async def test_what_a_dead_or_hanging_generator_had_goes_to_others(mesh: Mesh, how: signal.Signals) -> None:
-    # The lease alone would hold the groups for 15 s; the grace is 0.3 s, and patience with a silent stream one second.
+    # The lease alone would hold the groups for longer than this waits; the grace is 0.3 s, and patience with a silent
+    # stream one second.
     front = await mesh.front(buffer={"redis": mesh.redis_url}, **ROOMY)
     learner, other = await mesh.learner(front), await mesh.generator(front)
     victim = await asyncio.create_subprocess_exec(
@@ -170,7 +171,7 @@ async def test_grants_that_never_arrive_go_to_others_while_their_holder_beats(me
     granted = asyncio.Event()
     deafness = asyncio.create_task(opened_again_and_again())
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(TIMEOUT_S):
             await granted.wait()
             admission = other.admission()
             admission.update(4, V0, outstanding=0)
@@ -191,7 +192,7 @@ async def test_who_has_not_answered_on_a_stream_is_granted_nothing_on_it(mesh: M
     request.inventory.SetInParent()
     call = stub.Admit()
     await call.write(request)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(TIMEOUT_S):
         while not (response := await call.read()).waiting_reason:
             assert not response.grants
         assert "does not answer" in response.waiting_reason

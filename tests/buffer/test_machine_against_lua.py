@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
@@ -10,7 +9,6 @@ from tests.buffer.both_machines import BothMachines
 from tests.buffer.walks import random_walk
 
 
-@pytest.mark.timeout(120)
 def test_policy_machine_and_lua_verbs_agree_on_generated_commands(redis_url: str) -> None:
     BothMachines.url = redis_url
     run_state_machine_as_test(
@@ -19,7 +17,6 @@ def test_policy_machine_and_lua_verbs_agree_on_generated_commands(redis_url: str
     )
 
 
-@pytest.mark.timeout(120)
 def test_policy_machine_and_lua_verbs_agree_on_long_walks(redis_url: str) -> None:
     BothMachines.url = redis_url
     seen = set().union(*(random_walk(seed, 140) for seed in range(32)))

@@ -14,7 +14,7 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.wait import Wait
 from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import membership_pb2
-from tests.buffer.mesh_fixture import TIMEOUT_S, Learner, Mesh, make_write, refs
+from tests.buffer.mesh_fixture import LEASE_S, TIMEOUT_S, Learner, Mesh, make_write, refs
 
 V0 = PolicyVersion(1, 0)
 
@@ -81,7 +81,7 @@ async def test_holders_are_named_with_what_they_have_held_longest_first(mesh: Me
     assert first.held_ms >= second.held_ms
     assert (first.stream_open, first.waiting_reason) == (True, "its tools do not answer")
     assert first.address
-    assert 0 < first.lease_ms <= 15_000
+    assert 0 < first.lease_ms <= 1000 * LEASE_S
     assert first.heartbeat_age_ms < 60_000
     shortened = await learner.client.holders("train", limit=1)
     assert (len(shortened.holders), shortened.total) == (1, 2)
@@ -105,7 +105,7 @@ async def test_the_word_of_a_member_that_went_silent_is_marked(mesh: Mesh) -> No
         (holder,) = (await learner.client.holders("train")).holders
         return member.waiting_reason, holder.waiting_reason
 
-    fresh, old = await said(0), await said(9_400)
+    fresh, old = await said(0), await said(round(750 * LEASE_S))
     assert set(fresh) == {"waits until 36 members are scored and stored"}
     for text in old:
         assert re.fullmatch(r"silent for \d+ s \(was: waits until 36 members are scored and stored\)", text)

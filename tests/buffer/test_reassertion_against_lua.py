@@ -208,7 +208,6 @@ def test_no_attempt_of_the_lost_time_comes_again(redis_url: str) -> None:
         both.teardown()
 
 
-@pytest.mark.timeout(120)
 def test_machine_and_lua_agree_after_losses_on_long_walks(redis_url: str) -> None:
     LosingMachines.url = redis_url
     found: Counter[str] = sum((walk(seed, 90) for seed in range(8)), Counter())
@@ -218,7 +217,6 @@ def test_machine_and_lua_agree_after_losses_on_long_walks(redis_url: str) -> Non
     assert found["refused"] > 4
 
 
-@pytest.mark.timeout(120)
 def test_machine_and_lua_agree_after_losses_on_generated_commands(redis_url: str) -> None:
     LosingMachines.url = redis_url
     run_state_machine_as_test(

@@ -399,11 +399,11 @@ async def test_certificates_that_do_not_fit_are_typed_errors(
 
 async def test_a_silent_redis_is_a_typed_error_that_counts_the_bytes(redis_url: str, open_access: Opener) -> None:
     async with Proxy(redis_url) as proxy:
-        access = open_access(proxy.url(), timeout_s=0.2)
+        access = open_access(proxy.url(), timeout_s=1.0)
         await access.load()
         proxy.free.clear()
         with pytest.raises(
-            StoreError, match=r"too slow: no answer for 0\.\d s \(0 of 14 bytes still to be sent"
+            StoreError, match=r"too slow: no answer for \d\.\d s \(0 of 14 bytes still to be sent"
         ) as caught:
             await access.batch([("PING",)])
         assert "rpc_timeout_s" in caught.value.hint
@@ -416,13 +416,13 @@ async def test_many_bytes_have_more_time_and_so_has_what_waits_behind_them(
 ) -> None:
     monkeypatch.setattr("rollmesh.buffer.redis_backend.connection.SLOWEST_BYTES_PER_S", 1 << 20)
     async with Proxy(redis_url) as proxy:
-        access = open_access(proxy.url(), timeout_s=0.2)
+        access = open_access(proxy.url(), timeout_s=1.0)
         await access.load()
         proxy.free.clear()
         large = asyncio.create_task(access.batch([("SET", "rollmesh:slow:x", b"x" * (16 << 20), "EX", 30)]))
         await asyncio.sleep(0)
         small = asyncio.create_task(access.batch([("EXISTS", "rollmesh:slow:x")]))
-        assert not (await asyncio.wait({large, small}, timeout=0.5))[0], "more than twice the deadline of a small batch"
+        assert not (await asyncio.wait({large, small}, timeout=2.5))[0], "more than twice the deadline of a small batch"
         proxy.free.set()
         async with asyncio.timeout(TIMEOUT_S):
             await large

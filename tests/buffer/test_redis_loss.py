@@ -18,7 +18,7 @@ from rollmesh.protos import buffer_pb2 as pb
 from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Learner, Mesh, make_config, make_write, refs
 from tests.buffer.test_flow import balanced
 
-RULES = {"max_staleness": 1, "lease_s": 1.5}
+RULES = {"max_staleness": 1, "lease_s": 3.0}
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from tests.repository import REPOSITORY
 pytest.importorskip("atheris", reason="atheris has wheels for Linux alone")
 
 
-@pytest.mark.timeout(120)
 def test_no_bytes_break_what_reads_payloads(tmp_path: Path) -> None:
     # The peak of resident memory that it looks at is inherited from the process that starts it: this one.
     limits = ("-rss_limit_mb=0", "-malloc_limit_mb=1024")

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 
 import grpc
-import pytest
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 from hypothesis import given
@@ -72,7 +71,6 @@ def _storm_one(bridge: AsyncBridge, channel: grpc.aio.Channel, method: MethodDes
     one()
 
 
-@pytest.mark.timeout(120)
 def test_a_run_trains_through_a_storm(tmp_path: Path) -> None:
     config = make_config(tmp_path, {"learner.steps": 100_000, "data.eval": None})
     bridge = AsyncBridge("storm")
@@ -101,7 +99,6 @@ def test_a_run_trains_through_a_storm(tmp_path: Path) -> None:
     assert_nothing_twice(config)
 
 
-@pytest.mark.timeout(60)
 def test_rewards_are_scored_after_a_storm() -> None:
     bridge = AsyncBridge("storm")
 

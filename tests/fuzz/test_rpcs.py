@@ -169,7 +169,6 @@ FEW = settings(
 )
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", sorted(BY_NAME))
 def test_any_message_gets_a_typed_answer(target: Target, name: str) -> None:
     method = BY_NAME[name]
@@ -190,7 +189,6 @@ def test_any_message_gets_a_typed_answer(target: Target, name: str) -> None:
     target.bridge.call(target.balances(), _LIFE_S)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", sorted(BY_NAME))
 def test_damaged_bytes_get_an_answer(target: Target, name: str) -> None:
     method = BY_NAME[name]

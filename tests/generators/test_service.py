@@ -236,7 +236,7 @@ async def test_a_generator_with_a_learner_says_that_it_loads_the_model(
         control = await world.control("gen-1")
 
         async def loads() -> bool:
-            status = await control.Status(generator_pb2.GeneratorStatusRequest(), timeout=5)
+            status = await control.Status(generator_pb2.GeneratorStatusRequest(), timeout=30)
             members = await learner.agent.members(membership_pb2.ROLE_GENERATOR)
             return [status.waiting_reason, *(m.waiting_reason for m in members)] == ["loads the model"] * 2
 
@@ -255,7 +255,7 @@ async def test_rewards_come_from_the_services_of_the_mesh(tmp_path: Path) -> Non
         control = await world.control("gen-1")
 
         async def waits_for_rewards() -> bool:
-            status = await control.Status(generator_pb2.GeneratorStatusRequest(), timeout=5)
+            status = await control.Status(generator_pb2.GeneratorStatusRequest(), timeout=30)
             return "reward" in status.waiting_reason
 
         await eventually(waits_for_rewards)
@@ -390,8 +390,8 @@ async def test_a_drained_generator_gives_its_groups_back_at_once(tmp_path: Path)
         task, _ = world.generator("gen-1")
         control = await world.control("gen-1")
         await world.holds(control, 4)
-        await control.Drain(generator_pb2.DrainRequest(timeout_ms=10), timeout=5)
-        assert await asyncio.wait_for(task, 20) == 0
+        await control.Drain(generator_pb2.DrainRequest(timeout_ms=10), timeout=30)
+        assert await asyncio.wait_for(task, 60) == 0
         assert "gen-1" not in await world.members()
         drafts = drafts_of(await world.grants(4))
         assert len(drafts) == 16, "of every member"
@@ -435,15 +435,15 @@ async def test_cancelled_groups_free_their_slots(tmp_path: Path) -> None:
 
         await eventually(cancelled)
 
-        status = await control.Status(generator_pb2.GeneratorStatusRequest(), timeout=5)
+        status = await control.Status(generator_pb2.GeneratorStatusRequest(), timeout=30)
         assert status.weights_transport == "shm"
         assert (status.groups_held, status.active_sequences, status.queued_sequences) == (2, 8, 0)
         ledger = await learner.client.ledger("train")
         assert ledger.counters.evicted_stale == ledger.counters.cancelled == ledger.counters.generating == 2
         assert ledger.counters.superseded_writes == 0
         assert not ledger.discrepancies
-        await control.Drain(generator_pb2.DrainRequest(timeout_ms=10), timeout=5)
-        assert await asyncio.wait_for(task, 20) == 0
+        await control.Drain(generator_pb2.DrainRequest(timeout_ms=10), timeout=30)
+        assert await asyncio.wait_for(task, 60) == 0
 
 
 async def test_prompts_by_hand_and_status(tmp_path: Path) -> None:
@@ -468,7 +468,7 @@ async def test_prompts_by_hand_and_status(tmp_path: Path) -> None:
         assert len(first.response_ids) == len(first.log_probs) == len(first.versions)
         expected = log_probs(world.model(0), TOKENIZER.encode("12+30="), first.response_ids)
         np.testing.assert_allclose(np.array(first.log_probs), expected, atol=1e-4)
-        status = await control.Status(generator_pb2.GeneratorStatusRequest(), timeout=5)
+        status = await control.Status(generator_pb2.GeneratorStatusRequest(), timeout=30)
         assert status.weights_transport == "shm"
         assert status.serving == PolicyVersion(1, 0).to_proto()
         assert manifest is not None
@@ -500,6 +500,6 @@ async def test_a_buffer_that_stays_away_ends_the_generator(tmp_path: Path) -> No
         await learner.swapped(1)
         await world.buffer.stop()
         with pytest.raises(UnreachableError):
-            await asyncio.wait_for(task, 20)
+            await asyncio.wait_for(task, 60)
         with contextlib.suppress(UnreachableError):
             await learner.stop()

@@ -371,7 +371,7 @@ class World:
 
         async def at_work() -> bool:
             with contextlib.suppress(grpc.aio.AioRpcError):
-                status = await control.Status(generator_pb2.GeneratorStatusRequest(), timeout=5)
+                status = await control.Status(generator_pb2.GeneratorStatusRequest(), timeout=30)
                 return bool(status.groups_held >= groups and status.active_sequences)
             return False
 

@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 from rollmesh.protos import reward_pb2, reward_pb2_grpc
+from rollmesh.reward_service.client import RewardClient
 from rollmesh.reward_service.engine import ScoringEngine
 from rollmesh.reward_service.server import RewardServer
 
@@ -94,6 +95,20 @@ async def scripted() -> AsyncIterator[Callable[..., Awaitable[ScriptedServer]]]:
     yield start
     for server in started:
         await server.kill()
+
+
+@pytest.fixture
+def introduced(make_item: MakeItem) -> Callable[..., Awaitable[RewardClient]]:
+    """`await introduced(servers, ...)`: a client that all servers have told their limits and have answered once."""
+
+    async def make(servers: list[ScriptedServer], **options: Any) -> RewardClient:
+        client = RewardClient([server.address for server in servers], **options)
+        async with asyncio.timeout(30):
+            while not all(server.requests for server in servers):
+                await client.score([make_item("hello")], timeout_s=30)
+        return client
+
+    return make
 
 
 @pytest_asyncio.fixture

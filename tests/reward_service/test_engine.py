@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ def hang() -> Iterator[threading.Event]:
     event.set()
 
 
-async def outcomes(engine: ScoringEngine, items: list[Any], timeout_s: float = 5.0) -> list[str]:
+async def outcomes(engine: ScoringEngine, items: list[Any], timeout_s: float = 10.0) -> list[str]:
     try:
         return [
             result.error.code if result.HasField("error") else str(result.WhichOneof("outcome"))
@@ -34,45 +33,44 @@ async def outcomes(engine: ScoringEngine, items: list[Any], timeout_s: float = 5
 async def test_a_hanging_call_fails_alone_and_the_rest_goes_on(make_item: Any, hang: threading.Event) -> None:
     def score(solution_str: str, ground_truth: str) -> float:
         if solution_str == "hang":
-            hang.wait(20)
+            hang.wait(30)
         return 1.0
 
     items = [make_item(str(n), "hang" if n in (1, 3) else "ok") for n in range(5)]
-    began = time.monotonic()
-    got = await outcomes(ScoringEngine([score], call_timeout_s=0.1), items)
+    async with asyncio.timeout(15):
+        got = await outcomes(ScoringEngine([score], call_timeout_s=1.0), items)
     assert got == ["scored", "timeout", "scored", "timeout", "scored"]
-    assert time.monotonic() - began < 2.0
 
 
 async def test_given_up_threads_are_counted_and_come_back(make_item: Any, hang: threading.Event) -> None:
-    engine = ScoringEngine([lambda solution_str, ground_truth: hang.wait(20)], call_timeout_s=0.05)
-    (result,) = await engine.score([make_item()], 5.0)
+    engine = ScoringEngine([lambda solution_str, ground_truth: hang.wait(30)], call_timeout_s=1.0)
+    (result,) = await engine.score([make_item()], 10.0)
     assert result.error.code == "timeout"
     assert result.error.retryable
     assert engine.hanging_threads == 1
     hang.set()
-    (again,) = await engine.score([make_item()], 5.0)
+    (again,) = await engine.score([make_item()], 10.0)
     assert again.scored.total == 1.0
     await engine.close()
 
 
 async def test_the_calls_deadline_wins_over_the_scorers(make_item: Any, hang: threading.Event) -> None:
-    engine = ScoringEngine([lambda solution_str, ground_truth: hang.wait(20)], call_timeout_s=10.0)
-    began = time.monotonic()
-    assert await outcomes(engine, [make_item("a"), make_item("b")], timeout_s=0.1) == ["timeout", "timeout"]
-    assert time.monotonic() - began < 1.0
+    engine = ScoringEngine([lambda solution_str, ground_truth: hang.wait(30)], call_timeout_s=10.0)
+    async with asyncio.timeout(8):
+        assert await outcomes(engine, [make_item("a"), make_item("b")], timeout_s=0.1) == ["timeout", "timeout"]
 
 
 async def test_coroutines_run_together_each_under_its_deadline(make_item: Any) -> None:
+    together = asyncio.Barrier(49)
+
     async def score(solution_str: str, ground_truth: str) -> float:
-        await asyncio.sleep(30 if solution_str == "hang" else 0.05)
+        await (asyncio.sleep(30) if solution_str == "hang" else together.wait())
         return 1.0
 
     items = [make_item(str(n), "hang" if n == 7 else "ok") for n in range(50)]
-    began = time.monotonic()
-    got = await outcomes(ScoringEngine([score], call_timeout_s=0.3), items)
+    async with asyncio.timeout(20):
+        got = await outcomes(ScoringEngine([score], call_timeout_s=2.0), items, 15.0)
     assert got == ["scored"] * 7 + ["timeout"] + ["scored"] * 42
-    assert time.monotonic() - began < 2.0
 
 
 async def test_a_coroutine_that_blocks_stops_neither_the_caller_nor_the_next_call(
@@ -80,13 +78,13 @@ async def test_a_coroutine_that_blocks_stops_neither_the_caller_nor_the_next_cal
 ) -> None:
     async def score(solution_str: str, ground_truth: str) -> float:
         if solution_str == "block":
-            hang.wait(20)
+            hang.wait(30)
         return 1.0
 
-    engine = ScoringEngine([score], call_timeout_s=0.1)
-    (blocked,) = await engine.score([make_item(response="block")], 5.0)
+    engine = ScoringEngine([score], call_timeout_s=1.0)
+    (blocked,) = await engine.score([make_item(response="block")], 10.0)
     assert blocked.error.code == "timeout"
-    (free,) = await engine.score([make_item()], 5.0)
+    (free,) = await engine.score([make_item()], 10.0)
     assert free.scored.total == 1.0
     await engine.close()
 
@@ -147,7 +145,7 @@ async def test_json_that_no_one_can_decode_fails_its_item_alone(make_item: Any, 
 async def test_auto_takes_each_item_where_it_may_run(make_item: Any) -> None:
     engine = ScoringEngine(["auto"])
     await engine.start()
-    near = await engine.score([make_item("a"), make_item("b", "41")], 5.0)
+    near = await engine.score([make_item("a"), make_item("b", "41")], 10.0)
     assert [result.scored.total for result in near] == [1.0, 0.0]
     assert engine.workers.workers == 0
     items = [make_item("a"), make_item("b", r"\boxed{42}", data_source="MATH"), make_item("c", "41")]

@@ -33,8 +33,8 @@ def unused_address() -> str:
 async def test_a_server_killed_in_the_middle_of_a_call_is_replaced(scripted: Any, make_item: Any) -> None:
     doomed, spare = await scripted(hang), await scripted()
     client = RewardClient([doomed.address])
-    scoring = asyncio.create_task(client.score([make_item("a"), make_item("b")], timeout_s=10))
-    await asyncio.wait_for(doomed.called.wait(), 5)
+    scoring = asyncio.create_task(client.score([make_item("a"), make_item("b")], timeout_s=30))
+    await asyncio.wait_for(doomed.called.wait(), 30)
     client.set_endpoints([doomed.address, spare.address])
     await doomed.kill()
     results = await scoring
@@ -47,10 +47,11 @@ async def test_a_server_that_comes_back_is_used_again(scripted: Any, make_item: 
     client = RewardClient([server.address])
     assert (await client.score([make_item()]))[0].HasField("scored")
     await server.kill()
-    scoring = asyncio.create_task(client.score([make_item()], timeout_s=20))
-    await asyncio.wait((scoring,), timeout=0.3)
+    scoring = asyncio.create_task(client.score([make_item()], timeout_s=60))
+    async with asyncio.timeout(30):
+        while "no reward service answers" not in client.present_wait().reason:
+            await asyncio.sleep(0.01)
     assert not scoring.done()
-    assert "no reward service answers" in client.present_wait().reason
     assert client.present_wait().cause == membership_pb2.WAIT_CAUSE_NO_REWARD_SERVICE
     await server.start(server.port)
     assert (await scoring)[0].HasField("scored")
@@ -79,7 +80,7 @@ async def test_a_server_that_is_back_is_not_blamed_while_it_scores(scripted: Any
 async def test_only_a_server_for_which_items_wait_is_blamed(scripted: Any, make_item: Any) -> None:
     slow, gone = await scripted(hang), unused_address()
     client = RewardClient([slow.address], {"code": [gone]})
-    (failed,) = await client.score([make_item(data_source="code")], timeout_s=0.5)
+    (failed,) = await client.score([make_item(data_source="code")], timeout_s=1.0)
     assert gone in failed.error.message
     scoring = asyncio.create_task(client.score([make_item()], timeout_s=60))
     await asyncio.wait_for(slow.called.wait(), 30)
@@ -92,8 +93,9 @@ async def test_no_one_there_is_a_typed_error_within_the_deadline(make_item: Any)
     address = unused_address()
     client = RewardClient([address])
     began = time.monotonic()
-    (result,) = await client.score([make_item()], timeout_s=0.5)
-    assert 0.4 < time.monotonic() - began < 2.0
+    async with asyncio.timeout(20):  # not the 30 s of those that name no deadline
+        (result,) = await client.score([make_item()], timeout_s=1.0)
+    assert time.monotonic() - began > 0.9
     assert result.error.code == "unreachable"
     assert address in result.error.message
     assert result.error.retryable
@@ -119,11 +121,11 @@ async def test_a_grant_that_is_over_loses_no_item(scripted: Any, make_item: Any)
         [server.address],
         connect=lambda address: AuthenticatedChannel(grpc.aio.insecure_channel(address.removeprefix("grpc://")), grant),
     )
-    (result,) = await client.score([make_item()], timeout_s=0.5)
+    (result,) = await client.score([make_item()], timeout_s=1.0)
     assert result.error.code == "unreachable"
     assert result.error.retryable
     assert "the grant has ended" in result.error.message
-    scoring = asyncio.create_task(client.score([make_item()], timeout_s=20))
+    scoring = asyncio.create_task(client.score([make_item()], timeout_s=30))
     await asyncio.wait((scoring,), timeout=0.3)
     assert not scoring.done()
     grant.renewed = True
@@ -136,29 +138,38 @@ async def test_no_endpoint_yet_waits_and_says_so(scripted: Any, make_item: Any) 
     (result,) = await client.score([make_item()], timeout_s=0.1)
     assert result.error.code == "unreachable"
     assert "no reward service is known" in result.error.message
-    scoring = asyncio.create_task(client.score([make_item()], timeout_s=10))
+    scoring = asyncio.create_task(client.score([make_item()], timeout_s=30))
     await asyncio.sleep(0)
     client.set_endpoints([(await scripted()).address.removeprefix("grpc://")])
     assert (await scoring)[0].HasField("scored")
     await client.close()
 
 
-async def test_a_hanging_server_costs_one_call_deadline(scripted: Any, make_item: Any) -> None:
-    stuck, good = await scripted(hang), await scripted()
-    client = RewardClient([stuck.address], limits=CallLimits(timeout_s=0.3))
-    scoring = asyncio.create_task(client.score([make_item()], timeout_s=10))
-    await asyncio.wait_for(stuck.called.wait(), 5)
-    client.set_endpoints([stuck.address, good.address])
-    began = time.monotonic()
-    assert (await scoring)[0].HasField("scored")
-    assert time.monotonic() - began < 2.0
+async def test_a_hanging_server_costs_one_call_deadline(scripted: Any, introduced: Any, make_item: Any) -> None:
+    asked = []
+
+    async def first_hangs(request: reward_pb2.ScoreRequest, context: CONTEXT) -> reward_pb2.ScoreResponse:
+        if request.items[0].item_id == "held":
+            asked.append(request)
+            if len(asked) == 1:
+                await asyncio.sleep(60)
+        response = reward_pb2.ScoreResponse()
+        for item in request.items:
+            response.results.add(item_id=item.item_id).scored.total = 1.0
+        return response
+
+    servers = [await scripted(first_hangs), await scripted(first_hangs)]
+    client = await introduced(servers, limits=CallLimits(timeout_s=2.0))
+    (result,) = await client.score([make_item("held")], timeout_s=60)
+    assert result.HasField("scored")
+    assert len(asked) == 2
     await client.close()
 
 
 async def test_timeouts_end_after_the_attempts(scripted: Any, make_item: Any) -> None:
     stuck = await scripted(hang)
-    client = RewardClient([stuck.address], limits=CallLimits(timeout_s=0.1, attempts=2))
-    (result,) = await client.score([make_item()], timeout_s=10)
+    client = RewardClient([stuck.address], limits=CallLimits(timeout_s=1.0, attempts=2))
+    (result,) = await client.score([make_item()], timeout_s=60)
     assert result.error.code == "timeout"
     assert len(stuck.requests) == 2
     await client.close()
@@ -179,7 +190,7 @@ async def test_retryable_errors_are_tried_again_others_not(scripted: Any, make_i
 
     server = await scripted(flaky)
     client = RewardClient([server.address], limits=CallLimits(attempts=3))
-    final, late, never = await client.score([make_item(name) for name in ("final", "late", "never")], timeout_s=10)
+    final, late, never = await client.score([make_item(name) for name in ("final", "late", "never")], timeout_s=30)
     assert final.error.code == "bad_input"
     assert late.scored.total == 2.0
     assert never.error.code == "busy"
@@ -211,7 +222,7 @@ async def test_answers_that_break_the_contract_are_errors_by_name(
     server = await scripted(liar)
     client = RewardClient([server.address], limits=CallLimits(attempts=1))
     names = ["nan", "part", "length", "token", "twice", "nothing", "missing", "good"]
-    results = await client.score([make_item(name, "42") for name in names], timeout_s=10)
+    results = await client.score([make_item(name, "42") for name in names], timeout_s=30)
     codes = {r.item_id: r.error.code if r.HasField("error") else r.WhichOneof("outcome") for r in results}
     assert codes == {
         "nan": "nan",
@@ -242,7 +253,7 @@ async def test_a_call_that_fails_as_a_whole(scripted: Any, make_item: Any, statu
 
     server = await scripted(refuse)
     client = RewardClient([server.address], limits=CallLimits(attempts=2))
-    (result,) = await client.score([make_item()], timeout_s=5)
+    (result,) = await client.score([make_item()], timeout_s=30)
     assert result.error.code == "endpoint"
     assert words in result.error.message
     assert len(server.requests) == 2
@@ -260,7 +271,7 @@ async def test_requests_that_are_too_large_are_split(scripted: Any, make_item: A
 
     server = await scripted(small_only)
     client = RewardClient([server.address])
-    results = await client.score([make_item(str(n)) for n in range(8)], timeout_s=10)
+    results = await client.score([make_item(str(n)) for n in range(8)], timeout_s=30)
     assert all(result.HasField("scored") for result in results)
     await client.close()
 
@@ -268,22 +279,22 @@ async def test_requests_that_are_too_large_are_split(scripted: Any, make_item: A
 async def test_a_closed_client_answers_with_errors(scripted: Any, make_item: Any) -> None:
     server = await scripted(hang)
     client = RewardClient([server.address])
-    scoring = asyncio.create_task(client.score([make_item()], timeout_s=20))
-    await asyncio.wait_for(server.called.wait(), 5)
+    scoring = asyncio.create_task(client.score([make_item()], timeout_s=30))
+    await asyncio.wait_for(server.called.wait(), 30)
     await client.close()
     assert (await scoring)[0].error.code == "closed"
-    assert (await client.score([make_item()], timeout_s=20))[0].error.code == "closed"
+    assert (await client.score([make_item()], timeout_s=30))[0].error.code == "closed"
 
 
 async def test_a_cancelled_caller_leaves_nothing_behind(scripted: Any, make_item: Any) -> None:
     client = RewardClient()
-    scoring = asyncio.create_task(client.score([make_item("gone")], timeout_s=20))
+    scoring = asyncio.create_task(client.score([make_item("gone")], timeout_s=30))
     await asyncio.sleep(0)
     scoring.cancel()
     await asyncio.gather(scoring, return_exceptions=True)
     server = await scripted()
     client.set_endpoints([server.address])
-    assert (await client.score([make_item("stays")], timeout_s=5))[0].HasField("scored")
+    assert (await client.score([make_item("stays")], timeout_s=30))[0].HasField("scored")
     assert [item.item_id for request in server.requests for item in request.items] == ["stays"]
     await client.close()
 
@@ -291,7 +302,7 @@ async def test_a_cancelled_caller_leaves_nothing_behind(scripted: Any, make_item
 async def test_by_source_with_a_local_default(scripted: Any, make_item: Any) -> None:
     server = await scripted()
     client = RewardClient(by_data_source={"far": [server.address]}, default=LocalScorer(["exact_match"]))
-    near, far = await client.score([make_item("n", "41"), make_item("f", "41", data_source="far")], timeout_s=5)
+    near, far = await client.score([make_item("n", "41"), make_item("f", "41", data_source="far")], timeout_s=30)
     assert near.scored.total == 0.0
     assert far.scored.total == 1.0
     assert len(server.requests) == 1
@@ -304,7 +315,7 @@ async def test_a_slow_scorer_is_a_retryable_timeout_through_the_wire(serve: Any,
         return 0.0
 
     client = RewardClient([await serve(slow, call_timeout_s=0.1)], limits=CallLimits(attempts=2))
-    (result,) = await client.score([make_item()], timeout_s=5)
+    (result,) = await client.score([make_item()], timeout_s=30)
     assert result.error.code == "timeout"
     assert result.error.retryable
     assert "slow" in result.error.message

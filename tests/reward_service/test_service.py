@@ -135,7 +135,7 @@ async def test_process_killed_in_the_middle_of_a_call(tmp_path: Path, scripted: 
     process, said = await asyncio.to_thread(start, tmp_path, functions=["mine.py:score"])
     try:
         client = RewardClient([said["address"]])
-        scoring = asyncio.create_task(client.score([make_item()], timeout_s=10))
+        scoring = asyncio.create_task(client.score([make_item()], timeout_s=30))
         await asyncio.to_thread((tmp_path / "called").read_text)  # opens once the scorer has opened it
         client.set_endpoints([said["address"], (await scripted()).address])
         process.kill()
@@ -153,7 +153,7 @@ async def test_joins_the_mesh_reports_and_leaves(mesh: tuple[Mesh, str], make_it
     running = asyncio.create_task(
         serve_process(config(), shutdown, host="127.0.0.1", port=0, mesh=address, ready_file=tmp_path / "ready")
     )
-    await asyncio.wait_for(servicer.joined.wait(), 10)
+    await asyncio.wait_for(servicer.joined.wait(), 30)
     (member,) = servicer.members.values()
     assert member.role == membership_pb2.ROLE_REWARD
     assert member.host_id == host_id()
@@ -162,18 +162,18 @@ async def test_joins_the_mesh_reports_and_leaves(mesh: tuple[Mesh, str], make_it
     client = build_scorer(config())
     async with open_channel(address, config().security) as channel:
         agent = MembershipAgent(
-            channel, membership_pb2.ROLE_GENERATOR, member_id="gen", address="", host_id="h", retry_s=5
+            channel, membership_pb2.ROLE_GENERATOR, member_id="gen", address="", host_id="h", retry_s=30
         )
         await agent.start()
         client.set_endpoints([m.address for m in await agent.members(membership_pb2.ROLE_REWARD)])
-        (result,) = await client.score([make_item()], timeout_s=10)
+        (result,) = await client.score([make_item()], timeout_s=30)
         assert result.scored.total == 1.0
         await agent.leave()
     await client.close()
 
-    await asyncio.wait_for(servicer.reported.wait(), 10)
+    await asyncio.wait_for(servicer.reported.wait(), 30)
     servicer.finished = True
-    assert await asyncio.wait_for(running, 10) == 0
+    assert await asyncio.wait_for(running, 30) == 0
     assert member.member_id in servicer.left
 
 

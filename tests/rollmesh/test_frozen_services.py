@@ -92,10 +92,10 @@ async def test_a_service_that_continues_in_time_is_left_alone(
     tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder
 ) -> None:
     """Stopped for longer than the bound in all, but never at a time."""
-    supervisor = make_supervisor(frozen_after_s=2.0)
+    supervisor = make_supervisor(frozen_after_s=3.0)
     running = await started(supervisor, recorder, fake_spec(tmp_path, NAME))
     service = psutil.Process(supervisor.pids()[NAME])
-    for _ in range(4):
+    for _ in range(5):
         service.suspend()
         await asyncio.sleep(0.7)
         service.resume()

@@ -105,8 +105,10 @@ async def test_connections_to_nodes_that_hold_nothing_are_closed(cluster: LocalC
     await wire.send([("SET", await key_on(cluster, node), "1", "EX", 60) for node in cluster.nodes])
     gone = ("127.0.0.1", cluster.nodes[0].port + 20_000)
     wire._connection(gone)
-    wire._stale = True
-    await wire.send([("PING",)])
+    async with asyncio.timeout(TIMEOUT_S):
+        while gone in wire._connections:  # while it is still being asked for the map, it is left for the next one
+            wire._stale = True
+            await wire.send([("PING",)])
     assert set(wire._connections) == {("127.0.0.1", node.port) for node in cluster.nodes}
     wire.close()
 

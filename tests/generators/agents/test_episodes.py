@@ -188,7 +188,7 @@ async def test_observations_are_bounded() -> None:
 
 
 async def test_an_episode_that_takes_too_long_is_ended_as_it_is() -> None:
-    stage = Stage(environment=f"{HERE}:Countdown", episode_timeout_s=1.0)
+    stage = Stage(environment=f"{HERE}:Countdown", episode_timeout_s=3.0)
     stage.runner.submit([stage.request()])
     first = await stage.asked(1)
     stage.engine.finish(first, encode("2<eot>"))
@@ -248,7 +248,7 @@ async def test_nothing_is_called_of_an_environment_behind_a_method_that_hangs() 
     user_code.REACHED.clear()
     user_code.LET_GO.clear()
     user_code.Slow.counted = 0
-    stage = Stage(environment="tests.generators.agents.user_code:Slow", tool_timeout_s=0.2)
+    stage = Stage(environment="tests.generators.agents.user_code:Slow", tool_timeout_s=1.0)
     turn = calling("count").removesuffix("<eot>")
     hangs = calling("hang").removesuffix("<eot>")
     try:

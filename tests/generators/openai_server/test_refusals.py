@@ -118,7 +118,7 @@ def test_what_the_engine_refuses_late_is_the_callers_to_mend(
 
 async def test_too_much_at_once_and_too_many_sessions(serving: Serving) -> None:
     client = AsyncOpenAI(base_url=f"{serving.url}/v1", api_key="none", max_retries=0)
-    serving.engine.pause().result(10)
+    serving.engine.pause().result(30)
     try:
         running = asyncio.create_task(client.chat.completions.create(model="tiny", messages=HELLO, n=64, max_tokens=1))
         await soon(lambda: serving.engine.status().queued + serving.engine.status().active == 64)
@@ -126,7 +126,7 @@ async def test_too_much_at_once_and_too_many_sessions(serving: Serving) -> None:
             await client.chat.completions.create(model="tiny", messages=HELLO)
         assert refused.value.response.headers["Retry-After"] == "1"
     finally:
-        serving.engine.resume().result(10)
+        serving.engine.resume().result(30)
     assert len((await running).choices) == 64
     sessions = serving.endpoint.sessions
     others = [sessions.get_or_create(f"many-{index}") for index in range(256 - _own(serving))]

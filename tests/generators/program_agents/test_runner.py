@@ -232,7 +232,7 @@ def test_a_command_gets_what_is_named_of_the_environment(monkeypatch: pytest.Mon
 
 
 async def test_an_overdue_episode_is_ended_as_it_is(serving: Serving) -> None:
-    runs = Runs(serving, program=f"{AGENTS}:endless", tool_timeout_s=1.0, episode_timeout_s=1.0)
+    runs = Runs(serving, program=f"{AGENTS}:endless", tool_timeout_s=3.0, episode_timeout_s=3.0)
     request = runs.request("a", opening="<user>")
     runs.submit(request)
     result = await runs.result("a")
@@ -285,13 +285,13 @@ async def test_an_episode_goes_on_from_its_draft(serving: Serving) -> None:
 async def test_progress_holds_calls_that_are_running(serving: Serving) -> None:
     runs = Runs(serving, program=f"{AGENTS}:one_turn")
     before = serving.engine.status().tokens_generated
-    serving.engine.pause().result(10)
+    serving.engine.pause().result(30)
     try:
         runs.submit(runs.request("a", opening="<user>"), runs.request("b", opening="<user>", member=1))
         await soon(lambda: serving.endpoint._calls.running == 2)
         assert await asyncio.wrap_future(runs.runner.progress({"a": 1, "b": 1})) == []
     finally:
-        serving.engine.resume().result(10)
+        serving.engine.resume().result(30)
     found: dict[str, Trajectory] = {}
     while not {"a", "b"} <= set(runs.results):
         for part in await asyncio.wrap_future(runs.runner.progress({"a": 1, "b": 1, "unknown": 1})):

@@ -140,7 +140,7 @@ async def test_one_that_was_away_takes_the_chain_as_far_as_it_reaches(
             while not chain.links_to(PolicyVersion.from_proto(manifest.policy)):
                 links.clear()
                 await asyncio.wait_for(links.wait(), 10)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while (pending := world.receiver._pending) is None or pending.policy.version < trained.version:
                 await asyncio.sleep(0.01)
         hold.set_result(None)

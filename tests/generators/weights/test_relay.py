@@ -222,7 +222,7 @@ async def test_a_relay_that_fails_is_left_at_the_byte_where_it_stopped(
         await parent.receive(world.bucket_set)
         parent.relay.fault = fault
         world.learner.asked.clear()
-        verified = await child.receive(world.bucket_set, timeout_s=1.0)
+        verified = await child.receive(world.bucket_set, timeout_s=3.0)
         assert world.learner.asked[0] == goes_on_at
         assert world.learner.failed == [parent.relay.address]
         assert verified.source == ""

@@ -175,7 +175,7 @@ async def test_a_round_that_no_one_can_serve_is_withdrawn_and_owed(tmp_path: Pat
         await evaluator.start_round(V1)
         status.published = V2
         assert evaluator._round is not None
-        await asyncio.wait_for(evaluator._round, 10)
+        await asyncio.wait_for(evaluator._round, 30)
         assert evaluator.retry_due
         assert evaluator.latest is None
         assert missed == [V1]

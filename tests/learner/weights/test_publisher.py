@@ -188,7 +188,7 @@ def test_a_pipe_under_a_name_of_ours_holds_up_no_one(shared: Path) -> None:
     os.mkfifo(shared / "rollmesh-weights-pipe")
     sweeping = threading.Thread(target=sweep, args=(shared,), daemon=True)
     sweeping.start()
-    sweeping.join(10)
+    sweeping.join(30)
     assert not sweeping.is_alive()
 
 

@@ -63,7 +63,7 @@ async def _serve(error: Exception | None, security: SecuritySection = OPEN) -> t
 async def _info(address: str, security: SecuritySection = OPEN) -> reward_pb2.InfoResponse:
     async with open_channel(address, security) as channel:
         stub = reward_pb2_grpc.RewardStub(channel)
-        return await stub.Info(reward_pb2.InfoRequest(), timeout=5)
+        return await stub.Info(reward_pb2.InfoRequest(), timeout=30)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ async def test_a_typed_error_arrives_as_it_was_raised(error: RollmeshError) -> N
 async def test_a_typed_error_in_a_stream_arrives_after_its_items() -> None:
     server, address = await _serve(None)
     async with open_channel(address, OPEN) as channel:
-        call = weights_pb2_grpc.WeightsStub(channel).Watch(weights_pb2.WatchRequest(), timeout=5)
+        call = weights_pb2_grpc.WeightsStub(channel).Watch(weights_pb2.WatchRequest(), timeout=30)
         assert (await call.read()).run == "r"
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
@@ -145,7 +145,7 @@ async def test_an_absent_service_is_unreachable_within_the_deadline() -> None:
         stub = reward_pb2_grpc.RewardStub(channel)
         with pytest.raises(UnreachableError, match="asking"):
             await call_with_retry(lambda: stub.Info(reward_pb2.InfoRequest(), timeout=0.5), retry_s=1.0, what="asking")
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 30
 
 
 async def test_a_call_is_repeated_until_the_service_is_back() -> None:
@@ -153,10 +153,10 @@ async def test_a_call_is_repeated_until_the_service_is_back() -> None:
     port = int(address.split(":")[1])
     async with open_channel(address, OPEN) as channel:
         stub = reward_pb2_grpc.RewardStub(channel)
-        await stub.Info(reward_pb2.InfoRequest(), timeout=5)
+        await stub.Info(reward_pb2.InfoRequest(), timeout=30)
         await server.stop(0)
         call = asyncio.create_task(
-            call_with_retry(lambda: stub.Info(reward_pb2.InfoRequest(), timeout=2), retry_s=30, what="Info")
+            call_with_retry(lambda: stub.Info(reward_pb2.InfoRequest(), timeout=10), retry_s=30, what="Info")
         )
         again = new_server(OPEN)
         reward_pb2_grpc.add_RewardServicer_to_server(Failing(None), again)

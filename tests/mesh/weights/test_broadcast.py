@@ -60,7 +60,7 @@ def test_leaving_ends_what_is_under_way(threads: ThreadPoolExecutor) -> None:
     assert waiting.wait(30)
     receiver.close()
     with pytest.raises(WeightsError, match="a bucket did not get through: the group has been left"):
-        ended.result(10)
+        ended.result(30)
     sender.close()
 
 

@@ -21,7 +21,7 @@ from tests.generators.weights.transports.world import Arrivals, Case, local_lear
 
 DEADLINE_S = 20.0
 # The time that a hung publisher gets, and that may pass beyond it on a busy machine.
-PATIENCE_S, SLACK_S = 1.0, 8.0
+PATIENCE_S, SLACK_S = 1.0, 30.0
 
 
 class TransportContract:
