@@ -79,7 +79,7 @@ def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
         offload = _section(config, role).offload
         engines[role.name] = _engine(config, models[role.name], optimizer, _model_type(role), offload=offload)
     actor = engines[ACTOR]
-    if actor.device.type == "cuda" and actor.rank == 0 and config.model.dtype == "float32":
+    if actor.device.type == "cuda" and actor.layout.leads and config.model.dtype == "float32":
         _log.warning("weights travel, and generators compute, in float32: on CUDA set model.dtype: bfloat16")
     for engine in engines.values():
         engine.probe()
@@ -121,6 +121,7 @@ def _engine(
         activation_checkpointing=recompute,
         seed=config.run.seed,
         entropy_gradient=entropy_gradient,
+        sync_once=config.learner.gradient_sync == "step",
         offload=offload,
         longest=config.rollout.max_prompt_tokens + config.rollout.max_response_tokens,
     )

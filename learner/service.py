@@ -122,7 +122,7 @@ def _run(
         if rank > 0 and ready_file is not None:
             _answer_health(config, bridge, closers, ready_file.with_stem(f"{ready_file.stem}-{rank}"))
         engines = build_engines(config, algorithm)
-        channel = RankChannel() if engines[ACTOR].world_size > 1 else None
+        channel = RankChannel() if engines[ACTOR].layout.processes > 1 else None
         inline = InlineTrajectories()
         payloads: TrajectorySource = inline
         if channel is not None:

@@ -83,8 +83,8 @@ def warm_start(
             items = [PlanItem(i, len(s.prompt_ids), len(s.response_ids)) for i, s in enumerate(chosen)]
             plan = plan_batch(items, token_budget=token_budget, packing=engine.packing)
             packed = [pack(chosen, indices, engine.device) for indices in plan.minibatches[0][0]]
-            result = engine.train_batch(packed, cross_entropy, engine.global_counts(packed))
-            losses.append(result.metrics["loss"])
+            engine.accumulate(packed, cross_entropy, engine.global_counts(packed))
+            losses.append(engine.apply().metrics["loss"])
         engine.export_hf(out_folder)
     finally:
         engine.close()

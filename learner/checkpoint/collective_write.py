@@ -26,8 +26,8 @@ def on_every_rank(engine: Engine, part: Callable[[], object]) -> None:
         part()
     except OSError as error:
         failure = error.strerror or str(error)
-        if engine.world_size > 1:
-            failure = f"{failure} (rank {engine.rank} on {socket.gethostname()})"
+        if engine.layout.processes > 1:
+            failure = f"{failure} (rank {engine.layout.process} on {socket.gethostname()})"
     met = {text.partition(" (rank ")[0]: text for text in _texts(engine, failure)}
     if met:
         raise OSError("; ".join(met.values()))
@@ -35,4 +35,4 @@ def on_every_rank(engine: Engine, part: Callable[[], object]) -> None:
 
 def _texts(engine: Engine, failure: str) -> list[str]:
     """The failures of the ranks, the first rank's last."""
-    return [message.decode() for message in reversed(engine.gather_bytes(failure.encode())) if message]
+    return [message.decode() for message in reversed(engine.world.gather_bytes(failure.encode())) if message]

@@ -35,7 +35,7 @@ def write_digests(engine: Engine, folder: Path) -> None:
     def read() -> None:
         for path in _files(folder):
             written = _OF_RANK.fullmatch(path.name)
-            if (int(written[1]) if written else 0) == engine.rank:
+            if (int(written[1]) if written else 0) == engine.layout.process:
                 own_digests[str(path.relative_to(folder))] = _digest(path)
 
     def write() -> None:
@@ -43,9 +43,9 @@ def write_digests(engine: Engine, folder: Path) -> None:
 
     on_every_rank(engine, read)
     all_digests: dict[str, str] = {}
-    for message in engine.gather_bytes(json.dumps(own_digests).encode()):
+    for message in engine.world.gather_bytes(json.dumps(own_digests).encode()):
         all_digests |= json.loads(message)
-    on_every_rank(engine, write if engine.rank == 0 else lambda: None)
+    on_every_rank(engine, write if engine.layout.leads else lambda: None)
 
 
 def check_digests(engine: Engine, folder: Path) -> None:
@@ -55,6 +55,8 @@ def check_digests(engine: Engine, folder: Path) -> None:
         OSError: on every rank, where one holds other bytes than were written, or none; it is named.
     """
 
+    layout = engine.layout
+
     def read() -> None:
         try:
             digests = _DIGESTS.validate_json((folder / _FILE).read_bytes())
@@ -63,7 +65,7 @@ def check_digests(engine: Engine, folder: Path) -> None:
         # Every checkpoint has one: a list without it would let any file pass.
         if STATE_NAME not in digests:
             raise OSError(f"{_FILE} is damaged: it does not name {STATE_NAME}")
-        for name, digest in sorted(digests.items())[engine.rank :: engine.world_size]:
+        for name, digest in sorted(digests.items())[layout.process :: layout.processes]:
             try:
                 found = _digest(folder / name)
             except OSError as error:

@@ -47,18 +47,18 @@ class CheckpointStore:
             ConfigError: names a rank and its host.
         """
         # A name that no node has asked for before, so that none has cached its absence.
-        (name,) = filter(None, actor.gather_bytes(uuid.uuid4().hex.encode() if actor.rank == 0 else b""))
+        (name,) = filter(None, actor.world.gather_bytes(uuid.uuid4().hex.encode() if actor.layout.leads else b""))
         probe = self._root / f".probe-{name.decode()}"
         try:
-            on_every_rank(actor, partial(_make, probe) if actor.rank == 0 else _no_work)
-            on_every_rank(actor, (probe / str(actor.rank)).touch)
+            on_every_rank(actor, partial(_make, probe) if actor.layout.leads else _no_work)
+            on_every_rank(actor, (probe / str(actor.layout.process)).touch)
         except OSError as error:
             raise ConfigError(
                 f"cannot write checkpoints into {self._root}: {error}",
                 hint="set run.dir to a folder that every rank may write, the same one on all nodes",
             ) from error
         finally:
-            if actor.rank == 0:
+            if actor.layout.leads:
                 shutil.rmtree(probe, ignore_errors=True)
 
     def save(self, engines: Mapping[str, Engine], version: PolicyVersion, extra: dict[str, object]) -> Path:
@@ -76,28 +76,28 @@ class CheckpointStore:
         final = self.path(version)
         unfinished = self._root / f".partial-{final.name}"
         actor = engines[ACTOR]
-        first = actor.rank == 0
+        leads = actor.layout.leads
         # Nodes may have cached different answers: rank 0's counts.
-        if any(actor.gather_bytes(b"there" if first and final.is_dir() else b"")):
+        if any(actor.world.gather_bytes(b"there" if leads and final.is_dir() else b"")):
             return final
         parts = list(_parts(engines, unfinished))
         stamp: dict[str, object] = {"incarnation": version.incarnation, "version": version.version}
         made = False
         try:
-            on_every_rank(actor, partial(_make, *(folder for _, _, folder in parts)) if first else _no_work)
+            on_every_rank(actor, partial(_make, *(folder for _, _, folder in parts)) if leads else _no_work)
             on_every_rank(actor, partial(os.stat, unfinished))
             made = True
             for role, engine, folder in parts:
                 on_every_rank(actor, partial(engine.save_checkpoint, folder, extra | stamp if role == ACTOR else stamp))
             write_digests(actor, unfinished)
-            on_every_rank(actor, partial(_finish, unfinished, final) if first else _no_work)
+            on_every_rank(actor, partial(_finish, unfinished, final) if leads else _no_work)
         except OSError as error:
             # Only a learner that takes the run over sweeps unfinished checkpoints.
             if made and self._root.is_dir() and not unfinished.exists():
                 raise FencedError(
                     f"{final.name} was removed while it was written: another learner has taken this run over"
                 ) from error
-            if first:
+            if leads:
                 shutil.rmtree(unfinished, ignore_errors=True)
             raise DataError(f"cannot write checkpoint {final}: {error}", hint="free space, or set run.dir") from error
         return final

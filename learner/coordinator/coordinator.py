@@ -184,7 +184,7 @@ class Coordinator:
             incarnation=progress.incarnation,
             takeovers=run.takeovers,
             cursor=run.cursor,
-            with_payloads=runtime.ranks.size == 1,
+            with_payloads=runtime.ranks.alone,
         )
         table = self._bridge.call(starting, self._patience_s)
         client = table.client

@@ -103,7 +103,7 @@ def replay(
     algorithm = build_algorithm(config)
     engines = build_engines(config, algorithm)
     rank = int(os.environ.get("RANK", "0"))
-    channel = RankChannel() if engines[ACTOR].world_size > 1 else None
+    channel = RankChannel() if engines[ACTOR].layout.processes > 1 else None
     inline = InlineTrajectories()
     payloads: TrajectorySource = inline if rank == 0 else RecordedTrajectories(recording)
     worker = build_worker(config, engines, algorithm, payloads, out / CHECKPOINTS_NAME)

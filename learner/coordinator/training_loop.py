@@ -238,16 +238,16 @@ class TrainingLoop:
         return await self._batches.claim(candidate)
 
     def _plan(self, candidate: CandidateBatch) -> TrainPlan:
-        ranks = self._ranks.size
+        groups, dp_sizes = candidate.groups, self._ranks.dp_sizes
         return plan_training(
-            candidate.groups,
+            groups,
             version=candidate.version,
             lineage=self._rules.lineage,
             token_budget=self._rules.batch.tokens_per_micro_batch,
             minibatches=self._rules.batch.minibatches,
-            ranks=ranks,
+            dp_sizes=dp_sizes,
             packing=self._ranks.packing,
-            shares=[self._algorithm.expected_cost(g.algorithm_view) for g in candidate.groups] if ranks > 1 else None,
+            shares=[self._algorithm.expected_cost(g.algorithm_view) for g in groups] if max(dp_sizes) > 1 else None,
         )
 
     def _finish(self, batch: CandidateBatch, result: TrainResult) -> None:

@@ -36,9 +36,9 @@ def agree_on_values(engine: Engine, values: Mapping[str, Tensor | None]) -> dict
     Returns:
         Rank 0's values of every name of which some rank had another value; the same names on all ranks.
     """
-    if engine.world_size == 1:
+    if engine.layout.processes == 1:
         return {}
-    described_by_rank = [json.loads(on_rank) for on_rank in engine.gather_bytes(_describe(values))]
+    described_by_rank = [json.loads(on_rank) for on_rank in engine.world.gather_bytes(_describe(values))]
     first: dict[str, list[Any] | None] = described_by_rank[0]
     names = [*first, *sorted({name for on_rank in described_by_rank for name in on_rank} - set(first))]
     replaced: dict[str, Tensor | None] = {}
@@ -51,9 +51,9 @@ def agree_on_values(engine: Engine, values: Mapping[str, Tensor | None]) -> dict
 
 def agree_on_state(engine: Engine, state: Mapping[str, Any]) -> dict[str, Any] | None:
     """Rank 0's state (JSON) where some rank's differs, else None; collective."""
-    if engine.world_size == 1:
+    if engine.layout.processes == 1:
         return None
-    states = engine.gather_bytes(json.dumps(state, sort_keys=True).encode())
+    states = engine.world.gather_bytes(json.dumps(state, sort_keys=True).encode())
     if all(other == states[0] for other in states):
         return None
     found: dict[str, Any] = json.loads(states[0])
@@ -86,6 +86,6 @@ def _describe(values: Mapping[str, Tensor | None]) -> bytes:
 def _broadcast_rank_0(engine: Engine, own: Tensor | None, described: list[Any]) -> Tensor:
     """Rank 0's tensor."""
     dtype, shape, _ = described
-    if engine.rank > 0 or own is None:
+    if not engine.layout.leads or own is None:
         own = torch.empty(shape, dtype=getattr(torch, dtype), device=engine.device)
-    return engine.broadcast(own.detach())
+    return engine.world.broadcast(own.detach())

@@ -1,4 +1,4 @@
-"""A batch's rollouts become this rank's packed micro-batches.
+"""A batch's rollouts become the packed micro-batches of a data-parallel rank.
 
 Invariants: a micro-batch's values are those of the rollouts at the moment of packing. Tokens that are not kept are in
 no micro-batch and in no count; sequences left out because they are silent are in the counts. A sequence that is
@@ -23,6 +23,7 @@ from rollmesh.learner.batching.plan import PlanItem, plan_batch
 from rollmesh.learner.batching.transfer import to_device
 from rollmesh.learner.batching.types import PackedBatch, PackedRow, TrainSequence
 from rollmesh.learner.distributed.train_plan import TrainPlan
+from rollmesh.learner.engines.layout import Layout
 
 Integers = NDArray[np.int64]
 
@@ -93,12 +94,12 @@ class MinibatchView:
 
 
 class RankBatch:
-    """This rank's share of a plan.
+    """A data-parallel rank's share of a plan.
 
     Args:
         plan: of the batch.
-        rank: of this process.
-        sequences: this rank's, by their index in the plan.
+        layout: of the model that computes it; names the rank.
+        sequences: the rank's at least, by their index in the plan.
         lengths: int64 [S], trained tokens of every sequence of the batch.
         device: where micro-batches go.
         token_budget: tokens per micro-batch, where the planned division does not fit any more.
@@ -107,14 +108,15 @@ class RankBatch:
     def __init__(
         self,
         plan: TrainPlan,
-        rank: int,
+        layout: Layout,
         sequences: Mapping[int, TrainSequence],
         lengths: Integers,
         device: torch.device,
         token_budget: int,
     ) -> None:
         self._plan = plan
-        self._rank = rank
+        self._layout = layout
+        self._division = plan.divisions[layout.dp_size].minibatches
         self._sequences = sequences
         self._device = device
         self._token_budget = token_budget
@@ -124,7 +126,7 @@ class RankBatch:
     @property
     def minibatches(self) -> int:
         """Optimizer steps per pass."""
-        return len(self._plan.division.minibatches)
+        return len(self._division)
 
     @property
     def num_tokens(self) -> int:
@@ -141,7 +143,7 @@ class RankBatch:
     def planned_micro_batches(self, minibatch: int) -> list[MicroBatch]:
         """The planned micro-batches, with all tokens."""
         if minibatch not in self._planned:
-            planned = self._plan.division.minibatches[minibatch][self._rank]
+            planned = self._division[minibatch][self._layout.dp_rank]
             self._planned[minibatch] = [self._lay_out(micro, None) for micro in planned]
         return self._planned[minibatch]
 
@@ -193,7 +195,7 @@ class RankBatch:
         return MinibatchView(self._to_device(tokens), positions)
 
     def _micro_batches(self, minibatch: int, computed: Integers, kept: NDArray[np.bool_] | None) -> list[MicroBatch]:
-        planned = self._plan.division.minibatches[minibatch][self._rank]
+        planned = self._division[minibatch][self._layout.dp_rank]
         members = np.array([member for micro in planned for member in micro], dtype=np.int64)
         if kept is None and (computed[members] == 1).all():
             return self.planned_micro_batches(minibatch)
@@ -226,7 +228,7 @@ class RankBatch:
 
     def _all_members(self, minibatch: int) -> Integers:
         """Sequences of a minibatch over all ranks, in the plan's order."""
-        return np.sort(rank_order(self._plan, [minibatch]))
+        return np.sort(self._plan.rank_order(self._layout, [minibatch]))
 
     def _kept_lengths(self, kept: NDArray[np.bool_] | None) -> Integers:
         """Tokens with the flag per sequence of the batch."""
@@ -237,18 +239,6 @@ class RankBatch:
 
     def _to_device(self, values: Integers) -> Tensor:
         return to_device(values, self._device)
-
-
-def rank_order(plan: TrainPlan, minibatches: Sequence[int]) -> Integers:
-    """The sequences of minibatches in the order in which the ranks, one after another, hold them."""
-    ranks = range(len(plan.division.minibatches[0]))
-    return np.array([m for rank in ranks for m in members_of(plan, minibatches, rank)], dtype=np.int64)
-
-
-def members_of(plan: TrainPlan, minibatches: Sequence[int], rank: int) -> list[int]:
-    """A rank's sequences, minibatch after minibatch, in the order of their micro-batches."""
-    division = plan.division.minibatches
-    return [member for minibatch in minibatches for micro in division[minibatch][rank] for member in micro]
 
 
 def _kept(rollouts: Rollouts) -> NDArray[np.bool_] | None:

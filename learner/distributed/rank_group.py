@@ -36,7 +36,6 @@ class RankChannel:
 
     def __init__(self) -> None:
         self._group = dist.new_group(backend="gloo", timeout=_CHANNEL_TIMEOUT)
-        self.size = dist.get_world_size()
 
     def send(self, message: bytes) -> None:
         """On rank 0: sends bytes to all others."""
@@ -65,9 +64,14 @@ class RankGroup:
         self._channel = channel
 
     @property
-    def size(self) -> int:
-        """Data-parallel ranks."""
-        return 1 if self._channel is None else self._channel.size
+    def alone(self) -> bool:
+        """There is no other process."""
+        return self._channel is None
+
+    @property
+    def dp_sizes(self) -> set[int]:
+        """Numbers of data-parallel ranks of the models."""
+        return self._worker.dp_sizes
 
     @property
     def packing(self) -> Packing:

@@ -1,9 +1,11 @@
-"""The payloads of a rank's share of a plan: opened, checked, and their problems shared between the ranks.
+"""The payloads of a process's shares of a plan: opened, checked, and their problems shared between the ranks.
 
 Invariant: every rank learns which problem any of them has, so that all train, all drop the same groups, or all give up.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 import msgpack
 import numpy as np
@@ -20,14 +22,14 @@ Unusable = dict[str, str]
 
 
 def gather_sequences(
-    engine: Engine, plan: TrainPlan, payloads: TrajectorySource
+    engines: Collection[Engine], plan: TrainPlan, payloads: TrajectorySource
 ) -> tuple[dict[int, TrainSequence], Unusable]:
-    """This rank's sequences by their index in the plan; collective.
+    """The sequences that this process's models compute, by their index in the plan; collective.
 
     Args:
-        engine: knows the ranks, and the model's vocabulary.
+        engines: of this process.
         plan: of the batch.
-        payloads: of this rank.
+        payloads: of this process.
 
     Returns:
         The sequences, and the groups that any rank has found unusable.
@@ -40,13 +42,14 @@ def gather_sequences(
     sequences: dict[int, TrainSequence] = {}
     unusable: Unusable = {}
     try:
-        sequences, unusable = _decode(engine, plan, payloads)
+        sequences, unusable = _decode(engines, plan, payloads)
     except (UnreachableError, StoreError) as error:
         unreachable = error
+    world = next(iter(engines)).world
     problem = {"away": str(unreachable) if unreachable is not None else "", "unusable": unusable}
     everyone = [
         msgpack.unpackb(message)
-        for message in engine.gather_bytes(msgpack.packb(problem) if unreachable is not None or unusable else b"")
+        for message in world.gather_bytes(msgpack.packb(problem) if unreachable is not None or unusable else b"")
         if message
     ]
     for other in everyone:
@@ -55,8 +58,11 @@ def gather_sequences(
     return sequences, {group: why for other in everyone for group, why in other["unusable"].items()}
 
 
-def _decode(engine: Engine, plan: TrainPlan, payloads: TrajectorySource) -> tuple[dict[int, TrainSequence], Unusable]:
-    own = sorted({i for minibatch in plan.division.minibatches for micro in minibatch[engine.rank] for i in micro})
+def _decode(
+    engines: Collection[Engine], plan: TrainPlan, payloads: TrajectorySource
+) -> tuple[dict[int, TrainSequence], Unusable]:
+    vocabulary = min(engine.vocab_size for engine in engines)
+    own = sorted({member for engine in engines for member in plan.members_of(engine.layout)})
     members = [plan.members[index] for index in own]
     prompts = [prompt.array() for prompt in plan.prompts]
     sequences: dict[int, TrainSequence] = {}
@@ -74,7 +80,7 @@ def _decode(engine: Engine, plan: TrainPlan, payloads: TrajectorySource) -> tupl
                 temperature=plan.prompts[member.prompt].temperature,
             )
             check_sequence(index, sequences[index])
-            _check_values(sequences[index], engine.vocab_size)
+            _check_values(sequences[index], vocabulary)
         except (PayloadError, DataError) as error:
             unusable.setdefault(member.group_id, f"member {member.member}: {error}")
     return sequences, unusable

@@ -1,8 +1,8 @@
 """The batch as an algorithm sees it (`learner.algorithms.interface.Batch`): all rollouts on every rank, and the models.
 
-Invariants: every method is collective. After it all ranks hold the same values, in the order of the plan's members,
-whatever rank has computed them. Fields that the algorithm fills in are rank 0's before they are trained on. With one
-rank nothing is communicated.
+Invariants: every method is collective. After it all processes hold the same values, in the order of the plan's members,
+whichever has computed them. Models may be divided over the processes in different ways. Fields that the algorithm fills
+in are the leader's before they are trained on. One process communicates nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rollmesh.learner.batching.pack import response_lengths, sampled_values, tra
 from rollmesh.learner.batching.transfer import to_device
 from rollmesh.learner.batching.types import TrainSequence
 from rollmesh.learner.distributed.batch_agreement import agree_on_values
-from rollmesh.learner.distributed.rank_batch import Integers, OptimizerStep, RankBatch, members_of, rank_order
+from rollmesh.learner.distributed.rank_batch import Integers, OptimizerStep, RankBatch
 from rollmesh.learner.distributed.train_plan import TrainPlan
 from rollmesh.learner.engines.interface import ACTOR, Engine, StepResult
 from rollmesh.mesh.errors import ConfigError
@@ -36,10 +36,11 @@ class RolloutBatch:
 
     Args:
         plan: of the batch.
-        sequences: this rank's, by their index in the plan.
+        sequences: of this process, by their index in the plan.
         engines: by role.
         kinds: by role, `language_model` or `value_model`.
-        before_update: called before every update; asks for the claim the first time.
+        before_update: called between gradient and update of every step; asks for the claim the first time. Where it
+            raises, the gradient is given up.
         token_budget: tokens per micro-batch.
         seed: of the run.
     """
@@ -64,11 +65,14 @@ class RolloutBatch:
         self._generator = torch.Generator().manual_seed((seed + plan.version * _VERSION_STRIDE) % (1 << 63))
         self.metrics: dict[str, float] = {}
         self.results: dict[str, list[StepResult]] = {}
-        actor = engines[ACTOR]
-        own = [sequences[member] for member in members_of(plan, range(self.minibatches), actor.rank)]
+        actor = self._actor = engines[ACTOR]
+        own = [sequences[member] for member in plan.members_of(actor.layout)]
         mask = trained_mask(own)
         lengths = self._gather_lengths(own, mask)
-        self._rank_batch = RankBatch(plan, actor.rank, sequences, lengths, actor.device, token_budget)
+        self._rank_batches = {
+            layout: RankBatch(plan, layout, sequences, lengths, actor.device, token_budget)
+            for layout in {engine.layout for engine in engines.values()}
+        }
         self._rollouts = self._gather_rollouts(own, mask, lengths)
 
     @property
@@ -78,7 +82,7 @@ class RolloutBatch:
     @property
     def minibatches(self) -> int:
         """Optimizer steps per pass."""
-        return len(self._plan.division.minibatches)
+        return self._plan.minibatches
 
     @property
     def version(self) -> int:
@@ -104,36 +108,42 @@ class RolloutBatch:
         Raises:
             ConfigError: the algorithm left a field of the wrong size, or names a role that it does not need.
         """
-        self._engine(role)
-        self._adopt_rank_0()
+        engine = self._engine(role)
+        self._adopt_leader()
         _check_shapes(self._rollouts)
-        return self._rank_batch.steps(self._rollouts, skip_zero_advantage=skip_zero_advantage)
+        return self._rank_batches[engine.layout].steps(self._rollouts, skip_zero_advantage=skip_zero_advantage)
 
     def update(self, role: str, loss: Loss, step: OptimizerStep) -> None:
-        """One optimizer step."""
-        result = self._engine(role).train_batch(step.batches, loss, step.counts, self._before_update)
-        self.results.setdefault(role, []).append(result)
+        """One optimizer step; the model stays as it is where `before_update` raises."""
+        engine = self._engine(role)
+        try:
+            engine.accumulate(step.batches, loss, step.counts)
+            self._before_update()
+        except BaseException:
+            engine.discard()
+            raise
+        self.results.setdefault(role, []).append(engine.apply())
 
     def select(self, algorithm: Algorithm, minibatch: int, step: OptimizerStep) -> None:
         """Shows the algorithm a whole minibatch under the current policy; fills `TokenBatch.selected`."""
         log_probs, entropy = self._infer(ACTOR, [minibatch]).policy()
         rollouts = self._rollouts
-        view = self._rank_batch.minibatch_view(minibatch, step, rollouts)
+        view = self._rank_batches[self._actor.layout].minibatch_view(minibatch, step, rollouts)
         anchor = log_probs if rollouts.proximal_log_probs is None else rollouts.proximal_log_probs
         advantages = torch.zeros_like(log_probs) if rollouts.advantages is None else rollouts.advantages
         indices = view.token_indices
         selected = algorithm.select(
             StepView(log_probs[indices], entropy[indices], anchor[indices], advantages[indices], self._generator)
         )
-        replaced = agree_on_values(self._engines[ACTOR], {"selected": selected})
-        selected = selected if (rank_0_selected := replaced.get("selected")) is None else rank_0_selected
+        replaced = agree_on_values(self._actor, {"selected": selected})
+        selected = selected if (agreed := replaced.get("selected")) is None else agreed
         for batch, positions in zip(step.batches, view.positions, strict=True):
             batch.tokens.selected = selected[positions]
 
-    def _adopt_rank_0(self) -> None:
-        """Replaces values that differ on some rank by rank 0's."""
+    def _adopt_leader(self) -> None:
+        """Replaces values that differ in some process by the leader's."""
         rollouts = self._rollouts
-        replaced = agree_on_values(self._engines[ACTOR], {name: values for name, values, _ in _stage_outputs(rollouts)})
+        replaced = agree_on_values(self._actor, {name: values for name, values, _ in _stage_outputs(rollouts)})
         for name, values in replaced.items():
             if not name.startswith(_EXTRA):
                 setattr(rollouts, name, values)
@@ -155,16 +165,17 @@ class RolloutBatch:
 
     def _infer(self, role: str, minibatches: Sequence[int], *, sum_pi_squared: bool = False) -> ModelOutput:
         engine = self._engine(role)
+        rank_batch = self._rank_batches[engine.layout]
         batches = [
             micro.pack(self._rollouts)
             for minibatch in minibatches
-            for micro in self._rank_batch.planned_micro_batches(minibatch)
+            for micro in rank_batch.planned_micro_batches(minibatch)
         ]
-        parts = engine.infer_batch(batches, sum_pi_squared=sum_pi_squared)
-        order = self._rank_batch.token_indices(rank_order(self._plan, minibatches))
+        parts = engine.infer(batches, sum_pi_squared=sum_pi_squared)
+        order = rank_batch.token_indices(self._plan.rank_order(engine.layout, minibatches))
 
         def gather_values(name: str) -> Tensor:
-            return self._in_order(_concatenated([getattr(part, name) for part in parts], self._device), order)
+            return self._in_order(engine, _concatenated([getattr(part, name) for part in parts], self._device), order)
 
         if self._kinds[role] == "value_model":
             return ModelOutput(values=gather_values("values"))
@@ -175,16 +186,18 @@ class RolloutBatch:
         )
 
     def _gather_lengths(self, own: Sequence[TrainSequence], mask: NDArray[np.bool_]) -> Integers:
-        """Trained tokens of every sequence of the batch, int64 [S], from every rank's own."""
+        """Trained tokens of every sequence of the batch, int64 [S], from those of the actor's ranks."""
         owner = np.repeat(np.arange(len(own)), response_lengths(own))
         counts = to_device(np.bincount(owner[mask], minlength=len(own)), self._device)
         lengths = torch.zeros(len(self._plan.members), dtype=torch.int64)
-        lengths[torch.from_numpy(rank_order(self._plan, range(self.minibatches)))] = self._all_gather(counts).cpu()
+        order = self._plan.rank_order(self._actor.layout)
+        lengths[torch.from_numpy(order)] = _gather(self._actor, counts).cpu()
         return lengths.numpy()
 
     def _gather_rollouts(self, own: Sequence[TrainSequence], mask: NDArray[np.bool_], lengths: Integers) -> Rollouts:
         plan, device = self._plan, self._device
-        order = self._rank_batch.token_indices(rank_order(plan, range(self.minibatches)))
+        actor = self._actor
+        order = self._rank_batches[actor.layout].token_indices(plan.rank_order(actor.layout))
         behaviour, staleness = (to_device(values, device) for values in sampled_values(own, mask))
         probabilities = [plan.prompts[member.prompt].probability for member in plan.members]
         baselines = [plan.prompts[member.prompt].baseline_reward for member in plan.members]
@@ -196,8 +209,8 @@ class RolloutBatch:
             group_ids=to_device(np.array([member.prompt for member in plan.members], np.int64), device),
             rewards=per_sequence([member.reward for member in plan.members]),
             lengths=to_device(lengths, device),
-            behaviour_log_probs=self._in_order(behaviour, order),
-            staleness=self._in_order(staleness, order),
+            behaviour_log_probs=self._in_order(actor, behaviour, order),
+            staleness=self._in_order(actor, staleness, order),
             truncated=to_device(np.array([member.truncated for member in plan.members], np.bool_), device),
             components={
                 name: per_sequence([member.components[position] for member in plan.members])
@@ -207,19 +220,16 @@ class RolloutBatch:
             probabilities=None if all(p == 1.0 for p in probabilities) else per_sequence(probabilities),
         )
 
-    def _all_gather(self, values: Tensor) -> Tensor:
-        engine = self._engines[ACTOR]
-        return values if engine.world_size == 1 else torch.cat(engine.all_gather(values))
-
-    def _in_order(self, values: Tensor, order: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Tensor:
-        """[R] values in the plan's order, from every rank's own; 0 for tokens that no rank gave.
+    def _in_order(self, engine: Engine, values: Tensor, order: Integers) -> Tensor:
+        """[R] values in the plan's order, from those of every rank; 0 for tokens that no rank gave.
 
         Args:
-            values: this rank's.
+            engine: its ranks have them.
+            values: of this process's rank.
             order: place of every value, rank after rank.
         """
-        gathered = self._all_gather(values)
-        total = self._rank_batch.num_tokens
+        gathered = _gather(engine, values)
+        total = self._rank_batches[engine.layout].num_tokens
         if len(order) == total and (order == np.arange(total)).all():
             return gathered
         result = torch.zeros(total, dtype=values.dtype, device=self._device)
@@ -257,6 +267,11 @@ def _check_shapes(rollouts: Rollouts) -> None:
                 f"value per {'sequence' if name in _PER_SEQUENCE else 'trained token'}",
                 hint="`rollouts.per_token(values)` makes values per token of values per sequence",
             )
+
+
+def _gather(engine: Engine, values: Tensor) -> Tensor:
+    """The values of all ranks, one after another."""
+    return values if engine.layout.processes == 1 else torch.cat(engine.gather(values))
 
 
 def _concatenated(parts: Sequence[Tensor], device: torch.device) -> Tensor:

@@ -6,7 +6,7 @@ The plan is the same on every rank.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgpack
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from rollmesh.learner.batching.plan import BatchPlan, PlanItem, plan_batch
 from rollmesh.learner.batching.types import Packing
+from rollmesh.learner.engines.layout import Layout
 from rollmesh.learner.rollouts.group import SampledGroup
 from rollmesh.mesh.trajectory.lineage import Lineage
 
@@ -72,7 +73,8 @@ class TrainPlan:
         prompts: of the groups.
         members: all responses that are trained, those of a group side by side.
         components: names of the reward components.
-        division: minibatches, ranks and micro-batches, as indices of `members`.
+        divisions: minibatches, ranks and micro-batches, as indices of `members`; by the number of data-parallel ranks,
+            as models of several layouts may have several. Their minibatches have the same members.
         packing: how micro-batches are computed.
     """
 
@@ -81,8 +83,33 @@ class TrainPlan:
     prompts: Sequence[PlannedPrompt]
     members: Sequence[PlannedMember]
     components: Sequence[str]
-    division: BatchPlan
+    divisions: Mapping[int, BatchPlan]
     packing: Packing = Packing.SHARED
+
+    @property
+    def minibatches(self) -> int:
+        """Optimizer steps per pass."""
+        return len(next(iter(self.divisions.values())).minibatches)
+
+    def members_of(self, layout: Layout, minibatches: Sequence[int] | None = None) -> list[int]:
+        """The share of a data-parallel rank: minibatch after minibatch, in the order of its micro-batches.
+
+        Args:
+            layout: of the model; of some process of the rank.
+            minibatches: None: all.
+        """
+        return self._members(layout.dp_size, layout.dp_rank, minibatches)
+
+    def rank_order(self, layout: Layout, minibatches: Sequence[int] | None = None) -> NDArray[np.int64]:
+        """The sequences in the order in which the data-parallel ranks, one after another, hold them."""
+        ranks = range(layout.dp_size)
+        found = [member for rank in ranks for member in self._members(layout.dp_size, rank, minibatches)]
+        return np.array(found, dtype=np.int64)
+
+    def _members(self, dp_size: int, dp_rank: int, minibatches: Sequence[int] | None) -> list[int]:
+        division = self.divisions[dp_size].minibatches
+        chosen = range(len(division)) if minibatches is None else minibatches
+        return [member for minibatch in chosen for micro in division[minibatch][dp_rank] for member in micro]
 
     def to_bytes(self) -> bytes:
         """The plan as msgpack, for the other ranks."""
@@ -96,7 +123,7 @@ class TrainPlan:
                     for m in self.members
                 ],
                 "components": self.components,
-                "division": self.division.minibatches,
+                "divisions": [division.minibatches for division in self.divisions.values()],
                 "packing": self.packing.value,
             }
         )
@@ -112,11 +139,7 @@ class TrainPlan:
             prompts=[PlannedPrompt(*prompt) for prompt in wire["prompts"]],
             members=[PlannedMember(*member) for member in wire["members"]],
             components=wire["components"],
-            division=BatchPlan(
-                tuple(
-                    tuple(tuple(tuple(micro) for micro in rank) for rank in minibatch) for minibatch in wire["division"]
-                )
-            ),
+            divisions={len(minibatches[0]): BatchPlan(_tuples(minibatches)) for minibatches in wire["divisions"]},
             packing=Packing(wire["packing"]),
         )
 
@@ -128,7 +151,7 @@ def plan_training(
     lineage: Lineage,
     token_budget: int,
     minibatches: int,
-    ranks: int,
+    dp_sizes: Collection[int] = (1,),
     packing: Packing = Packing.SHARED,
     shares: Sequence[float] | None = None,
 ) -> TrainPlan:
@@ -140,7 +163,7 @@ def plan_training(
         lineage: of this learner.
         token_budget: tokens per micro-batch.
         minibatches: optimizer steps per pass.
-        ranks: data-parallel ranks.
+        dp_sizes: numbers of data-parallel ranks of the models, at least one.
         packing: that all models of the run can take.
         shares: per group, of its cost that is expected to be computed; None: all of it.
     """
@@ -163,5 +186,14 @@ def plan_training(
                 )
             )
             items.append(PlanItem(index, len(group.prompt_ids), meta.response_tokens, share))
-    division = plan_batch(items, token_budget=token_budget, ranks=ranks, minibatches=minibatches, packing=packing)
-    return TrainPlan(version, lineage, prompts, members, names, division, packing)
+    divisions = {
+        ranks: plan_batch(items, token_budget=token_budget, ranks=ranks, minibatches=minibatches, packing=packing)
+        for ranks in sorted(dp_sizes)
+    }
+    return TrainPlan(version, lineage, prompts, members, names, divisions, packing)
+
+
+def _tuples(
+    minibatches: Sequence[Sequence[Sequence[Sequence[int]]]],
+) -> tuple[tuple[tuple[tuple[int, ...], ...], ...], ...]:
+    return tuple(tuple(tuple(tuple(micro) for micro in rank) for rank in minibatch) for minibatch in minibatches)

@@ -94,6 +94,11 @@ class Worker:
         shared = all(engine.packing is Packing.SHARED for engine in self._engines.values())
         return Packing.SHARED if shared else Packing.ROWS
 
+    @property
+    def dp_sizes(self) -> set[int]:
+        """Numbers of data-parallel ranks of the models: a plan divides a batch for each."""
+        return {engine.layout.dp_size for engine in self._engines.values()}
+
     def prepare(self, plan: TrainPlan) -> Unusable:
         """Gets this rank's share; a plan that was not trained is replaced.
 
@@ -106,7 +111,7 @@ class Worker:
             StoreError: likewise, Redis.
         """
         self._prepared = None
-        sequences, unusable = gather_sequences(self._actor, plan, self._payloads)
+        sequences, unusable = gather_sequences(self._engines.values(), plan, self._payloads)
         if not unusable:
             self._prepared = plan, sequences
         return unusable

@@ -1,15 +1,17 @@
-"""The engine: one interface to hold, evaluate and update a model, whatever trains it.
+"""The engine: one interface to hold, evaluate and update a model, whatever trains it and however it is divided.
 
-Invariants: every method is collective (each rank calls it, in the same order). A rank passes its own micro-batches.
-Gradients are sums over all ranks' micro-batches, so they depend neither on the split nor on the number of ranks. Tensor
-names leave an engine as Hugging Face names. Engines run in one thread. Several may live in a process (actor, critic,
-reference), created in the same order on every rank and closed in any order.
+Invariants: every method is collective, but for `discard`: each process calls it, in the same order. A process passes
+the micro-batches of its data-parallel rank (`Layout.dp_rank`). Gradients are sums over all micro-batches of all ranks,
+so they depend neither on the split nor on the layout. Between `apply` and the next `accumulate` an engine has no
+gradients, so nothing of a batch that was given up is in a checkpoint. Tensor names leave an engine as Hugging Face
+names. Engines run in one thread. Several may live in a process (actor, critic, reference), created in the same order in
+every process and closed in any order.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -20,7 +22,9 @@ from torch import Tensor
 from rollmesh.learner.algorithms.interface import Loss
 from rollmesh.learner.algorithms.types import GlobalCounts, ModelOutput
 from rollmesh.learner.batching.types import PackedBatch, Packing
+from rollmesh.learner.engines.layout import Layout
 from rollmesh.learner.engines.tolerances import Evidence
+from rollmesh.learner.engines.world import World
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.config.learner import OptimizerSection
 
@@ -43,6 +47,8 @@ class EngineSpec:
         seed: of weights that the folder does not hold (a new value head); the first engine of a process seeds the
             process with it too.
         entropy_gradient: the loss differentiates the entropy (language models).
+        sync_once: gradients travel between ranks once per `accumulate`; until then they stay on this device, whole and
+            in float32. Else they travel after each micro-batch, and each rank keeps its shard of the sum.
         offload: between calls the weights rest in host memory (models that are not trained).
         longest: tokens of the longest sequence, prompt and response, that can come; None: not known.
     """
@@ -55,13 +61,14 @@ class EngineSpec:
     activation_checkpointing: bool = False
     seed: int = 0
     entropy_gradient: bool = False
+    sync_once: bool = False
     offload: bool = False
     longest: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The result of one optimizer step; the same on every rank.
+    """The result of one optimizer step; the same in every process.
 
     Attributes:
         metrics: loss, gradient norm (before clipping), learning rate, and the algorithm's metrics over the whole batch.
@@ -77,15 +84,16 @@ class Engine(ABC):
     """A language model or a value model, with its optimizer where it is trained, on this process's device.
 
     Attributes:
-        rank, world_size: this process among the data-parallel ranks.
+        layout: place of this process in the model.
+        world: all of the learner's processes.
         device: where batches must be and results are.
         trained: it has an optimizer.
         packing: how it computes the sequences of a micro-batch, which are to be planned accordingly.
         vocab_size: token ids are below it.
     """
 
-    rank: int
-    world_size: int
+    layout: Layout
+    world: World
     device: torch.device
     trained: bool
     packing: Packing
@@ -102,61 +110,77 @@ class Engine(ABC):
             How far they are apart.
 
         Raises:
-            DataError: they differ, on every rank.
+            DataError: they differ, in every process.
         """
 
     @abstractmethod
-    def train_batch(
-        self,
-        batches: Sequence[PackedBatch],
-        loss: Loss,
-        counts: GlobalCounts,
-        before_update: Callable[[], None] | None = None,
-    ) -> StepResult:
-        """One optimizer step.
+    def accumulate(self, batches: Sequence[PackedBatch], loss: Loss, counts: GlobalCounts) -> None:
+        """Adds micro-batches to the gradient of the next step; changes nothing else.
+
+        It may be called several times for one step.
 
         Args:
-            batches: this rank's micro-batches (ranks may have different numbers, also none).
-            loss: gives each micro-batch's share of the loss. It is called with the fields of `ModelOutput` that belong
-                to the kind of model, with gradient (the entropy's only with `EngineSpec.entropy_gradient`).
-            counts: sizes of the whole batch over all ranks, see `global_counts`.
-            before_update: called between the backward passes and the update; where it raises, nothing has changed.
+            batches: of this data-parallel rank (ranks may have different numbers, also none).
+            loss: gives each micro-batch's share of the loss, where `layout.has_results`. It is called with the fields
+                of `ModelOutput` that belong to the kind of model, with gradient (the entropy's only with
+                `EngineSpec.entropy_gradient`).
+            counts: sizes of the step's whole batch over all ranks, see `global_counts`.
+
+        Raises:
+            ConfigError: the model is not trained.
         """
 
     @abstractmethod
-    def infer_batch(self, batches: Sequence[PackedBatch], *, sum_pi_squared: bool = False) -> list[ModelOutput]:
-        """The model's output for the trained tokens, per micro-batch, without gradient.
+    def apply(self) -> StepResult:
+        """The optimizer step on the accumulated gradient, which is gone afterwards."""
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Gives up the accumulated gradient, whole or of an `accumulate` that has failed.
+
+        Model and optimizer are then as after the last `apply`. Without a gradient nothing happens.
+        """
+
+    @abstractmethod
+    def infer(
+        self, batches: Sequence[PackedBatch], *, sum_pi_squared: bool = False, adapter: bool = True
+    ) -> list[ModelOutput]:
+        """The model's output for the trained tokens, without gradient.
 
         Args:
-            batches: this rank's micro-batches.
+            batches: micro-batches of this data-parallel rank.
             sum_pi_squared: give that field too (language models).
+            adapter: False: of the base model, as if its adapter had never been trained.
+
+        Returns:
+            Per micro-batch where `layout.has_results`, else nothing; `gather` brings them to every process.
+
+        Raises:
+            ConfigError: `adapter` is False and the model has none: its base does not exist any more.
         """
 
-    @abstractmethod
     def global_counts(self, batches: Sequence[PackedBatch]) -> GlobalCounts:
-        """Counts of the given micro-batches, summed over the ranks."""
+        """Counts of the given micro-batches, summed over the data-parallel ranks."""
+        counts = sum((batch.counts for batch in batches), GlobalCounts(0, 0))
+        own = (counts.tokens, counts.sequences) if self.layout.has_results else (0, 0)
+        return GlobalCounts(*self.world.sum_ints(own))
 
-    @abstractmethod
-    def all_gather(self, values: Tensor) -> list[Tensor]:
-        """Every rank's values, in the order of the ranks.
-
-        Args:
-            values: [N], of one dtype on all ranks; N may differ and may be 0.
-        """
-
-    @abstractmethod
-    def broadcast(self, values: Tensor) -> Tensor:
-        """Rank 0's values, on every rank's device.
+    def gather(self, values: Tensor) -> list[Tensor]:
+        """Every data-parallel rank's values, in the order of the ranks, in every process.
 
         Args:
-            values: of one shape and dtype on all ranks; only rank 0's are read.
+            values: [N], of one dtype everywhere; N may differ and may be 0. Those of processes without results are not
+                read.
         """
+        parts = self.world.gather(values if self.layout.has_results else values[:0])
+        return [parts[source] for source in self.layout.sources]
 
     @abstractmethod
     def export_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """Full tensors under their Hugging Face names, on the CPU, in the order of the model, tied ones once.
 
-        On rank 0; the other ranks exhaust the iterator too, which gives them nothing. It never holds the full model.
+        In the leading process; the others exhaust the iterator too, which gives them nothing. It never holds the
+        full model.
         Tensors may share memory with the model or with one another: copy those that must outlive the next one.
 
         Args:
@@ -167,19 +191,15 @@ class Engine(ABC):
     def save_checkpoint(self, folder: Path, extra: dict[str, object]) -> None:
         """Writes model, optimizer, schedule, random state and `extra` (JSON) into an empty folder. Not atomic.
 
-        A rank returns when its own part is written; `learner.checkpoint.CheckpointStore` waits for all.
+        A process returns when its own part is written; `learner.checkpoint.CheckpointStore` waits for all.
 
         Raises:
-            OSError: the disk refuses; perhaps on this rank alone.
+            OSError: the disk refuses; perhaps in this process alone.
         """
 
     @abstractmethod
     def load_checkpoint(self, folder: Path) -> dict[str, object]:
-        """Restores what `save_checkpoint` wrote, at any number of ranks; gives back `extra`."""
-
-    @abstractmethod
-    def gather_bytes(self, message: bytes) -> list[bytes]:
-        """Every rank's message, in the order of the ranks; they may differ in length and be empty."""
+        """Restores what `save_checkpoint` wrote, in any layout; gives back `extra`."""
 
     @abstractmethod
     def export_hf(self, folder: Path) -> None:

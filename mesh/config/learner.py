@@ -82,6 +82,11 @@ class LearnerSection(Section):
     activation_checkpointing: bool | None = Field(
         None, description="Recompute activations in the backward pass. None: on CUDA."
     )
+    gradient_sync: Literal["micro_batch", "step"] = Field(
+        "micro_batch",
+        description="When ranks add up their gradients. `micro_batch`: after each, so that a device keeps its shard "
+        "alone. `step`: once, which sends less and keeps 4 bytes per parameter on every device (7B: 28 GB).",
+    )
     optimizer: OptimizerSection = Field(default_factory=OptimizerSection, description="AdamW and its schedule.")
     max_skipped: PositiveInt = Field(
         10,

@@ -113,7 +113,7 @@ def make_plan(
     groups: Sequence[SampledGroup], *, token_budget: int = 1 << 20, minibatches: int = 1, ranks: int = 1
 ) -> TrainPlan:
     return plan_training(
-        groups, version=VERSION, lineage=LINEAGE, token_budget=token_budget, minibatches=minibatches, ranks=ranks
+        groups, version=VERSION, lineage=LINEAGE, token_budget=token_budget, minibatches=minibatches, dp_sizes=(ranks,)
     )
 
 
@@ -288,8 +288,8 @@ def main(model: Path, out: Path) -> None:
     held.set_batch(groups)
     plain = make_worker(Plain(), {"actor": engines["actor"]}, held, out / "plain")
     failing = train_without_what_rank_1_cannot_read(plain, held, groups, lambda some: make_plan(some, ranks=2))
-    if engines["actor"].rank == 0:
+    if engines["actor"].layout.process == 0:
         found = {"weights": seen, "metrics": result.metrics, "checkpoint": str(path), "told": told, "failing": failing}
         torch.save(found, out / "seen.pt")
-    (out / f"state-{engines['actor'].rank}.json").write_text(json.dumps(algorithm.state()))
+    (out / f"state-{engines['actor'].layout.process}.json").write_text(json.dumps(algorithm.state()))
     worker.close()

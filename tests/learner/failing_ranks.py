@@ -28,7 +28,7 @@ def save_where_ranks_fail(engines: Mapping[str, Engine], out: Path) -> dict[str,
     actor = engines["actor"]
     version = PolicyVersion(1, 1)
     (out / "file").touch()
-    nodes = CheckpointStore(out / f"node{actor.rank}")
+    nodes = CheckpointStore(out / f"node{actor.layout.process}")
     full = CheckpointStore(out / "full")
 
     def told(action: Callable[[], object]) -> list[str]:
@@ -36,10 +36,10 @@ def save_where_ranks_fail(engines: Mapping[str, Engine], out: Path) -> dict[str,
             message = str(action())
         except RollmeshError as error:
             message = f"{error.code}: {error}"
-        return [heard.decode() for heard in actor.gather_bytes(message.encode())]
+        return [heard.decode() for heard in actor.world.gather_bytes(message.encode())]
 
     def save_with_little_space() -> Path:
-        with _files_up_to(100 if actor.rank == 1 else resource.RLIM_INFINITY):
+        with _files_up_to(100 if actor.layout.process == 1 else resource.RLIM_INFINITY):
             return full.save(engines, version, {})
 
     return {
@@ -70,7 +70,7 @@ def train_without_what_rank_1_cannot_read(
 ) -> dict[str, Any]:
     """Rank 0 leads, rank 1 follows and has an unknown token in a group of its share; gives what rank 0 sees."""
     whole, channel = plan(groups), RankChannel()
-    place = next(index for micro in whole.division.minibatches[0][1] for index in micro)
+    place = next(index for micro in whole.divisions[2].minibatches[0][1] for index in micro)
     bad = whole.members[place].group_id
     if dist.get_rank() == 1:
         held.set_batch([_with_unknown_token(group) if group.group_id == bad else group for group in groups])

@@ -11,7 +11,7 @@ import gc
 import logging
 import shutil
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -24,7 +24,6 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from rollmesh.learner.algorithms.interface import Loss
-from rollmesh.learner.algorithms.metrics import Metrics
 from rollmesh.learner.algorithms.types import GlobalCounts, ModelOutput
 from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.batching.types import PackedBatch, PackedRow, Packing, TrainSequence
@@ -33,16 +32,17 @@ from rollmesh.learner.engines.fsdp2.attention import ATTENTION
 from rollmesh.learner.engines.fsdp2.export import full_tensors
 from rollmesh.learner.engines.fsdp2.layout import build_layout
 from rollmesh.learner.engines.fsdp2.loading import load_model, load_optional_tokenizer, quiet_transformers
-from rollmesh.learner.engines.fsdp2.metric_reduction import reduce_metrics
 from rollmesh.learner.engines.fsdp2.probe import ComputedValues, read, run_probe
 from rollmesh.learner.engines.fsdp2.rows import build_rows
 from rollmesh.learner.engines.fsdp2.schedule import learning_rate
-from rollmesh.learner.engines.fsdp2.sharding import computing_in, plain_name, prepare, recover
+from rollmesh.learner.engines.fsdp2.sharding import computing_in, plain_name, prepare, recover, synchronize_gradients
 from rollmesh.learner.engines.fsdp2.state import load_state, save_state
 from rollmesh.learner.engines.fsdp2.varlen import build_varlen_layout, has_varlen, without_kernel
-from rollmesh.learner.engines.fsdp2.world import World
 from rollmesh.learner.engines.interface import Engine, EngineSpec, StepResult
+from rollmesh.learner.engines.layout import Layout
+from rollmesh.learner.engines.pending_step import PendingStep
 from rollmesh.learner.engines.tolerances import Evidence
+from rollmesh.learner.engines.world import World
 from rollmesh.mesh.config.learner import OptimizerSection
 from rollmesh.mesh.errors import ConfigError
 
@@ -60,10 +60,11 @@ class Fsdp2Engine(Engine):
         self._spec = spec
         self._param_dtype: torch.dtype = getattr(torch, spec.param_dtype)
         shard_alone = self._param_dtype != torch.float32
-        self._world = World(spec.device, need_group=shard_alone)
-        self.rank, self.world_size, self.device = self._world.rank, self._world.size, self._world.device
+        self.world = World(spec.device, need_group=shard_alone)
+        self.device = self.world.device
+        self.layout = Layout.of_replicas(self.world.process, self.world.processes)
         self.trained = spec.optimizer is not None
-        if self._world.first:
+        if self.world.first:
             torch.manual_seed(spec.seed)
         with torch.random.fork_rng(devices=[]):
             # On the CPU, where models are built; nothing draws from the device's generator.
@@ -79,7 +80,7 @@ class Fsdp2Engine(Engine):
         nn.Module.to(self._model, self.device)
         prepare(
             self._model,
-            shard=self.world_size > 1 or shard_alone,
+            shard=self.layout.dp_size > 1 or shard_alone,
             param_dtype=self._param_dtype,
             recompute=spec.activation_checkpointing and self.trained,
             trained=self.trained,
@@ -87,6 +88,7 @@ class Fsdp2Engine(Engine):
         self._parameters = [p for p in self._model.parameters() if p.requires_grad]
         self._optimizer = None if spec.optimizer is None else _optimizer(spec.optimizer, self._parameters)
         self._steps = 0
+        self._pending: PendingStep | None = None
         self._varlen = has_varlen(self.device, self._param_dtype)
         if self.device.type == "cuda" and not self._varlen and self.packing is Packing.SHARED:
             _log.warning("%s", without_kernel(self._param_dtype, spec.longest))
@@ -110,7 +112,7 @@ class Fsdp2Engine(Engine):
             self.onload()
         config = self._shell.config
         name = f"model {self._spec.model.path!r} ({config.model_type})"
-        evidence = run_probe(self, name, config.get_text_config().vocab_size, self._world, self._spec.param_dtype)
+        evidence = run_probe(self, name, config.get_text_config().vocab_size, self.world, self._spec.param_dtype)
         if self._spec.offload:
             self.offload()
         return evidence
@@ -177,50 +179,67 @@ class Fsdp2Engine(Engine):
             # transformers does not switch attention outside of its interface; layers that can look here.
             self._shell.config._attn_implementation = implementation
 
-    def train_batch(
-        self,
-        batches: Sequence[PackedBatch],
-        loss: Loss,
-        counts: GlobalCounts,
-        before_update: Callable[[], None] | None = None,
-    ) -> StepResult:
-        section, optimizer = self._training_state()
-        optimizer.zero_grad()
-        parts: list[Metrics] = []
-        value = torch.zeros((), device=self.device)
+    def accumulate(self, batches: Sequence[PackedBatch], loss: Loss, counts: GlobalCounts) -> None:
+        self._training_state()
+        pending = self._pending = self._pending or PendingStep(torch.zeros((), device=self.device))
         real, filling = self._even(batches)
-        for batch in real:
+        pending.counted |= counts.tokens > 0
+        pending.computed |= bool(real or filling)
+        batches = [*real, *filling]
+        for number, batch in enumerate(batches, 1):
+            if self._spec.sync_once:
+                synchronize_gradients(self._model, number == len(batches))
             output, differentiable = self._forward(batch)
-            result = loss(output, batch.tokens, counts)
-            # A loss of which nothing depends on the model has a gradient all the same: zero.
-            share = result.loss if result.loss.requires_grad else result.loss + _zero(differentiable)
-            (share * self.world_size).backward()
-            value += share.detach()
-            parts.append(result.metrics)
-        for batch in filling:
-            _zero(self._forward(batch)[1]).backward()
-        if before_update is not None:
-            before_update()
-        if not counts.tokens:
-            return StepResult({}, skipped=False)
-        if not real and not filling:
-            # Nothing had an advantage on any rank: a gradient of zero, which the optimizer's moments still follow.
-            for parameter in self._parameters:
-                parameter.grad = torch.zeros_like(parameter)
-        norm = self._clip(section.max_grad_norm)
-        rate = learning_rate(section, self._steps, self._spec.total_steps)
-        skipped = not np.isfinite(norm)
-        if not skipped:
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            optimizer.step()
-            self._steps += 1
-        seen = sum(batch.tokens.num_tokens for batch in real)
-        metrics = reduce_metrics(self._world, parts, seen, value)
-        return StepResult(metrics | {"grad_norm": norm, "lr": rate}, skipped)
+            share = _zero(differentiable)
+            if number <= len(real):
+                result = loss(output, batch.tokens, counts)
+                pending.add(result.loss, result.metrics, batch.tokens.num_tokens)
+                # A loss of which nothing depends on the model has a gradient all the same: zero.
+                share = result.loss if result.loss.requires_grad else share
+            (share * self.layout.dp_size).backward()
+
+    def apply(self) -> StepResult:
+        section, optimizer = self._training_state()
+        if (pending := self._pending) is None:
+            raise RuntimeError("no gradient was accumulated")
+        try:
+            if not pending.counted:
+                return StepResult({}, skipped=False)
+            if not pending.computed:
+                # Nothing had an advantage on any rank: a gradient of zero, which the optimizer's moments still follow.
+                for parameter in self._parameters:
+                    parameter.grad = torch.zeros_like(parameter)
+            norm = self._clip(section.max_grad_norm)
+            rate = learning_rate(section, self._steps, self._spec.total_steps)
+            skipped = not np.isfinite(norm)
+            if not skipped:
+                for group in optimizer.param_groups:
+                    group["lr"] = rate
+                optimizer.step()
+                self._steps += 1
+            return StepResult(pending.metrics(self.world) | {"grad_norm": norm, "lr": rate}, skipped)
+        finally:
+            self._pending = None
+            optimizer.zero_grad()
+
+    def discard(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        if pending.computed:
+            # FSDP keeps a part of what a pass that broke off has computed.
+            recover(self._model)
+        self._training_state()[1].zero_grad()
 
     @torch.no_grad()
-    def infer_batch(self, batches: Sequence[PackedBatch], *, sum_pi_squared: bool = False) -> list[ModelOutput]:
+    def infer(
+        self, batches: Sequence[PackedBatch], *, sum_pi_squared: bool = False, adapter: bool = True
+    ) -> list[ModelOutput]:
+        if not adapter:
+            raise ConfigError(
+                f"model {self._spec.model.path!r} has no adapter that could be left out",
+                hint="give the reference a role of its own",
+            )
         if self._spec.offload:
             self.onload()
         real, filling = self._even(batches)
@@ -234,32 +253,19 @@ class Fsdp2Engine(Engine):
             for batch in batches
         ]
 
-    def global_counts(self, batches: Sequence[PackedBatch]) -> GlobalCounts:
-        counts = sum((batch.counts for batch in batches), GlobalCounts(0, 0))
-        return GlobalCounts(*self._world.sum_ints((counts.tokens, counts.sequences)))
-
-    def broadcast(self, values: Tensor) -> Tensor:
-        return self._world.broadcast(values)
-
-    def all_gather(self, values: Tensor) -> list[Tensor]:
-        return self._world.gather(values)
-
     def export_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        return full_tensors(self._named_tensors(), self._world, dtype or getattr(torch, self._spec.model.dtype))
+        return full_tensors(self._named_tensors(), self.world, dtype or getattr(torch, self._spec.model.dtype))
 
     def save_checkpoint(self, folder: Path, extra: dict[str, object]) -> None:
-        save_state(folder, self._world, self._model, self._training_state()[1], self._steps, extra)
+        save_state(folder, self.world, self._model, self._training_state()[1], self._steps, extra)
 
     def load_checkpoint(self, folder: Path) -> dict[str, object]:
-        self._steps, extra = load_state(folder, self._world, self._model, self._training_state()[1])
+        self._steps, extra = load_state(folder, self.world, self._model, self._training_state()[1])
         return extra
-
-    def gather_bytes(self, message: bytes) -> list[bytes]:
-        return self._world.gather_bytes(message)
 
     def export_hf(self, folder: Path) -> None:
         state = {name: tensor.clone() for name, tensor in self.export_weights()}
-        if self.rank == 0:
+        if self.layout.leads:
             folder.mkdir(parents=True, exist_ok=True)
             self._shell.config.dtype = getattr(torch, self._spec.model.dtype)
             self._shell.save_pretrained(folder, state_dict=state)
@@ -269,7 +275,7 @@ class Fsdp2Engine(Engine):
             tokenizer = load_optional_tokenizer(self._spec.model)
             if tokenizer is not None:
                 tokenizer.save_pretrained(folder)
-        self._world.barrier()
+        self.world.barrier()
 
     def offload(self) -> None:
         self._move(torch.device("cpu"))
@@ -282,7 +288,7 @@ class Fsdp2Engine(Engine):
         self._parameters = []
         self._model = self._shell = self._optimizer = None  # type: ignore[assignment]  # of no use any more
         gc.collect()
-        self._world.close()
+        self.world.close()
 
     def _inputs(self, row: PackedRow) -> tuple[dict[str, Any], Tensor]:
         """The model's input, and the indices of the predictors in its tokens, row after row: int64 [R]."""
@@ -304,7 +310,7 @@ class Fsdp2Engine(Engine):
         """Micro-batches with trained tokens, and what fills them up to the same number on every rank."""
         real = [batch for batch in batches if batch.tokens.num_tokens]
         # Agreed on before the first forward pass, whose own collectives must line up between ranks.
-        missing = self._world.max_int(len(real)) - len(real)
+        missing = self.world.max_int(len(real)) - len(real)
         return real, [_empty_batch(self.device)] * missing if missing else []
 
     def _clip(self, most: float) -> float:

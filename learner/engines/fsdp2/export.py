@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
-from rollmesh.learner.engines.fsdp2.world import World
+from rollmesh.learner.engines.world import World
 from rollmesh.mesh.weights.layout import aligned
 
 GATHER_BYTES = 64 << 20
@@ -65,10 +65,10 @@ def full_tensors(
     end = 0
     for name, tensor in named:
         wire_dtype = dtype if tensor.is_floating_point() else tensor.dtype
-        if world.size == 1 or not isinstance(tensor, DTensor):
+        if world.processes == 1 or not isinstance(tensor, DTensor):
             yield from gatherer.gather(batch, end)
             batch, end = [], 0
-            if world.rank == 0:
+            if world.process == 0:
                 own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
                 yield name, own.detach().to("cpu", wire_dtype).contiguous()
             continue
@@ -93,7 +93,7 @@ class _Gatherer:
 
     def gather(self, entries: Sequence[_GatherEntry], nbytes: int) -> Iterator[tuple[str, Tensor]]:
         """The tensors of one batch of `nbytes` bytes on rank 0; nothing elsewhere."""
-        rank, ranks = self._world.rank, self._world.size
+        rank, ranks = self._world.process, self._world.processes
         if not entries:
             return
         if rank:
@@ -119,7 +119,7 @@ class _Gatherer:
 
     def _pack_message(self, entries: Sequence[_GatherEntry]) -> Tensor:
         """Packs this rank's message."""
-        rank, ranks = self._world.rank, self._world.size
+        rank, ranks = self._world.process, self._world.processes
         message = self._reserve(_message_bytes(entries, rank, ranks))
         for entry, part in _parts(entries, message, rank, ranks):
             part.view(entry.dtype).copy_(_local(entry))

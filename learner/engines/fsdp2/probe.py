@@ -27,7 +27,6 @@ from torch.distributed.tensor import DTensor
 
 from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.batching.types import PackedBatch, Packing, TrainSequence
-from rollmesh.learner.engines.fsdp2.world import World
 from rollmesh.learner.engines.tolerances import (
     REFUSED_HINT,
     ROUNDED_HINT,
@@ -36,6 +35,7 @@ from rollmesh.learner.engines.tolerances import (
     problem_of_rounding,
     problem_of_structure,
 )
+from rollmesh.learner.engines.world import World
 from rollmesh.mesh.errors import DataError, RollmeshError
 
 _log = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ def run_probe(subject: ProbeSubject, name: str, vocabulary: int, world: World, p
         else:
             if param_dtype != "float32":
                 evidence = dataclasses.replace(evidence, rounded=probe.compare_with_float32(param_dtype))
-    if subject.packing is Packing.ROWS and world.rank == 0:
+    if subject.packing is Packing.ROWS and world.process == 0:
         _log.warning("%s: every sequence is computed in a row of its own: %s", name, subject.why_rows)
     return evidence
 

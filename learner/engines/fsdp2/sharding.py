@@ -67,6 +67,17 @@ def computing_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
         _set_policies(modules, policies)
 
 
+def synchronize_gradients(model: nn.Module, synchronize: bool) -> None:
+    """Sums the gradients of the next backward passes over the ranks, or keeps them whole on each until a later one.
+
+    Args:
+        model: from `prepare`.
+        synchronize: sum them, and those kept before.
+    """
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(synchronize)
+
+
 def recover(model: nn.Module) -> bool:
     """Prepares a model for another pass after one that broke off.
 

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.optim import Optimizer
 
-from rollmesh.learner.engines.fsdp2.world import World
+from rollmesh.learner.engines.world import World
 from rollmesh.mesh.errors import DataError
 
 _STATE_FILE = "state.json"
@@ -42,14 +42,14 @@ def save_state(
     """
     try:
         with _quiet():
-            dcp.save(_state(model, optimizer), checkpoint_id=str(folder), no_dist=world.size == 1)
+            dcp.save(_state(model, optimizer), checkpoint_id=str(folder), no_dist=world.processes == 1)
     except CheckpointException as failed:
         # All ranks learn of it here; those that met it raise it.
-        if world.rank in failed.failures:
-            error, _ = failed.failures[world.rank]
+        if world.process in failed.failures:
+            error, _ = failed.failures[world.process]
             raise OSError(f"{type(error).__name__}: {error}") from failed
         return
-    if world.rank == 0:
+    if world.process == 0:
         (folder / _STATE_FILE).write_text(json.dumps({"steps": steps, "extra": extra}), encoding="utf-8")
 
 
@@ -66,7 +66,7 @@ def load_state(folder: Path, world: World, model: nn.Module, optimizer: Optimize
         saved = json.loads((folder / _STATE_FILE).read_text(encoding="utf-8"))
         state = _state(model, optimizer)
         with _quiet():
-            dcp.load(state, checkpoint_id=str(folder), no_dist=world.size == 1)
+            dcp.load(state, checkpoint_id=str(folder), no_dist=world.processes == 1)
     except (OSError, CheckpointException, RuntimeError, ValueError) as error:
         # torch's message names the tensor at its end, after a trace.
         lines = str(error).strip().splitlines()

@@ -9,6 +9,8 @@ import pytest
 
 from rollmesh.learner.checkpoint.retention import sweep
 from rollmesh.learner.checkpoint.store import CheckpointStore, DamagedCheckpointError, load_checkpoint
+from rollmesh.learner.engines.layout import Layout
+from rollmesh.learner.engines.world import World
 from rollmesh.mesh.errors import ConfigError, DataError, FencedError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
@@ -16,16 +18,13 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 class Engine:
     """Writes one file, or fails half-way."""
 
-    rank = 0
-    world_size = 1
+    layout = Layout()
     trained = True
 
     def __init__(self) -> None:
         self.fails = False
         self.saved = 0
-
-    def gather_bytes(self, message: bytes) -> list[bytes]:
-        return [message]
+        self.world = World("cpu", need_group=False)
 
     def save_checkpoint(self, folder, extra) -> None:
         self.saved += 1

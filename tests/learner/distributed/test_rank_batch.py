@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rollmesh.learner.algorithms.types import Rollouts
 from rollmesh.learner.batching.types import TrainSequence
 from rollmesh.learner.distributed.rank_batch import RankBatch
+from rollmesh.learner.engines.layout import Layout
 from tests.learner.dataflow import make_groups, make_plan
 
 
@@ -50,11 +51,13 @@ def test_shares_are_complete_and_views_point_at_them(
         extra={"place": torch.arange(total)},
     )
     trained = np.zeros(total, dtype=int)
-    for minibatch in range(len(plan.division.minibatches)):
+    for minibatch in range(plan.minibatches):
         taken: list[int] = []
         sizes = set()
         for rank in range(ranks):
-            rank_batch = RankBatch(plan, rank, sequences, lengths, torch.device("cpu"), budget)
+            rank_batch = RankBatch(
+                plan, Layout.of_replicas(rank, ranks), sequences, lengths, torch.device("cpu"), budget
+            )
             step = rank_batch.steps(rollouts, skip_zero_advantage=silent)[minibatch]
             view = rank_batch.minibatch_view(minibatch, step, rollouts)
             sizes.add((step.counts.tokens, step.counts.sequences, view.token_indices.numel()))
@@ -72,7 +75,7 @@ def test_shares_are_complete_and_views_point_at_them(
         ((tokens, sequences_counted, seen),) = sizes
         assert tokens == seen
         assert len(set(taken)) == len(taken) <= seen
-        members = np.sort([m for rank in plan.division.minibatches[minibatch] for micro in rank for m in micro])
+        members = np.sort([m for rank in plan.divisions[ranks].minibatches[minibatch] for micro in rank for m in micro])
         kept = np.bincount(owner[keep], minlength=count)
         assert tokens == (kept * repeats)[members].sum()
         assert sequences_counted == ((kept > 0) * repeats)[members].sum()

@@ -61,14 +61,14 @@ def test_every_scored_member_is_trained_by_one_rank(
         sampled(i, [length for length, _ in g], [scored for _, scored in g], float(i) if greedy else None)
         for i, g in enumerate(groups)
     ]
-    plan = plan_training(batch, version=7, lineage=LINEAGE, token_budget=64, minibatches=minibatches, ranks=ranks)
+    plan = plan_training(batch, version=7, lineage=LINEAGE, token_budget=64, minibatches=minibatches, dp_sizes={ranks})
     again = TrainPlan.from_bytes(plan.to_bytes())
     assert again == plan
     expected = {(f"g{i}", m) for i, g in enumerate(groups) for m, (_, scored) in enumerate(g) if scored}
-    dealt = [i for step in plan.division.minibatches for rank in step for micro in rank for i in micro]
+    dealt = [i for step in plan.divisions[ranks].minibatches for rank in step for micro in rank for i in micro]
     assert sorted(dealt) == list(range(len(plan.members)))
     assert {(m.group_id, m.member) for m in plan.members} == expected
-    assert all(len(step) == ranks for step in plan.division.minibatches)
+    assert all(len(step) == ranks for step in plan.divisions[ranks].minibatches)
     assert {prompt.temperature for prompt in plan.prompts} == {0.5}
     assert plan.prompts[0].array().tolist() == [0, 1, 2]
     assert [p.baseline_reward for p in plan.prompts] == [float(i) if greedy else None for i in range(len(groups))]

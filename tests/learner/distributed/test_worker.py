@@ -254,7 +254,8 @@ def test_rejected_repeated_and_silent_sequences_are_exactly_that(
         explicit += [dataclasses.replace(sequence, response_mask=mask, advantages=spread)] * int(times)
     trainer.reset()
     packed = pack(explicit)
-    trainer.engine.train_batch([packed], Plain().loss, trainer.engine.global_counts([packed]))
+    trainer.engine.accumulate([packed], Plain().loss, trainer.engine.global_counts([packed]))
+    trainer.engine.apply()
     assert_same(found, weights(trainer.engine))
 
 

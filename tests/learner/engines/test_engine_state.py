@@ -22,7 +22,7 @@ from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.learner.engines.models import EXPORT_GATHER_BYTES, make_engine, make_model, make_sequences
 from tests.learner.engines.test_gradients import assert_same
-from tests.learner.engines.training import log_probs, make_batches, policy_loss, train_step, weights
+from tests.learner.engines.training import log_probs, make_batches, policy_loss, take_step, train_step, weights
 
 torch.set_num_threads(1)
 
@@ -59,14 +59,6 @@ def not_finite(output, tokens, counts):
     return LossOutput(policy_loss()(output, tokens, counts).loss * float("inf"), Metrics())
 
 
-class RefusedRow(Exception):
-    """The batch may not be used."""
-
-
-def refuse() -> None:
-    raise RefusedRow
-
-
 def test_gradients_that_no_step_has_used_have_no_part_in_a_checkpoint(model_folder, tmp_path):
     """A first step that was not finite, and a first claim that was refused, leave gradients and no moments."""
     untouched = make_engine(model_folder)
@@ -75,10 +67,10 @@ def test_gradients_that_no_step_has_used_have_no_part_in_a_checkpoint(model_fold
         saved, resumed = (make_engine(model_folder) for _ in range(2))
         batches = make_batches(saved, seed=1)
         if name == "not_finite":
-            assert saved.train_batch(batches, not_finite, saved.global_counts(batches)).skipped
+            assert take_step(saved, batches, not_finite).skipped
         else:
-            with pytest.raises(RefusedRow):
-                saved.train_batch(batches, policy_loss(), saved.global_counts(batches), refuse)
+            saved.accumulate(batches, policy_loss(), saved.global_counts(batches))
+            saved.discard()
         path = CheckpointStore(tmp_path / name).save({"actor": saved}, PolicyVersion(1, 0), {})
         load_checkpoint({"actor": resumed}, path)
         for engine in (saved, resumed):
@@ -88,7 +80,7 @@ def test_gradients_that_no_step_has_used_have_no_part_in_a_checkpoint(model_fold
 
 def test_a_parameter_that_has_had_no_gradient_yet_is_resumed(tmp_path):
     """An expert without a token, say: its moments begin with its first gradient."""
-    world: Any = SimpleNamespace(rank=0, size=1, barrier=lambda: None)
+    world: Any = SimpleNamespace(process=0, processes=1, barrier=lambda: None)
 
     def make() -> tuple[torch.nn.ModuleList, torch.optim.Optimizer]:
         torch.manual_seed(0)

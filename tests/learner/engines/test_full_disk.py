@@ -16,6 +16,6 @@ from rollmesh.learner.engines.fsdp2.state import save_state
 def test_a_full_disk_is_an_error_of_the_disk(tmp_path: Path) -> None:
     (tmp_path / "__0_0.distcp").symlink_to("/dev/full")
     model = torch.nn.Linear(512, 512)
-    world: Any = SimpleNamespace(rank=0, size=1, barrier=lambda: None)
+    world: Any = SimpleNamespace(process=0, processes=1, barrier=lambda: None)
     with pytest.raises(OSError, match="Error"):
         save_state(tmp_path, world, model, torch.optim.AdamW(model.parameters()), 1, {})

@@ -11,7 +11,7 @@ from rollmesh.learner.algorithms.aggregation import AGGREGATIONS
 from rollmesh.learner.algorithms.types import GlobalCounts, LossOutput
 from rollmesh.learner.batching.pack import pack
 from tests.learner.engines.models import ARCHITECTURES, make_engine, make_model, make_sequences
-from tests.learner.engines.training import gradients, policy_loss, train_step, weights
+from tests.learner.engines.training import gradients, make_batches, policy_loss, take_step, train_step, weights
 
 torch.set_num_threads(1)
 
@@ -46,7 +46,7 @@ def test_shared_prompts_do_not_change_the_gradient(tmp_path, architecture):
     train_step(packed, seed=0, sequences=sequences, token_budget=1 << 20)
     alone = make_engine(folder)
     apart = [pack([sequence]) for sequence in sequences]
-    alone.train_batch(apart, policy_loss(), alone.global_counts(apart))
+    take_step(alone, apart, policy_loss())
     assert_same(gradients(packed), gradients(alone))
     assert architecture in ARCHITECTURES
 
@@ -67,10 +67,31 @@ def test_two_ranks_give_the_gradient_of_one(two_rank_results):
     result = train_step(engine, seed=1)
     assert_same(two_rank_results.tensors["gradients"], gradients(engine))
     assert two_rank_results.figures["metrics"] == pytest.approx(result.metrics, rel=1e-4, abs=1e-5)
+    # With more micro-batches, after a step that was given up in the middle.
+    assert_same(two_rank_results.tensors["synchronized_once"], gradients(engine))
     train_step(engine, seed=2, groups=3, token_budget=16)
     assert_same(two_rank_results.tensors["uneven"], gradients(engine), 1e-3)
     train_step(engine, seed=3, groups=1, token_budget=1 << 20)
     assert_same(two_rank_results.tensors["idle_rank"], gradients(engine), 1e-2)
+
+
+def test_a_gradient_may_be_accumulated_in_parts_and_given_up(model_folder):
+    whole, parts = make_engine(model_folder), make_engine(model_folder)
+    expected = train_step(whole, seed=1, token_budget=16)
+    batches = make_batches(parts, seed=1, token_budget=16)
+    counts = parts.global_counts(batches)
+    before = weights(parts)
+    for _ in range(2):
+        for batch in batches:
+            parts.accumulate([batch], policy_loss(), counts)
+        parts.discard()
+        assert_same(weights(parts), before, 0.0)
+    for batch in batches:
+        parts.accumulate([batch], policy_loss(), counts)
+    assert parts.apply() == expected
+    assert_same(weights(parts), weights(whole), 0.0)
+    with pytest.raises(RuntimeError, match="no gradient"):
+        parts.apply()
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing(model_folder):
@@ -82,7 +103,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(model_folder):
         result = policy_loss()(output, tokens, counts)
         return dataclasses.replace(result, loss=result.loss * float("nan"))
 
-    result = engine.train_batch([batch], broken, engine.global_counts([batch]))
+    result = take_step(engine, [batch], broken)
     assert result.skipped
     assert_same(weights(engine), before, 0.0)
     assert not train_step(engine, seed=1).skipped
@@ -107,7 +128,7 @@ def test_leaving_silent_sequences_out_changes_nothing(model_folder):
     for leave_out in (False, True):
         engine = make_engine(model_folder)
         batch = pack(sequences, leave_out_silent=leave_out)
-        losses.append(engine.train_batch([batch], policy_loss(), engine.global_counts([batch])).metrics["loss"])
+        losses.append(take_step(engine, [batch], policy_loss()).metrics["loss"])
         engines.append(engine)
     assert pack(sequences, leave_out_silent=True).num_tokens < pack(sequences).num_tokens / 2
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
@@ -120,7 +141,7 @@ def test_a_batch_without_any_advantage_steps_with_a_gradient_of_zero(model_folde
         engine = make_engine(model_folder)
         train_step(engine, seed=1)
         batch = pack([dataclasses.replace(s, advantages=0.0) for s in make_sequences(2)], leave_out_silent=leave_out)
-        result = engine.train_batch([batch], policy_loss(), engine.global_counts([batch]))
+        result = take_step(engine, [batch], policy_loss())
         assert not result.skipped
         assert result.metrics["grad_norm"] == 0.0
         stepped.append(weights(engine))

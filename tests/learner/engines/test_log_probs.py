@@ -61,6 +61,6 @@ def test_sequences_without_trained_tokens_are_harmless(tmp_path):
     silent = dataclasses.replace(make_sequences(5)[0], response_mask=np.zeros_like(make_sequences(5)[0].response_mask))
     sequences = [silent, *make_sequences(6), silent]
     engine = make_engine(folder)
-    together, alone = engine.infer_batch([pack(sequences), pack([silent])])
+    together, alone = engine.infer([pack(sequences), pack([silent])])
     torch.testing.assert_close(together.log_probs, plain_log_probs(folder, sequences), atol=1e-5, rtol=1e-5)
     assert [field.shape for field in alone.policy()] == [(0,), (0,)]

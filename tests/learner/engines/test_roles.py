@@ -71,6 +71,11 @@ def test_a_frozen_role_is_not_trained(model_folder):
         train_step(frozen, seed=1)
 
 
+def test_a_base_that_does_not_exist_any_more_is_refused(model_folder):
+    with pytest.raises(ConfigError, match="has no adapter"):
+        make_engine(model_folder).infer([], adapter=False)
+
+
 def test_a_frozen_role_may_rest_in_host_memory(model_folder):
     batch = pack(make_sequences(1))
     expected = log_probs(make_frozen(model_folder), batch)
@@ -84,7 +89,7 @@ def test_later_roles_do_not_touch_the_random_numbers(model_folder):
     state = torch.get_rng_state()
     others = [make_critic(model_folder, seed=4), make_frozen(model_folder, seed=5)]
     assert torch.equal(torch.get_rng_state(), state)
-    assert all(other.world_size == actor.world_size for other in others)
+    assert all(other.layout == actor.layout for other in others)
 
 
 def test_an_actor_trains_the_same_beside_others(model_folder):
@@ -108,7 +113,7 @@ def test_the_process_group_ends_with_the_last_engine_in_any_order(model_folder, 
     left = list(range(3))
     for index in order:
         assert dist.is_initialized()
-        assert engines[left[-1]].infer_batch([batch])
+        assert engines[left[-1]].infer([batch])
         engines[index].close()
         engines[index].close()
         left.remove(index)
@@ -154,7 +159,7 @@ def test_values_of_all_ranks_are_gathered_in_order(two_rank_results, model_folde
     assert [part.tolist() for part in gathered["uneven"]] == [[], [1.0, 1.5]]
     assert [part.tolist() for part in gathered["nothing"]] == [[], []]
     assert [part.tolist() for part in gathered["flags"]] == [[True], [False, True]]
-    (own,) = make_engine(model_folder).all_gather(torch.arange(3))
+    (own,) = make_engine(model_folder).gather(torch.arange(3))
     assert own.tolist() == [0, 1, 2]
 
 
@@ -173,7 +178,7 @@ def test_the_entropy_is_differentiated_where_it_was_asked_for(model_folder):
     # A bonus moves the policy to a higher entropy than it would reach without.
     batches = make_batches(plain, seed=1)
     entropies = [
-        float(torch.cat([output.policy()[1] for output in engine.infer_batch(batches)]).mean())
+        float(torch.cat([output.policy()[1] for output in engine.infer(batches)]).mean())
         for engine in (plain, differentiated)
     ]
     assert entropies[1] > entropies[0]

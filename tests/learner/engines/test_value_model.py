@@ -19,6 +19,7 @@ from tests.learner.engines.training import (
     critic_loss,
     gradients,
     make_batches,
+    take_step,
     train_step,
     values,
     weights,
@@ -70,7 +71,7 @@ def test_values_and_gradients_are_those_of_plain_forward_passes(tmp_path, archit
     value_loss(expected, tokens.old_values, tokens.returns)[0].mean().backward()
     wanted = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     wanted |= {f"value_head.{name}": p.grad for name, p in linear.named_parameters()}
-    engine.train_batch([batch], critic_loss, engine.global_counts([batch]))
+    take_step(engine, [batch], critic_loss)
     assert_same(gradients(engine), wanted, 1e-4)
 
 
@@ -78,7 +79,7 @@ def test_a_new_head_starts_at_zero_and_learns(model_folder):
     engine = make_critic(model_folder)
     (batch,) = make_batches(engine, seed=1, token_budget=1 << 20)
     assert values(engine, batch).abs().max() == 0.0
-    losses = [engine.train_batch([batch], critic_loss, engine.global_counts([batch])).metrics["loss"] for _ in range(8)]
+    losses = [take_step(engine, [batch], critic_loss).metrics["loss"] for _ in range(8)]
     assert losses[-1] < 0.5 * losses[0]
 
 

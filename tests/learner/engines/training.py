@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
 import torch
 from torch.distributed.tensor import DTensor
 
@@ -17,6 +20,8 @@ from rollmesh.learner.batching.types import PackedBatch
 from rollmesh.learner.engines.interface import Engine, StepResult
 from tests.learner.engines.models import make_sequences
 
+# By engine, the gradients of its last step.
+_followed: WeakKeyDictionary[Engine, dict[str, torch.Tensor]] = WeakKeyDictionary()
 GROUPS = 6
 MEMBERS = 3
 
@@ -65,32 +70,42 @@ def make_batches(
     if sequences is None:
         sequences = make_sequences(seed, groups=groups, members=MEMBERS)
     items = [PlanItem(i // MEMBERS, len(s.prompt_ids), len(s.response_ids)) for i, s in enumerate(sequences)]
-    plan = plan_batch(items, token_budget=token_budget, ranks=engine.world_size)
-    return [with_returns(pack(sequences, indices, engine.device)) for indices in plan.minibatches[0][engine.rank]]
+    plan = plan_batch(items, token_budget=token_budget, ranks=engine.layout.dp_size)
+    share = plan.minibatches[0][engine.layout.dp_rank]
+    return [with_returns(pack(sequences, indices, engine.device)) for indices in share]
 
 
 def train_step(engine: Engine, seed: int, loss: Loss | None = None, **how) -> StepResult:
     """One optimizer step on random groups, planned for the engine's ranks; `how`: see `make_batches`."""
     batches = make_batches(engine, seed, **how)
-    return engine.train_batch(batches, loss or policy_loss(), engine.global_counts(batches))
+    return take_step(engine, batches, loss or policy_loss())
+
+
+def take_step(engine: Engine, batches: Sequence[PackedBatch], loss: Loss) -> StepResult:
+    """One optimizer step on micro-batches; `gradients` gives what it followed."""
+    engine.accumulate(batches, loss, engine.global_counts(batches))
+    _followed[engine] = {
+        name: _full(p.grad).clone() for name, p in engine._model.named_parameters() if p.grad is not None
+    }
+    return engine.apply()
 
 
 def log_probs(engine: Engine, batch: PackedBatch) -> torch.Tensor:
     """Log-probs of one micro-batch."""
-    (output,) = engine.infer_batch([batch])
+    (output,) = engine.infer([batch])
     return output.policy()[0]
 
 
 def values(engine: Engine, batch: PackedBatch) -> torch.Tensor:
     """Values of one micro-batch."""
-    (output,) = engine.infer_batch([batch])
+    (output,) = engine.infer([batch])
     assert output.values is not None
     return output.values
 
 
 def gradients(engine) -> dict[str, torch.Tensor]:
-    """Full gradients of the last step by parameter name; collective."""
-    return {name: _full(p.grad).clone() for name, p in engine._model.named_parameters()}
+    """Full gradients of the last step by parameter name."""
+    return _followed[engine]
 
 
 def weights(engine: Engine) -> dict[str, torch.Tensor]:

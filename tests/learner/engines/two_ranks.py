@@ -6,18 +6,20 @@ Started by `conftest.two_rank_results`; arguments: model folder, one-rank checkp
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
 import torch
 
+from rollmesh.learner.algorithms.types import LossOutput
 from rollmesh.learner.checkpoint.store import CheckpointStore
 from rollmesh.learner.engines.fsdp2.export import full_tensors
 from rollmesh.learner.engines.interface import Engine
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.learner.engines.models import EXPORT_GATHER_BYTES, make_critic, make_engine, make_frozen
-from tests.learner.engines.training import critic_loss, gradients, train_step, weights
+from tests.learner.engines.training import critic_loss, gradients, make_batches, policy_loss, train_step, weights
 
 torch.set_num_threads(1)
 
@@ -30,8 +32,13 @@ def main(model: Path, checkpoint: Path, out: Path) -> None:
     evidence = frozen.probe()
     assert evidence.truth.outputs < 1e-5 < evidence.rounded.outputs
     frozen.close()
+    once = make_engine(model, sync_once=True)
+    fail_amid_a_step(once)
+    train_step(once, seed=1, token_budget=16)
+    seen_once = gradients(once)
+    once.close()
     result = train_step(engine, seed=1)
-    seen = {"gradients": gradients(engine), "weights": weights(engine)}
+    seen = {"gradients": gradients(engine), "synchronized_once": seen_once, "weights": weights(engine)}
     # Fewer groups than ranks could share evenly: one rank has fewer micro-batches than the other.
     train_step(engine, seed=2, groups=3, token_budget=16)
     seen["uneven"] = gradients(engine)
@@ -52,33 +59,47 @@ def main(model: Path, checkpoint: Path, out: Path) -> None:
     train_step(engine, seed=5)
     seen["resumed"] = weights(engine)
     # Full tensors are on the first rank alone, however many fit into a batch.
-    assert bool(seen["resumed"]) == (engine.rank == 0)
-    tensors = full_tensors(engine._named_tensors(), engine._world, torch.float32, gather_bytes=EXPORT_GATHER_BYTES)
+    assert bool(seen["resumed"]) == (engine.layout.leads)
+    tensors = full_tensors(engine._named_tensors(), engine.world, torch.float32, gather_bytes=EXPORT_GATHER_BYTES)
     seen["in_small_batches"], held = {}, 0
     for name, tensor in tensors:
         seen["in_small_batches"][name] = tensor.clone()
         held = max(held, tensor.untyped_storage().nbytes())
     engine._shell.base_model.norm.weight.data.fill_(torch.nan)
-    refused = engine._world.gather_bytes(refusal(engine).encode())
+    refused = engine.world.gather_bytes(refusal(engine).encode())
     figures = {
         "refused": [told.decode() for told in refused],
         "held_bytes": held,
         "critic_metrics": values.metrics,
         "idle_critic_metrics": idle.metrics,
     }
-    if engine.rank == 0:
+    if engine.layout.leads:
         torch.save(seen, out / "seen.pt")
         (out / "seen.json").write_text(json.dumps({"metrics": result.metrics, "extra": extra} | figures))
     engine.close()
     critic.close()
 
 
+def fail_amid_a_step(engine: Engine) -> None:
+    """Accumulates a part of a gradient, and gives it up."""
+    batches = make_batches(engine, seed=4, token_budget=16)
+
+    def broken(*_: object) -> LossOutput:
+        raise ValueError
+
+    engine.accumulate(batches, policy_loss(), engine.global_counts(batches))
+    counts = engine.global_counts(batches)
+    with contextlib.suppress(ValueError):
+        engine.accumulate(batches, broken, counts)
+    engine.discard()
+
+
 def gather(engine: Engine) -> dict[str, list[torch.Tensor]]:
     """Values of different lengths and types from both ranks."""
     return {
-        "uneven": engine.all_gather(torch.tensor([1.0, 1.5] if engine.rank else [])),
-        "nothing": engine.all_gather(torch.zeros(0)),
-        "flags": engine.all_gather(torch.tensor([False, True] if engine.rank else [True])),
+        "uneven": engine.gather(torch.tensor([1.0, 1.5] if engine.layout.process else [])),
+        "nothing": engine.gather(torch.zeros(0)),
+        "flags": engine.gather(torch.tensor([False, True] if engine.layout.process else [True])),
     }
 
 

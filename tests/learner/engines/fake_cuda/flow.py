@@ -162,7 +162,8 @@ def _use(case: Case, loss: Loss, watch: Watch, seen: Seen) -> None:
 
     def step() -> None:
         counts = engine.global_counts(packed)
-        seen.facts["skipped"] = engine.train_batch(packed, loss, counts).skipped
+        engine.accumulate(packed, loss, counts)
+        seen.facts["skipped"] = engine.apply().skipped
 
     packed = during("pack", batches)
     if case.misplaced:
@@ -170,7 +171,7 @@ def _use(case: Case, loss: Loss, watch: Watch, seen: Seen) -> None:
     # The first step makes the optimizer's state.
     step()
     during("step", step)
-    (output, *_) = during("infer", lambda: engine.infer_batch(packed))
+    (output, *_) = during("infer", lambda: engine.infer(packed))
     log_probs = output.policy()[0]
     seen.facts["log_probs"] = [str(log_probs.device), str(log_probs.dtype)]
     if not case.swap:

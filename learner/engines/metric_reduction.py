@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rollmesh.learner.algorithms.metrics import Metrics, summarize
-from rollmesh.learner.engines.fsdp2.world import World
+from rollmesh.learner.engines.world import World
 
 
 def reduce_metrics(world: World, parts: Sequence[Metrics], tokens: int, loss: Tensor) -> dict[str, float]:
@@ -31,10 +31,10 @@ def reduce_metrics(world: World, parts: Sequence[Metrics], tokens: int, loss: Te
     metrics = {"loss": total}
     if not present:
         return metrics
-    if present < world.size:
+    if present < world.processes:
         messages = world.gather_bytes(_names(parts))
         parts = parts or [_neutral(json.loads(next(message for message in messages if message)))]
-    reduce = {"reduce_sum": world.sum, "reduce_max": world.max} if world.size > 1 else {}
+    reduce = {"reduce_sum": world.sum, "reduce_max": world.max} if world.processes > 1 else {}
     return metrics | summarize(parts, tokens, **reduce)
 
 

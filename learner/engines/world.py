@@ -1,8 +1,9 @@
-"""The process group of the learner's ranks, and the few collectives the engines need.
+"""The learner's processes: their process group, and the few collectives that engines and learner need.
 
-One rank needs no group. Else it is gloo on CPU and nccl on CUDA; every collective has a deadline. Ranks of one machine
-(`mesh.runtime.ranks`) meet in a file and listen on its loopback interface alone; others meet by torchrun's environment.
-The engines of a process share one group: the first that needs it forms it, the last that needed it ends it.
+All engines of a process share the group, whatever their layouts: the first that needs it forms it, the last that needed
+it ends it. One process needs none. Else it is gloo on CPU and nccl on CUDA; every collective has a deadline. Processes
+of one machine (`mesh.runtime.ranks`) meet in a file and listen on its loopback interface alone. Others meet by
+torchrun's environment, which calls their numbers ranks.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ _TIMEOUT = timedelta(minutes=10)
 
 
 class World:
-    """This process among the ranks.
+    """This process among all of the learner's.
 
     Args:
         device_type: `cpu` or `cuda`.
-        need_group: form a process group also for a single rank.
+        need_group: form a process group also for a single process.
 
     Attributes:
+        process, processes: the number of this one, and how many there are.
+        device: of this process.
         first: no other world was open in this process when this one was made.
     """
 
@@ -39,50 +42,58 @@ class World:
     _formed: ClassVar[bool] = False
 
     def __init__(self, device_type: str, *, need_group: bool) -> None:
-        self.size = int(os.environ.get("WORLD_SIZE", "1"))
-        self.rank = int(os.environ.get("RANK", "0"))
+        self.processes = int(os.environ.get("WORLD_SIZE", "1"))
+        self.process = int(os.environ.get("RANK", "0"))
         self.device = torch.device(device_type)
         if device_type == "cuda":
             self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
             torch.cuda.set_device(self.device)
-        self._needs_group = self.size > 1 or need_group
+        self._needs_group = self.processes > 1 or need_group
         if self._needs_group and not dist.is_initialized():
             backend = "nccl" if device_type == "cuda" else "gloo"
-            store = _meeting_of(self.size)
+            store = _meeting_of(self.processes)
             if store is not None:
                 os.environ.update(on_loopback())
-            dist.init_process_group(backend, timeout=_TIMEOUT, rank=self.rank, world_size=self.size, store=store)
+            dist.init_process_group(
+                backend, timeout=_TIMEOUT, rank=self.process, world_size=self.processes, store=store
+            )
             World._formed = True
         self.first = not World._open
         World._open.add(self)
 
     def sum(self, values: Tensor) -> Tensor:
-        """Element-wise sum over ranks."""
+        """Element-wise sum over the processes."""
         return self._reduce(values, dist.ReduceOp.SUM)
 
     def max(self, values: Tensor) -> Tensor:
-        """Element-wise maximum over ranks."""
+        """Element-wise maximum over the processes."""
         return self._reduce(values, dist.ReduceOp.MAX)
 
     def max_int(self, value: int) -> int:
-        """The largest of the ranks' numbers."""
-        return value if self.size == 1 else int(self.max(torch.tensor([value])))
+        """The largest of the processes' numbers."""
+        return value if self.processes == 1 else int(self.max(torch.tensor([value])))
 
     def sum_ints(self, values: Sequence[int]) -> list[int]:
-        """Sums of the ranks' numbers."""
-        return list(values) if self.size == 1 else [int(total) for total in self.sum(torch.tensor(values)).tolist()]
+        """Sums of the processes' numbers."""
+        return (
+            list(values) if self.processes == 1 else [int(total) for total in self.sum(torch.tensor(values)).tolist()]
+        )
 
     def gather(self, values: Tensor) -> list[Tensor]:
-        """Every rank's values [N] on this rank's device, in the order of the ranks; N may differ."""
+        """Every process's values on this one's device, in the order of the processes.
+
+        Args:
+            values: [N], of one dtype everywhere; N may differ and may be 0.
+        """
         values = values.to(self.device)
-        if self.size == 1:
+        if self.processes == 1:
             return [values]
-        lengths = values.new_zeros(self.size, dtype=torch.int64)
-        lengths[self.rank] = values.numel()
+        lengths = values.new_zeros(self.processes, dtype=torch.int64)
+        lengths[self.process] = values.numel()
         sizes = [int(length) for length in self.sum(lengths).tolist()]
         longest = max(sizes)
         if not longest:
-            return [values] * self.size
+            return [values] * self.processes
         # Bytes travel whatever the dtype: backends differ in the types they know.
         padded = functional.pad(values.contiguous().view(torch.uint8), (0, (longest - len(values)) * values.itemsize))
         parts = [torch.empty_like(padded) for _ in sizes]
@@ -90,21 +101,25 @@ class World:
         return [part.view(values.dtype)[:size] for part, size in zip(parts, sizes, strict=True)]
 
     def broadcast(self, values: Tensor) -> Tensor:
-        """Rank 0's values on this rank's device; shape and dtype are the same on all ranks."""
+        """The leader's values on this process's device.
+
+        Args:
+            values: of one shape and dtype everywhere; only the leader's are read.
+        """
         values = values.to(self.device)
-        if self.size > 1 and values.numel():
+        if self.processes > 1 and values.numel():
             values = values.contiguous()
             dist.broadcast(values.view(torch.uint8), src=0)
         return values
 
     def gather_bytes(self, message: bytes) -> list[bytes]:
-        """Every rank's message, in the order of the ranks."""
+        """Every process's message, in the order of the processes; they may differ in length and be empty."""
         sent = torch.frombuffer(bytearray(message), dtype=torch.uint8) if message else torch.zeros(0, dtype=torch.uint8)
         return [part.cpu().numpy().tobytes() for part in self.gather(sent)]
 
     def barrier(self) -> None:
-        """Waits until every rank is here."""
-        if self.size > 1:
+        """Waits until every process is here."""
+        if self.processes > 1:
             dist.barrier()
 
     def close(self) -> None:
@@ -118,7 +133,7 @@ class World:
             World._formed = False
 
     def _reduce(self, values: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
-        if self.size == 1:
+        if self.processes == 1:
             return values
         reduced = values.to(self.device, copy=True)
         dist.all_reduce(reduced, operation)
@@ -126,7 +141,7 @@ class World:
 
 
 def _meeting_of(size: int) -> dist.Store | None:
-    """The file in which the ranks of this machine meet; None: the others may be elsewhere."""
+    """The file in which the processes of this machine meet; None: the others may be elsewhere."""
     if size == 1:
         return dist.HashStore()
     if MEETING not in os.environ:
