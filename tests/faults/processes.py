@@ -21,6 +21,7 @@ import psutil
 
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 from tests.faults.connections import owner_of
+from tests.faults.fork_server import Forked, ForkServer
 
 # Pauses before a restart: the first, and the longest of a service that keeps on ending at once.
 _FIRST_PAUSE_S = 0.2
@@ -40,14 +41,16 @@ class Launch:
     """A process to start.
 
     Attributes:
-        command: argument list.
+        command: argument list; of `rollmesh` where it is forked.
         environment: beyond this process's own.
         ready_file: written by the service once it answers; none: ready when it runs.
+        forked: by a fork server.
     """
 
     command: list[str]
     environment: Mapping[str, str]
     ready_file: Path | None = None
+    forked: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +68,7 @@ class Process:
 
     service: str
     index: int
-    popen: subprocess.Popen[bytes]
+    popen: subprocess.Popen[bytes] | Forked
     launch: Launch
     log: Path
     began: float = field(default_factory=time.monotonic)
@@ -136,6 +139,7 @@ class Supervisor:
         self._closing = threading.Event()
         # Children die with the thread that started them (the kernel's idea of a parent): this one stays.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="starter")
+        self._forks = ForkServer(self._logs / "fork-server.log")
         self.processes: list[Process] = []
 
     def add(self, name: str, launch: Callable[[int], Launch]) -> Process:
@@ -232,26 +236,22 @@ class Supervisor:
         for process in self.processes:
             process.ended.wait(_KILLED_S)
         self._starter.shutdown()
+        self._forks.close()
 
     def _start(self, service: _Service) -> Process:
         with self._lock:
             index, service.started = service.started, service.started + 1
             launch = service.launch(index)
             log = self._logs / f"{service.name}-{index}.log"
-            with log.open("wb") as output:
-                popen = self._starter.submit(
-                    subprocess.Popen,
-                    die_with_parent(launch.command),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    env={**os.environ, **launch.environment},
-                    start_new_session=True,
-                ).result()
+            popen = self._starter.submit(self._forked if launch.forked else _executed, launch, log).result()
             process = service.current = Process(service.name, index, popen, launch, log)
             self.processes.append(process)
         threading.Thread(target=self._watch, args=(service, process), daemon=True).start()
         return process
+
+    def _forked(self, launch: Launch, log: Path) -> Forked:
+        log.touch()
+        return self._forks.start(launch.command, {**os.environ, **launch.environment}, log)
 
     def _watch(self, service: _Service, process: Process) -> None:
         code = process.popen.wait()
@@ -263,3 +263,15 @@ class Supervisor:
         with self._lock:
             if service.current is process and not service.retired and not self._closing.is_set():
                 self._start(service)
+
+
+def _executed(launch: Launch, log: Path) -> subprocess.Popen[bytes]:
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            die_with_parent(launch.command),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, **launch.environment},
+            start_new_session=True,
+        )

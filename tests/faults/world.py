@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 import socket
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -30,7 +29,6 @@ from tests.faults.redis_disk import Durability, RedisDisk
 from tests.faults.reward import FREEZE_VARIABLE
 from tests.repository import REPOSITORY
 
-_CLI = (sys.executable, "-m", "rollmesh.cli")
 # Below the range from which the kernel takes ports for outgoing connections.
 _PORTS = range(12_000, 30_000)
 FRONTS = ("front-0", "front-1")
@@ -41,7 +39,7 @@ LEARNER = "learner"
 REDIS = "redis"
 # Scores for the slow generator come back so much later, twice.
 SLOW = Conditions(delay_s=0.6)
-START_S = 120.0
+START_S = 200.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,11 +243,11 @@ class World:
             "network.advertise": self._link(name).address,
             "logging.level": "debug",
         }
-        return self._launch(name, index, (*_CLI, "buffer"), self._ports[name], overrides)
+        return self._launch(name, index, ("buffer",), self._ports[name], overrides)
 
     def _reward(self, name: str, index: int) -> Launch:
         overrides = {"network.advertise": self._link(name).address}
-        launch = self._launch(name, index, (*_CLI, "reward", "serve"), self._ports[name], overrides, self._mesh())
+        launch = self._launch(name, index, ("reward", "serve"), self._ports[name], overrides, self._mesh())
         environment = {**launch.environment, FREEZE_VARIABLE: str(self.freeze_file(name))}
         return replace(launch, environment=environment)
 
@@ -263,15 +261,15 @@ class World:
         links = self.links.setdefault(LEARNER, [])
         links.append(self._proxies.link(port, self.supervisor.owner))
         overrides = {"network.advertise": links[-1].address, "learner.ranks": str(self.ranks)}
-        return self._launch(LEARNER, index, (*_CLI, "learner"), port, overrides, self._mesh())
+        return self._launch(LEARNER, index, ("learner",), port, overrides, self._mesh())
 
     def _generator(self, name: str, index: int) -> Launch:
         ready = self._ready / f"{name}-{index}.json"
         command = [
-            *(*_CLI, "generator", *self._mesh(), "--threads", "1"),
+            *("generator", *self._mesh(), "--threads", "1"),
             *("--member-id", f"{name}-{index}", "--ready-file", str(ready)),
         ]
-        return Launch(command, self._environment(), ready)
+        return Launch(command, self._environment(), ready, forked=True)
 
     def _launch(
         self,
@@ -287,7 +285,7 @@ class World:
             *(*command, str(self._config), "--port", str(port), "--ready-file", str(ready), *more),
             *(f"--{key}={value}" for key, value in overrides.items()),
         ]
-        return Launch(line, self._environment(), ready)
+        return Launch(line, self._environment(), ready, forked=True)
 
     def _environment(self) -> dict[str, str]:
         return thread_environment(1) | {"PYTHONPATH": str(REPOSITORY)}
