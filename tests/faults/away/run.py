@@ -28,7 +28,7 @@ LEASE_S = 1.2
 BOUND_S = 30.0
 MANY = 1 << 30
 _CONDITIONS = {"cut": Conditions("cut"), "dark": Conditions("blackhole")}
-_LOOK_S = 0.02
+_LOOK_S = 0.06
 # A state that has not changed for so long is at rest.
 _REST_S = 0.15
 

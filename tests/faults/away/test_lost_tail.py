@@ -22,7 +22,7 @@ from tests.faults.away.world import World
 from tests.faults.proxy import Conditions
 
 # The start of all processes counts for the first test.
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300), pytest.mark.slow]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600), pytest.mark.slow]
 RULES = [
     Rules("in_order", staleness=0, reuse=1, fronts=1),
     Rules("fifo", staleness=4, reuse=1, fronts=2),
@@ -73,6 +73,8 @@ async def trains_on(run: Run) -> None:
     run.allow(MANY)
     for _ in range(BATCHES):
         await run.until_trained()
+    # It waits for the others at rest.
+    run.allow(0)
 
 
 async def all_train_on(world: World) -> None:
@@ -148,9 +150,9 @@ async def test_claims_and_seeds(world: World) -> None:
 async def test_any_bytes_again_and_again(world: World) -> None:
     """While every process works, from the middle of whatever is written."""
     rng = random.Random(1)
-    for run in world.runs:
-        run.allow(MANY)
     for _ in range(6):
+        for run in world.runs:
+            run.allow(MANY)
         tail = Tail(world)
         await each(world, lambda run: run.until_trained())
         await tail.lose(tail.bytes() - rng.randrange(8_000))
