@@ -20,7 +20,7 @@ from typing import Any
 from rollmesh.learner.recovery.consumption_log import read_log, surviving_uses
 from tests.repository import REPOSITORY
 
-DEADLINE_S = 90.0
+DEADLINE_S = 180.0
 
 
 class MeshRun:

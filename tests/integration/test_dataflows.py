@@ -20,7 +20,6 @@ _SHORT: dict[str, Any] = {
 }
 
 
-@pytest.mark.timeout(240)
 def test_a_student_comes_closer_to_its_teacher(demo_data: Path, warm_data: Path, tmp_path: Path) -> None:
     """The teacher: the same model, supervised for longer."""
     run = train(
@@ -34,7 +33,6 @@ def test_a_student_comes_closer_to_its_teacher(demo_data: Path, warm_data: Path,
     assert last < 0.9 * first, (first, last)
 
 
-@pytest.mark.timeout(240)
 def test_the_best_of_n_becomes_more_likely(warm_data: Path, tmp_path: Path) -> None:
     run = train(*(_DEMO, warm_data, tmp_path), **_SHORT, algorithm=f"{_HERE}/rejection_sampling.py:RejectionSampling")
     first, last = run.trend("rejection_sampling/log_likelihood")

@@ -60,7 +60,6 @@ def _model(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_a_run_on_another_architecture_whatever_a_reward_function_does(start_mesh, tmp_path: Path) -> None:
     model = _model(tmp_path / "model")
     rows = [

@@ -65,7 +65,6 @@ def own_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[s
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_services_started_by_hand_train_to_the_end(
     demo_data: Path, tmp_path: Path, rollmesh: Command, own_redis: tuple[dict[str, str], str]
 ) -> None:

@@ -25,7 +25,7 @@ def run_two_ranks(module: str, *arguments: Path) -> None:
         command, env=environment, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
-        errors = process.communicate(timeout=110)[1]
+        errors = process.communicate(timeout=280)[1]
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

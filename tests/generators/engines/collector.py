@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rollmesh.generators.engines.interface import EngineError, EngineListener, GenerationResult, TokenEvent
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 class Collector(EngineListener):

@@ -31,7 +31,7 @@ from rollmesh.mesh.runtime.service import Shutdown
 from rollmesh.mesh.runtime.threads import thread_environment
 from tests.repository import REPOSITORY
 
-_LIFE_S = 60.0
+_LIFE_S = 120.0
 
 
 def make_model(folder: Path) -> Path:
