@@ -15,12 +15,13 @@ from rollmesh.learner.recovery.consumption_log import read_log
 from tests.integration.mesh import MeshRun
 
 _FOLDER = Path(__file__).parent / "poison"
-_ROW = 0
+# Whose prompt it is: early, so that its turn comes in a short run.
+_ORDINAL = 50
 
 
 def environment(data: Path) -> Mapping[str, str]:
     """Variables of a run on this data: its engine raises at one prompt, wherever these reach it."""
-    prompt = pq.read_table(data / "train.parquet")["prompt"][_ROW].as_py()
+    prompt = pq.read_table(data / "train.parquet")["prompt"][_order(data).locate(_ORDINAL)[1]].as_py()
     return {
         "ROLLMESH_TEST_POISON": json.dumps(build_tokenizer().encode(prompt)),
         "PYTHONPATH": os.pathsep.join([str(_FOLDER), os.environ.get("PYTHONPATH", "")]),
@@ -37,9 +38,10 @@ def interpreter(python: Path, folder: Path) -> Path:
 
 def audit_poisoned(run: MeshRun, data: Path) -> None:
     """The prompt failed whenever its turn came, with the reason; nothing else did, and nothing was started again."""
-    order = DataOrder(pq.read_metadata(data / "train.parquet").num_rows, seed=0, shuffle=True, epochs=None)
+    order = _order(data)
+    _, row = order.locate(_ORDINAL)
     trained = {group.ordinal for use in read_log(run.folder / "consumption.jsonl") for group in use.groups}
-    turns = [ordinal for ordinal in range(1, max(trained) + 1) if order.locate(ordinal)[1] == _ROW]
+    turns = [ordinal for ordinal in range(1, max(trained) + 1) if order.locate(ordinal)[1] == row]
     assert turns
     assert not trained & set(turns)
     summary = run.summary()
@@ -49,3 +51,7 @@ def audit_poisoned(run: MeshRun, data: Path) -> None:
     assert sum(train["causes"].values()) == train["counters"]["failed"], train
     assert all("RuntimeError: illegal instruction" in cause for cause in train["causes"]), train
     assert summary["restarts"] == {}, run.tail()
+
+
+def _order(data: Path) -> DataOrder:
+    return DataOrder(pq.read_metadata(data / "train.parquet").num_rows, seed=0, shuffle=True, epochs=None)

@@ -12,13 +12,14 @@ import psutil
 import pytest
 
 from rollmesh.mesh.liveness.process_ends import survivors
+from tests.integration import paced
 from tests.integration.mesh import MeshRun, audit
 
 SERVICES = ("buffer", "reward", "generator-0", "learner")
 SETTINGS = (
     *("--rollout.replicas=1", "--buffer.lease_s=4", "--buffer.reconnect_grace_s=0.5", "--checkpoint.every_s=2"),
     *("--eval.every_steps=100000", "--learner.steps=100000", "--resources.frozen_after_s=4"),
-    "--network.retry_s=90",
+    *("--network.retry_s=90", "--learner.batch.groups=8", f"--reward.functions=['{paced.__file__}:score']"),
 )
 
 
@@ -35,7 +36,7 @@ def tree(pid: int) -> list[psutil.Process]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_a_run_outlives_its_services_and_its_launcher_until_a_ctrl_c(start_mesh) -> None:
     """Services freeze and are killed, and last of all the launcher. The next one continues, and drains at Ctrl-C."""
     first = start_mesh(*SETTINGS)
