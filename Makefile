@@ -1,6 +1,6 @@
 # Everything sets itself up: `make demo` and `make test` need Python 3.11 or later and make, nothing else.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
-# Which build of it is right depends on the machine, so that it is in no list.
+# In no list, because the right build depends on the machine.
 TORCH ?= torch==2.13.0
 # Installs everything else: the one that comes with Python takes half as long again.
 PIP := -m pip install --quiet pip==26.3

@@ -1,4 +1,4 @@
-"""Which architectures train correctly, as the probe finds: writes the table of docs/architectures.md.
+"""The architectures that train correctly, as the probe finds: writes the table of docs/architectures.md.
 
     python -m benchmarks.learner.architectures docs/architectures.md
 

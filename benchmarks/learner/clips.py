@@ -1,4 +1,4 @@
-"""Which clips act: the change of the real gradient when a setting of the loss changes, for every algorithm by name.
+"""The clips that act: the change of the real gradient when a setting of the loss changes, for every algorithm by name.
 
     python -m benchmarks.learner.clips                        # one optimizer step per batch, data up to 4 versions old
     python -m benchmarks.learner.clips --minibatches 4 --only grpo gspo

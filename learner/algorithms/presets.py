@@ -3,7 +3,7 @@
 A preset says only what distinguishes it. Everything else is the default of `PolicyGradientSettings`: truncated
 importance sampling against the behaviour policy, PPO's clip, no KL term.
 
-Which policy anchors the ratio follows the paper. Where the ratio itself is the correction (a weight, a gate, a pull,
+The policy that anchors the ratio is the paper's. Where the ratio itself is the correction (a weight, a gate, a pull,
 the ratio of a whole response), it is the behaviour policy: `correction: {mode: behaviour}`. Where it only bounds how
 far a batch moves the policy (PPO's clip), it is the proximal one, and importance weights correct (arXiv:2110.00641).
 """

@@ -26,7 +26,7 @@ from rollmesh.protos import buffer_pb2
 
 _log = logging.getLogger(__name__)
 UNREADABLE = "payload_invalid"
-"""Why a group that cannot be read has failed."""
+"""The reason why a group that cannot be read has failed."""
 # Seconds between readings of the reason for a wait.
 _RECHECK_S = 1.0
 

@@ -1,4 +1,4 @@
-"""Which groups train first, and groups that train more than once: over real gRPC and a real Redis."""
+"""The order in which groups train, and groups that train more than once: over real gRPC and a real Redis."""
 
 from __future__ import annotations
 

@@ -79,7 +79,8 @@ def _paragraphs(text: str) -> Iterator[str]:
             yield " ".join(lines)
             lines = []
         in_section = is_section or (in_section and bool(stripped))
-        lines.append(stripped)
+        if stripped:
+            lines.append(stripped)
     yield " ".join(lines)
 
 

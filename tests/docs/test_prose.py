@@ -9,9 +9,20 @@ import pytest
 from tests.docs.prose import LONGEST_SENTENCE, blocks, sentences, words
 from tests.repository import REPOSITORY
 
-PACKAGES = ("benchmarks", "buffer", "examples", "generators", "learner", "mesh", "protos", "reward_service", "rollmesh")
+PACKAGES = (
+    "benchmarks",
+    "buffer",
+    "examples",
+    "generators",
+    "learner",
+    "mesh",
+    "protos",
+    "reward_service",
+    "rollmesh",
+    "tests",
+)
 SUFFIXES = (".py", ".lua", ".proto")
-QUESTIONS = re.compile(r"(What|Who|Whoever|Of|Whether|How)\b")
+QUESTIONS = re.compile(r"(What|Who|Whoever|Of|Whether|How|Why|Which)\b")
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -1,4 +1,4 @@
-"""Which process holds a connection on this machine, as the kernel knows it."""
+"""The process that holds a connection on this machine, as the kernel knows it."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ def _sockets(pid: int) -> set[str]:
 
 
 def owner_of(port: int, to: int, pids: Iterable[int]) -> int | None:
-    """Which of these processes has a connection between two ports of 127.0.0.1."""
+    """The one of these processes that has a connection between two ports of 127.0.0.1."""
     inode = _socket_inode(port, to)
     return next((pid for pid in pids if f"socket:[{inode}]" in _sockets(pid)), None) if inode else None

@@ -1,4 +1,4 @@
-"""Which faults happen when: a pure function of the seed.
+"""The faults and their times: a pure function of the seed.
 
 Faults come as cards of a deck that holds every kind on every target. The deck is shuffled by the seed, dealt to its end
 and shuffled again, so that every kind is dealt equally often whatever the seed. A round is one card, or two that

@@ -1,6 +1,6 @@
 """Losses that hold back the tokens which drive the entropy down: those with a large covariance of log-prob and A.
 
-Which tokens these are depends on the whole minibatch (a share of it, distances from its means). So a selection chooses
+The whole minibatch decides about these tokens (a share of it, distances from its means). So a selection chooses
 them before the optimizer step. The loss, purely per token, reads the choice as `TokenBatch.selected`.
 Both are from "The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models", arXiv:2505.22617,
 sec. 4.2, eq. 10 to 13.

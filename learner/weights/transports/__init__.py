@@ -1,6 +1,6 @@
 """Transports that make published versions available in addition to the Weights service: one module each.
 
-Which ones a learner makes follows `weights.transport`. `auto` makes those that cost nothing: shared memory, into which
+A learner makes those that `weights.transport` names. `auto` makes those that cost nothing: shared memory, into which
 versions are written anyhow. All others cost time or disk for every version, and are made when asked for.
 """
 

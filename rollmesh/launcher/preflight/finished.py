@@ -23,7 +23,7 @@ class _NaturalEnd:
 
 
 def why_finished(config: Config, changes: Sequence[str]) -> str:
-    """Why nothing is left to do; empty where something is, or may be.
+    """The reason why nothing is left to do; empty where something is, or may be.
 
     Args:
         config: of the present attempt.

@@ -124,6 +124,6 @@ def test_what_cannot_be_gone_on_from_is_refused() -> None:
 
 
 def test_text_and_back_would_drift() -> None:
-    """Why turns are never tokenised again."""
+    """The reason why turns are never tokenised again."""
     ids = [TOKENIZER.convert_tokens_to_ids(token) for token in ("t", "h", "e")]
     assert encode(decode(ids)) != ids

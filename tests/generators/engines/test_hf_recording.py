@@ -1,4 +1,4 @@
-"""Which models' decode steps are replayed from a recording, and that a recording follows the weights."""
+"""The models whose decode steps are replayed from a recording, and recordings that follow the weights."""
 
 from __future__ import annotations
 

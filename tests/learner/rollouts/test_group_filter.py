@@ -1,4 +1,4 @@
-"""Which groups are trained: reasons, greedy baselines, and components that are missing."""
+"""The groups that are trained: reasons, greedy baselines, and components that are missing."""
 
 from __future__ import annotations
 

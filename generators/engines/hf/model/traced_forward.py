@@ -4,7 +4,7 @@ For small models Python costs more than arithmetic. So the model's own forward p
 recorded once (TorchScript tracing) and replayed without the interpreter. Parameters and storage are inputs of the
 recording, so that new weights and grown storage need no new one.
 
-Why a recording: it saves about a fifth of the processor time per token of models below a million parameters. At four
+A recording saves about a fifth of the processor time per token of models below a million parameters. At four
 million it saves 6 % (`benchmarks.generation_alone`). `torch.compile` wants a C++ compiler, and more than 50 s of
 processor time before the first token.
 
@@ -134,7 +134,7 @@ def _indexes_by_number(func: Any, args: Any) -> bool:
 
 
 class _Unrecordable(Exception):  # noqa: N818 - not an error: the direct pass serves
-    """Why a model is not recorded."""
+    """The reason why a model is not recorded."""
 
 
 def record(loaded: LoadedModel, masks: MaskBuilder, prefiller: Prefiller) -> ForwardPass:

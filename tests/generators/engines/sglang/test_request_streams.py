@@ -75,7 +75,7 @@ class Stage:
         return found
 
     def finish(self, name: str = "a") -> str | None:
-        """Why a job has ended, as its last chunk alone says."""
+        """The reason why a job has ended, as its last chunk alone says."""
         assert all(chunk.finish is None for chunk in self.chunks[name][:-1])
         return self.chunks[name][-1].finish if self.chunks[name] else None
 

@@ -1,4 +1,4 @@
-"""Which copy decodes a job."""
+"""The choice of the copy that decodes a job."""
 
 from __future__ import annotations
 

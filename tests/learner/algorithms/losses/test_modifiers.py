@@ -1,4 +1,4 @@
-"""Which sequences and tokens a loss is applied to."""
+"""The sequences and tokens that a loss is applied to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which offers a learner makes, and where their sockets listen."""
+"""The offers that a learner makes, and where their sockets listen."""
 
 from __future__ import annotations
 
