@@ -12,7 +12,7 @@ from rollmesh.learner.algorithm_requirements import check_needs
 from rollmesh.learner.algorithms.interface import Algorithm
 from rollmesh.learner.algorithms.load import load_algorithm
 from rollmesh.learner.algorithms.settings import SettingsError
-from rollmesh.learner.algorithms.types import Role, UpdatePlan
+from rollmesh.learner.algorithms.types import ModelRole, UpdatePlan
 from rollmesh.learner.checkpoint.store import CheckpointStore
 from rollmesh.learner.distributed.trajectories import TrajectorySource
 from rollmesh.learner.distributed.worker import Worker
@@ -128,11 +128,11 @@ def _engine(
     return create_engine(spec, model_type=model_type, backend=config.learner.engine)
 
 
-def _section(config: Config, role: Role) -> RoleSection:
+def _section(config: Config, role: ModelRole) -> RoleSection:
     return config.learner.roles.get(role.name) or RoleSection()
 
 
-def _model(config: Config, role: Role) -> ModelSection:
+def _model(config: Config, role: ModelRole) -> ModelSection:
     section = _section(config, role)
     if section.path is None:
         return config.model
@@ -140,7 +140,7 @@ def _model(config: Config, role: Role) -> ModelSection:
     return resolve_model(config.model.model_copy(update=own), f"learner.roles.{role.name}")
 
 
-def _model_type(role: Role) -> ModelType:
+def _model_type(role: ModelRole) -> ModelType:
     for known in _MODEL_TYPES:
         if role.kind == known:
             return known

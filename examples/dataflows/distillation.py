@@ -33,7 +33,15 @@ from rollmesh.learner.algorithms.numerics import log_ratio
 from rollmesh.learner.algorithms.ragged import discounted_returns
 from rollmesh.learner.algorithms.registry import build_policy_loss
 from rollmesh.learner.algorithms.settings import Component, Settings, SettingsError
-from rollmesh.learner.algorithms.types import GlobalCounts, LossOutput, ModelOutput, Needs, Role, TokenBatch, UpdatePlan
+from rollmesh.learner.algorithms.types import (
+    GlobalCounts,
+    LossOutput,
+    ModelOutput,
+    ModelRole,
+    Needs,
+    TokenBatch,
+    UpdatePlan,
+)
 
 
 @dataclass(frozen=True)
@@ -71,7 +79,7 @@ class Distillation(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        return Needs(roles=(Role("teacher"),))
+        return Needs(roles=(ModelRole("teacher"),))
 
     def batch_stage(self, batch: Batch) -> None:
         rollouts = batch.rollouts

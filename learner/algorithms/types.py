@@ -281,7 +281,7 @@ class LossOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class Role:
+class ModelRole:
     """A model that an algorithm needs in addition to the actor.
 
     Attributes:
@@ -309,7 +309,7 @@ class Needs:
         selection: `Algorithm.select` is called before every optimizer step.
     """
 
-    roles: Sequence[Role] = ()
+    roles: Sequence[ModelRole] = ()
     group_size: int = 1
     greedy_baseline: bool = False
     components: Sequence[str] = ()

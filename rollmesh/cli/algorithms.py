@@ -15,7 +15,7 @@ from rollmesh.learner.algorithms.docs_reference import read_documentation
 from rollmesh.learner.algorithms.interface import Algorithm
 from rollmesh.learner.algorithms.registry import ADVANTAGES, ALGORITHMS, POLICY_LOSSES, Registry, keyword_settings
 from rollmesh.learner.algorithms.settings import Component, Settings, merge
-from rollmesh.learner.algorithms.types import Role
+from rollmesh.learner.algorithms.types import ModelRole
 from rollmesh.learner.builders import build_algorithm
 from rollmesh.mesh.config.models import Config
 
@@ -104,7 +104,7 @@ def _needs(config: Config, algorithm: Algorithm) -> Iterator[str]:
         yield "forward passes before every optimizer step: the actor's, to select tokens over the whole minibatch"
 
 
-def _role(config: Config, role: Role) -> str:
+def _role(config: Config, role: ModelRole) -> str:
     section = config.learner.roles.get(role.name)
     path = section.path if section is not None else None
     model = path or f"{config.model.path} (the actor's initial weights; learner.roles.{role.name}.path changes it)"

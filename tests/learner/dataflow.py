@@ -25,8 +25,8 @@ from rollmesh.learner.algorithms.types import (
     GlobalCounts,
     LossOutput,
     ModelOutput,
+    ModelRole,
     Needs,
-    Role,
     Rollouts,
     StepView,
     TokenBatch,
@@ -186,7 +186,11 @@ class Probe(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        roles = (Role("critic", kind="value_model", trained=True), Role("reference"), Role("scorer", trained=True))
+        roles = (
+            ModelRole("critic", kind="value_model", trained=True),
+            ModelRole("reference"),
+            ModelRole("scorer", trained=True),
+        )
         return Needs(roles=roles, selection=True)
 
     @property

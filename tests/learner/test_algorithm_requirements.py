@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from rollmesh.learner.algorithm_requirements import check_needs
-from rollmesh.learner.algorithms.types import Needs, Role
+from rollmesh.learner.algorithms.types import ModelRole, Needs
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError
 
-CRITIC = Role("critic", kind="value_model", trained=True)
+CRITIC = ModelRole("critic", kind="value_model", trained=True)
 
 
 def config(**sections: Any) -> Config:
@@ -26,7 +26,7 @@ def config(**sections: Any) -> Config:
         (Needs(roles=[CRITIC]), {"learner": {"roles": {"critc": {}}}}, r"learner\.roles\.critc.* \(its roles: critic"),
         (Needs(), {"learner": {"roles": {"reference": {}}}}, "none besides the actor"),
         (
-            Needs(roles=[Role("reference")]),
+            Needs(roles=[ModelRole("reference")]),
             {"learner": {"roles": {"reference": {"optimizer": {"lr": 1e-3}}}}},
             r"learner\.roles\.reference\.optimizer: .* does not train",
         ),

@@ -20,7 +20,15 @@ from rollmesh.learner.algorithms.metrics import Metrics, distribution
 from rollmesh.learner.algorithms.notices import idle_value_clip
 from rollmesh.learner.algorithms.numerics import finite_log_probs
 from rollmesh.learner.algorithms.settings import Component, Settings, SettingsError
-from rollmesh.learner.algorithms.types import GlobalCounts, LossOutput, ModelOutput, Needs, Role, Rollouts, TokenBatch
+from rollmesh.learner.algorithms.types import (
+    GlobalCounts,
+    LossOutput,
+    ModelOutput,
+    ModelRole,
+    Needs,
+    Rollouts,
+    TokenBatch,
+)
 from rollmesh.learner.algorithms.value import ValueSettings, value_loss
 
 
@@ -64,7 +72,7 @@ class ActorCritic(PolicyGradient):
     @property
     def needs(self) -> Needs:
         needs = super().needs
-        critic = Role("critic", kind="value_model", trained=True)
+        critic = ModelRole("critic", kind="value_model", trained=True)
         return Needs(
             roles=(critic, *needs.roles),
             group_size=needs.group_size,

@@ -44,8 +44,8 @@ from rollmesh.learner.algorithms.types import (
     Group,
     LossOutput,
     ModelOutput,
+    ModelRole,
     Needs,
-    Role,
     Rollouts,
     StepView,
     TokenBatch,
@@ -132,7 +132,7 @@ class PolicyGradient(Algorithm):
         with_reference = settings.kl.where != "none" or "reference_log_probs" in wants
         weights = settings.advantage.params.get("weights") if "components" in wants else None
         return Needs(
-            roles=(Role("reference"),) if with_reference else (),
+            roles=(ModelRole("reference"),) if with_reference else (),
             group_size=self._wants.group_size,
             greedy_baseline="baseline_rewards" in wants,
             components=tuple(weights) if isinstance(weights, Mapping) else (),

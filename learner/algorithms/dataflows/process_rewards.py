@@ -13,7 +13,7 @@ from rollmesh.learner.algorithms.dataflows.policy_gradient import PolicyGradient
 from rollmesh.learner.algorithms.interface import Batch
 from rollmesh.learner.algorithms.prime import prm_loss
 from rollmesh.learner.algorithms.settings import Component, Settings
-from rollmesh.learner.algorithms.types import GlobalCounts, LossOutput, ModelOutput, Needs, Role, TokenBatch
+from rollmesh.learner.algorithms.types import GlobalCounts, LossOutput, ModelOutput, ModelRole, Needs, TokenBatch
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Prime(PolicyGradient):
     @property
     def needs(self) -> Needs:
         needs = super().needs
-        reward_model = Role("prm", trained=True)
+        reward_model = ModelRole("prm", trained=True)
         return Needs(
             roles=(reward_model, *needs.roles),
             group_size=needs.group_size,
