@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import pydantic
@@ -17,9 +18,8 @@ from rollmesh.generators.control_service import SERVICE_NAME, GeneratorControl
 from rollmesh.generators.generator import Generator
 from rollmesh.generators.weights.relay import Relay
 from rollmesh.mesh.access.code_permissions import CodeRule, check_code
-from rollmesh.mesh.access.credentials import Identity, Role
+from rollmesh.mesh.access.credentials import Identity
 from rollmesh.mesh.access.secret_files import check_keys, check_security
-from rollmesh.mesh.access.token_file import identity_of
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import ConfigError
@@ -43,84 +43,60 @@ from rollmesh.protos import generator_pb2_grpc, membership_pb2
 log = logging.getLogger(__name__)
 
 
-def run(
-    mesh: str,
-    *,
-    host: str,
-    port: int,
-    advertise: str | None,
-    metrics_host: str,
-    metrics_port: int,
-    member_id: str | None,
-    threads: int | None,
-    security: SecuritySection,
-    code: CodeRule,
-    ready_file: Path | None,
-) -> int:
-    """Generates until asked to end or the run is over.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratorOptions:
+    """The settings of one generator, which the run's configuration does not know.
 
-    Args:
-        mesh: host:port of the buffer.
+    Attributes:
+        identity: its role, and its name in the mesh.
+        security: token and TLS of the mesh.
+        code: what the mesh may have executed here.
         host, port: address to bind; port 0 picks a free one.
         advertise: host or host:port under which others reach this process, if not `host`.
         metrics_host: address that metrics bind.
         metrics_port: of it; 0: a free one.
-        member_id: name in the mesh; none: a new one.
         threads: compute threads; none: as the run's configuration says.
-        security: token and TLS of the mesh.
-        code: what the mesh may have executed here.
         ready_file: written once the service answers.
+    """
+
+    identity: Identity
+    security: SecuritySection
+    code: CodeRule
+    host: str = "127.0.0.1"
+    port: int = 0
+    advertise: str | None = None
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int = 0
+    threads: int | None = None
+    ready_file: Path | None = None
+
+
+def run(mesh: str, options: GeneratorOptions) -> int:
+    """Generates until asked to end or the run is over.
+
+    Args:
+        mesh: host:port of the buffer.
+        options: of this generator.
 
     Returns:
         the process exit code.
     """
     keep_freed_memory(TENSOR_BYTES)
-    identity = Identity(Role.GENERATOR, member_id) if member_id else identity_of(security, Role.GENERATOR)
-
-    async def main(shutdown: Shutdown) -> int:
-        return await serve(
-            mesh,
-            shutdown,
-            host=host,
-            port=port,
-            advertise=advertise,
-            metrics_host=metrics_host,
-            metrics_port=metrics_port,
-            identity=identity,
-            threads=threads,
-            security=security,
-            code=code,
-            ready_file=ready_file,
-        )
-
-    return run_service("generator", main)
+    return run_service("generator", lambda shutdown: serve(mesh, shutdown, options))
 
 
-async def serve(
-    mesh: str,
-    shutdown: Shutdown,
-    *,
-    host: str,
-    port: int,
-    advertise: str | None,
-    metrics_host: str,
-    metrics_port: int,
-    identity: Identity,
-    threads: int | None,
-    security: SecuritySection,
-    code: CodeRule,
-    ready_file: Path | None,
-) -> int:
+async def serve(mesh: str, shutdown: Shutdown, options: GeneratorOptions) -> int:
     """Generates until asked to end or the run is over: the coroutine of `run`.
 
     Raises:
         RollmeshError: the port is taken, the mesh stays away or wants code executed that is not allowed, the model
             cannot be built, the engine fails.
     """
+    identity, security, host = options.identity, options.security, options.host
     check_security(security, identity, endpoint=True)
     server = new_server(security, identity)
-    bound = bind(server, host, port, security)
-    address = advertised_address(host, bound, advertise)
+    bound = bind(server, host, options.port, security)
+    address = advertised_address(host, bound, options.advertise)
     channel = open_mesh(mesh, security, identity)
     agent = MembershipAgent(
         channel, membership_pb2.ROLE_GENERATOR, member_id=identity.member_id, address=address, host_id=host_id()
@@ -129,24 +105,26 @@ async def serve(
         if not await shutdown.run_until_requested(agent.start()):
             return 0
         config = _configuration(agent, security)
-        check_code(config, code)
+        check_code(config, options.code)
         check_keys(config)
         logging.getLogger().setLevel(config.logging.level.upper())
         # Where no other host can reach this process there is none to relay to.
         relay = Relay("" if is_loopback(address.rpartition(":")[0]) else address)
         relay.add_to(server)
         access = MeshAccess(agent, channel, security, relay)
-        planned = set_threads(config, threads)
-        generator = Generator(config, access, threads=planned, host=host, advertise=advertise)
+        planned = set_threads(config, options.threads)
+        generator = Generator(config, access, threads=planned, host=host, advertise=options.advertise)
         control = GeneratorControl(generator, shutdown)
         generator_pb2_grpc.add_GeneratorControlServicer_to_server(control, server)
         health = add_health_and_reflection(server, [SERVICE_NAME])
         await server.start()
         await set_serving(health, [SERVICE_NAME])
         registry = generator.metrics.registry
-        metrics = metrics_server(registry, metrics_host, security, port=metrics_port, enabled=config.network.metrics)
+        metrics = metrics_server(
+            registry, options.metrics_host, security, port=options.metrics_port, enabled=config.network.metrics
+        )
         async with metrics:
-            write_ready_file(ready_file, address)
+            write_ready_file(options.ready_file, address)
             try:
                 await generator.run(shutdown)
             finally:

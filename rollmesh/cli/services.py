@@ -157,6 +157,8 @@ def _generator(
         # Read by the numerical libraries when they are loaded, which happens below.
         os.environ.update(thread_environment(threads))
     from rollmesh.generators import service
+    from rollmesh.mesh.access.credentials import Identity, Role
+    from rollmesh.mesh.access.token_file import identity_of
     from rollmesh.mesh.rpc.failover_channel import is_local
 
     security = security_of(
@@ -172,16 +174,18 @@ def _generator(
     _end(
         service.run(
             mesh,
-            host=host,
-            port=port,
-            advertise=advertise,
-            metrics_host=metrics_host,
-            metrics_port=metrics_port,
-            member_id=member_id,
-            threads=threads,
-            security=security,
-            code=rule_of(allow_code, code or (), is_local=is_local(mesh)),
-            ready_file=ready_file,
+            service.GeneratorOptions(
+                identity=Identity(Role.GENERATOR, member_id) if member_id else identity_of(security, Role.GENERATOR),
+                security=security,
+                code=rule_of(allow_code, code or (), is_local=is_local(mesh)),
+                host=host,
+                port=port,
+                advertise=advertise,
+                metrics_host=metrics_host,
+                metrics_port=metrics_port,
+                threads=threads,
+                ready_file=ready_file,
+            ),
         )
     )
 

@@ -15,7 +15,7 @@ from rollmesh.buffer.server.process import BufferFront
 from rollmesh.generators.engines.hf.decode_turn import Stepper
 from rollmesh.generators.engines.hf.decoder import Step
 from rollmesh.generators.engines.interface import EngineError
-from rollmesh.generators.service import serve
+from rollmesh.generators.service import GeneratorOptions, serve
 from rollmesh.mesh.access.code_permissions import AllowCode, CodeRule
 from rollmesh.mesh.access.credentials import Identity, Role
 from rollmesh.mesh.config.network import SecuritySection
@@ -40,20 +40,8 @@ def prompt_of(group: buffer_pb2.LeasedGroup) -> list[int]:
 
 
 async def serve_at(mesh_address: str, shutdown: Shutdown, security: SecuritySection) -> int:
-    return await serve(
-        mesh_address,
-        shutdown,
-        host="127.0.0.1",
-        port=0,
-        advertise=None,
-        metrics_host="127.0.0.1",
-        metrics_port=0,
-        identity=Identity(Role.GENERATOR, "gen"),
-        threads=None,
-        security=security,
-        code=ANY_CODE,
-        ready_file=None,
-    )
+    options = GeneratorOptions(identity=Identity(Role.GENERATOR, "gen"), security=security, code=ANY_CODE)
+    return await serve(mesh_address, shutdown, options)
 
 
 async def test_it_can_be_ended_while_it_waits_for_the_mesh() -> None:

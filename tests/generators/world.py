@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from rollmesh.buffer.client.client import BufferClient, SampleStream, SampleUpdate
 from rollmesh.buffer.server.process import BufferFront
-from rollmesh.generators.service import serve
+from rollmesh.generators.service import GeneratorOptions, serve
 from rollmesh.learner.weights import PublishRules, WeightPublisher, WeightsService, read_model_bundle
 from rollmesh.mesh.access.code_permissions import AllowCode, CodeRule
 from rollmesh.mesh.access.credentials import Identity, Role, new_identity
@@ -310,16 +310,12 @@ class World:
             serve(
                 self.address,
                 shutdown,
-                host="127.0.0.1",
-                port=0,
-                advertise=None,
-                metrics_host="127.0.0.1",
-                metrics_port=0,
-                identity=Identity(Role.GENERATOR, member_id) if member_id else new_identity(Role.GENERATOR),
-                threads=1,
-                security=SECURITY,
-                code=code,
-                ready_file=None,
+                GeneratorOptions(
+                    identity=Identity(Role.GENERATOR, member_id) if member_id else new_identity(Role.GENERATOR),
+                    security=SECURITY,
+                    code=code,
+                    threads=1,
+                ),
             )
         )
 

@@ -194,16 +194,12 @@ class Mesh:
             rollmesh.generators.service.serve(
                 self.address,
                 self._shutdown,
-                host="127.0.0.1",
-                port=0,
-                advertise=None,
-                metrics_host="127.0.0.1",
-                metrics_port=0,
-                identity=Identity(Role.GENERATOR, "generator"),
-                threads=1,
-                security=SecuritySection(),
-                code=CodeRule(AllowCode.ANY),
-                ready_file=None,
+                rollmesh.generators.service.GeneratorOptions(
+                    identity=Identity(Role.GENERATOR, "generator"),
+                    security=SecuritySection(),
+                    code=CodeRule(AllowCode.ANY),
+                    threads=1,
+                ),
             )
         )
 
