@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.tokenizer_files import load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -26,17 +26,9 @@ class TokenizerCodec:
     """
 
     def __init__(self, folder: Path) -> None:
-        from transformers import AutoTokenizer
-
         from rollmesh.generators.engines.model_folder import eos_ids, read_config
 
-        try:
-            self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        except (OSError, ValueError) as error:
-            raise DataError(
-                f"the model bundle has no tokenizer that can be read: {error}",
-                hint="the learner's model.path must hold the tokenizer's files",
-            ) from error
+        self._tokenizer = load_tokenizer(folder)
         self.end_ids = frozenset(eos_ids(folder, read_config(folder).get_text_config(), self._tokenizer))
 
     @property

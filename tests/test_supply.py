@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from rollmesh.generators.engines.checkpoint_names import CheckpointLayout
 from rollmesh.generators.engines.external.model_info import read_folder
 from rollmesh.generators.engines.hf.model.loading import load_model as load_model_of_generator
-from rollmesh.generators.engines.model_folder import load_tokenizer, read_config
+from rollmesh.generators.engines.model_folder import read_config
 from rollmesh.generators.tokenizer import TokenizerCodec
 from rollmesh.learner.engines.fsdp2.architecture import describe_packing
 from rollmesh.learner.engines.fsdp2.loading import load_model
@@ -25,6 +25,7 @@ from rollmesh.learner.model_files import location
 from rollmesh.mesh.config import load
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.tokenizer_files import load_optional_tokenizer, load_tokenizer
 from rollmesh.mesh.trajectory.images import ImageProcessor
 from tests.generators.engines import tiny
 from tests.repository import REPOSITORY
@@ -143,10 +144,10 @@ def with_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         read_config,
         lambda folder: read_folder(folder, None),
-        load_tokenizer,
+        load_optional_tokenizer,
         TokenizerCodec,
         ImageProcessor.load,
-        location.load_tokenizer,
+        load_tokenizer,
         location.context_length,
         lambda folder: describe_packing(ModelSection(path=str(folder))),
         lambda folder: load_model(ModelSection(path=str(folder))),

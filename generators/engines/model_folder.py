@@ -1,12 +1,11 @@
-"""Configuration and tokenizer of a Hugging Face model folder: read without network, and without running its code."""
+"""Configuration and end tokens of a Hugging Face model folder: read without network, and without running its code."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from rollmesh.mesh.errors import DataError
 
@@ -23,23 +22,6 @@ def read_config(folder: Path) -> PreTrainedConfig:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"{folder}/config.json: {error}") from error
-
-
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
-    """The folder's tokenizer; None where it has no tokenizer files.
-
-    Raises:
-        DataError: the files are there but cannot be read.
-    """
-    if not any(folder.glob("tokenizer*")):
-        return None
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
-    except (OSError, ValueError, json.JSONDecodeError) as error:
-        raise DataError(f"{folder}: tokenizer files cannot be read: {error}") from error
-    return tokenizer
 
 
 def eos_ids(folder: Path, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:

@@ -39,12 +39,13 @@ from rollmesh.learner.metrics import MetricsWriter, open_trackers
 from rollmesh.learner.metrics.run_totals import write_learner_json
 from rollmesh.learner.metrics.sample_log import SampleLog
 from rollmesh.learner.model_files.checks import check_context
-from rollmesh.learner.model_files.location import context_length, load_tokenizer
+from rollmesh.learner.model_files.location import context_length
 from rollmesh.learner.recovery.consumption_log import LOG_NAME, ConsumptionLog
 from rollmesh.learner.weights import PublishRules, WeightPublisher, read_model_bundle
 from rollmesh.learner.weights.transports import configured_transports
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import StalledError, StarvedError, StoreError, UnreachableError
+from rollmesh.mesh.tokenizer_files import load_tokenizer
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 _log = logging.getLogger(__name__)

@@ -35,7 +35,7 @@ from rollmesh.learner.engines.interface import ACTOR
 from rollmesh.learner.metrics.sample_log import SampleLog
 from rollmesh.learner.metrics.trackers import open_trackers
 from rollmesh.learner.metrics.writer import MetricsWriter
-from rollmesh.learner.model_files.location import load_tokenizer, resolve_model
+from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.learner.recording.recording import FOLDER, Recording, decode_groups
 from rollmesh.learner.rollouts.group import SampledGroup
 from rollmesh.learner.rollouts.group_filter import filter_groups
@@ -45,6 +45,7 @@ from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.mesh.runtime.ranks import check_ranks
+from rollmesh.mesh.tokenizer_files import load_tokenizer
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 

@@ -84,20 +84,6 @@ def _download(model: ModelSection, setting: str) -> Path:
         ) from error
 
 
-def load_tokenizer(folder: Path):  # type: ignore[no-untyped-def]  # the class is only known to transformers
-    """The folder's tokenizer.
-
-    Raises:
-        DataError: the folder has no tokenizer, or it cannot be read.
-    """
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{folder}: the tokenizer cannot be loaded: {error}") from error
-
-
 def context_length(folder: Path) -> int | None:
     """Longest sequence of the model in tokens, from its configuration; None where it has none."""
     from transformers import AutoConfig

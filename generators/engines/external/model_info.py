@@ -7,9 +7,10 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from rollmesh.generators.engines.model_folder import eos_ids, load_tokenizer, read_config
+from rollmesh.generators.engines.model_folder import eos_ids, read_config
 from rollmesh.generators.engines.request_validation import RequestLimits
 from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.tokenizer_files import load_optional_tokenizer
 from rollmesh.mesh.trajectory.images import ImageProcessor
 
 
@@ -50,7 +51,7 @@ def read_folder(folder: Path, context: int | None) -> ModelInfo:
     longest = getattr(text, "max_position_embeddings", None)
     if not isinstance(longest, int):
         raise DataError(f"{folder}/config.json: no max_position_embeddings", hint="state the model's context length")
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_optional_tokenizer(folder)
     pictured = getattr(config, "vision_config", None) is not None
     images = ImageProcessor.load(folder) if pictured else None
     limits = RequestLimits(

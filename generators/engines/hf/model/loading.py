@@ -19,9 +19,10 @@ from transformers import (
 from transformers.initialization import no_init_weights
 
 from rollmesh.generators.engines.hf.model.served_layers import layout_of
-from rollmesh.generators.engines.model_folder import eos_ids, load_tokenizer, read_config
+from rollmesh.generators.engines.model_folder import eos_ids, read_config
 from rollmesh.generators.engines.request_validation import RequestLimits
 from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.tokenizer_files import load_optional_tokenizer
 from rollmesh.mesh.trajectory.images import ImageProcessor
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -93,7 +94,7 @@ def load_model(folder: Path, *, dtype: str, device: str, context: int | None = N
         ) from error
     model.tie_weights()
     model.to(device).eval().requires_grad_(False)
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_optional_tokenizer(folder)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
