@@ -120,7 +120,7 @@ class GeneratorComponents:
             episodes.connect(self.rollout.on_results)
         self.writers = WriteStreams(self.client, agent)
         self.submitter = TrajectorySubmitter(
-            member_id=agent.member_id,
+            generator_id=agent.member_id,
             text=text,
             scorer=self.scorer,
             store=self.writers,

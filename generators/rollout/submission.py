@@ -87,7 +87,7 @@ class TrajectorySubmitter:
     """Brings finished members to the buffer.
 
     Args:
-        member_id: of this generator.
+        generator_id: this generator's member id in the mesh.
         text: decodes responses for the rewards.
         scorer: scores.
         store: stores members and their side data.
@@ -103,7 +103,7 @@ class TrajectorySubmitter:
     def __init__(
         self,
         *,
-        member_id: str,
+        generator_id: str,
         text: TokenizerCodec,
         scorer: RewardScorer,
         store: MemberStore,
@@ -111,10 +111,10 @@ class TrajectorySubmitter:
         on_error: Callable[[RollmeshError], None],
         encode: Callable[[Trajectory], bytes] = encode,
     ) -> None:
-        self._member_id = member_id
+        self._generator_id = generator_id
         self._text = text
         self._scorer = scorer
-        self._members = store
+        self._member_store = store
         self._owner = owner
         self._on_error = on_error
         self._encode = encode
@@ -221,7 +221,7 @@ class TrajectorySubmitter:
         for name, array in finished.result.side.items():
             try:
                 async with self._uploading:
-                    entry = await self._members.upload_side(group.table, group.grant, finished.member, name, array)
+                    entry = await self._member_store.upload_side(group.table, group.grant, finished.member, name, array)
             except UnreachableError:
                 raise
             except RollmeshError as error:
@@ -261,7 +261,7 @@ class TrajectorySubmitter:
             # Written in place: messages of their own would be copied, and cost more than all else here.
             oldest=sampled.versions.oldest._asdict(),
             newest=sampled.versions.newest._asdict(),
-            generator=self._member_id,
+            generator=self._generator_id,
             finished_unix_ns=finished.finished_unix_ns,
             figures=result.stats if isinstance(result, EpisodeResult) else None,
         )
@@ -274,7 +274,7 @@ class TrajectorySubmitter:
             finish_reason=trajectory_pb2.FINISH_REASON_ABORTED,
             prompt_tokens=len(group.prompt_ids),
             finished_unix_ns=time.time_ns(),
-            generator=self._member_id,
+            generator=self._generator_id,
         )
         return member_write(group, meta, b"")
 
@@ -285,7 +285,7 @@ class TrajectorySubmitter:
         for group, write in writes:
             by_table.setdefault(group.table, []).append((group, write))
         for table, part in by_table.items():
-            results = await self._members.writer(table).write([write for _, write in part])
+            results = await self._member_store.writer(table).write([write for _, write in part])
             self._record_results(part, results)
 
     def _record_results(self, writes: Writes, results: Sequence[WriteResult]) -> None:

@@ -44,7 +44,7 @@ class Snapshot:
         learner_starts: the run's launcher has started a learner, and none has taken part since.
         training, evaluation: latest record of a training step and of an evaluation round; of a single snapshot,
             the values in the learner's heartbeat.
-        unscored: members without a reward, as far as records were followed.
+        unscored: responses without a reward, as far as records were followed.
         generated_tokens: that the run has sampled so far; 0 in a single snapshot.
         holders: holders of the train table's groups; read where nothing moves.
         trouble: why the mesh could not be asked; empty when it answered.
@@ -88,15 +88,15 @@ class Snapshot:
         return sum(member.gauges.get(gauge, 0.0) for member in self.generators())
 
     def without_reward(self) -> str:
-        """Members without a reward, in words: of trained groups, else as generators count; empty without any."""
+        """Responses without a reward, in words: of trained groups, else as generators count; empty without any."""
         if text := self.unscored.text():
             return text
         failed, unscorable = self.sum_of("members_failed"), self.sum_of("members_unscorable")
         if not failed + unscorable:
             return ""
-        members = failed + unscorable + self.sum_of("members_scored")
+        responses = failed + unscorable + self.sum_of("members_scored")
         return (
-            f"{failed + unscorable:.0f} of {members:.0f} responses have no reward (error {failed:.0f}, unscorable "
+            f"{failed + unscorable:.0f} of {responses:.0f} responses have no reward (error {failed:.0f}, unscorable "
             f"{unscorable:.0f}): `rollmesh ledger --failed` lists the causes of groups that failed"
         )
 

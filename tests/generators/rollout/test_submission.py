@@ -39,7 +39,7 @@ class Surroundings:
         self.dropped: list[ActiveGroup] = []
         self.errors: list[RollmeshError] = []
         self.submitter = TrajectorySubmitter(
-            member_id="gen-1",
+            generator_id="gen-1",
             text=self,  # type: ignore[arg-type]  # decodes below
             scorer=self,  # type: ignore[arg-type]  # scores below
             store=self,
