@@ -63,7 +63,8 @@ class _EveryGroup:
 class _Ranks:
     """One rank that computes nothing."""
 
-    size = 1
+    alone = True
+    dp_sizes = frozenset({1})
     packing = Packing.SHARED
 
     def prepare(self, _plan: object) -> dict[str, str]:
