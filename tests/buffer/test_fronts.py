@@ -260,7 +260,7 @@ async def test_fronts_protected_by_tls_and_token_are_checked_by_their_own_names(
     await right.start()
     section = load_config({"model": {"path": "-"}, "data": {"train": "-"}, "security": security}).security
     async with open_mesh(f"{left.address},{right.address}", section) as channel:
-        await asyncio.wait_for(_all_ready(channel), 20)
+        await asyncio.wait_for(_all_ready(channel), TIMEOUT_S)
         stub = membership_pb2_grpc.MembershipStub(channel)
         for _ in range(4):
             assert len((await stub.List(membership_pb2.ListRequest(), timeout=30)).members) == 2

@@ -28,7 +28,7 @@ async def test_whatever_a_tool_returns_or_raises_is_an_observation(name: str) ->
         "speechless",
     )  # fmt: skip
     turns = [calling(name, what=what) for what in asked]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         result = await stage.play(*turns, "done<eot>", request=stage.request(max_tokens=4000))
     assert result.failure == ""
     assert sampled_of(result.sampled) == [encode(turn) for turn in (*turns, "done<eot>")]

@@ -123,7 +123,7 @@ class Learner:
         weights_pb2_grpc.add_WeightsServicer_to_server(self.service, self.server)
         self.port = bind(self.server, "127.0.0.1", 0, SECURITY)
 
-    async def report(self, timeout: float = 10.0) -> weights_pb2.SwapReport:
+    async def report(self, timeout: float = 60.0) -> weights_pb2.SwapReport:
         return await asyncio.wait_for(self.service.reports.get(), timeout)
 
     async def stop(self) -> None:
@@ -342,7 +342,7 @@ async def test_a_dead_learner_mid_transfer_does_not_hold_up_the_next(tmp_path: P
         await first.server.start()
         world.membership.name("learner-1", first.port)
         first.publisher.publish(PolicyVersion(1, 0), weights(0).items(), "float32")
-        await asyncio.wait_for(reached.wait(), 10)
+        await asyncio.wait_for(reached.wait(), 30)
         second = await world.learner("learner-2")
         second.publisher.publish(PolicyVersion(2, 0), weights(1).items(), "float32")
         assert (await second.report()).error == ""
@@ -355,7 +355,7 @@ async def test_intermediate_versions_are_skipped_while_a_swap_waits(tmp_path: Pa
         release: Future[None] = Future()
         world.engine.hold.append(release)
         learner.publisher.publish(PolicyVersion(1, 0), weights(0).items(), "float32")
-        await asyncio.wait_for(world.engine.asked.wait(), 10)
+        await asyncio.wait_for(world.engine.asked.wait(), 30)
         assert "waits for the engine to swap to version 1:0" in world.receiver.waiting_reason
         for version in range(1, 6):
             learner.publisher.publish(PolicyVersion(1, version), weights(version).items(), "float32")

@@ -222,7 +222,7 @@ async def test_a_round_whose_stream_was_away_counts_every_prompt_once(tmp_path: 
             client = BufferClient(channel, timeout_s=5, retry_s=20)
 
             async def until(leased: int, ready: int) -> None:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(60):
                     counts = None
                     while counts is None or (counts.leased, counts.ready) != (leased, ready):
                         counts = (await found.client.describe("eval")).counts
