@@ -120,7 +120,7 @@ class ExternalEngine(ControlledEngine):
         metrics = self._backend.load_metrics() if self._inflight.up else LoadMetrics(0, 0, None, 0)
         return EngineStatus(
             active=active,
-            queued=max(0, self._inflight.in_flight - active),
+            queued=max(0, self._inflight.count() - active),
             tokens_generated=self._thread.scheduler.tokens_generated,
             tokens_outside=self._thread.scheduler.tokens_outside,
             swaps=executor.swaps,
@@ -145,7 +145,7 @@ class ExternalEngine(ControlledEngine):
         return self._inflight.drain(timeout_s)
 
     def stop(self) -> None:
-        self._inflight.stop(lambda: self._thread.post(self._thread.end))
+        self._inflight.stop_after(lambda: self._thread.post(self._thread.end))
         self._thread.stop()
 
     def _on_update_done(self, done: Future[SwapTimings]) -> None:

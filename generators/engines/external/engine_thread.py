@@ -81,7 +81,7 @@ class EngineThread:
         self._loop.call_soon_threadsafe(self.executor.enqueue, command)
 
     def stop(self) -> None:
-        """Ends the thread, after `InflightRegistry.stop`. Waits for it, in bounded time."""
+        """Ends the thread, after `InflightRegistry.stop_after`. Waits for it, in bounded time."""
         if self._thread.ident is None:
             # An engine that never ran keeps its promises too.
             self._thread.start()

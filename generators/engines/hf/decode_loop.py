@@ -301,7 +301,7 @@ class DecodeLoop:
 
     def _fail(self, error: Exception) -> None:
         failure = ending_of(error)
-        self._current += self._commands.fail(failure)
+        self._current += self._commands.close(failure)
         self._reject_all(failure)
         self._listener.on_failure(failure)
 

@@ -113,7 +113,7 @@ class HfEngine(ControlledEngine):
         return read_thread(thread) if thread is not None else None
 
     def drain(self, timeout_s: float) -> bool:
-        return self._commands.wait_idle(timeout_s)
+        return self._commands.drain(timeout_s)
 
     def stop(self) -> None:
         self._commands.stop()
