@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
-from rollmesh.learner.builders import build_actor
+import torch
+
+from rollmesh.learner.checkpoint.digests import check_actor_digests
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, STATE_NAME
-from rollmesh.learner.checkpoint.store import ACTOR, CheckpointStore, load_checkpoint
+from rollmesh.learner.checkpoint.store import CheckpointStore
+from rollmesh.learner.engines.fsdp2.checkpoint_tensors import read_tensors
+from rollmesh.learner.model_files.folder_writer import write_folder
 from rollmesh.learner.model_files.location import resolve_model
+from rollmesh.learner.model_files.stored_model import StoredModel
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, DataError
 
@@ -25,7 +31,7 @@ def latest_checkpoint(run: Path) -> Path:
 
 
 def export_checkpoint(config: Config, checkpoint: Path, out: Path) -> None:
-    """Writes model and tokenizer with the checkpoint's weights, in `model.dtype`.
+    """Writes model and tokenizer with the checkpoint's weights, in `model.dtype`, tensor by tensor and on no device.
 
     Args:
         config: of the run; its model folder or hub id gives architecture and tokenizer.
@@ -34,15 +40,20 @@ def export_checkpoint(config: Config, checkpoint: Path, out: Path) -> None:
 
     Raises:
         ConfigError: `out` is not empty.
-        DataError: no such checkpoint, or a model that cannot be loaded.
+        DataError: no such checkpoint, or a damaged one, or one of another model; or a model that cannot be loaded.
     """
     if not (checkpoint / STATE_NAME).is_file():
         raise DataError(f"{checkpoint} is not a checkpoint", hint="give a folder below RUN/checkpoints")
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"{out} is not empty", hint="choose a new folder")
-    engine = build_actor(config.model_copy(update={"model": resolve_model(config.model)}))
-    try:
-        load_checkpoint({ACTOR: engine}, checkpoint)
-        engine.export_hf(out)
-    finally:
-        engine.close()
+    dtype = getattr(torch, config.model.dtype)
+    with StoredModel(Path(resolve_model(config.model).path)) as source:
+        check_actor_digests(checkpoint)
+        described = source.describe()
+        tensors = read_tensors(checkpoint, described, dtype)
+        try:
+            write_folder(out, source, described, tensors, dtype)
+        except BaseException:
+            # Half a model is of no use, and the folder could not be given again.
+            shutil.rmtree(out, ignore_errors=True)
+            raise

@@ -20,8 +20,8 @@ from rollmesh.generators.engines.hf.model.loading import load_model as load_mode
 from rollmesh.generators.engines.model_folder import read_config
 from rollmesh.generators.tokenizer import TokenizerCodec
 from rollmesh.learner.engines.fsdp2.architecture import describe_packing
-from rollmesh.learner.engines.fsdp2.loading import load_model
 from rollmesh.learner.model_files import location
+from rollmesh.learner.model_files.stored_model import StoredModel
 from rollmesh.mesh.config import load
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.errors import DataError
@@ -48,6 +48,7 @@ REASONS = {
     ("generators/engines/sglang/transfers/sharing.py", "torch.multiprocessing"): "names what SGLang lets in a pickle",
     ("generators/engines/vllm/launcher.py", "multiprocessing"): "asks for the children of this process",
     ("generators/engines/vllm/process_tree.py", "multiprocessing"): "ends children of this process",
+    ("learner/engines/fsdp2/checkpoint_tensors.py", "torch.distributed.checkpoint"): "the same folder, for an export",
     ("learner/engines/fsdp2/state.py", "torch.distributed.checkpoint"): "an own run's folder; docs/security.md says so",
     ("mesh/config/load.py", "yaml.load"): "with a safe loader, which a test below looks at",
 }
@@ -150,7 +151,7 @@ def with_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         load_tokenizer,
         location.context_length,
         lambda folder: describe_packing(ModelSection(path=str(folder))),
-        lambda folder: load_model(ModelSection(path=str(folder))),
+        StoredModel,
     ],
 )
 def test_code_of_a_model_is_not_run_whatever_is_answered(read: Callable[[Path], object], with_code: Path) -> None:
@@ -164,10 +165,13 @@ def test_code_of_a_model_is_not_run_whatever_is_answered(read: Callable[[Path], 
 def test_kernels_that_a_configuration_names_are_not_fetched(tmp_path: Path) -> None:
     """transformers would load them at the first model that it builds, for its shapes alone too."""
     model = tiny.build_model(tiny.configs()["qwen3"])
-    tiny.save_folder(tmp_path, model, None)
+    model.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "attn_implementation": "kernels-community/any"}))
     CheckpointLayout(read_config(tmp_path), torch.float32)
+    assert describe_packing(ModelSection(path=str(tmp_path))).startswith("qwen3: sequences side by side")
+    with StoredModel(tmp_path) as stored:
+        assert stored.model.config._attn_implementation == "sdpa"
     assert load_model_of_generator(tmp_path, dtype="float32", device="cpu").model.config._attn_implementation == "sdpa"
 
 

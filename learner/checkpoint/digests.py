@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 from rollmesh.learner.checkpoint.collective_write import on_every_rank
 from rollmesh.learner.checkpoint.names import STATE_NAME
 from rollmesh.learner.engines.interface import Engine
+from rollmesh.mesh.errors import DataError
 
 _FILE = "digests.json"
 _DIGESTS = TypeAdapter(dict[str, str])
@@ -58,22 +59,45 @@ def check_digests(engine: Engine, folder: Path) -> None:
     layout = engine.layout
 
     def read() -> None:
-        try:
-            digests = _DIGESTS.validate_json((folder / _FILE).read_bytes())
-        except (OSError, ValueError) as error:
-            raise OSError(f"{_FILE} is missing or damaged") from error
-        # Every checkpoint has one: a list without it would let any file pass.
-        if STATE_NAME not in digests:
-            raise OSError(f"{_FILE} is damaged: it does not name {STATE_NAME}")
-        for name, digest in sorted(digests.items())[layout.process :: layout.processes]:
-            try:
-                found = _digest(folder / name)
-            except OSError as error:
-                raise OSError(f"{name}: {error.strerror}") from error
-            if found != digest:
-                raise OSError(f"{name} is damaged: it holds other bytes than were written")
+        for name, digest in sorted(_read(folder).items())[layout.process :: layout.processes]:
+            _check(folder, name, digest)
 
     on_every_rank(engine, read)
+
+
+def check_actor_digests(folder: Path) -> None:
+    """Reads the actor's files, without other ranks.
+
+    Raises:
+        DataError: one of them holds other bytes than were written, or none; it is named.
+    """
+    try:
+        for name, digest in sorted(_read(folder).items()):
+            # Other roles have folders of their own.
+            if "/" not in name:
+                _check(folder, name, digest)
+    except OSError as error:
+        raise DataError(f"cannot load checkpoint {folder}: {error}", hint="export another checkpoint") from error
+
+
+def _read(folder: Path) -> dict[str, str]:
+    try:
+        digests = _DIGESTS.validate_json((folder / _FILE).read_bytes())
+    except (OSError, ValueError) as error:
+        raise OSError(f"{_FILE} is missing or damaged") from error
+    # Every checkpoint has one: a list without it would let any file pass.
+    if STATE_NAME not in digests:
+        raise OSError(f"{_FILE} is damaged: it does not name {STATE_NAME}")
+    return digests
+
+
+def _check(folder: Path, name: str, digest: str) -> None:
+    try:
+        found = _digest(folder / name)
+    except OSError as error:
+        raise OSError(f"{name}: {error.strerror}") from error
+    if found != digest:
+        raise OSError(f"{name} is damaged: it holds other bytes than were written")
 
 
 def _files(folder: Path) -> Iterator[Path]:

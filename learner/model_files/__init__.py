@@ -1,1 +1,1 @@
-"""A model's folder: its location, and checks of its files before anything is loaded."""
+"""A model's folder: its location, checks of its files, and its weights, read in parts and written tensor by tensor."""

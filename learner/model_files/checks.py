@@ -113,8 +113,11 @@ def _check_weights(folder: Path, setting: str) -> None:
     files = sorted(folder.glob("*.safetensors"))
     for path in files:
         _check_safetensors(path, setting)
-    if not files and not any(folder.glob("*.bin")):
-        raise DataError(f"{setting}: {folder} has no weights", hint="expected *.safetensors next to config.json")
+    if not index.is_file() and not (folder / "model.safetensors").is_file():
+        raise DataError(
+            f"{setting}: {folder} has no weights: neither model.safetensors nor {index.name}",
+            hint="weights in other formats are not read: save the model again with transformers' save_pretrained",
+        )
 
 
 def _check_safetensors(path: Path, setting: str) -> None:

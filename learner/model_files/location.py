@@ -23,16 +23,30 @@ def resolve_model(model: ModelSection, setting: str = "model") -> ModelSection:
     Raises:
         DataError: no such folder, no model in it, or the hub id cannot be loaded.
     """
-    folder = Path(model.path)
-    if not folder.is_dir():
-        if folder.is_absolute() or model.path.startswith(".") or not _HUB_ID.fullmatch(model.path):
-            raise DataError(
-                f"model folder {model.path} does not exist",
-                hint=f"set {setting}.path to a Hugging Face folder, or to a hub id like org/name",
-            )
-        folder = _download(model, setting)
+    folder = local_folder(model, setting)
     _check(folder, setting)
     return model.model_copy(update={"path": str(folder), "revision": None})
+
+
+def local_folder(model: ModelSection, setting: str = "model") -> Path:
+    """The local folder of a model, checked no further.
+
+    Args:
+        model: as configured.
+        setting: where, for errors.
+
+    Raises:
+        DataError: no such folder, or the hub id cannot be loaded.
+    """
+    folder = Path(model.path)
+    if folder.is_dir():
+        return folder
+    if folder.is_absolute() or model.path.startswith(".") or not _HUB_ID.fullmatch(model.path):
+        raise DataError(
+            f"model folder {model.path} does not exist",
+            hint=f"set {setting}.path to a Hugging Face folder, or to a hub id like org/name",
+        )
+    return _download(model, setting)
 
 
 def _check(folder: Path, setting: str) -> None:

@@ -80,7 +80,7 @@ def describe_packing(section: ModelSection) -> str:
     try:
         config = AutoConfig.from_pretrained(section.path, trust_remote_code=False)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            model = AutoModelForCausalLM.from_config(config, attn_implementation=None, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         return f"not known: {str(error).splitlines()[0]}"
     choice = choose_packing(model)

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import gc
 import logging
-import shutil
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -31,7 +30,7 @@ from rollmesh.learner.engines.fsdp2.architecture import choose_packing
 from rollmesh.learner.engines.fsdp2.attention import ATTENTION
 from rollmesh.learner.engines.fsdp2.export import full_tensors
 from rollmesh.learner.engines.fsdp2.layout import build_layout
-from rollmesh.learner.engines.fsdp2.loading import load_model, load_optional_tokenizer, quiet_transformers
+from rollmesh.learner.engines.fsdp2.loading import load_weights, open_model
 from rollmesh.learner.engines.fsdp2.probe import ComputedValues, read, run_probe
 from rollmesh.learner.engines.fsdp2.rows import build_rows
 from rollmesh.learner.engines.fsdp2.schedule import learning_rate
@@ -43,8 +42,12 @@ from rollmesh.learner.engines.layout import Layout
 from rollmesh.learner.engines.pending_step import PendingStep
 from rollmesh.learner.engines.tolerances import Evidence
 from rollmesh.learner.engines.world import World
+from rollmesh.learner.model_files.folder_writer import write_folder
+from rollmesh.learner.model_files.location import local_folder
+from rollmesh.learner.model_files.stored_model import StoredModel, quiet_transformers
+from rollmesh.learner.model_files.weight_files import WeightFiles
 from rollmesh.mesh.config.learner import OptimizerSection
-from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.errors import ConfigError, DataError
 
 _log = logging.getLogger(__name__)
 # Name, in transformers' configurations and layers, of the number of tokens that sliding attention sees.
@@ -69,22 +72,27 @@ class Fsdp2Engine(Engine):
         with torch.random.fork_rng(devices=[]):
             # On the CPU, where models are built; nothing draws from the device's generator.
             torch.default_generator.manual_seed(spec.seed)
-            # Configuration and conversions for `export_hf`; its weights are those of `_model`.
-            self._shell = load_model(spec.model, backbone_only=self._backbone_only, longest=spec.longest)
-            choice = choose_packing(self._shell)
-            self._own_attention: str = self._shell.config._attn_implementation
+            opened = open_model(spec.model, self.device, backbone_only=self._backbone_only, longest=spec.longest)
+        with opened as stored:
+            # The part of the model that is transformers' own.
+            self._transformer = cast(PreTrainedModel, stored.model.base_model if self._backbone_only else stored.model)
+            choice = choose_packing(stored.model)
+            self._own_attention: str = stored.model.config._attn_implementation
             self.why_rows = choice.reason
             self._use(choice.packing)
-            self.vocab_size = len(cast(Tensor, self._shell.get_input_embeddings().weight))
-            self._model = self._build(self._shell)
-        nn.Module.to(self._model, self.device)
-        prepare(
-            self._model,
-            shard=self.layout.dp_size > 1 or shard_alone,
-            param_dtype=self._param_dtype,
-            recompute=spec.activation_checkpointing and self.trained,
-            trained=self.trained,
-        )
+            self.vocab_size = len(cast(Tensor, stored.model.get_input_embeddings().weight))
+            self._model = self._build(stored.model)
+            prepare(
+                self._model,
+                shard=self.layout.dp_size > 1 or shard_alone,
+                param_dtype=self._param_dtype,
+                recompute=spec.activation_checkpointing and self.trained,
+                trained=self.trained,
+            )
+            new = load_weights(self._model, stored, self.device)
+            if new:
+                parameters = {plain_name(name): parameter for name, parameter in self._model.named_parameters()}
+                self._fill_new({name: parameters[name] for name in new}, stored.files)
         self._parameters = [p for p in self._model.parameters() if p.requires_grad]
         self._optimizer = None if spec.optimizer is None else _optimizer(spec.optimizer, self._parameters)
         self._steps = 0
@@ -96,8 +104,18 @@ class Fsdp2Engine(Engine):
             self.offload()
 
     @abstractmethod
-    def _build(self, shell: PreTrainedModel) -> nn.Module:
-        """The module to train, with parameters named as in a Hugging Face folder."""
+    def _build(self, language_model: PreTrainedModel) -> nn.Module:
+        """The module to train, with parameters named as in a Hugging Face folder; without memory, as what is given."""
+
+    def _fill_new(self, parameters: Mapping[str, nn.Parameter], files: WeightFiles) -> None:
+        """Fills parameters that are not of the language model.
+
+        Args:
+            parameters: by name; they have memory.
+            files: of the model's folder.
+        """
+        del files
+        raise DataError(f"model {self._spec.model.path!r} lacks weights: {', '.join(parameters)}")
 
     @abstractmethod
     def _forward(self, batch: PackedBatch, *, sum_pi_squared: bool = False) -> tuple[ModelOutput, Tensor]:
@@ -110,7 +128,7 @@ class Fsdp2Engine(Engine):
     def probe(self) -> Evidence:
         if self._spec.offload:
             self.onload()
-        config = self._shell.config
+        config = self._transformer.config
         name = f"model {self._spec.model.path!r} ({config.model_type})"
         evidence = run_probe(self, name, config.get_text_config().vocab_size, self.world, self._spec.param_dtype)
         if self._spec.offload:
@@ -148,7 +166,7 @@ class Fsdp2Engine(Engine):
     @contextmanager
     def with_short_windows(self, tokens: int) -> Iterator[None]:
         """Limits sliding attention to this many tokens, for the probe."""
-        owners = [self._shell.config.get_text_config(), *self._shell.modules()]
+        owners = [self._transformer.config.get_text_config(), *self._transformer.modules()]
         windows = [
             (owner, window) for owner in owners if isinstance(window := vars(owner).get(_WINDOW), int) and window
         ]
@@ -167,17 +185,17 @@ class Fsdp2Engine(Engine):
 
     def embedding(self) -> nn.Module:
         """The embedding of the tokens, for the probe."""
-        return self._shell.get_input_embeddings()
+        return self._transformer.get_input_embeddings()
 
     def _use(self, packing: Packing, attention: str | None = None) -> None:
         """Computes in this way from now on."""
         self.packing = packing
         implementation = attention or (ATTENTION if packing is Packing.SHARED else self._own_attention)
         with quiet_transformers():
-            self._shell.set_attn_implementation(implementation)
-        if packing is Packing.ROWS and self._shell.config._attn_implementation != implementation:
+            self._transformer.set_attn_implementation(implementation)
+        if packing is Packing.ROWS and self._transformer.config._attn_implementation != implementation:
             # transformers does not switch attention outside of its interface; layers that can look here.
-            self._shell.config._attn_implementation = implementation
+            self._transformer.config._attn_implementation = implementation
 
     def accumulate(self, batches: Sequence[PackedBatch], loss: Loss, counts: GlobalCounts) -> None:
         self._training_state()
@@ -264,17 +282,17 @@ class Fsdp2Engine(Engine):
         return extra
 
     def export_hf(self, folder: Path) -> None:
-        state = {name: tensor.clone() for name, tensor in self.export_weights()}
+        dtype = getattr(torch, self._spec.model.dtype)
+        tensors = self.export_weights(dtype)
         if self.layout.leads:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._shell.config.dtype = getattr(torch, self._spec.model.dtype)
-            self._shell.save_pretrained(folder, state_dict=state)
-            # safetensors keeps its files to their owner; a server of another user is to read the folder.
-            for weights in folder.glob("*.safetensors"):
-                shutil.copymode(folder / "config.json", weights)
-            tokenizer = load_optional_tokenizer(self._spec.model)
-            if tokenizer is not None:
-                tokenizer.save_pretrained(folder)
+            described = {
+                name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+                for name, tensor in self._named_tensors()
+            }
+            with StoredModel(local_folder(self._spec.model), backbone_only=self._backbone_only) as source:
+                write_folder(folder, source, described, tensors, dtype)
+        for _ in tensors:
+            raise AssertionError("full tensors are on the leader alone, which has written all")
         self.world.barrier()
 
     def offload(self) -> None:
@@ -286,7 +304,7 @@ class Fsdp2Engine(Engine):
     def close(self) -> None:
         # The sharded model refers to the process group, whose threads end only with the last reference: drop it first.
         self._parameters = []
-        self._model = self._shell = self._optimizer = None  # type: ignore[assignment]  # of no use any more
+        self._model = self._transformer = self._optimizer = None  # type: ignore[assignment]  # of no use any more
         gc.collect()
         self.world.close()
 

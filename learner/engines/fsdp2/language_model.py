@@ -17,11 +17,11 @@ from rollmesh.learner.engines.fsdp2.logprobs import token_log_probs
 class LanguageModelEngine(Fsdp2Engine):
     """Any Hugging Face causal language model whose attention can run packed."""
 
-    def _build(self, shell: PreTrainedModel) -> nn.Module:
-        for child in shell.children():
+    def _build(self, language_model: PreTrainedModel) -> nn.Module:
+        for child in language_model.children():
             if isinstance(child, PreTrainedModel):
                 child.register_forward_hook(_in_one_row)
-        return shell
+        return language_model
 
     def _forward(self, batch: PackedBatch, *, sum_pi_squared: bool = False) -> tuple[ModelOutput, Tensor]:
         inputs, predictors = self._inputs(batch.row)

@@ -1,128 +1,152 @@
-"""Loading a Hugging Face causal language model for training.
+"""Weights for a model that is sharded already: each rank reads its part of every tensor from the model's folder.
 
-Whatever transformers loads is fine: local folders, hub ids with a pinned revision, offline caches, sharded safetensors
-in any dtype, tied embeddings. Master weights are float32.
+Invariant: in addition to its shard, a process holds one piece of `PIECE_BYTES`. Stored tensors that must be converted
+are held for one conversion at a time, with the copies that it makes. Those are this rank's experts of a layer, or one
+whole tensor. Master weights are float32 whatever the files hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import torch
-from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from rollmesh.learner.engines.fsdp2.architecture import refuse_by_structure
+from rollmesh.learner.engines.fsdp2.sharding import plain_name
+from rollmesh.learner.model_files.conversion import Conversion
+from rollmesh.learner.model_files.location import local_folder
+from rollmesh.learner.model_files.stored_model import StoredModel
+from rollmesh.learner.model_files.weight_files import Part, WeightFiles, pieces, whole
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.errors import DataError
 
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+PIECE_BYTES = 64 << 20
+"""Bytes that are read at a time; more only where a single row has more."""
 
 
-def load_model(section: ModelSection, *, backbone_only: bool = False, longest: int | None = None) -> PreTrainedModel:
-    """Loads the model in float32 on the CPU, with the attention that transformers chooses and without dropout.
+def open_model(
+    section: ModelSection, device: torch.device, *, backbone_only: bool = False, longest: int | None = None
+) -> StoredModel:
+    """Opens a model for training.
 
     Args:
         section: folder or hub id.
-        backbone_only: the output layer is not used: it may be absent, and other heads may be there.
+        device: of the engine.
+        backbone_only: see `StoredModel`.
         longest: tokens of the longest sequence, where it is known.
 
     Raises:
-        DataError: missing folder or hub id; a folder that is no model or lacks weights; sequences too long to compute
-            side by side.
+        DataError: see `StoredModel`; no such folder or hub id; sequences too long to compute side by side.
     """
-    source = _source(section)
-    # Bars of a fraction of a second would only disturb the service's log.
-    transformers_logging.disable_progress_bar()
+    stored = StoredModel(local_folder(section), device, backbone_only=backbone_only)
     try:
-        config = AutoConfig.from_pretrained(source, revision=section.revision, trust_remote_code=False)
-        refuse_by_structure(config, section.path, longest)
-        with quiet_transformers() if backbone_only else nullcontext():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                source,
-                revision=section.revision,
-                config=config,
-                dtype=torch.float32,
-                output_loading_info=True,
-                trust_remote_code=False,
-            )
-    # RuntimeError: weights of another shape than config.json says.
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise DataError(
-            f"cannot load model {section.path!r}: {_first_line(error)}",
-            hint="model.path is a local Hugging Face folder or a hub id; offline it must be in the local cache",
-        ) from error
-    model, info = loaded
-    if not isinstance(model, PreTrainedModel):
-        raise DataError(f"{section.path!r} is not a causal language model")
-    missing = sorted(set(info["missing_keys"]) & {name for name, _ in model.named_parameters()})
-    if backbone_only:
-        prefix = f"{model.base_model_prefix}."
-        missing = [name for name in missing if name.startswith(prefix)]
-    if missing:
-        # transformers would make them up.
-        raise DataError(
-            f"model {section.path!r} lacks weights: {', '.join(missing[:3])}{' ...' if missing[3:] else ''}",
-            hint="choose a complete causal language model; a value model's folder has no output layer",
-        )
-    model.config.use_cache = False
-    # Dropout would make the current policy differ from the one whose log-probs are compared.
-    return model.eval()
+        refuse_by_structure(stored.model.config, section.path, longest)
+    except DataError:
+        stored.close()
+        raise
+    stored.model.config.use_cache = False
+    return stored
 
 
-def load_optional_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of a model, for the export of its weights; None where it has none, or none that can be read."""
-    source = _source(section)
-    # Without any tokenizer file transformers would make up an empty tokenizer.
-    if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in _TOKENIZER_FILES):
-        return None
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            source, revision=section.revision, trust_remote_code=False
-        )
-    except (OSError, ValueError, KeyError):
-        return None
-    return tokenizer
+def load_weights(model: nn.Module, stored: StoredModel, device: torch.device) -> list[str]:
+    """Gives memory and values to a model's parameters, and values to the buffers that are stored.
+
+    Args:
+        model: the stored one or a part of it, after `sharding.prepare`.
+        stored: open.
+        device: of the parameters.
+
+    Returns:
+        Parameters for which nothing is stored: they have memory, and arbitrary values.
+
+    Raises:
+        DataError: a file cannot be read, or holds two tensors for what the model has once; perhaps on this rank alone.
+    """
+    _allocate(model, device)
+    targets: dict[str, Tensor] = {
+        plain_name(name): tensor for name, tensor in model.named_parameters(remove_duplicate=False)
+    }
+    targets |= {plain_name(name): tensor for name, tensor in model.named_buffers(remove_duplicate=False)}
+    filled: dict[int, str] = {}
+    for conversion in stored.plan.conversions:
+        wanted = {name: targets[name] for name in conversion.results if name in targets}
+        for name, part, values in _parts(conversion, stored, wanted):
+            target = _place(targets[name], part)
+            twin = filled.get(id(targets[name]))
+            if twin is None:
+                target.copy_(values)
+            elif not torch.equal(target, values.to(target)):
+                raise DataError(
+                    f"model {stored.folder} holds different values for {name} and {twin}, which its config.json ties",
+                    hint="set tie_word_embeddings: false in its config.json, and they are two",
+                )
+        for name, tensor in wanted.items():
+            filled.setdefault(id(tensor), name)
+    return [plain_name(name) for name, parameter in model.named_parameters() if id(parameter) not in filled]
 
 
-def transformer_blocks(model: nn.Module) -> list[nn.Module]:
-    """The layers: the elements of the largest module list. Those of a hybrid model are of several classes."""
-    best: nn.ModuleList | None = None
-    size = 0
+def fill(target: Tensor, files: WeightFiles, source: str) -> None:
+    """Gives a parameter this rank's part of a stored tensor of its shape."""
+    for part, values in _pieces(target, files, source):
+        _place(target, part).copy_(values)
+
+
+def _allocate(model: nn.Module, device: torch.device) -> None:
+    """Gives memory to the parameters, tied ones once."""
+    made: dict[nn.Parameter, nn.Parameter] = {}
     for module in model.modules():
-        if isinstance(module, nn.ModuleList):
-            weight = sum(parameter.numel() for parameter in module.parameters())
-            if weight > size:
-                best, size = module, weight
-    return list(best) if best is not None else []
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter not in made:
+                empty = torch.empty_like(parameter, device=device)
+                made[parameter] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+            module.register_parameter(name, made[parameter])
+    # Nothing moves: FSDP2 takes over the parameters that it finds.
+    nn.Module.to(model, device)
 
 
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Silences transformers' messages about weights that do not fit and settings that do not exist."""
-    before = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(before)
+def _parts(
+    conversion: Conversion, stored: StoredModel, wanted: Mapping[str, Tensor]
+) -> Iterator[tuple[str, Part, Tensor]]:
+    """This rank's part of each wanted result, at once or in pieces: name, place in the full tensor, values."""
+    if not wanted:
+        return
+    if conversion.converter is None:
+        ((name, target),) = wanted.items()
+        for part, values in _pieces(target, stored.files, conversion.sources[0][0]):
+            yield name, part, values
+        return
+    sources, own = conversion.sources, {name: _own_part(target) for name, target in wanted.items()}
+    if conversion.is_by_expert:
+        ((experts, *_),) = own.values()
+        sources = conversion.of_experts(experts.start, experts.stop)
+    if not sources:
+        return
+    shapes = stored.files.stored
+    made = conversion.apply(stored.model, ((s, stored.files.read(s[0], whole(shapes[s[0]]))) for s in sources))
+    for name, part in own.items():
+        rows = slice(None) if conversion.is_by_expert else part[0]
+        yield name, part, made[name][(rows, *part[1:])]
 
 
-def _source(section: ModelSection) -> str:
-    path = Path(section.path)
-    looks_local = section.path.startswith((".", "/")) or section.path.count("/") > 1
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise DataError(f"{path} has no config.json", hint="model.path must be a Hugging Face model folder")
-        return str(path)
-    if looks_local:
-        raise DataError(f"model folder {section.path!r} does not exist", hint="set model.path")
-    return section.path
+def _pieces(target: Tensor, files: WeightFiles, source: str) -> Iterator[tuple[Part, Tensor]]:
+    for part in pieces(_own_part(target), files.stored[source].itemsize, PIECE_BYTES):
+        yield part, files.read(source, part)
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+def _own_part(target: Tensor) -> Part:
+    """The part of the full tensor that this rank has."""
+    if not isinstance(target, DTensor):
+        return whole(target)
+    shape, offset = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
+    return tuple(slice(start, start + length) for start, length in zip(offset, shape, strict=True))
+
+
+def _place(target: Tensor, part: Part) -> Tensor:
+    """The memory of a part of the full tensor, on this rank."""
+    local = target.to_local() if isinstance(target, DTensor) else target
+    starts = [own.start for own in _own_part(target)]
+    place = (slice(wanted.start - start, wanted.stop - start) for wanted, start in zip(part, starts, strict=True))
+    return local.detach()[tuple(place)]

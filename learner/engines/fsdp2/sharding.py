@@ -14,8 +14,6 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from rollmesh.learner.engines.fsdp2.loading import transformer_blocks
-
 _WRAPPED = "_checkpoint_wrapped_module."
 # Children of a model that compute in float32 whatever the rest does.
 _FLOAT32 = ("value_head",)
@@ -25,7 +23,7 @@ def prepare(model: nn.Module, *, shard: bool, param_dtype: torch.dtype, recomput
     """Shards every transformer block and then the rest, in place.
 
     Args:
-        model: on its device, float32.
+        model: float32; its parameters need no memory yet.
         shard: apply FSDP2; master weights stay float32, computation is in `param_dtype`, gradients reduce in float32.
         param_dtype: compute dtype.
         recompute: recompute each block's activations in the backward pass.
@@ -91,6 +89,18 @@ def recover(model: nn.Module) -> bool:
         return False
     reset()
     return True
+
+
+def transformer_blocks(model: nn.Module) -> list[nn.Module]:
+    """The layers: the elements of the largest module list. Those of a hybrid model are of several classes."""
+    best: nn.ModuleList | None = None
+    size = 0
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList):
+            weight = sum(parameter.numel() for parameter in module.parameters())
+            if weight > size:
+                best, size = module, weight
+    return list(best) if best is not None else []
 
 
 def plain_name(name: str) -> str:

@@ -22,6 +22,8 @@ from torch.optim import Optimizer
 from rollmesh.learner.engines.world import World
 from rollmesh.mesh.errors import DataError
 
+MODEL_KEY = "model"
+"""Beginning of the names of the model's tensors, before a dot."""
 _STATE_FILE = "state.json"
 
 
@@ -41,7 +43,7 @@ def save_state(
         OSError: the disk refuses, on this rank.
     """
     try:
-        with _quiet():
+        with quiet():
             dcp.save(_state(model, optimizer), checkpoint_id=str(folder), no_dist=world.processes == 1)
     except CheckpointException as failed:
         # All ranks learn of it here; those that met it raise it.
@@ -65,7 +67,7 @@ def load_state(folder: Path, world: World, model: nn.Module, optimizer: Optimize
     try:
         saved = json.loads((folder / _STATE_FILE).read_text(encoding="utf-8"))
         state = _state(model, optimizer)
-        with _quiet():
+        with quiet():
             dcp.load(state, checkpoint_id=str(folder), no_dist=world.processes == 1)
     except (OSError, CheckpointException, RuntimeError, ValueError) as error:
         # torch's message names the tensor at its end, after a trace.
@@ -75,7 +77,7 @@ def load_state(folder: Path, world: World, model: nn.Module, optimizer: Optimize
             hint="is it of this model? continue with the model that it was written with, or start a run under another "
             "name",
         ) from error
-    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    set_state_dict(model, optimizer, model_state_dict=state[MODEL_KEY], optim_state_dict=state["optimizer"])
     torch.set_rng_state(state["rng"])
     return int(saved["steps"]), saved["extra"]
 
@@ -83,7 +85,7 @@ def load_state(folder: Path, world: World, model: nn.Module, optimizer: Optimize
 def _state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     _complete(optimizer)
     model_state, optimizer_state = get_state_dict(model, optimizer)
-    return {"model": model_state, "optimizer": optimizer_state, "rng": torch.get_rng_state()}
+    return {MODEL_KEY: model_state, "optimizer": optimizer_state, "rng": torch.get_rng_state()}
 
 
 def _complete(optimizer: Optimizer) -> None:
@@ -111,7 +113,8 @@ def _complete(optimizer: Optimizer) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
+    """Silences torch's warning that a single process reads and writes."""
     # One process without a group is what `no_dist` asks for; torch warns about it all the same.
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")

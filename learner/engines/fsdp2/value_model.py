@@ -7,11 +7,10 @@ the backbone's dtype: values are compared with returns, and bfloat16 would round
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
@@ -19,6 +18,8 @@ from transformers import PreTrainedModel
 from rollmesh.learner.algorithms.types import ModelOutput
 from rollmesh.learner.batching.types import PackedBatch
 from rollmesh.learner.engines.fsdp2.engine import Fsdp2Engine
+from rollmesh.learner.engines.fsdp2.loading import fill
+from rollmesh.learner.model_files.weight_files import WeightFiles
 from rollmesh.mesh.errors import DataError
 
 HEAD = "value_head"
@@ -29,11 +30,8 @@ _HEADS_IN_FOLDERS = (HEAD, "score")
 class ValueModel(nn.Module):
     """Backbone and head; parameters are named as in a folder of the language model, the head's `value_head.*`.
 
-    The head starts at zero: every first estimate is exactly 0. So the first advantages are plain returns, and do not
-    depend on a seed.
-
     Args:
-        shell: the language model; loses its output layer.
+        language_model: without its output layer from now on.
 
     Raises:
         DataError: the model does not name its backbone.
@@ -41,19 +39,17 @@ class ValueModel(nn.Module):
 
     value_head: nn.Linear
 
-    def __init__(self, shell: PreTrainedModel) -> None:
+    def __init__(self, language_model: PreTrainedModel) -> None:
         super().__init__()
-        prefix = shell.base_model_prefix
-        if shell.base_model is shell or shell.get_output_embeddings() is None:
+        prefix = language_model.base_model_prefix
+        if language_model.base_model is language_model or language_model.get_output_embeddings() is None:
             raise DataError(
-                f"{type(shell).__name__} does not separate its backbone from its output layer",
+                f"{type(language_model).__name__} does not separate its backbone from its output layer",
                 hint="choose another model for the critic",
             )
         self._backbone_name = prefix
-        self.add_module(prefix, shell.base_model)
-        self.add_module(HEAD, nn.Linear(shell.config.get_text_config().hidden_size, 1))
-        nn.init.zeros_(self.value_head.weight)
-        nn.init.zeros_(self.value_head.bias)
+        self.add_module(prefix, language_model.base_model)
+        self.add_module(HEAD, nn.Linear(language_model.config.get_text_config().hidden_size, 1, device="meta"))
 
     def forward(self, predictors: Tensor, **inputs: Any) -> Tensor:
         """Values at the given places.
@@ -78,17 +74,27 @@ class ValueModelEngine(Fsdp2Engine):
 
     _backbone_only = True
 
-    def _build(self, shell: PreTrainedModel) -> nn.Module:
-        model = ValueModel(shell)
-        source = self._spec.model.path
-        saved = _saved_head(Path(source))
-        with torch.no_grad():
-            for name, parameter in model.value_head.named_parameters():
-                if name in saved:
-                    _fill(parameter, saved[name], source)
-        # The rest of the shell writes folders: the vocabulary's layer must neither be kept nor written.
-        shell.set_output_embeddings(nn.Identity())
-        return model
+    def _build(self, language_model: PreTrainedModel) -> nn.Module:
+        return ValueModel(language_model)
+
+    def _fill_new(self, parameters: Mapping[str, nn.Parameter], files: WeightFiles) -> None:
+        """Fills the head from the folder, where that has one.
+
+        Else it starts at zero: every first estimate is exactly 0. So the first advantages are plain returns, and do not
+        depend on a seed.
+        """
+        heads = {name.rpartition(".")[2]: name for name in files.stored if name.rpartition(".")[0] in _HEADS_IN_FOLDERS}
+        for name, parameter in parameters.items():
+            if (source := heads.get(name.rpartition(".")[2])) is None:
+                nn.init.zeros_(parameter)
+                continue
+            if files.stored[source].shape != parameter.shape:
+                raise DataError(
+                    f"{files.folder} holds a head of shape {list(files.stored[source].shape)}; a value has one number, "
+                    f"{list(parameter.shape)}",
+                    hint="choose a model without a head, or with a scalar one",
+                )
+            fill(parameter, files, source)
 
     def _forward(self, batch: PackedBatch, *, sum_pi_squared: bool = False) -> tuple[ModelOutput, Tensor]:
         del sum_pi_squared
@@ -99,24 +105,3 @@ class ValueModelEngine(Fsdp2Engine):
     def _empty_output(self, *, sum_pi_squared: bool) -> ModelOutput:
         del sum_pi_squared
         return ModelOutput(values=torch.zeros(0, device=self.device))
-
-
-def _saved_head(folder: Path) -> dict[str, Tensor]:
-    """Tensors of the head by their name in it, where the folder holds one."""
-    found: dict[str, Tensor] = {}
-    for path in sorted(folder.glob("*.safetensors")) if folder.is_dir() else ():
-        with safe_open(path, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 - it is no mapping
-                head, _, rest = name.rpartition(".")
-                if head in _HEADS_IN_FOLDERS:
-                    found[rest] = tensors.get_tensor(name)
-    return found
-
-
-def _fill(parameter: nn.Parameter, saved: Tensor, source: str) -> None:
-    if saved.shape != parameter.shape:
-        raise DataError(
-            f"{source} holds a head of shape {list(saved.shape)}; a value has one number, {list(parameter.shape)}",
-            hint="choose a model without a head, or with a scalar one",
-        )
-    parameter.copy_(saved)

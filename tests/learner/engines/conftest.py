@@ -25,8 +25,11 @@ class TwoRankRun:
     critic: Path
     # Written by one rank, read by two.
     checkpoint: Path
-    # Folder in which two ranks wrote a checkpoint.
+    # Folder in which two ranks wrote a checkpoint, and the folder of the same weights that they exported.
     checkpoints: Path
+    exported: Path
+    # Folder of the models that two ranks loaded.
+    models: Path
     tensors: dict[str, Any]
     figures: dict[str, Any]
 
@@ -50,6 +53,8 @@ def two_rank_results(tmp_path_factory, worker_id: str) -> TwoRankRun:
         critic=out / "critic",
         checkpoint=Path((out / "checkpoint").read_text()),
         checkpoints=out / "checkpoints",
+        exported=out / "exported",
+        models=out / "models",
         tensors=torch.load(out / "seen.pt", weights_only=True),
         figures=json.loads((out / "seen.json").read_text()),
     )
@@ -64,5 +69,7 @@ def _run_on_two_ranks(out: Path) -> None:
     engine = make_engine(model_folder)
     train_step(engine, seed=9)
     checkpoint = CheckpointStore(out / "one_rank").save({"actor": engine}, PolicyVersion(2, 5), {"cursor": 11})
+    for architecture in ("qwen3_moe", "olmo_hybrid", "gpt2"):
+        make_model(out / "models" / architecture, architecture)
     run_two_ranks("tests.learner.engines.two_ranks", model_folder, checkpoint, out)
     (out / "checkpoint").write_text(str(checkpoint))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -37,7 +37,7 @@ def add_head(folder, architecture: str, seed: int = 5) -> dict[str, torch.Tensor
         "value_head.weight": torch.randn(1, size, generator=random) * 0.3,
         "value_head.bias": torch.randn(1, generator=random),
     }
-    save_file(head, folder / "head.safetensors")
+    save_file(load_file(folder / "model.safetensors") | head, folder / "model.safetensors")
     assert architecture in ARCHITECTURES
     return head
 

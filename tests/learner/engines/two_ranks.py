@@ -52,6 +52,7 @@ def main(model: Path, checkpoint: Path, out: Path) -> None:
     seen["critic"] |= {"idle_rank": gradients(critic), "weights": weights(critic)}
     engines = {"actor": engine, "critic": critic}
     CheckpointStore(out / "checkpoints").save(engines, PolicyVersion(1, 3), {"cursor": 7})
+    engine.export_hf(out / "exported")
     seen["gathered"] = gather(engine)
     train_step(engine, seed=4)
     seen["after_checkpoint"] = weights(engine)
@@ -65,7 +66,12 @@ def main(model: Path, checkpoint: Path, out: Path) -> None:
     for name, tensor in tensors:
         seen["in_small_batches"][name] = tensor.clone()
         held = max(held, tensor.untyped_storage().nbytes())
-    engine._shell.base_model.norm.weight.data.fill_(torch.nan)
+    seen["loaded"] = {}
+    for folder in sorted((out / "models").iterdir()):
+        loaded = make_engine(folder)
+        seen["loaded"][folder.name] = weights(loaded)
+        loaded.close()
+    engine._transformer.base_model.norm.weight.data.fill_(torch.nan)
     refused = engine.world.gather_bytes(refusal(engine).encode())
     figures = {
         "refused": [told.decode() for told in refused],

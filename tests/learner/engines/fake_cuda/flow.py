@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -15,7 +17,7 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig
 
 from rollmesh.generators.engines.hf.weights import ModelWeights
 from rollmesh.learner.algorithms.advantages.normalization import normalize
@@ -28,7 +30,10 @@ from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.batching.types import PackedBatch, TrainSequence
 from rollmesh.learner.engines.fsdp2 import export, sharding
 from rollmesh.learner.engines.fsdp2.language_model import LanguageModelEngine
+from rollmesh.learner.engines.fsdp2.loading import load_weights
 from rollmesh.learner.engines.interface import EngineSpec
+from rollmesh.learner.model_files import stored_model
+from rollmesh.learner.model_files.conversion import LoadingPlan
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.config.learner import OptimizerSection
 from tests.learner.engines.fake_cuda.watch import Watch
@@ -100,7 +105,8 @@ def run(case: Case) -> Seen:
     algorithm = load_algorithm("grpo", {}, UpdatePlan())
     assert isinstance(algorithm, PolicyGradient)
     with _ranks(case.world) as mesh, patch.object(sharding, "fully_shard", partial(sharding.fully_shard, mesh=mesh)):
-        loader = patch("rollmesh.learner.engines.fsdp2.engine.load_model", partial(_model, case))
+        engine = "rollmesh.learner.engines.fsdp2.engine"
+        loader = patch.multiple(engine, open_model=partial(_open, case), load_weights=_give_memory)
         # All ranks have micro-batches, which is counted there.
         with FakeTensorMode(), Watch({"metric_reduction.py": case.world}) as watch, loader:
             try:
@@ -197,14 +203,19 @@ def _sequences() -> Iterator[TrainSequence]:
         yield TrainSequence(prompt, ids, np.ones(length, np.uint8), np.full(length, -1, np.float32), 0.5)
 
 
-def _model(case: Case, *_: Any, **__: Any) -> PreTrainedModel:
-    """As `load_model` gives it, with weights that have no values."""
+def _open(case: Case, _: ModelSection, device: torch.device, **__: Any) -> Any:
+    """A model as it is opened, but of no folder."""
     kind, sizes = ("qwen3_moe", _EXPERTS) if case.experts else ("qwen2", _DENSE)
     config = AutoConfig.for_model(kind, **sizes, num_hidden_layers=case.layers, tie_word_embeddings=False)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = stored_model._without_weights(config, Path("none"), device)
     model.config.use_cache = False
-    loaded: PreTrainedModel = model.eval()
-    return loaded
+    return nullcontext(SimpleNamespace(model=model, plan=LoadingPlan([], [], []), files=None))
+
+
+def _give_memory(*arguments: Any) -> list[str]:
+    """Weights that have no values."""
+    load_weights(*arguments)
+    return []
 
 
 @contextmanager

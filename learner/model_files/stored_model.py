@@ -1,0 +1,167 @@
+"""A stored Hugging Face causal language model: its modules without memory, its weights where they are, the way between.
+
+Whatever transformers knows is fine: local folders, hub ids in the local cache, one safetensors file or several, tied
+embeddings, experts stored one by one. Invariant: everything is found out from configuration and headers; no weight is
+read here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from rollmesh.learner.model_files.conversion import LoadingPlan, plan_loading
+from rollmesh.learner.model_files.weight_files import WeightFiles
+from rollmesh.mesh.errors import DataError
+
+_NAMED = 3
+
+
+class StoredModel:
+    """A model folder that is open for loading.
+
+    Args:
+        folder: of the model.
+        device: on which buffers are computed.
+        backbone_only: the output layer is not used: it may be absent, and other heads may be there.
+
+    Attributes:
+        model: parameters in float32 without memory, buffers computed on the device. It is in evaluation mode: dropout
+            would make the current policy differ from the one whose log-probs are compared.
+        files: the weights.
+        plan: the way from the stored tensors to the parameters.
+
+    Raises:
+        DataError: no model, one with code of its own, or weights that are not those of its configuration; names them.
+    """
+
+    def __init__(self, folder: Path, device: torch.device | str = "cpu", *, backbone_only: bool = False) -> None:
+        self.folder = folder
+        self.model = _without_weights(read_config(folder), folder, torch.device(device))
+        self.files = WeightFiles(folder)
+        try:
+            self.plan = self._plan()
+            self._check(backbone_only)
+        except BaseException:
+            self.files.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def describe(self) -> dict[str, Tensor]:
+        """The model's tensors without memory, by name: parameters, tied ones once, and buffers that are stored."""
+        stored = self.model.state_dict().keys()
+        buffers = {name: buffer.to("meta") for name, buffer in self.model.named_buffers() if name in stored}
+        return dict(self.model.named_parameters()) | buffers
+
+    def close(self) -> None:
+        """Closes the files."""
+        self.files.close()
+
+    def _plan(self) -> LoadingPlan:
+        try:
+            with quiet_transformers():
+                return plan_loading(self.model, self.files.stored)
+        except ValueError as error:
+            raise DataError(f"model {self.folder}: {error}", hint="download or copy the folder again") from error
+
+    def _check(self, backbone_only: bool) -> None:
+        """Refuses weights that are not those of the configuration."""
+        prefix = f"{self.model.base_model_prefix}." if backbone_only else ""
+        expected = self.model.state_dict(keep_vars=True)
+        shapes = [
+            f"{name} is {list(made.shape)} instead of {list(expected[name].shape)}"
+            for conversion in self.plan.conversions
+            for name, made in conversion.results.items()
+            if name in expected and made.shape != expected[name].shape and name.startswith(prefix)
+        ]
+        problems = {
+            "lacks weights": [name for name in self.plan.missing if name.startswith(prefix)],
+            "holds weights of no use": [name for name in self.plan.unexpected if name.startswith(prefix)],
+            "holds weights of another shape than config.json says": shapes,
+        }
+        told = [f"{problem}: {_first(names)}" for problem, names in problems.items() if names]
+        if told:
+            raise DataError(
+                f"model {self.folder} ({type(self.model).__name__}) {'; it '.join(told)}",
+                hint="choose a complete causal language model; a value model's folder has no output layer",
+            )
+
+
+def read_config(folder: Path) -> PreTrainedConfig:
+    """The configuration of a model.
+
+    Raises:
+        DataError: there is none that transformers knows, or its weights are quantized.
+    """
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise _unknown(folder, error) from error
+    if getattr(config, "quantization_config", None):
+        raise DataError(
+            f"model {folder} has quantized weights (quantization_config in its config.json)",
+            hint="choose the model in bfloat16, float16 or float32",
+        )
+    return config
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Silences transformers' messages about weights that do not fit and settings that do not exist."""
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)
+
+
+def _without_weights(config: PreTrainedConfig, folder: Path, device: torch.device) -> PreTrainedModel:
+    try:
+        with torch.device("meta"):
+            # Chosen by transformers, for a configuration may name kernels, which it would fetch and load.
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32, attn_implementation=None, trust_remote_code=False
+            )
+    except (OSError, ValueError, KeyError) as error:
+        raise _unknown(folder, error) from error
+    if not isinstance(model, PreTrainedModel):
+        raise DataError(f"{folder} is not a causal language model")
+    _compute_buffers(model, device)
+    return model.eval()
+
+
+def _compute_buffers(model: PreTrainedModel, device: torch.device) -> None:
+    """Computes buffers, as rotary frequencies, by transformers' own initialization, and nothing else."""
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            empty = torch.empty_like(buffer, device=device)
+            module.register_buffer(name, empty, persistent=name not in module._non_persistent_buffers_set)
+    for parameter in model.parameters():
+        # Its mark of what it leaves alone.
+        parameter._is_hf_initialized = True  # type: ignore[attr-defined]
+    model.initialize_weights()
+
+
+def _unknown(folder: Path, error: Exception) -> DataError:
+    text = str(error).strip()
+    return DataError(
+        f"cannot load model {folder}: {text.splitlines()[0] if text else type(error).__name__}",
+        hint="it is a local Hugging Face folder, or a hub id, of a causal language model that transformers knows",
+    )
+
+
+def _first(names: list[str]) -> str:
+    return f"{', '.join(names[:_NAMED])}{f' and {len(names) - _NAMED} more' * (len(names) > _NAMED)}"

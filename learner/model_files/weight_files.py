@@ -1,0 +1,178 @@
+"""The weights of a model folder: safetensors files, of which a reader takes the parts that it needs.
+
+Invariants: nothing is read before it is asked for, and nothing is kept. Files are read and not mapped, so that memory
+holds what was asked for and no page of a file more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from rollmesh.mesh.errors import DataError, WeightsError
+from rollmesh.mesh.weights.safetensors_format import INDEX_NAME, LENGTH_BYTES, header_length
+
+SINGLE_NAME = "model.safetensors"
+"""Name of the file where a folder has one."""
+_AGAIN = "download or copy the folder again"
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""The dtypes that a model may be stored in, by safetensors' names. Others are quantized, and need scales."""
+
+Part = tuple[slice, ...]
+"""A part of a tensor: a range for each of its dimensions."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A stored tensor's first byte, in an open file."""
+
+    path: Path
+    file: BinaryIO
+    start: int
+
+
+class WeightFiles:
+    """The stored tensors of a folder.
+
+    Args:
+        folder: with one file, or several and their index.
+
+    Attributes:
+        folder: as given.
+        stored: a tensor without memory for each stored one, by its name: shape and dtype.
+
+    Raises:
+        DataError: a file is missing or damaged, or there is none; a tensor has a dtype of quantized weights.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.stored: dict[str, Tensor] = {}
+        self._places: dict[str, _Place] = {}
+        self._open = ExitStack()
+        try:
+            for path in _files(folder):
+                self._add(path)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Closes the files; what was read stays."""
+        self._open.close()
+
+    def read(self, name: str, part: Part) -> Tensor:
+        """A part of a stored tensor, in its stored dtype, on the CPU.
+
+        Whole rows are read; a part of their columns is a view of them.
+
+        Raises:
+            DataError: the file cannot be read.
+        """
+        stored, place = self.stored[name], self._places[name]
+        rows = part[0] if part else slice(0, 1)
+        tensor = torch.empty((rows.stop - rows.start, *stored.shape[1:]), dtype=stored.dtype)
+        if not part:
+            tensor = tensor.reshape(())
+        memory = tensor.reshape(-1).view(torch.uint8).numpy().data
+        position = place.start + rows.start * stored.shape[1:].numel() * stored.itemsize
+        while memory:
+            try:
+                length = os.preadv(place.file.fileno(), [memory], position)
+            except OSError as error:
+                raise DataError(f"{place.path} cannot be read: {error.strerror}", hint=_AGAIN) from error
+            if not length:
+                raise DataError(f"{place.path} is cut off: tensor {name} is not whole", hint=_AGAIN)
+            memory, position = memory[length:], position + length
+        return tensor[(slice(None), *part[1:])] if part else tensor
+
+    def _add(self, path: Path) -> None:
+        """Adds the tensors of a file."""
+        try:
+            file = self._open.enter_context(path.open("rb"))
+            size = path.stat().st_size
+            length = header_length(file.read(LENGTH_BYTES))
+            entries: dict[str, dict[str, Any]] = json.loads(file.read(length))
+            start = LENGTH_BYTES + length
+            entries.pop("__metadata__", None)
+            for name, entry in entries.items():
+                code, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+                if code not in DTYPES:
+                    raise DataError(
+                        f"{path}: tensor {name} is stored as {code}, which is not trained here",
+                        hint="choose the model in bfloat16, float16 or float32",
+                    )
+                stored = torch.empty(shape, dtype=DTYPES[code], device="meta")
+                if begin < 0 or end - begin != stored.nbytes or start + end > size:
+                    raise ValueError(f"tensor {name} is not whole")
+                self.stored[name] = stored
+                self._places[name] = _Place(path, file, start + begin)
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror}", hint=_AGAIN) from error
+        except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, WeightsError) as error:
+            raise DataError(f"{path} is cut off or damaged: {error}", hint=_AGAIN) from error
+
+
+def whole(tensor: Tensor) -> Part:
+    """All of a tensor."""
+    return tuple(slice(0, length) for length in tensor.shape)
+
+
+def pieces(part: Part, itemsize: int, most: int) -> Iterator[Part]:
+    """Splits a part along its first dimension.
+
+    Args:
+        part: of a tensor.
+        itemsize: bytes of an element.
+        most: bytes that a piece should have; one of a single row may have more.
+
+    Yields:
+        The pieces, in order; none where the part is empty.
+    """
+    if not part:
+        yield part
+        return
+    first, *rest = part
+    row = itemsize
+    for other in rest:
+        row *= other.stop - other.start
+    if not row:
+        return
+    rows = max(1, most // row)
+    for start in range(first.start, first.stop, rows):
+        yield slice(start, min(start + rows, first.stop)), *rest
+
+
+def _files(folder: Path) -> list[Path]:
+    index = folder / INDEX_NAME
+    if not index.is_file():
+        if not (folder / SINGLE_NAME).is_file():
+            raise DataError(
+                f"{folder} has no weights: neither {SINGLE_NAME} nor {INDEX_NAME}",
+                hint="weights in other formats are not read: save the model again with transformers' save_pretrained",
+            )
+        return [folder / SINGLE_NAME]
+    try:
+        weight_map: Mapping[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return [folder / name for name in sorted(set(weight_map.values()))]
+    except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
+        raise DataError(f"{index} cannot be read: {error!r}", hint=_AGAIN) from error

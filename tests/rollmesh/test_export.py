@@ -1,0 +1,86 @@
+"""A checkpoint becomes a Hugging Face folder without an engine, and the folder is what the engine would write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from rollmesh import export
+from rollmesh.export import export_checkpoint, latest_checkpoint
+from rollmesh.learner.checkpoint.store import CheckpointStore
+from rollmesh.learner.engines.fsdp2 import engine as fsdp2
+from rollmesh.mesh.config.inputs import ModelSection
+from rollmesh.mesh.errors import ConfigError, DataError
+from rollmesh.mesh.trajectory.versions import PolicyVersion
+from tests.learner.engines.models import make_engine, make_model
+from tests.learner.engines.training import train_step, weights
+
+
+@pytest.fixture(autouse=True)
+def _without_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These models have none, which a run's must."""
+    monkeypatch.setattr(export, "resolve_model", lambda model: model)
+
+
+def config_of(folder: Path, dtype: str = "bfloat16") -> Any:
+    return SimpleNamespace(model=ModelSection(path=str(folder), dtype=dtype))
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama", "qwen3_moe"])
+def test_a_checkpoint_becomes_the_folder_that_the_engine_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str
+) -> None:
+    folder = make_model(tmp_path / "model", architecture)
+    engine = make_engine(folder, model=ModelSection(path=str(folder), dtype="bfloat16"))
+    train_step(engine, seed=1)
+    CheckpointStore(tmp_path / "checkpoints").save({"actor": engine}, PolicyVersion(1, 3), {})
+    engine.export_hf(tmp_path / "written")
+    expected = {name: tensor.bfloat16() for name, tensor in weights(engine).items()}
+    engine.close()
+
+    monkeypatch.setattr(fsdp2.Fsdp2Engine, "__init__", None)
+    export_checkpoint(config_of(folder), latest_checkpoint(tmp_path), tmp_path / "out")
+    for path in (tmp_path / "written").iterdir():
+        assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes(), path.name
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert model.dtype == torch.bfloat16
+    found = dict(model.named_parameters())
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder with a model and a checkpoint of it."""
+    folder = tmp_path_factory.mktemp("run")
+    engine = make_engine(make_model(folder / "model", "llama"))
+    CheckpointStore(folder / "checkpoints").save({"actor": engine}, PolicyVersion(1, 3), {})
+    return folder
+
+
+def test_what_cannot_be_exported_is_named(run: Path, tmp_path: Path) -> None:
+    checkpoint, model = latest_checkpoint(run), config_of(run / "model")
+    with pytest.raises(DataError, match="is not a checkpoint"):
+        export_checkpoint(model, run, tmp_path / "out")
+    with pytest.raises(ConfigError, match="is not empty"):
+        export_checkpoint(model, checkpoint, run)
+    other = make_model(tmp_path / "gpt2", "gpt2")
+    with pytest.raises(DataError, match=r"holds no transformer\.wte\.weight"):
+        export_checkpoint(config_of(other), checkpoint, tmp_path / "out")
+    config = AutoConfig.from_pretrained(run / "model")
+    config.intermediate_size = 48
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "narrow")
+    with pytest.raises(DataError, match=r"gate_proj\.weight in the shape \[64, 32\]; the model's is \[48, 32\]"):
+        export_checkpoint(config_of(tmp_path / "narrow"), checkpoint, tmp_path / "out")
+    (weights_file,) = checkpoint.glob("*.distcp")
+    content = bytearray(weights_file.read_bytes())
+    content[len(content) // 2] ^= 1
+    weights_file.write_bytes(content)
+    with pytest.raises(DataError, match=f"{weights_file.name} is damaged"):
+        export_checkpoint(model, checkpoint, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
