@@ -118,10 +118,12 @@ def _engine(
         total_steps=config.learner.steps * batch.minibatches * batch.epochs,
         device=device,
         param_dtype=param_dtype,
+        float32_logits=config.learner.float32_logits,
         activation_checkpointing=recompute,
         seed=config.run.seed,
         entropy_gradient=entropy_gradient,
         sync_once=config.learner.gradient_sync == "step",
+        memory=config.learner.memory,
         offload=offload,
         longest=config.rollout.max_prompt_tokens + config.rollout.max_response_tokens,
     )

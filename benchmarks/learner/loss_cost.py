@@ -34,7 +34,8 @@ from benchmarks.common import REPOSITORY, Summary, machine, summarize, table, wr
 from rollmesh.learner.algorithms.aggregation import aggregate
 from rollmesh.learner.algorithms.losses import ppo
 from rollmesh.learner.algorithms.types import GlobalCounts, TokenBatch
-from rollmesh.learner.engines.fsdp2.logprobs import token_log_probs
+from rollmesh.learner.engines.fsdp2.output.log_probs import token_log_probs
+from rollmesh.learner.engines.fsdp2.output.softmax_pieces import Targets
 
 _SEQUENCE = 64
 _ENTROPY_BONUS = 1e-3
@@ -91,7 +92,8 @@ def _logsumexp(data: Data) -> Tensor:
 
 
 def _ours(data: Data, *, entropy_gradient: bool = False, sum_pi_squared: bool = False) -> Tensor:
-    output = token_log_probs(data.logits, data.labels, entropy_gradient=entropy_gradient, sum_pi_squared=sum_pi_squared)
+    targets = Targets(data.labels, entropy_gradient=entropy_gradient, sum_pi_squared=sum_pi_squared)
+    output = token_log_probs(data.logits, targets)
     log_probs, entropy = output.policy()
     loss, _ = ppo(log_probs, data.tokens.behaviour_log_probs, data.tokens)
     if entropy_gradient:
@@ -119,7 +121,7 @@ def make_data(case: Case, device: torch.device) -> Data:
     lengths[-1] += case.tokens - int(lengths.sum())
     labels = torch.randint(0, case.vocabulary, (case.tokens,), device=device)
     with torch.no_grad():
-        behaviour, _ = token_log_probs(logits, labels).policy()
+        behaviour, _ = token_log_probs(logits, Targets(labels)).policy()
     tokens = TokenBatch(
         sequence_ids=torch.repeat_interleave(torch.arange(sequences, device=device), lengths),
         sequence_lengths=lengths,
@@ -184,12 +186,13 @@ def _measure_peak(case: Case, contender: Contender, device: torch.device) -> flo
         return (torch.cuda.max_memory_allocated() - before) / 2**20
     # The peak begins again at what is resident now.
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
-    before = _peak_rss_kib()
+    before = peak_rss_kib()
     run_once(contender, data)
-    return (_peak_rss_kib() - before) / 2**10
+    return (peak_rss_kib() - before) / 2**10
 
 
-def _peak_rss_kib() -> int:
+def peak_rss_kib() -> int:
+    """Peak of resident memory, KiB, since the process started or `clear_refs` was written to."""
     # Not `ru_maxrss`: that one starts at the size of the process that started this one.
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith("VmHWM")))

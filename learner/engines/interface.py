@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -26,7 +26,7 @@ from rollmesh.learner.engines.layout import Layout
 from rollmesh.learner.engines.tolerances import Evidence
 from rollmesh.learner.engines.world import World
 from rollmesh.mesh.config.inputs import ModelSection
-from rollmesh.mesh.config.learner import OptimizerSection
+from rollmesh.mesh.config.learner import MemorySection, OptimizerSection
 
 ACTOR = "actor"
 """The role of the policy, which every algorithm trains."""
@@ -43,12 +43,14 @@ class EngineSpec:
         total_steps: optimizer steps of the whole run (length of the schedule).
         device: `cpu` or `cuda`.
         param_dtype: compute dtype; master weights and optimizer state are float32.
+        float32_logits: logits are not rounded to the compute dtype (language models).
         activation_checkpointing: recompute activations in the backward pass.
         seed: of weights that the folder does not hold (a new value head); the first engine of a process seeds the
             process with it too.
         entropy_gradient: the loss differentiates the entropy (language models).
         sync_once: gradients travel between ranks once per `accumulate`; until then they stay on this device, whole and
             in float32. Else they travel after each micro-batch, and each rank keeps its shard of the sum.
+        memory: switches between memory and time.
         offload: between calls the weights rest in host memory (models that are not trained).
         longest: tokens of the longest sequence, prompt and response, that can come; None: not known.
     """
@@ -58,10 +60,12 @@ class EngineSpec:
     total_steps: int
     device: Literal["cpu", "cuda"] = "cpu"
     param_dtype: Literal["float32", "bfloat16"] = "float32"
+    float32_logits: bool = True
     activation_checkpointing: bool = False
     seed: int = 0
     entropy_gradient: bool = False
     sync_once: bool = False
+    memory: MemorySection = field(default_factory=MemorySection)
     offload: bool = False
     longest: int | None = None
 

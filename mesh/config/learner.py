@@ -67,6 +67,18 @@ class BatchSection(Section):
     tokens_per_micro_batch: PositiveInt = Field(16384, description="Token budget of one packed forward pass.")
 
 
+class MemorySection(Section):
+    """Switches between memory and time; none of them changes what is computed."""
+
+    logits_mib: int = Field(
+        1024,
+        ge=0,
+        description="Logits of a micro-batch up to this size (tokens x vocabulary x 4 bytes, MiB) are kept for the "
+        "backward pass. Larger ones are computed tile by tile, and again in the backward pass: they then take no "
+        "memory, however many tokens there are.",
+    )
+
+
 class LearnerSection(Section):
     engine: Literal["fsdp2"] = Field("fsdp2", description="Training engine.")
     device: DeviceName = Field("auto", description="Device of the learner; auto: cuda where there is one.")
@@ -79,6 +91,11 @@ class LearnerSection(Section):
     param_dtype: Literal["float32", "bfloat16"] | None = Field(
         None, description="Compute dtype; masters stay float32. None: bfloat16 on CUDA, float32 on a CPU."
     )
+    float32_logits: bool = Field(
+        True,
+        description="Logits stay as the output layer's products sum up, in float32. false: they are rounded to "
+        "`param_dtype`, as transformers does it.",
+    )
     activation_checkpointing: bool | None = Field(
         None, description="Recompute activations in the backward pass. None: on CUDA."
     )
@@ -87,6 +104,7 @@ class LearnerSection(Section):
         description="When ranks add up their gradients. `micro_batch`: after each, so that a device keeps its shard "
         "alone. `step`: once, which sends less and keeps 4 bytes per parameter on every device (7B: 28 GB).",
     )
+    memory: MemorySection = Field(default_factory=MemorySection, description="Memory against time.")
     optimizer: OptimizerSection = Field(default_factory=OptimizerSection, description="AdamW and its schedule.")
     max_skipped: PositiveInt = Field(
         10,

@@ -2,37 +2,112 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from rollmesh.learner.algorithms.types import ModelOutput
 from rollmesh.learner.batching.types import PackedBatch
 from rollmesh.learner.engines.fsdp2.engine import Fsdp2Engine
-from rollmesh.learner.engines.fsdp2.logprobs import token_log_probs
+from rollmesh.learner.engines.fsdp2.output.layer import LogitMemory, OutputLayer
+from rollmesh.learner.engines.fsdp2.output.log_probs import token_log_probs
+from rollmesh.learner.engines.fsdp2.output.logit_form import LogitForm, UnknownFormError, find_backbone, read_logit_form
+from rollmesh.learner.engines.fsdp2.output.softmax_pieces import Targets
+
+_log = logging.getLogger(__name__)
+
+
+class LanguageModel(nn.Module):
+    """A language model that can give log-probs in place of logits; parameters keep their names.
+
+    Args:
+        whole: the language model; its output layer is replaced.
+        form: of its logits.
+        memory: for its logits.
+    """
+
+    def __init__(self, whole: PreTrainedModel, form: LogitForm, memory: LogitMemory) -> None:
+        super().__init__()
+        backbone = find_backbone(whole)
+        whole.set_output_embeddings(OutputLayer(whole.get_output_embeddings(), form, memory))
+        for name, child in whole.named_children():
+            self.add_module(name, child)
+            if child is backbone:
+                self._backbone_name = name
+            elif isinstance(child, OutputLayer):
+                self._head_name = name
+        # Not the model itself: its modules are those of this one.
+        self._plain_forward = whole.forward
+
+    def forward(self, *, logits_to_keep: Tensor, targets: Targets | None = None, **inputs: Any) -> Any:
+        """The output of transformers, or with targets the log-probs of their tokens.
+
+        Args:
+            logits_to_keep: int64 [R], places among the tokens, row after row.
+            targets: of these R. FSDP does not look into records: what they hold keeps its dtype.
+            inputs: of the backbone.
+
+        Returns:
+            With targets those of `OutputLayer`.
+        """
+        if targets is None:
+            return self._plain_forward(logits_to_keep=logits_to_keep, **inputs)
+        hidden: Tensor = self.get_submodule(self._backbone_name)(**inputs).last_hidden_state
+        # An embedding look-up is a gather with a fast backward; see `attention`.
+        chosen = functional.embedding(logits_to_keep, hidden.flatten(0, 1))
+        return self.get_submodule(self._head_name)(chosen, targets)
 
 
 class LanguageModelEngine(Fsdp2Engine):
     """Any Hugging Face causal language model whose attention can run packed."""
 
+    _whole_logits = False
+
     def _build(self, language_model: PreTrainedModel) -> nn.Module:
         for child in language_model.children():
             if isinstance(child, PreTrainedModel):
                 child.register_forward_hook(_in_one_row)
-        return language_model
+        memory = LogitMemory(self._spec.memory.logits_mib << 20, rounded=not self._spec.float32_logits)
+        try:
+            form = read_logit_form(language_model)
+        except UnknownFormError as unknown:
+            self._whole_logits = True
+            if self.layout.leads:
+                _log.warning(
+                    "model %r: all logits of a micro-batch are held at once: %s", self._spec.model.path, unknown
+                )
+            return language_model
+        return LanguageModel(language_model, form, memory)
+
+    @contextmanager
+    def in_eager_rows(self) -> Iterator[None]:
+        """Computes, within the context, as transformers alone would, logits included."""
+        whole, self._whole_logits = self._whole_logits, True
+        try:
+            with super().in_eager_rows():
+                yield
+        finally:
+            self._whole_logits = whole
 
     def _forward(self, batch: PackedBatch, *, sum_pi_squared: bool = False) -> tuple[ModelOutput, Tensor]:
         inputs, predictors = self._inputs(batch.row)
-        logits = self._model(**inputs, use_cache=False, logits_to_keep=predictors).logits.squeeze(0)
-        output = token_log_probs(
-            logits,
+        targets = Targets(
             batch.row.labels,
             batch.row.temperatures,
             entropy_gradient=self._spec.entropy_gradient and torch.is_grad_enabled(),
             sum_pi_squared=sum_pi_squared,
         )
+        inputs |= {"logits_to_keep": predictors, "use_cache": False}
+        if self._whole_logits:
+            output = token_log_probs(self._model(**inputs).logits.squeeze(0), targets)
+        else:
+            output = ModelOutput(*self._model(targets=targets, **inputs))
         return output, output.policy()[0]
 
     def _empty_output(self, *, sum_pi_squared: bool) -> ModelOutput:

@@ -23,7 +23,7 @@ CASES: dict[str, dict[str, object]] = {
     "64 ranks, 2 micro-batches, 2 layers": {"world": 64, "micro_batches": 2, "layers": 2},
     "experts": {"experts": True, "world": 64, "swap": True},
     "no kernel": {"dtype": "float32"},
-    "rows": {"rows": True},
+    "rows": {"rows": True, "logits_mib": 0},
     "misplaced": {"misplaced": True},
 }
 SOUND = [name for name in CASES if name != "misplaced"]

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rollmesh.learner.engines.fsdp2.logprobs import token_log_probs
+from rollmesh.learner.engines.fsdp2.output.log_probs import token_log_probs
+from rollmesh.learner.engines.fsdp2.output.softmax_pieces import Targets
 
 torch.set_num_threads(1)
 
@@ -44,7 +45,7 @@ def reference(logits: Tensor, labels: Tensor, temperatures: Tensor | float) -> t
 def test_values_are_those_of_softmax(shape, forbidden):
     logits, labels, temperatures = make_case(*shape, forbidden=forbidden)
     for at in (temperatures, 1.0, 0.7):
-        found = token_log_probs(logits, labels, at, sum_pi_squared=True)
+        found = token_log_probs(logits, Targets(labels, at, sum_pi_squared=True))
         for value, wanted in zip(
             (found.log_probs, found.entropy, found.sum_pi_squared), reference(logits, labels, at), strict=True
         ):
@@ -70,7 +71,7 @@ def test_gradients_are_those_of_autograd(shape, forbidden, wanted):
         return torch.stack(parts).sum()
 
     ours, exact = logits.clone().requires_grad_(), logits.clone().requires_grad_()
-    total(*token_log_probs(ours, labels, temperatures, entropy_gradient=True).policy()).backward()
+    total(*token_log_probs(ours, Targets(labels, temperatures, entropy_gradient=True)).policy()).backward()
     log_probs, entropy, _ = reference(exact, labels, temperatures)
     total(log_probs, entropy).backward()
     torch.testing.assert_close(ours.grad, exact.grad, atol=2e-5, rtol=2e-4)
@@ -79,12 +80,12 @@ def test_gradients_are_those_of_autograd(shape, forbidden, wanted):
 def test_entropy_and_squares_have_no_gradient_unless_asked():
     logits, labels, _ = make_case(5, 48)
     logits.requires_grad_()
-    output = token_log_probs(logits, labels, sum_pi_squared=True)
+    output = token_log_probs(logits, Targets(labels, sum_pi_squared=True))
     assert output.log_probs.requires_grad
     assert not output.entropy.requires_grad
     assert not output.sum_pi_squared.requires_grad
-    assert token_log_probs(logits, labels).sum_pi_squared is None
-    asked = token_log_probs(logits, labels, entropy_gradient=True, sum_pi_squared=True)
+    assert token_log_probs(logits, Targets(labels)).sum_pi_squared is None
+    asked = token_log_probs(logits, Targets(labels, entropy_gradient=True, sum_pi_squared=True))
     assert asked.entropy.requires_grad
     assert not asked.sum_pi_squared.requires_grad
 
@@ -92,7 +93,7 @@ def test_entropy_and_squares_have_no_gradient_unless_asked():
 def test_bfloat16_logits_lose_nothing_but_their_own_rounding():
     logits, labels, _ = make_case(*WIDE)
     rounded = logits.bfloat16().requires_grad_()
-    output = token_log_probs(rounded, labels)
+    output = token_log_probs(rounded, Targets(labels))
     exact, entropy, _ = reference(rounded.detach().float(), labels, 1.0)
     torch.testing.assert_close(output.log_probs.double(), exact, atol=2e-5, rtol=2e-5)
     torch.testing.assert_close(output.entropy.double(), entropy, atol=2e-5, rtol=2e-5)
@@ -119,7 +120,7 @@ def test_nothing_becomes_nan(rows, vocabulary, scale, forbidden, forbidden_label
         logits[0] = 0.0
         logits[0, labels[0]] = -torch.inf
     logits.requires_grad_()
-    output = token_log_probs(logits, labels, temperatures, entropy_gradient=True, sum_pi_squared=True)
+    output = token_log_probs(logits, Targets(labels, temperatures, entropy_gradient=True, sum_pi_squared=True))
     log_probs, entropy = output.policy()
     assert not log_probs.isnan().any()
     assert entropy.isfinite().all()
@@ -134,7 +135,7 @@ def test_a_forbidden_label_has_probability_zero():
     logits = torch.zeros(2, 4, requires_grad=True)
     with torch.no_grad():
         logits[0, 1] = -torch.inf
-    log_probs, _ = token_log_probs(logits, torch.tensor([1, 1])).policy()
+    log_probs, _ = token_log_probs(logits, Targets(torch.tensor([1, 1]))).policy()
     assert log_probs[0] == -torch.inf
     log_probs.sum().backward()
     assert logits.grad.isfinite().all()
@@ -160,6 +161,6 @@ def test_no_float32_tensor_spans_tokens_and_vocabulary():
     logits, labels, _ = make_case(rows, vocabulary)
     half = logits.bfloat16().requires_grad_()
     with _Largest() as seen:
-        output = token_log_probs(half, labels, 0.7, entropy_gradient=True, sum_pi_squared=True)
+        output = token_log_probs(half, Targets(labels, 0.7, entropy_gradient=True, sum_pi_squared=True))
         (output.log_probs.sum() + output.entropy.sum()).backward()
     assert 0 < seen.elements < rows * vocabulary / 4

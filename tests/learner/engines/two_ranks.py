@@ -16,6 +16,7 @@ from rollmesh.learner.algorithms.types import LossOutput
 from rollmesh.learner.checkpoint.store import CheckpointStore
 from rollmesh.learner.engines.fsdp2.export import full_tensors
 from rollmesh.learner.engines.interface import Engine
+from rollmesh.mesh.config.learner import MemorySection
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.learner.engines.models import EXPORT_GATHER_BYTES, make_critic, make_engine, make_frozen
@@ -25,7 +26,8 @@ torch.set_num_threads(1)
 
 
 def main(model: Path, checkpoint: Path, out: Path) -> None:
-    engine = make_engine(model)
+    # One rank, which it is compared with, keeps its logits.
+    engine = make_engine(model, memory=MemorySection(logits_mib=0))
     engine.probe()
     # Without masters: what is gathered in float32 comes from shards in bfloat16.
     frozen = make_frozen(model, param_dtype="bfloat16")

@@ -31,11 +31,12 @@ from rollmesh.learner.batching.types import PackedBatch, TrainSequence
 from rollmesh.learner.engines.fsdp2 import export, sharding
 from rollmesh.learner.engines.fsdp2.language_model import LanguageModelEngine
 from rollmesh.learner.engines.fsdp2.loading import load_weights
+from rollmesh.learner.engines.fsdp2.output.logit_form import LogitForm
 from rollmesh.learner.engines.interface import EngineSpec
 from rollmesh.learner.model_files import stored_model
 from rollmesh.learner.model_files.conversion import LoadingPlan
 from rollmesh.mesh.config.inputs import ModelSection
-from rollmesh.mesh.config.learner import OptimizerSection
+from rollmesh.mesh.config.learner import MemorySection, OptimizerSection
 from tests.learner.engines.fake_cuda.watch import Watch
 
 # As wide as Qwen2.5-7B and Qwen3-30B-A3B are; a layer more costs time, and shows nothing.
@@ -70,6 +71,7 @@ class Case:
         micro_batches: of a step.
         misplaced: one tensor of the batch stays on the host.
         rows: a row for every sequence.
+        logits_mib: `learner.memory.logits_mib`.
         swap: also export, offload, onload, and a step afterwards.
     """
 
@@ -80,6 +82,7 @@ class Case:
     micro_batches: int = 1
     misplaced: bool = False
     rows: bool = False
+    logits_mib: int = 1024
     swap: bool = False
 
 
@@ -107,8 +110,10 @@ def run(case: Case) -> Seen:
     with _ranks(case.world) as mesh, patch.object(sharding, "fully_shard", partial(sharding.fully_shard, mesh=mesh)):
         engine = "rollmesh.learner.engines.fsdp2.engine"
         loader = patch.multiple(engine, open_model=partial(_open, case), load_weights=_give_memory)
+        # Fake tensors have no values to read it from.
+        form = patch("rollmesh.learner.engines.fsdp2.language_model.read_logit_form", lambda _: LogitForm(cap=30.0))
         # All ranks have micro-batches, which is counted there.
-        with FakeTensorMode(), Watch({"metric_reduction.py": case.world}) as watch, loader:
+        with FakeTensorMode(), Watch({"metric_reduction.py": case.world}) as watch, loader, form:
             try:
                 _use(case, algorithm.loss, watch, seen)
             except RuntimeError as error:
@@ -158,6 +163,7 @@ def _use(case: Case, loss: Loss, watch: Watch, seen: Seen) -> None:
         device="cuda",
         param_dtype=case.dtype,
         activation_checkpointing=True,
+        memory=MemorySection(logits_mib=case.logits_mib),
     )
     engine = LanguageModelEngine(spec)
     if case.rows:

@@ -1,0 +1,1 @@
+"""From hidden states to log-probs: the output layer, its logits, and their softmax in pieces."""
