@@ -5,7 +5,9 @@
 Contenders, over the same hidden states and weight, forward and backward, entropy included:
 
     whole       logits of all tokens, as transformers gives them, then the learner's kernel.
-    kept        the learner's output layer with a large `learner.memory.logits_mib`.
+
+    kept        the learner's output layer whose logits all fit into `learner.memory.logits_mib`.
+
     recomputed  the same with 0: logits are computed tile by tile, and again in the backward pass.
 
 Each measurement is a process of its own. Peak memory is that of one call above hidden states, weight and the gradients

@@ -38,7 +38,7 @@ class EngineSpec:
 
     Attributes:
         model: folder or hub id, revision, and the dtype in which weights are exported.
-        optimizer: AdamW, its schedule and clipping; none: the model stays as it was loaded, has no optimizer and no
+        optimizer: with its schedule and clipping; none: the model stays as it was loaded, has no optimizer and no
             part in checkpoints.
         total_steps: optimizer steps of the whole run (length of the schedule).
         device: `cpu` or `cuda`.

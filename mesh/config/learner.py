@@ -39,14 +39,41 @@ class AlgorithmSection(Section):
 
 
 class OptimizerSection(Section):
+    name: Literal["adamw", "muon"] = Field(
+        "adamw",
+        description="`muon`: orthogonalized momentum for the matrices of the layers, scaled to AdamW's learning rates, "
+        "and AdamW for all else.",
+    )
     lr: PositiveFloat = Field(1e-6, description="Peak learning rate.")
     betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW betas.")
     eps: PositiveFloat = Field(1e-8, description="AdamW epsilon.")
-    weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay.")
-    schedule: Literal["constant", "cosine", "linear"] = Field("constant", description="Course after the warm-up.")
+    momentum: float = Field(0.95, ge=0, lt=1, description="Muon's momentum (Nesterov).")
+    weight_decay: float = Field(
+        0.0, ge=0, description="Decoupled weight decay of matrices; norms, biases and other vectors have none."
+    )
+    state_dtype: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="Dtype in which AdamW's two moments rest. bfloat16, rounded stochastically: 4 bytes per parameter "
+        "less.",
+    )
+    schedule: Literal["constant", "cosine", "linear", "wsd"] = Field(
+        "constant", description="Course after the warm-up. `wsd`: constant, then linear in the last `decay_ratio`."
+    )
     warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up.")
+    warmup_ratio: float = Field(
+        0.0, ge=0, le=1, description="The same as a share of the run's optimizer steps; `warmup_steps` is 0 then."
+    )
+    decay_ratio: float = Field(0.1, gt=0, le=1, description="Share of the optimizer steps in which `wsd` decays.")
     min_lr_ratio: float = Field(0.0, ge=0, le=1, description="Final learning rate as a share of the peak.")
     max_grad_norm: float = Field(1.0, gt=0, description="Global gradient norm to clip to.")
+
+    @model_validator(mode="after")
+    def _agrees(self) -> OptimizerSection:
+        if self.warmup_steps and self.warmup_ratio:
+            raise ValueError("warmup_steps and warmup_ratio say the same: set one of them")
+        if self.name == "muon" and self.state_dtype != "float32":
+            raise ValueError("state_dtype is AdamW's: leave it out, or set name: adamw")
+        return self
 
 
 class RoleSection(Section):
@@ -105,7 +132,7 @@ class LearnerSection(Section):
         "alone. `step`: once, which sends less and keeps 4 bytes per parameter on every device (7B: 28 GB).",
     )
     memory: MemorySection = Field(default_factory=MemorySection, description="Memory against time.")
-    optimizer: OptimizerSection = Field(default_factory=OptimizerSection, description="AdamW and its schedule.")
+    optimizer: OptimizerSection = Field(default_factory=OptimizerSection, description="Optimizer and schedule.")
     max_skipped: PositiveInt = Field(
         10,
         description="Batches in a row without a step, because the gradient was not finite, that the run outlives. "

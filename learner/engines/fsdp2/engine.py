@@ -31,10 +31,18 @@ from rollmesh.learner.engines.fsdp2.attention import ATTENTION
 from rollmesh.learner.engines.fsdp2.export import full_tensors
 from rollmesh.learner.engines.fsdp2.layout import build_layout
 from rollmesh.learner.engines.fsdp2.loading import load_weights, open_model
+from rollmesh.learner.engines.fsdp2.optimizers.build import build_optimizer
+from rollmesh.learner.engines.fsdp2.optimizers.schedule import learning_rate
 from rollmesh.learner.engines.fsdp2.probe import ComputedValues, read, run_probe
 from rollmesh.learner.engines.fsdp2.rows import build_rows
-from rollmesh.learner.engines.fsdp2.schedule import learning_rate
-from rollmesh.learner.engines.fsdp2.sharding import computing_in, plain_name, prepare, recover, synchronize_gradients
+from rollmesh.learner.engines.fsdp2.sharding import (
+    computing_in,
+    plain_name,
+    prepare,
+    recover,
+    synchronize_gradients,
+    transformer_blocks,
+)
 from rollmesh.learner.engines.fsdp2.state import load_state, save_state
 from rollmesh.learner.engines.fsdp2.varlen import build_varlen_layout, has_varlen, without_kernel
 from rollmesh.learner.engines.interface import Engine, EngineSpec, StepResult
@@ -55,7 +63,7 @@ _WINDOW = "sliding_window"
 
 
 class Fsdp2Engine(Engine):
-    """A Hugging Face model under AdamW, sharded over the ranks where there are several."""
+    """A Hugging Face model under an optimizer, sharded over the ranks where there are several."""
 
     _backbone_only: ClassVar[bool] = False
 
@@ -94,7 +102,9 @@ class Fsdp2Engine(Engine):
                 parameters = {plain_name(name): parameter for name, parameter in self._model.named_parameters()}
                 self._fill_new({name: parameters[name] for name in new}, stored.files)
         self._parameters = [p for p in self._model.parameters() if p.requires_grad]
-        self._optimizer = None if spec.optimizer is None else _optimizer(spec.optimizer, self._parameters)
+        self._optimizer = None
+        if spec.optimizer is not None:
+            self._optimizer = build_optimizer(spec.optimizer, self._model, transformer_blocks(self._model))
         self._steps = 0
         self._pending: PendingStep | None = None
         self._varlen = has_varlen(self.device, self._param_dtype)
@@ -349,17 +359,6 @@ class Fsdp2Engine(Engine):
                 # Single numbers stay: each would be a copy of its own, and gives back nothing.
                 if isinstance(value, Tensor) and value.dim():
                     state[key] = value.to(device)
-
-
-def _optimizer(section: OptimizerSection, parameters: list[nn.Parameter]) -> Optimizer:
-    return torch.optim.AdamW(
-        parameters,
-        lr=section.lr,
-        betas=section.betas,
-        eps=section.eps,
-        weight_decay=section.weight_decay,
-        fused=True,
-    )
 
 
 def _zero(output: Tensor) -> Tensor:

@@ -89,7 +89,7 @@ def _state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
 
 
 def _complete(optimizer: Optimizer) -> None:
-    """Gives moments of no step to parameters that have none: AdamW makes them with a parameter's first gradient.
+    """Gives moments of no step to parameters that have none: optimizers make them with a parameter's first gradient.
 
     `get_state_dict` would do it for all parameters or for none, and for none where a step has left gradients without
     being taken. Such a checkpoint could not be loaded.

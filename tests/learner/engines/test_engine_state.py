@@ -27,25 +27,32 @@ from tests.learner.engines.training import log_probs, make_batches, policy_loss,
 torch.set_num_threads(1)
 
 
-def test_resume_continues_exactly(model_folder, tmp_path):
+@pytest.mark.parametrize(
+    "keys",
+    [{"schedule": "cosine", "warmup_steps": 2, "weight_decay": 0.1}, {"state_dtype": "bfloat16"}, {"name": "muon"}],
+)
+def test_resume_continues_exactly(model_folder, tmp_path, keys):
     store = CheckpointStore(tmp_path)
-    first = make_engine(model_folder, optimizer=OptimizerSection(lr=1e-2, schedule="cosine", warmup_steps=2))
+    optimizer = OptimizerSection(lr=1e-2, **keys)
+    first = make_engine(model_folder, optimizer=optimizer)
     train_step(first, seed=1)
     path = store.save({"actor": first}, PolicyVersion(1, 1), {"cursor": {"epoch": 3}})
     expected = train_step(first, seed=2)
 
-    second = make_engine(model_folder, optimizer=OptimizerSection(lr=1e-2, schedule="cosine", warmup_steps=2))
+    second = make_engine(model_folder, optimizer=optimizer)
     extra = load_checkpoint({"actor": second}, path)
     assert extra == {"cursor": {"epoch": 3}, "incarnation": 1, "version": 1}
     assert train_step(second, seed=2) == expected
     assert_same(weights(second), weights(first), 0.0)
 
 
-def test_a_checkpoint_before_the_first_step_changes_nothing(model_folder, tmp_path):
-    """Neither for the engine that wrote it nor for the one that continues from it: AdamW has taken no step, by its own
-    count too.
+@pytest.mark.parametrize("keys", [{}, {"state_dtype": "bfloat16"}, {"name": "muon"}])
+def test_a_checkpoint_before_the_first_step_changes_nothing(model_folder, tmp_path, keys):
+    """Neither for the engine that wrote it nor for the one that continues from it. The optimizer has taken no step,
+    by its own count too.
     """
-    untouched, saved, resumed = (make_engine(model_folder) for _ in range(3))
+    optimizer = OptimizerSection(lr=1e-2, **keys)
+    untouched, saved, resumed = (make_engine(model_folder, optimizer=optimizer) for _ in range(3))
     path = CheckpointStore(tmp_path).save({"actor": saved}, PolicyVersion(1, 0), {})
     load_checkpoint({"actor": resumed}, path)
     for engine in (untouched, saved, resumed):

@@ -16,7 +16,7 @@ from rollmesh.learner.algorithms.types import LossOutput
 from rollmesh.learner.checkpoint.store import CheckpointStore
 from rollmesh.learner.engines.fsdp2.export import full_tensors
 from rollmesh.learner.engines.interface import Engine
-from rollmesh.mesh.config.learner import MemorySection
+from rollmesh.mesh.config.learner import MemorySection, OptimizerSection
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.learner.engines.models import EXPORT_GATHER_BYTES, make_critic, make_engine, make_frozen
@@ -46,6 +46,10 @@ def main(model: Path, checkpoint: Path, out: Path) -> None:
     seen["uneven"] = gradients(engine)
     train_step(engine, seed=3, groups=1, token_budget=1 << 20)
     seen["idle_rank"] = gradients(engine)
+    muon = make_engine(model, optimizer=OptimizerSection(name="muon", lr=1e-2, max_grad_norm=1e9))
+    train_step(muon, seed=1)
+    seen["muon"] = weights(muon)
+    muon.close()
     critic = make_critic(out / "critic")
     values = train_step(critic, seed=1, loss=critic_loss)
     seen["critic"] = {"gradients": gradients(critic)}

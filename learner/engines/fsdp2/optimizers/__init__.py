@@ -1,0 +1,1 @@
+"""Optimizers by name, the groups of parameters that they treat alike, and the schedule of the learning rate."""

@@ -1,0 +1,57 @@
+"""The optimizer of a model as configured, with parameters in groups that it treats alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from rollmesh.learner.engines.fsdp2.optimizers.muon import Muon
+from rollmesh.learner.engines.fsdp2.optimizers.rounded_adamw import RoundedAdamW
+from rollmesh.mesh.config.learner import OptimizerSection
+
+
+def build_optimizer(section: OptimizerSection, model: nn.Module, blocks: Iterable[nn.Module]) -> Optimizer:
+    """The optimizer of all trained parameters.
+
+    Matrices decay; norms, biases and other vectors do not, as is usual. Muon takes the matrices of the layers alone.
+    Embeddings and the output layer are AdamW's, as its authors advise.
+
+    Args:
+        section: names the optimizer.
+        model: sharded, or not where there is one rank.
+        blocks: its layers.
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    hidden = _hidden_matrices(blocks) if section.name == "muon" else set()
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in trained if p.dim() > 1 and id(p) not in hidden]},
+        {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
+        {"params": [p for p in trained if id(p) in hidden], "momentum": section.momentum},
+    ]
+    groups = [group for group in groups if group["params"]]
+    common: dict[str, Any] = {
+        "lr": section.lr,
+        "betas": section.betas,
+        "eps": section.eps,
+        "weight_decay": section.weight_decay,
+    }
+    if section.name == "muon":
+        return Muon(groups, **common)
+    if section.state_dtype == "bfloat16":
+        return RoundedAdamW(groups, **common)
+    return torch.optim.AdamW(groups, fused=True, **common)
+
+
+def _hidden_matrices(blocks: Iterable[nn.Module]) -> set[int]:
+    """Identities of the layers' weights that multiply: matrices, and stacks of them (experts)."""
+    found = set()
+    for block in blocks:
+        for module in block.modules():
+            # Kernels of a convolution are three-dimensional as well.
+            if not isinstance(module, nn.Conv1d):
+                found |= {id(p) for p in module.parameters(recurse=False) if p.dim() in (2, 3) and p.requires_grad}
+    return found
