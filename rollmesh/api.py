@@ -65,15 +65,15 @@ def train(
     resolved = _resolve(config, overrides)
     with _serving(resolved, _functions(reward_fn)) as served:
         check_files(served)
-        notices = check_code(served, fresh=fresh)
-        view: View = SilentView() if quiet else open_view(resolved.logging.console_every_steps)
-        try:
-            run = LocalRun(
-                served, view, fresh=fresh, allow_changes=allow_changes, from_checkpoint=from_checkpoint, notices=notices
-            )
-            return _run_in_thread(run)
-        finally:
-            view.close()
+        with check_code(served, fresh=fresh) as prepared:
+            view: View = SilentView() if quiet else open_view(resolved.logging.console_every_steps)
+            try:
+                run = LocalRun(
+                    served, view, prepared, fresh=fresh, allow_changes=allow_changes, from_checkpoint=from_checkpoint
+                )
+                return _run_in_thread(run)
+            finally:
+                view.close()
 
 
 def _resolve(config: Config | Mapping[str, Any] | Path | str, overrides: Sequence[str]) -> Config:

@@ -20,6 +20,10 @@ from typing import IO
 class Child:
     """A process that was started; in one event loop.
 
+    Args:
+        process: which no one else waits for.
+        stdin, stdout: its pipes, where there are some.
+
     Attributes:
         stdin, stdout: its pipes, where they were asked for.
     """
@@ -27,8 +31,8 @@ class Child:
     def __init__(
         self,
         process: subprocess.Popen[bytes],
-        stdin: asyncio.StreamWriter | None,
-        stdout: asyncio.StreamReader | None,
+        stdin: asyncio.StreamWriter | None = None,
+        stdout: asyncio.StreamReader | None = None,
     ) -> None:
         self._process = process
         self._loop = asyncio.get_running_loop()
@@ -42,9 +46,18 @@ class Child:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def status(self) -> int | None:
+        """Exit status, or the negative number of the signal that has ended it; None while it runs."""
+        return self._process.returncode
+
     async def wait(self) -> int:
         """Waits for the end; returns the exit status, or the negative number of the signal that has ended it."""
         return await asyncio.shield(self._ended)
+
+    def terminate(self) -> None:
+        """Asks it to end; one that has ended stays as it is."""
+        self._process.terminate()
 
     def kill(self) -> None:
         """Ends it at once; one that has ended stays as it is."""

@@ -20,13 +20,13 @@ from rollmesh.launcher.console.output import stderr_into
 from rollmesh.launcher.console.quiet_notice import NoStepNotice, no_step_text
 from rollmesh.launcher.console.slow_rewards_notice import SlowRewardsNotice, reward_wait_s, slow_rewards_text
 from rollmesh.launcher.console.view import View, open_view
-from rollmesh.launcher.devices import device_plan
 from rollmesh.launcher.events import LOG, EventLog
 from rollmesh.launcher.memory import MemoryWatch
 from rollmesh.launcher.mesh_client import MeshClient, Snapshot
 from rollmesh.launcher.mesh_log import MeshLog
 from rollmesh.launcher.preflight.checks import check_code, check_files
 from rollmesh.launcher.preflight.continuing import Continuation
+from rollmesh.launcher.preparation import Preparation
 from rollmesh.launcher.run_secrets import make_secrets, with_own_secrets
 from rollmesh.launcher.service_process import log_file
 from rollmesh.launcher.services import ServiceCatalogue, drain_order, mesh_address, thread_plan
@@ -61,11 +61,11 @@ def run_locally(
     view = open_view(config.logging.console_every_steps)
     try:
         view.event("checks data, algorithm and reward functions")
-        notices = check_code(config, fresh=fresh)
-        run = LocalRun(
-            config, view, fresh=fresh, allow_changes=allow_changes, from_checkpoint=from_checkpoint, notices=notices
-        )
-        asyncio.run(run.run(handle_signals=True))
+        with check_code(config, fresh=fresh) as prepared:
+            run = LocalRun(
+                config, view, prepared, fresh=fresh, allow_changes=allow_changes, from_checkpoint=from_checkpoint
+            )
+            asyncio.run(run.run(handle_signals=True))
     finally:
         view.close()
     if not run.interrupted:
@@ -79,10 +79,10 @@ class LocalRun:
     Args:
         config: the run.
         view: shows events and metrics.
+        prepared: results of the checks.
         fresh: start the run over; the folder that it has is kept under another name.
         allow_changes: continue it with another model or other data (`learner.recovery.run_identity`).
         from_checkpoint: checkpoint to continue from (`rollmesh.checkpoint_choice.checkpoint_path`); None: the last one.
-        notices: notices about the configuration, shown at the start.
 
     Attributes:
         hung_up: the first request to end was the loss of the terminal.
@@ -92,14 +92,14 @@ class LocalRun:
         self,
         config: Config,
         view: View,
+        prepared: Preparation,
         *,
         fresh: bool = False,
         allow_changes: bool = False,
         from_checkpoint: str | None = None,
-        notices: Sequence[str] = (),
     ) -> None:
         self._config = config = with_own_secrets(config)
-        self._notices = notices
+        self._prepared = prepared
         self._fresh = fresh
         self._allow_changes = allow_changes
         self._start = checkpoint_path(config.run.folder, from_checkpoint) if from_checkpoint is not None else None
@@ -151,7 +151,6 @@ class LocalRun:
         Raises:
             RollmeshError: what ended the run early.
         """
-        devices = await asyncio.to_thread(device_plan, self._config)
         config, record = self._config, _record(self._config)
         kept = self._set_aside(record)
         with folders.locked(self._folder):
@@ -163,8 +162,8 @@ class LocalRun:
             config_path = folders.write_launch(config)
             plan = thread_plan(config)
             self._events.record(plan.describe(config.learner.ranks, config.rollout.replicas))
-            self._events.record(devices.describe())
-            for notice in (*self._notices, *folders.permission_warnings(self._folder)):
+            self._events.record(self._prepared.devices.describe())
+            for notice in (*self._prepared.notices, *folders.permission_warnings(self._folder)):
                 self._events.record(notice)
             started = time.time()
             with (
@@ -182,7 +181,7 @@ class LocalRun:
                         config,
                         config_path,
                         plan,
-                        devices,
+                        self._prepared,
                         ports,
                         allow_changes=self._allow_changes,
                         start_from=self._start,

@@ -13,10 +13,12 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import psutil
 
@@ -29,12 +31,19 @@ from rollmesh.mesh.liveness.freeze_detector import Bounds, Frozen
 from rollmesh.mesh.liveness.process_ends import descendants
 from rollmesh.mesh.liveness.process_state import read_child_process
 from rollmesh.mesh.liveness.watchdog import wait_until_frozen
+from rollmesh.mesh.runtime.child_processes import Child, start_process
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 
 # A parent cannot wait for the ready file by an event; this is how often it is checked.
 _READY_POLL_S = 0.05
 # Seconds that a broken answer waits for the service's end.
 _CAUSE_S = 5.0
+
+LoadedProcess = Callable[[Sequence[str], BinaryIO], "subprocess.Popen[bytes] | None"]
+"""Makes a process that has loaded a service's code continue as that service, given its command and its log.
+
+None where it has ended. It runs in the service's environment, leads a session of its own and dies with this process.
+"""
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,7 @@ class ServiceSpec:
         completes_run: a clean exit of this service ends the run (the learner).
         parts: names of further processes of this service that answer the health check and write ready files of their
             own (further ranks of the learner).
+        loaded: becomes the first process of the service; None: that one is started like its successors.
     """
 
     name: str
@@ -59,6 +69,7 @@ class ServiceSpec:
     drain_s: float = 15.0
     completes_run: bool = False
     parts: tuple[str, ...] = ()
+    loaded: LoadedProcess | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +83,7 @@ class _Ready:
 class ServiceProcess:
     """A running (or ended) process of a service."""
 
-    def __init__(self, spec: ServiceSpec, process: asyncio.subprocess.Process, folder: Path, *, log_from: int) -> None:
+    def __init__(self, spec: ServiceSpec, process: Child, folder: Path, *, log_from: int) -> None:
         self.spec = spec
         # Bytes of the log before it was started.
         self._log_from = log_from
@@ -83,7 +94,7 @@ class ServiceProcess:
 
     @classmethod
     async def start(cls, spec: ServiceSpec, folder: Path, *, restart: bool) -> ServiceProcess:
-        """Starts the service.
+        """Starts the service, its first process from one that has loaded its code, where there is one.
 
         Args:
             folder: the run folder; logs go to `logs/NAME.log`, the ready file to `services/NAME.json`.
@@ -94,16 +105,11 @@ class ServiceProcess:
             path.parent.mkdir(parents=True, exist_ok=True)
         for name in (spec.name, *spec.parts):
             ready_file(folder, name).unlink(missing_ok=True)
+        command = spec.command(restart)
         with log_path.open("ab") as log:
             log_from = log.seek(0, os.SEEK_END)
-            process = await asyncio.create_subprocess_exec(
-                *die_with_parent(spec.command(restart)),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **spec.environment},
-                start_new_session=True,
-            )
+            loaded = None if restart or spec.loaded is None else spec.loaded(command, log)
+            process = await _start(spec, command, log) if loaded is None else Child(loaded)
         return cls(spec, process, folder, log_from=log_from)
 
     @property
@@ -112,7 +118,7 @@ class ServiceProcess:
 
     @property
     def running(self) -> bool:
-        return self._process.returncode is None
+        return self._process.status is None
 
     async def wait_ready(self, security: SecuritySection) -> str:
         """Waits for the ready files and for gRPC health; returns the service's address.
@@ -195,7 +201,7 @@ class ServiceProcess:
     @property
     def status(self) -> int:
         """Exit status of the ended process."""
-        return self._process.returncode if self._process.returncode is not None else -1
+        return self._process.status if self._process.status is not None else -1
 
     @property
     def ended_in_order(self) -> bool:
@@ -214,9 +220,7 @@ class ServiceProcess:
     def terminate(self) -> None:
         """Asks the service to end in order."""
         self._asked = True
-        if self.running:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.terminate()
+        self._process.terminate()
 
     def kill(self) -> None:
         """Ends the whole process group at once."""
@@ -240,6 +244,17 @@ class ServiceProcess:
         for process in family:
             with contextlib.suppress(psutil.Error):
                 process.send_signal(signal.SIGCONT)
+
+
+async def _start(spec: ServiceSpec, command: Sequence[str], log: BinaryIO) -> Child:
+    return await start_process(
+        die_with_parent(command),
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env={**os.environ, **spec.environment},
+        start_new_session=True,
+    )
 
 
 def log_file(folder: Path, service: str) -> Path:

@@ -8,6 +8,7 @@ from pathlib import Path
 from rollmesh.launcher.devices import DevicePlan
 from rollmesh.launcher.folder import takeover_stamp
 from rollmesh.launcher.interpreters import Interpreter, command_of, environment_of
+from rollmesh.launcher.preparation import Preparation
 from rollmesh.launcher.service_process import ServiceSpec, ready_file
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.rpc.held_ports import ENVIRONMENT, HeldPorts
@@ -84,6 +85,11 @@ def _environment(threads: int, python: Path | None) -> dict[str, str]:
     return {**thread_environment(threads), **environment_of(python), **ENVIRONMENT}
 
 
+def learner_environment(config: Config, plan: ThreadPlan, devices: DevicePlan) -> dict[str, str]:
+    """Variables of the learner, in addition to the launcher's own."""
+    return _environment(plan.learner, config.learner.python) | devices.for_learner()
+
+
 def redis_url(folder: Path) -> str:
     """The URL of a run folder's embedded Redis, written there by its front."""
     return (folder / "redis" / "url").read_text(encoding="utf-8")
@@ -96,7 +102,7 @@ class ServiceCatalogue:
         config: the run's configuration.
         config_path: the same as a file that the services read.
         plan: compute threads.
-        devices: of learner and generators.
+        prepared: devices, and the learner's first process.
         ports: holds those of all services. A front keeps its own; others get a new one at each start.
         allow_changes: the run may continue with another model or other data.
         start_from: checkpoint from which the learner continues, until it has taken the run over; None: the last one.
@@ -110,7 +116,7 @@ class ServiceCatalogue:
         config: Config,
         config_path: Path,
         plan: ThreadPlan,
-        devices: DevicePlan,
+        prepared: Preparation,
         ports: HeldPorts,
         *,
         allow_changes: bool,
@@ -120,7 +126,7 @@ class ServiceCatalogue:
         self._config_path = str(config_path)
         self._folder = config.run.folder
         self._plan = plan
-        self._devices = devices
+        self._prepared = prepared
         self._ports = ports
         # All other services know these ports from the start of the run.
         self._fronts = {name: ports.hold(config.network.port if name == BUFFER else 0) for name in _fronts(config)}
@@ -178,7 +184,7 @@ class ServiceCatalogue:
         return ServiceSpec(
             name,
             command,
-            _environment(self._plan.generator, rollout.python) | self._devices.for_generator(index),
+            _environment(self._plan.generator, rollout.python) | self._prepared.devices.for_generator(index),
             start_deadline_s=_TORCH_START_S,
             drain_s=_GENERATOR_DRAIN_S[rollout.engine],
         )
@@ -195,11 +201,12 @@ class ServiceCatalogue:
         return ServiceSpec(
             LEARNER,
             command,
-            _environment(self._plan.learner, self._config.learner.python) | self._devices.for_learner(),
+            learner_environment(self._config, self._plan, self._prepared.devices),
             start_deadline_s=_TORCH_START_S,
             drain_s=_LEARNER_DRAIN_S,
             completes_run=True,
             parts=tuple(f"{LEARNER}-{rank}" for rank in range(1, self._config.learner.ranks)),
+            loaded=self._prepared.learner,
         )
 
     def _from_checkpoint(self) -> tuple[str, ...]:

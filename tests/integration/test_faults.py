@@ -35,12 +35,17 @@ def tree(pid: int) -> list[psutil.Process]:
     return [process, *process.children(recursive=True)]
 
 
+def loaded_by_the_trial(run: MeshRun) -> bool:
+    return "rollmesh.launcher.preflight.trial" in psutil.Process(run.pid("learner")).cmdline()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_outlives_its_services_and_its_launcher_until_a_ctrl_c(start_mesh) -> None:
     """Services freeze and are killed, and last of all the launcher. The next one continues, and drains at Ctrl-C."""
     first = start_mesh(*SETTINGS)
     first.wait_step(3)
+    assert loaded_by_the_trial(first)
     # All members stop together; then the front with its Redis.
     members = ("reward", "learner", "generator-0")
     for service in members:
@@ -58,6 +63,7 @@ def test_a_run_outlives_its_services_and_its_launcher_until_a_ctrl_c(start_mesh)
         first.wait_for(rf"{service} is back")
         assert first.pid(service) != before
         first.wait_for(r"step \d+: reward")
+    assert not loaded_by_the_trial(first), "a successor is started by itself"
     family = [process.pid for process in psutil.Process(first.process.pid).children(recursive=True)]
     assert len(family) > len(SERVICES), "the services and Redis"
     first.process.kill()

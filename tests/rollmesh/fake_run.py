@@ -5,12 +5,15 @@ The launcher is the real one, and runs in the main thread of this process.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rollmesh.launcher import local
+from rollmesh.launcher.devices import DevicePlan
+from rollmesh.launcher.preparation import Preparation
 from rollmesh.launcher.service_process import ServiceSpec
 from rollmesh.launcher.services import BUFFER, LEARNER
 from rollmesh.mesh.config import load_config
@@ -47,7 +50,8 @@ def main() -> int:
         return Catalogue(folder, sys.argv[2:])
 
     local.ServiceCatalogue = catalogue  # type: ignore[assignment,misc]
-    local.check_files = local.check_code = lambda *_, **__: []  # type: ignore[assignment]
+    local.check_files = lambda _: None
+    local.check_code = lambda *_, **__: contextlib.nullcontext(Preparation(DevicePlan()))  # type: ignore[assignment]
     try:
         return local.run_locally(config)
     except RollmeshError as error:

@@ -16,6 +16,7 @@ from rollmesh.launcher.devices import DevicePlan
 from rollmesh.launcher.errors import RunBusyError
 from rollmesh.launcher.preflight.changes import describe_changes
 from rollmesh.launcher.preflight.continuing import Continuation
+from rollmesh.launcher.preparation import Preparation
 from rollmesh.launcher.run_secrets import with_own_secrets
 from rollmesh.launcher.services import ServiceCatalogue
 from rollmesh.learner.evaluation.measurement_identity import measured_by
@@ -27,6 +28,8 @@ from rollmesh.mesh.runtime.threads import ThreadPlan
 from rollmesh.report.summary import FinalState, write_summary
 from rollmesh.run_files import read_config, read_launch
 from tests.rollmesh.fake_run import Catalogue
+
+PREPARED = Preparation(DevicePlan())
 
 
 def make(tmp_path: Path, *overrides: str) -> Config:
@@ -85,8 +88,8 @@ def test_going_back_says_so_and_is_never_finished(tmp_path: Path) -> None:
     assert found.finished == ""
     assert found.lines(named=True) == ["continues from step 10, checkpoint i0001-v00000010; 15 later steps are undone"]
     with pytest.raises(DataError, match="has no checkpoint 'i0001-v00000015'"):
-        local.LocalRun(config, SilentView(), from_checkpoint="i0001-v00000015")
-    both = local.LocalRun(config, SilentView(), from_checkpoint="i0001-v00000010", fresh=True)
+        local.LocalRun(config, SilentView(), PREPARED, from_checkpoint="i0001-v00000015")
+    both = local.LocalRun(config, SilentView(), PREPARED, from_checkpoint="i0001-v00000010", fresh=True)
     with pytest.raises(ConfigError, match="--fresh"):
         asyncio.run(both.run(handle_signals=False))
 
@@ -99,7 +102,7 @@ def test_a_learner_goes_back_once(tmp_path: Path) -> None:
     plan = ThreadPlan(1, 1, 1)
     with HeldPorts(config.network.host) as ports:
         catalogue = ServiceCatalogue(
-            config, tmp_path / "c.yaml", plan, DevicePlan(), ports, allow_changes=False, start_from=start
+            config, tmp_path / "c.yaml", plan, PREPARED, ports, allow_changes=False, start_from=start
         )
     [learner] = [spec for spec in catalogue.others("host:1") if spec.name == "learner"]
     for restart in (False, True):
@@ -266,7 +269,7 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> Any:
     def run(config: Config, *learner: str, **how: bool) -> list[str]:
         monkeypatch.setattr(local, "ServiceCatalogue", lambda *_, **__: Catalogue(config.run.folder, learner))
         view = Told()
-        asyncio.run(local.LocalRun(config, view, **how).run(handle_signals=False))
+        asyncio.run(local.LocalRun(config, view, PREPARED, **how).run(handle_signals=False))
         return view.events
 
     return run

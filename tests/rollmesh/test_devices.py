@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollmesh.launcher.devices import DevicePlan, VisibleDevices, assign_devices, devices_per_generator, visible_devices
+from rollmesh.launcher.preparation import Preparation
 from rollmesh.launcher.services import ServiceCatalogue
 from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.errors import ConfigError
@@ -51,9 +52,8 @@ def test_processes_see_their_own_devices_under_the_names_cuda_has_for_them() -> 
     visible = VisibleDevices(("4", "GPU-five", "6", "7"), 4, 4)
     asked = config("learner.ranks=2", "rollout.replicas=2")
     with HeldPorts(asked.network.host) as ports:
-        catalogue = ServiceCatalogue(
-            asked, Path("c.yaml"), ThreadPlan(2, 1, 1), assign_devices(asked, visible), ports, allow_changes=False
-        )
+        prepared = Preparation(assign_devices(asked, visible))
+        catalogue = ServiceCatalogue(asked, Path("c.yaml"), ThreadPlan(2, 1, 1), prepared, ports, allow_changes=False)
     seen = {spec.name: spec.environment.get("CUDA_VISIBLE_DEVICES") for spec in catalogue.others("host:1")}
     assert seen == {"learner": "4,GPU-five", "generator-0": "6", "generator-1": "7", "reward": None}
 

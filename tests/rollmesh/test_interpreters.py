@@ -12,6 +12,7 @@ import pytest
 from rollmesh.cli.explain import explain
 from rollmesh.launcher.devices import DevicePlan
 from rollmesh.launcher.interpreters import check_interpreters
+from rollmesh.launcher.preparation import Preparation
 from rollmesh.launcher.services import ServiceCatalogue, interpreters_of
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.config.models import Config
@@ -52,7 +53,7 @@ def check(**values: object) -> None:
 def catalogue_of(asked: Config, plan: ThreadPlan) -> ServiceCatalogue:
     # Its commands need the numbers alone.
     with HeldPorts(asked.network.host) as ports:
-        return ServiceCatalogue(asked, Path("cfg.yaml"), plan, DevicePlan(), ports, allow_changes=False)
+        return ServiceCatalogue(asked, Path("cfg.yaml"), plan, Preparation(DevicePlan()), ports, allow_changes=False)
 
 
 def test_each_service_is_started_by_its_own() -> None:

@@ -1,10 +1,12 @@
-"""The message of a trial reaches the launcher, whatever users' code prints or raises."""
+"""The message of a trial reaches the launcher, whatever users' code prints or raises; then it becomes the service."""
 
 from __future__ import annotations
 
 import json
 import os
 import select
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -13,53 +15,106 @@ import pytest
 from rollmesh.launcher.preflight.trial import StartTrial
 from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.errors import RewardError, RollmeshError
+from tests.repository import REPOSITORY
 
 
 def config(*overrides: str) -> Config:
     return load_config({"model": {"path": "m"}, "data": {"train": "t.jsonl"}}, overrides)
 
 
-def result_of(what: str, of: Config, python: Path | None) -> list[str]:
-    with closing(StartTrial(what, of, python, 60)) as trial:
-        return trial.result()
+def python_that(tmp_path: Path, *lines: str) -> Path:
+    """An interpreter that reads the configuration from the launcher, and then does this."""
+    python = tmp_path / "python"
+    python.write_text("\n".join(("#!/bin/sh", "read -r config", *lines, "")))
+    python.chmod(0o755)
+    return python
+
+
+def answers(**answer: object) -> str:
+    return f"echo '{json.dumps(answer)}' >&0"
+
+
+def start(
+    what: str = "learner", of: Config | None = None, python: Path | None = None, within_s: float = 60
+) -> StartTrial:
+    return StartTrial(what, of or config(), python, {}, within_s)
 
 
 def test_what_users_code_prints_at_its_end_hides_nothing(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text("import atexit\natexit.register(print, 3)\n")
-    with pytest.raises(RewardError, match="absent"):
-        result_of("reward", config(f"reward.functions=[{tmp_path}/own.py:absent]"), None)
+    (tmp_path / "own.py").write_text("import atexit\natexit.register(print, 3)\nprint('{}')\n")
+    with (
+        closing(start("reward", config(f"reward.functions=[{tmp_path}/own.py:absent]"))) as trial,
+        pytest.raises(RewardError, match="absent"),
+    ):
+        trial.result()
 
 
 @pytest.mark.parametrize("exit_code", [1, 4, 77])
 def test_an_error_of_any_kind_is_told(exit_code: int, tmp_path: Path) -> None:
-    wrong = json.dumps({"wrong": {"exit_code": exit_code, "message": "too small", "hint": "raise it"}})
-    python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\ncat > /dev/null\necho 'rollmesh trial: {wrong}'\n")
-    python.chmod(0o755)
-    with pytest.raises(RollmeshError, match="too small") as refused:
-        result_of("learner", config(), python)
+    wrong = {"exit_code": exit_code, "message": "too small", "hint": "raise it"}
+    with (
+        closing(start(python=python_that(tmp_path, answers(wrong=wrong)))) as trial,
+        pytest.raises(RollmeshError, match="too small") as refused,
+    ):
+        trial.result()
     assert refused.value.hint == "raise it"
 
 
-def test_one_that_ends_without_a_word_is_left_to_the_service(tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\ncat > /dev/null\necho 3\n")
-    python.chmod(0o755)
-    assert result_of("learner", config(), python) == []
+@pytest.mark.parametrize(("ends", "within_s"), [("echo 3", 60), ("kill -9 $$", 60), ("sleep 60", 0.2)])
+def test_one_without_an_answer_is_left_to_the_service(ends: str, within_s: float, tmp_path: Path) -> None:
+    with (
+        closing(start(python=python_that(tmp_path, ends), within_s=within_s)) as trial,
+        (tmp_path / "log").open("wb") as log,
+    ):
+        assert trial.result() == []
+        assert trial.become(["python", "-m", "service"], log) is None
 
 
 def test_what_users_code_has_started_is_not_waited_for_and_does_not_stay(tmp_path: Path) -> None:
     """Its end is seen by the end of a pipe that it alone holds open."""
     os.mkfifo(tmp_path / "alive")
     alive = os.open(tmp_path / "alive", os.O_RDONLY | os.O_NONBLOCK)
-    python = tmp_path / "python"
-    said = json.dumps({"notices": ["a note"]})
-    python.write_text(f"#!/bin/sh\nexec 3> {tmp_path}/alive\nsleep 60 &\nexec 3>&-\necho 'rollmesh trial: {said}'\n")
-    python.chmod(0o755)
-    trial = StartTrial("reward", config(), python, 30)
+    starts = (f"exec 3> {tmp_path}/alive", "sleep 60 &", "exec 3>&-")
+    trial = start("reward", python=python_that(tmp_path, *starts, answers(notices=["a note"])))
     assert trial.result() == ["a note"]
     trial.close()
     os.set_blocking(alive, True)
     assert select.select([alive], [], [], 30)[0]
     assert os.read(alive, 1) == b""
     os.close(alive)
+
+
+def test_one_that_has_become_the_service_outlives_the_trial(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "go")
+    serves = ("read -r order", f"read -r go < {tmp_path}/go", f'echo "$order" > {tmp_path}/order', "exit 7")
+    command, log = ["python", "-m", "service", "--port", "1"], tmp_path / "log"
+    with closing(start(python=python_that(tmp_path, answers(notices=[]), *serves))) as trial, log.open("wb") as file:
+        assert trial.result() == []
+        process = trial.become(command, file)
+        assert process is not None
+        assert trial.become(command, file) is None, "it is a service already"
+    with process:
+        (tmp_path / "go").write_text("go\n")
+        assert process.wait(60) == 7
+    assert json.loads((tmp_path / "order").read_text()) == {"command": command, "log": str(log)}
+
+
+def test_the_service_begins_as_if_it_had_been_started(tmp_path: Path) -> None:
+    """And the log has all that the trial has said."""
+    says = "import sys; print(__name__, sys.argv[1:], sys.orig_argv[1:]); raise SystemExit(7)"
+    (tmp_path / "service.py").write_text(says)
+    order = {"command": ["python", "-m", "service", "a", "b"], "log": str(tmp_path / "log")}
+    trial = f"from rollmesh.launcher.preflight import trial; print('in the trial'); trial._continue_as(**{order})"
+    with (tmp_path / "output").open("w+b") as output:
+        done = subprocess.run(
+            [sys.executable, "-c", trial],
+            stdout=output,
+            stderr=output,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            check=False,
+            timeout=60,
+        )
+    assert done.returncode == 7
+    said = (tmp_path / "log").read_text().splitlines()
+    assert said == ["in the trial", "__main__ ['a', 'b'] ['-m', 'service', 'a', 'b']"]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 
-from rollmesh.launcher.interpreters import check_interpreters
+from rollmesh.launcher.devices import DevicePlan, device_plan
+from rollmesh.launcher.interpreters import check_interpreters, environment_of
 from rollmesh.launcher.preflight.trial import StartTrial, try_learner
-from rollmesh.launcher.services import interpreters_of, needs_reward_service
+from rollmesh.launcher.preparation import Preparation
+from rollmesh.launcher.services import interpreters_of, learner_environment, needs_reward_service, thread_plan
 from rollmesh.learner.model_files.checks import check_context, check_model_files, declared_context, read_model_config
 from rollmesh.mesh.access.secret_files import check_keys, check_security
 from rollmesh.mesh.config.models import Config
@@ -47,38 +49,48 @@ def check_files(config: Config) -> None:
             load_function(name)
 
 
-def check_code(config: Config, *, fresh: bool = False) -> list[str]:
+@contextmanager
+def check_code(config: Config, *, fresh: bool = False) -> Iterator[Preparation]:
     """Refuses a run that would end as soon as its services have loaded their code; takes a second or more.
+
+    While the block runs, the process that has loaded the learner's code waits to continue as the learner.
 
     Args:
         config: of the run.
         fresh: it starts over, whatever is in its folder.
 
-    Returns:
-        Notices about valid settings, a sentence each.
-
     Raises:
-        ConfigError: the algorithm's settings are wrong, or it needs something that the configuration does not provide;
-            a function of the user's is not there.
+        ConfigError: a setting of the algorithm is wrong, or something that it needs is not configured. A function of
+            the user's is not there. The devices do not suffice.
         DataError: a row of the data lacks a needed field; generators do not serve the model; the run's checkpoint is
             another algorithm's.
         RewardError: a reward function cannot be loaded.
     """
-    with ExitStack() as trials:
-        tried = []
-        # Where a program has torch already, another process would only load it again.
-        here = config.learner.python is None and "torch" in sys.modules
-        if not here:
-            tried.append(StartTrial("learner", config, config.learner.python, _LEARNER_S, fresh=fresh))
-        if any(map(is_path, _reward_functions(config))):
-            python = config.reward.python if needs_reward_service(config) else config.rollout.python
-            tried.append(StartTrial("reward", config, python, _REWARD_S))
-        for trial in tried:
-            trials.callback(trial.close)
-        notices = try_learner(config, fresh=fresh) if here else []
-        for trial in tried:
-            notices += trial.result()
-    return notices
+    devices = device_plan(config)
+    with _learner_trial(config, devices, fresh=fresh) as learner:
+        with _reward_trial(config) as reward:
+            notices = learner.result() if learner is not None else try_learner(config, fresh=fresh)
+            if reward is not None:
+                reward.result()
+        if learner is not None and config.learner.ranks > 1:
+            # Ranks are started by a process that loads nothing, each in an environment of its own.
+            learner.close()
+        yield Preparation(devices, notices, learner.become if learner is not None else None)
+
+
+def _learner_trial(config: Config, devices: DevicePlan, *, fresh: bool) -> AbstractContextManager[StartTrial | None]:
+    """None where this program has torch already: another process would only load it again."""
+    if config.learner.python is None and "torch" in sys.modules:
+        return nullcontext()
+    environment = learner_environment(config, thread_plan(config), devices)
+    return closing(StartTrial("learner", config, config.learner.python, environment, _LEARNER_S, fresh=fresh))
+
+
+def _reward_trial(config: Config) -> AbstractContextManager[StartTrial | None]:
+    if not any(map(is_path, _reward_functions(config))):
+        return nullcontext()
+    python = config.reward.python if needs_reward_service(config) else config.rollout.python
+    return closing(StartTrial("reward", config, python, environment_of(python), _REWARD_S))
 
 
 def _check_inputs(config: Config) -> None:

@@ -1,8 +1,11 @@
 """Loads a service's code as a trial, before any is started: `python -m rollmesh.launcher.preflight.trial WHAT`.
 
-It runs in the interpreter of the service, as a process of its own. It imports users' code, and torch, which the
-launcher does not need. The configuration is JSON on stdin. On stdout one marked line holds the error or the notices, as
-JSON. Users' code may print anything else.
+It runs in the interpreter and the environment of the service, as a process of its own. It imports users' code, and
+torch, which the launcher does not need. After its answer it waits to continue as the service: loading all of that takes
+seconds, which are spent once.
+
+Its stdin is a socket for lines of JSON. The launcher writes the configuration, and in the end the service's command.
+The trial answers in between, with the error or the notices. Users' code may print anything.
 """
 
 from __future__ import annotations
@@ -10,16 +13,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import runpy
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from rollmesh.launcher.interpreters import environment_of
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME
 from rollmesh.learner.recovery.run_identity import nothing_trained
 from rollmesh.mesh.config import Config, load_config
@@ -28,7 +33,7 @@ from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 from rollmesh.mesh.runtime.memory_tuning import collect_garbage_seldom
 
 _ERRORS = {kind.exit_code: kind for kind in (ConfigError, DataError, RewardError)}
-_ANSWER = "rollmesh trial: "
+_LEARNER, _REWARD = "learner", "reward"
 _FRESH = "--fresh"
 
 
@@ -38,34 +43,36 @@ class StartTrial:
     Args:
         what: `learner` or `reward`.
         config: of the run.
-        fresh: the run starts over, whatever is in its folder.
         python: the service's interpreter.
+        environment: of the service, in addition to this process's own.
         within_s: seconds after which the trial is given up; the service itself will report errors.
+        fresh: the run starts over, whatever is in its folder.
     """
 
-    def __init__(self, what: str, config: Config, python: Path | None, within_s: float, *, fresh: bool = False) -> None:
-        self._within_s = within_s
-        # Files, not pipes: processes started by users' code may keep a pipe open for ever.
-        self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115  # it is read when the process has ended
-        with tempfile.TemporaryFile("w+") as config_file:
-            config_file.write(config.model_dump_json())
-            config_file.seek(0)
-            self._process = subprocess.Popen(
-                die_with_parent(
-                    [
-                        str(python or sys.executable),
-                        "-m",
-                        "rollmesh.launcher.preflight.trial",
-                        what,
-                        *([_FRESH] if fresh else []),
-                    ]
-                ),
-                stdin=config_file,
-                stdout=self._output,
-                stderr=subprocess.DEVNULL,
-                env={**os.environ, **environment_of(python)},
+    def __init__(
+        self,
+        what: str,
+        config: Config,
+        python: Path | None,
+        environment: Mapping[str, str],
+        within_s: float,
+        *,
+        fresh: bool = False,
+    ) -> None:
+        module = ("-m", "rollmesh.launcher.preflight.trial", what, *([_FRESH] if fresh else []))
+        self._socket, theirs = socket.socketpair()
+        # A file takes what users' code prints, of which there may be more than a pipe holds.
+        with theirs, tempfile.TemporaryFile() as output:
+            self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
+                die_with_parent([str(python or sys.executable), *module]),
+                stdin=theirs.fileno(),
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **environment},
                 start_new_session=True,
             )
+        self._socket.settimeout(within_s)
+        self._send(config.model_dump_json())
 
     def result(self) -> list[str]:
         """Waits for the trial; returns the notices about a valid configuration.
@@ -75,44 +82,89 @@ class StartTrial:
             RollmeshError: the same, of a kind that only users' code raises.
         """
         try:
-            self._process.wait(self._within_s)
-        except subprocess.TimeoutExpired:
-            return []
-        self._output.seek(0)
-        found = _parse_answer(self._output.read())
+            with self._socket.makefile("r", encoding="utf-8") as lines:
+                found = json.loads(lines.readline() or "{}")
+        except OSError:
+            found = {}
+        if not found:
+            # It hangs, or ended without an answer: the service will log the cause.
+            self.close()
         if (wrong := found.get("wrong")) is not None:
             raise _ERRORS.get(wrong["exit_code"], RollmeshError)(wrong["message"], hint=wrong["hint"])
         notices: list[str] = found.get("notices", [])
         return notices
 
+    def become(self, command: Sequence[str], log: BinaryIO) -> subprocess.Popen[bytes] | None:
+        """Lets the process continue as a service, which is the caller's from then on; None where it has ended.
+
+        Args:
+            command: of the service, `PYTHON -m MODULE ARGUMENT...`.
+            log: takes the service's output, and that of the trial before it.
+        """
+        if self._process is None or not self._send(json.dumps({"command": [*command], "log": log.name})):
+            return None
+        process, self._process = self._process, None
+        return process
+
     def close(self) -> None:
-        """Ends the trial and the processes that users' code has started in it."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._output.close()
+        """Ends the trial, unless it has become a service, and the processes that users' code has started in it."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+        self._socket.close()
 
-
-def _parse_answer(output: str) -> Any:
-    """The trial's answer; empty where it ended without one: the service will log the cause."""
-    answers = (line.removeprefix(_ANSWER) for line in output.splitlines() if line.startswith(_ANSWER))
-    return json.loads(next(answers, "{}"))
+    def _send(self, line: str) -> bool:
+        """False where no one will read it."""
+        try:
+            self._socket.sendall(f"{line}\n".encode())
+        except OSError:
+            return False
+        return True
 
 
 # ------------------------------------------------------------------------------------------ in the process that tries
 
 
 def main(arguments: Sequence[str] = sys.argv[1:]) -> None:
-    """Runs the trial and prints its answer."""
+    """Runs the trial, answers, and continues as the service where it is asked to."""
     collect_garbage_seldom()
     learner = partial(try_learner, fresh=_FRESH in arguments)
-    trials: dict[str, Callable[[Config], list[str]]] = {"learner": learner, "reward": _reward}
-    answer: dict[str, Any]
-    try:
-        answer = {"notices": trials[arguments[0]](load_config(json.loads(sys.stdin.read())))}
-    except RollmeshError as error:
-        answer = {"wrong": {"exit_code": error.exit_code, "message": error.message, "hint": error.hint}}
-    print(f"\n{_ANSWER}{json.dumps(answer)}", flush=True)  # noqa: T201  # this is the answer
+    trials: dict[str, Callable[[Config], list[str]]] = {_LEARNER: learner, _REWARD: _try_reward}
+    # A copy, which is closed in the processes that users' code starts.
+    with socket.socket(fileno=os.dup(0)) as launcher, launcher.makefile("rw", encoding="utf-8") as lines:
+        with open(os.devnull, "rb") as nothing:
+            os.dup2(nothing.fileno(), 0)
+        answer: dict[str, Any]
+        try:
+            answer = {"notices": trials[arguments[0]](load_config(json.loads(lines.readline())))}
+        except RollmeshError as error:
+            answer = {"wrong": {"exit_code": error.exit_code, "message": error.message, "hint": error.hint}}
+        lines.write(f"{json.dumps(answer)}\n")
+        lines.flush()
+        if "wrong" in answer or arguments[0] != _LEARNER:
+            return
+        # While the buffer starts.
+        import rollmesh.learner.service  # noqa: F401
+
+        order = lines.readline()
+    if order:
+        _continue_as(**json.loads(order))
+
+
+def _continue_as(command: Sequence[str], log: str) -> None:
+    """Continues as `PYTHON -m MODULE ARGUMENT...` begins."""
+    sys.stdout.flush()
+    with open(log, "ab") as service, open(1, "rb", closefd=False) as trial:
+        trial.seek(0)
+        shutil.copyfileobj(trial, service)
+        service.flush()
+        for output in (1, 2):
+            os.dup2(service.fileno(), output)
+    module, *arguments = command[2:]
+    sys.orig_argv, sys.argv = [*command], [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def try_learner(config: Config, *, fresh: bool) -> list[str]:
@@ -147,7 +199,7 @@ def try_learner(config: Config, *, fresh: bool) -> list[str]:
     return algorithm.notices()
 
 
-def _reward(config: Config) -> list[str]:
+def _try_reward(config: Config) -> list[str]:
     from rollmesh.reward_service.loading import load_function
     from rollmesh.reward_service.routing import split_routes
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollmesh.launcher.devices import DevicePlan
+from rollmesh.launcher.preparation import Preparation
 from rollmesh.launcher.services import ServiceCatalogue
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.rpc.held_ports import ENVIRONMENT, HeldPorts
@@ -19,7 +20,7 @@ def test_each_is_started_at_a_port_that_nobody_else_can_have(tmp_path: Path) -> 
     asked = load_config({"model": {"path": "m"}, "data": {"train": "t.jsonl"}}, settings)
     with HeldPorts(asked.network.host) as held:
         catalogue = ServiceCatalogue(
-            asked, Path("c.yaml"), ThreadPlan(1, 1, 1), DevicePlan(), held, allow_changes=False
+            asked, Path("c.yaml"), ThreadPlan(1, 1, 1), Preparation(DevicePlan()), held, allow_changes=False
         )
         ports = set()
         for spec in (*catalogue.buffer(), *catalogue.further_fronts(), *catalogue.others("host:1")):
