@@ -44,7 +44,8 @@ class EngineSpec:
         device: `cpu` or `cuda`.
         param_dtype: compute dtype; master weights and optimizer state are float32.
         float32_logits: logits are not rounded to the compute dtype (language models).
-        activation_checkpointing: recompute activations in the backward pass.
+        activation_checkpointing: recompute activations in the backward pass; `selective`: all but the outputs of
+            products and of attention.
         seed: of weights that the folder does not hold (a new value head); the first engine of a process seeds the
             process with it too.
         entropy_gradient: the loss differentiates the entropy (language models).
@@ -61,7 +62,7 @@ class EngineSpec:
     device: Literal["cpu", "cuda"] = "cpu"
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     float32_logits: bool = True
-    activation_checkpointing: bool = False
+    activation_checkpointing: bool | Literal["selective"] = False
     seed: int = 0
     entropy_gradient: bool = False
     sync_once: bool = False

@@ -104,6 +104,16 @@ class MemorySection(Section):
         "backward pass. Larger ones are computed tile by tile, and again in the backward pass: they then take no "
         "memory, however many tokens there are.",
     )
+    offload_activations: bool = Field(
+        False,
+        description="What `learner.activation_checkpointing: true` keeps, the inputs of the layers, waits in pinned "
+        "host memory for the backward pass. For long sequences.",
+    )
+    reshard_after_forward: bool = Field(
+        True,
+        description="Layers that were gathered from the ranks are gathered again for the backward pass. false: they "
+        "stay, and memory holds the whole model in `param_dtype`.",
+    )
 
 
 class LearnerSection(Section):
@@ -123,8 +133,10 @@ class LearnerSection(Section):
         description="Logits stay as the output layer's products sum up, in float32. false: they are rounded to "
         "`param_dtype`, as transformers does it.",
     )
-    activation_checkpointing: bool | None = Field(
-        None, description="Recompute activations in the backward pass. None: on CUDA."
+    activation_checkpointing: bool | Literal["selective"] | None = Field(
+        None,
+        description="Recompute activations in the backward pass. `selective`: all but the outputs of products and of "
+        "attention, which cost the most time. None: true on CUDA, false on a CPU.",
     )
     gradient_sync: Literal["micro_batch", "step"] = Field(
         "micro_batch",
@@ -145,8 +157,19 @@ class LearnerSection(Section):
         "`teacher`, ... (`rollmesh config explain` says which).",
     )
 
-    def compute_on(self, device: Literal["cpu", "cuda"]) -> tuple[Literal["float32", "bfloat16"], bool]:
-        """Compute dtype, and True if activations are recomputed: as configured, else as suits the device.
+    @model_validator(mode="after")
+    def _offloads_what_is_kept(self) -> LearnerSection:
+        if self.memory.offload_activations and self.activation_checkpointing not in (True, None):
+            raise ValueError(
+                "memory.offload_activations moves what activation_checkpointing: true keeps, and this is "
+                f"{str(self.activation_checkpointing).lower()}: set it to true"
+            )
+        return self
+
+    def compute_on(
+        self, device: Literal["cpu", "cuda"]
+    ) -> tuple[Literal["float32", "bfloat16"], bool | Literal["selective"]]:
+        """Compute dtype, and the activations that are recomputed: as configured, else as suits the device.
 
         On CUDA a model of several billion parameters needs both; on a CPU, bfloat16 is slow and memory plenty.
         """

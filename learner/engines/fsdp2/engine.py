@@ -36,6 +36,7 @@ from rollmesh.learner.engines.fsdp2.optimizers.schedule import learning_rate
 from rollmesh.learner.engines.fsdp2.probe import ComputedValues, read, run_probe
 from rollmesh.learner.engines.fsdp2.rows import build_rows
 from rollmesh.learner.engines.fsdp2.sharding import (
+    Preparation,
     computing_in,
     plain_name,
     prepare,
@@ -92,10 +93,14 @@ class Fsdp2Engine(Engine):
             self._model = self._build(stored.model)
             prepare(
                 self._model,
-                shard=self.layout.dp_size > 1 or shard_alone,
-                param_dtype=self._param_dtype,
-                recompute=spec.activation_checkpointing and self.trained,
-                trained=self.trained,
+                Preparation(
+                    shard=self.layout.dp_size > 1 or shard_alone,
+                    param_dtype=self._param_dtype,
+                    trained=self.trained,
+                    recompute=spec.activation_checkpointing,
+                    offload_activations=spec.memory.offload_activations,
+                    reshard_after_forward=spec.memory.reshard_after_forward,
+                ),
             )
             new = load_weights(self._model, stored, self.device)
             if new:

@@ -5,43 +5,74 @@ A single rank in float32 has nothing to shard and gets the plain model.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper, offload_wrapper
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts, noop_context_fn
+
+from rollmesh.learner.engines.fsdp2.output.layer import OutputLayer
 
 _WRAPPED = "_checkpoint_wrapped_module."
+# Names of the operations that multiply matrices.
+_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_grouped_mm"})
 # Children of a model that compute in float32 whatever the rest does.
 _FLOAT32 = ("value_head",)
 
 
-def prepare(model: nn.Module, *, shard: bool, param_dtype: torch.dtype, recompute: bool, trained: bool) -> None:
-    """Shards every transformer block and then the rest, in place.
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """The way in which a model is to be prepared.
+
+    Attributes:
+        shard: apply FSDP2; master weights stay float32, computation is in `param_dtype`, gradients reduce in float32.
+        param_dtype: compute dtype.
+        trained: False: no gradients, and no master weights in addition to those in `param_dtype`.
+        recompute: compute each block's activations again in the backward pass: all, or `selective`: all but the outputs
+            of products and of attention.
+        offload_activations: the inputs of blocks that are computed again wait in (pinned) host memory.
+        reshard_after_forward: a block's parameters are gathered again for the backward pass; between the two they take
+            no memory.
+    """
+
+    shard: bool
+    param_dtype: torch.dtype
+    trained: bool = True
+    recompute: bool | Literal["selective"] = False
+    offload_activations: bool = False
+    reshard_after_forward: bool = True
+
+
+def prepare(model: nn.Module, how: Preparation) -> None:
+    """Shards every transformer block, the embedding, the output layer, and then the rest, in place.
+
+    Each of them is gathered, and its gradient reduced, by itself: a device holds one or two of them whole at a time.
 
     Args:
         model: float32; its parameters need no memory yet.
-        shard: apply FSDP2; master weights stay float32, computation is in `param_dtype`, gradients reduce in float32.
-        param_dtype: compute dtype.
-        recompute: recompute each block's activations in the backward pass.
-        trained: False: no gradients, and no master weights in addition to those in `param_dtype`.
+        how: what to do.
     """
     exact = [module for name, module in model.named_children() if name in _FLOAT32]
-    if not trained:
+    if not how.trained:
         model.requires_grad_(False)
-        _cast_parameters(model, param_dtype, apart=exact)
-    if recompute:
-        _recompute_blocks(model)
-    if not shard:
+        _cast_parameters(model, how.param_dtype, apart=exact)
+    elif how.recompute:
+        _recompute_blocks(model, how)
+    if not how.shard:
         return
-    policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=torch.float32)
+    policy = MixedPrecisionPolicy(param_dtype=how.param_dtype, reduce_dtype=torch.float32)
+    reshard = how.reshard_after_forward
     for module in exact:
         fully_shard(module, mp_policy=MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32))
-    for block in transformer_blocks(model):
-        fully_shard(block, mp_policy=policy)
+    for module in (*transformer_blocks(model), *_vocabulary_layers(model)):
+        fully_shard(module, mp_policy=policy, reshard_after_forward=reshard)
     fully_shard(model, mp_policy=policy)
 
 
@@ -133,9 +164,31 @@ def _cast_parameters(model: nn.Module, dtype: torch.dtype, apart: list[nn.Module
             parameter.data = parameter.data.to(dtype)
 
 
-def _recompute_blocks(model: nn.Module) -> None:
+def _vocabulary_layers(model: nn.Module) -> list[nn.Module]:
+    """Embeddings and output layer; tied ones are used first and last, and stay with the rest of the model."""
+    users = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
+    blocks = {id(module) for block in transformer_blocks(model) for module in block.modules()}
+    return [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.Embedding | OutputLayer)
+        and id(module) not in blocks
+        and all(users[id(parameter)] == 1 for parameter in module.parameters())
+    ]
+
+
+def _recompute_blocks(model: nn.Module, how: Preparation) -> None:
+    contexts = partial(create_selective_checkpoint_contexts, _keep) if how.recompute == "selective" else noop_context_fn
     blocks = {id(block) for block in transformer_blocks(model)}
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if id(child) in blocks:
-                parent.register_module(name, checkpoint_wrapper(child))
+                wrapped = checkpoint_wrapper(child, context_fn=contexts)
+                parent.register_module(name, offload_wrapper(wrapped) if how.offload_activations else wrapped)
+
+
+def _keep(_context: Any, operation: Any, *_args: Any, **_keywords: Any) -> CheckpointPolicy:
+    """Decides by the operation: products and attention cost the time, all else the memory."""
+    name = operation.name()
+    kept = name.rpartition("::")[2].partition(".")[0] in _PRODUCTS or "attention" in name or "attn" in name
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE

@@ -21,6 +21,8 @@ from tests.learner.ranks import run_two_ranks
 @dataclass(frozen=True)
 class TwoRankRun:
     model: Path
+    # A model whose output layer is not its embedding.
+    untied: Path
     # A model folder that holds a value head.
     critic: Path
     # Written by one rank, read by two.
@@ -50,6 +52,7 @@ def two_rank_results(tmp_path_factory, worker_id: str) -> TwoRankRun:
             _run_on_two_ranks(out)
     return TwoRankRun(
         model=out / "qwen3",
+        untied=out / "llama",
         critic=out / "critic",
         checkpoint=Path((out / "checkpoint").read_text()),
         checkpoints=out / "checkpoints",
@@ -63,6 +66,7 @@ def two_rank_results(tmp_path_factory, worker_id: str) -> TwoRankRun:
 def _run_on_two_ranks(out: Path) -> None:
     torch.set_num_threads(1)
     model_folder = make_model(out / "qwen3", "qwen3")
+    make_model(out / "llama", "llama")
     critic = make_critic(model_folder)
     train_step(critic, seed=8, loss=critic_loss)
     critic.export_hf(out / "critic")

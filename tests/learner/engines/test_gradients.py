@@ -6,10 +6,14 @@ import dataclasses
 
 import pytest
 import torch
+from torch.distributed.fsdp import FSDPModule
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rollmesh.learner.algorithms.aggregation import AGGREGATIONS
 from rollmesh.learner.algorithms.types import GlobalCounts, LossOutput
 from rollmesh.learner.batching.pack import pack
+from rollmesh.learner.engines.fsdp2.sharding import plain_name
+from rollmesh.mesh.config.learner import MemorySection
 from tests.learner.engines.models import ARCHITECTURES, make_engine, make_model, make_sequences
 from tests.learner.engines.training import gradients, make_batches, policy_loss, take_step, train_step, weights
 
@@ -51,15 +55,47 @@ def test_shared_prompts_do_not_change_the_gradient(tmp_path, architecture):
     assert architecture in ARCHITECTURES
 
 
-def test_recomputed_activations_give_the_same_gradient_and_names(model_folder):
-    plain, recomputing = make_engine(model_folder), make_engine(model_folder, activation_checkpointing=True)
+@pytest.mark.parametrize(("recompute", "offload"), [(True, False), (True, True), ("selective", False)])
+def test_recomputed_activations_give_the_same_gradient_and_names(model_folder, recompute, offload):
+    plain = make_engine(model_folder)
+    memory = MemorySection(offload_activations=offload)
+    recomputing = make_engine(model_folder, activation_checkpointing=recompute, memory=memory)
     for engine in (plain, recomputing):
         train_step(engine, seed=1)
-    assert_same(
-        {name.replace("_checkpoint_wrapped_module.", ""): g for name, g in gradients(recomputing).items()},
-        gradients(plain),
-    )
+    assert_same({plain_name(name): g for name, g in gradients(recomputing).items()}, gradients(plain))
     assert weights(recomputing).keys() == weights(plain).keys()
+
+
+class _Products(TorchDispatchMode):
+    """Counts the products of matrices, attention's too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, operation, types, arguments=(), keywords=None):
+        name = operation.name()
+        self.count += name.startswith(("aten::mm", "aten::addmm", "aten::bmm")) or "attention" in name
+        return operation(*arguments, **(keywords or {}))
+
+
+def test_selective_recomputation_computes_no_product_again(model_folder):
+    counts = {}
+    for recompute in (False, "selective", True):
+        engine = make_engine(model_folder, activation_checkpointing=recompute)
+        with _Products() as products:
+            train_step(engine, seed=1)
+        counts[recompute] = products.count
+    assert counts[False] == counts["selective"] < counts[True]
+
+
+def test_the_vocabulary_is_gathered_apart_from_the_layers_unless_it_is_tied(model_folder, tmp_path):
+    tied = make_engine(model_folder, param_dtype="bfloat16")
+    untied = make_engine(make_model(tmp_path / "llama", "llama"), param_dtype="bfloat16")
+    for engine, apart in ((tied, False), (untied, True)):
+        model = engine._model
+        assert [isinstance(module, FSDPModule) for module in (model.model.embed_tokens, model.lm_head)] == [apart] * 2
+        engine.close()
 
 
 def test_two_ranks_give_the_gradient_of_one(two_rank_results):

@@ -46,10 +46,16 @@ def main(model: Path, checkpoint: Path, out: Path) -> None:
     seen["uneven"] = gradients(engine)
     train_step(engine, seed=3, groups=1, token_budget=1 << 20)
     seen["idle_rank"] = gradients(engine)
-    muon = make_engine(model, optimizer=OptimizerSection(name="muon", lr=1e-2, max_grad_norm=1e9))
-    train_step(muon, seed=1)
-    seen["muon"] = weights(muon)
-    muon.close()
+    # With embedding and output layer in groups of their own.
+    untied = make_engine(
+        out / "llama",
+        optimizer=OptimizerSection(name="muon", lr=1e-2, max_grad_norm=1e9),
+        activation_checkpointing=True,
+        memory=MemorySection(logits_mib=0, offload_activations=True, reshard_after_forward=False),
+    )
+    train_step(untied, seed=1)
+    seen["untied"] = {"gradients": gradients(untied), "weights": weights(untied)}
+    untied.close()
     critic = make_critic(out / "critic")
     values = train_step(critic, seed=1, loss=critic_loss)
     seen["critic"] = {"gradients": gradients(critic)}
