@@ -28,6 +28,7 @@ from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.batching.types import PackedBatch, PackedRow, Packing, TrainSequence
 from rollmesh.learner.engines.fsdp2.architecture import choose_packing
 from rollmesh.learner.engines.fsdp2.attention import ATTENTION
+from rollmesh.learner.engines.fsdp2.dense_attention import describe_dense_attention
 from rollmesh.learner.engines.fsdp2.export import full_tensors
 from rollmesh.learner.engines.fsdp2.layout import build_layout
 from rollmesh.learner.engines.fsdp2.loading import load_weights, open_model
@@ -45,7 +46,7 @@ from rollmesh.learner.engines.fsdp2.sharding import (
     transformer_blocks,
 )
 from rollmesh.learner.engines.fsdp2.state import load_state, save_state
-from rollmesh.learner.engines.fsdp2.varlen import build_varlen_layout, has_varlen, without_kernel
+from rollmesh.learner.engines.fsdp2.varlen import build_varlen_layout, has_varlen
 from rollmesh.learner.engines.interface import Engine, EngineSpec, StepResult
 from rollmesh.learner.engines.layout import Layout
 from rollmesh.learner.engines.pending_step import PendingStep
@@ -113,8 +114,8 @@ class Fsdp2Engine(Engine):
         self._steps = 0
         self._pending: PendingStep | None = None
         self._varlen = has_varlen(self.device, self._param_dtype)
-        if self.device.type == "cuda" and not self._varlen and self.packing is Packing.SHARED:
-            _log.warning("%s", without_kernel(self._param_dtype, spec.longest))
+        if not self._varlen:
+            self._warn_of_dense_attention()
         if spec.offload:
             self.offload()
 
@@ -197,6 +198,7 @@ class Fsdp2Engine(Engine):
         """Gives every sequence a row from now on, for the probe."""
         self.why_rows = reason
         self._use(Packing.ROWS)
+        self._warn_of_dense_attention()
 
     def embedding(self) -> nn.Module:
         """The embedding of the tokens, for the probe."""
@@ -211,6 +213,14 @@ class Fsdp2Engine(Engine):
         if packing is Packing.ROWS and self._transformer.config._attn_implementation != implementation:
             # transformers does not switch attention outside of its interface; layers that can look here.
             self._transformer.config._attn_implementation = implementation
+
+    def _warn_of_dense_attention(self) -> None:
+        heads = getattr(self._transformer.config.get_text_config(), "num_attention_heads", 0)
+        warning = describe_dense_attention(
+            self.packing, self._own_attention, self.device, self._param_dtype, heads, self._spec.longest
+        )
+        if warning and self.layout.leads:
+            _log.warning("model %r: %s", self._spec.model.path, warning)
 
     def accumulate(self, batches: Sequence[PackedBatch], loss: Loss, counts: GlobalCounts) -> None:
         self._training_state()

@@ -17,6 +17,10 @@ from torch import Tensor
 
 from rollmesh.learner.batching.transfer import to_device
 from rollmesh.learner.batching.types import Segments
+from rollmesh.mesh.errors import DataError
+
+LONGEST_MASKED = 16384
+"""Tokens of the longest sequence that may be masked densely: 1 GiB of 4-byte numbers."""
 
 # Padded query-key pairs that cost about as much as one more kernel call (measured on CPU with small heads).
 _WASTE_PER_CALL = 2048
@@ -67,6 +71,9 @@ class AttentionCall:
         Args:
             window: a query sees only the last `window` keys up to itself; none: all of them.
             dtype: of the mask.
+
+        Raises:
+            DataError: it would be larger than that of the longest sequence which may be masked.
         """
         _, rows, columns = self.shape
         reach = None if window is None or window >= columns else window
@@ -77,6 +84,12 @@ class AttentionCall:
         return self._masks[reach, dtype]
 
     def _build(self, rows: int, columns: int, reach: int | None, dtype: torch.dtype) -> Tensor:
+        if rows * columns > LONGEST_MASKED**2:
+            raise DataError(
+                f"{rows} tokens against the {columns} that they see need a mask of {rows * columns * 4 / 2**30:.1f} "
+                "GiB, and there is no kernel that needs none",
+                hint=f"keep sequences within {LONGEST_MASKED} tokens",
+            )
         device = self.queries.device
         key = torch.arange(columns, device=device)
         query = self.prefix_lengths[:, None] + torch.arange(rows, device=device)

@@ -21,11 +21,10 @@ from torch.nn import functional
 from rollmesh.learner.batching.transfer import to_device
 from rollmesh.learner.batching.types import Segments
 from rollmesh.learner.engines.fsdp2.layout import Scoring
-from rollmesh.mesh.errors import ConfigError, DataError
+from rollmesh.mesh.errors import DataError
 
-_KERNEL_DTYPES = (torch.float16, torch.bfloat16)
-# Tokens of a sequence whose mask of 4-byte numbers takes a GiB.
-_LONGEST_MASKED = 16384
+KERNEL_DTYPES = (torch.float16, torch.bfloat16)
+"""Compute dtypes of the kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,30 +46,7 @@ class VarlenLayout:
 
 def has_varlen(device: torch.device, dtype: torch.dtype) -> bool:
     """True where a varlen kernel can serve this device and compute dtype."""
-    return device.type == "cuda" and dtype in _KERNEL_DTYPES and (_has_flash_attn() or _has_torch_varlen())
-
-
-def without_kernel(dtype: torch.dtype, longest: int | None) -> str:
-    """The cost of a CUDA device without a kernel, in words for the log.
-
-    Args:
-        dtype: compute dtype.
-        longest: tokens of the longest sequence; None: not known.
-
-    Raises:
-        ConfigError: sequences can be longer than masks may be.
-    """
-    if dtype in _KERNEL_DTYPES:
-        remedy = "install flash-attn, or torch 2.13 or later"
-    else:
-        remedy = "set learner.param_dtype: bfloat16, or leave it out"
-    if longest is not None and longest > _LONGEST_MASKED:
-        raise ConfigError(
-            f"no kernel for packed attention in {dtype}: without one a mask of tokens x tokens is held, and sequences "
-            f"of up to {longest} tokens are over its limit of {_LONGEST_MASKED} (1 GiB)",
-            hint=f"{remedy}; or shorten rollout.max_prompt_tokens + rollout.max_response_tokens",
-        )
-    return f"no kernel for packed attention in {dtype}: it holds masks of tokens x tokens, and is slow; {remedy}"
+    return device.type == "cuda" and dtype in KERNEL_DTYPES and (_has_flash_attn() or _has_torch_varlen())
 
 
 def build_varlen_layout(segments: Segments, device: torch.device) -> VarlenLayout:

@@ -13,10 +13,9 @@ from transformers import AutoConfig
 from benchmarks.learner.tiny_models import save_model
 from rollmesh.learner.batching.types import Packing
 from rollmesh.learner.engines.fsdp2.architecture import describe_packing, refuse_by_structure
-from rollmesh.learner.engines.fsdp2.varlen import without_kernel
 from rollmesh.learner.engines.tolerances import FLOORS, Difference, problem_of_rounding, problem_of_structure
 from rollmesh.mesh.config.inputs import ModelSection
-from rollmesh.mesh.errors import ConfigError, DataError
+from rollmesh.mesh.errors import DataError
 from tests.learner.engines.models import make_critic, make_engine, make_frozen
 from tests.learner.engines.training import critic_loss, gradients, train_step, weights
 
@@ -237,13 +236,6 @@ def test_the_packing_is_told_without_the_weights(tiny):
     assert describe_packing(ModelSection(path=str(tiny("qwen3")))).startswith("qwen3: sequences side by side")
     told = describe_packing(ModelSection(path=str(tiny("gpt_oss"))))
     assert told == "gpt_oss: every sequence in a row of its own, for its attention has sinks"
-
-
-def test_masks_of_long_sequences_are_refused_where_a_kernel_could_be_had():
-    assert "install flash-attn" in without_kernel(torch.bfloat16, 16384)
-    assert "learner.param_dtype" in without_kernel(torch.float32, None)
-    with pytest.raises(ConfigError, match="up to 16385 tokens"):
-        without_kernel(torch.bfloat16, 16385)
 
 
 _FINE = Difference(1e-6, 1e-6)

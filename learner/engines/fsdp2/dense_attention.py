@@ -1,0 +1,63 @@
+"""The price of attention without a variable-length kernel: tokens x tokens numbers, named before it is paid.
+
+Packed attention then holds a mask of every segment against its context. A model that is left to transformers' eager
+attention holds the scores of every head.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from rollmesh.learner.batching.types import Packing
+from rollmesh.learner.engines.fsdp2.layout import LONGEST_MASKED
+from rollmesh.learner.engines.fsdp2.varlen import KERNEL_DTYPES
+from rollmesh.mesh.errors import ConfigError
+
+# Tokens up to which a CPU's masks are not worth a word: 64 MiB.
+_QUIET = 4096
+_SHORTEN = "shorten rollout.max_prompt_tokens + rollout.max_response_tokens"
+
+
+def describe_dense_attention(
+    packing: Packing, attention: str, device: torch.device, dtype: torch.dtype, heads: int, longest: int | None
+) -> str:
+    """The memory that attention takes without a kernel, in words for the log; empty: none worth a word.
+
+    Args:
+        packing: of the model's sequences.
+        attention: transformers' name of the attention that rows take.
+        device, dtype: on which and in which the model is computed.
+        heads: of the queries.
+        longest: tokens of the longest sequence; None: not known.
+
+    Raises:
+        ConfigError: sequences can be longer than masks may be.
+    """
+    if packing is Packing.ROWS:
+        return _scores(heads, longest) if attention == "eager" else ""
+    if device.type == "cpu":
+        remedy = _SHORTEN
+    elif dtype in KERNEL_DTYPES:
+        remedy = f"install flash-attn, or torch 2.13 or later; or {_SHORTEN}"
+    else:
+        remedy = f"set learner.param_dtype: bfloat16, or leave it out; or {_SHORTEN}"
+    name = f"no kernel for packed attention in {dtype} on {device.type}"
+    if longest is not None and longest > LONGEST_MASKED:
+        raise ConfigError(
+            f"{name}: without one a mask of tokens x tokens is held, and sequences of up to {longest} tokens are over "
+            f"its limit of {LONGEST_MASKED} (1 GiB)",
+            hint=remedy,
+        )
+    if device.type == "cpu" and (longest or 0) <= _QUIET:
+        return ""
+    return f"{name}: it holds masks of tokens x tokens, and is slow; {remedy}"
+
+
+def _scores(heads: int, longest: int | None) -> str:
+    gib = heads * (longest or 0) ** 2 * 4 / 2**30
+    if gib < 1.0:
+        return ""
+    return (
+        f"transformers' eager attention holds scores of heads x tokens x tokens: {gib:.1f} GiB for a sequence of "
+        f"{longest} tokens; {_SHORTEN}"
+    )

@@ -1,0 +1,60 @@
+"""Masks and scores of tokens x tokens are named before they are paid for, and refused where they are too large."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rollmesh.learner.batching.pack import pack
+from rollmesh.learner.batching.types import Packing
+from rollmesh.learner.engines.fsdp2 import layout
+from rollmesh.learner.engines.fsdp2.dense_attention import describe_dense_attention
+from rollmesh.mesh.errors import ConfigError, DataError
+from tests.learner.engines.models import make_engine, make_sequences
+from tests.learner.engines.training import log_probs
+
+torch.set_num_threads(1)
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def describe(device: torch.device, dtype: torch.dtype, longest: int | None, packing: Packing = Packing.SHARED) -> str:
+    return describe_dense_attention(packing, "eager", device, dtype, 32, longest)
+
+
+def test_masks_are_named_with_what_would_do_without_them():
+    assert "install flash-attn" in describe(CUDA, torch.bfloat16, 16384)
+    assert "learner.param_dtype" in describe(CUDA, torch.float32, None)
+    assert describe(CPU, torch.float32, 4096) == ""
+    assert "shorten rollout.max_prompt_tokens" in describe(CPU, torch.float32, 4097)
+
+
+@pytest.mark.parametrize("device", [CPU, CUDA])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_masks_of_longer_sequences_are_refused(device, dtype):
+    with pytest.raises(ConfigError, match="up to 16385 tokens"):
+        describe(device, dtype, 16385)
+
+
+def test_scores_of_eager_attention_are_named():
+    assert describe(CUDA, torch.bfloat16, 2048, Packing.ROWS) == ""
+    assert "8.0 GiB for a sequence of 8192 tokens" in describe(CUDA, torch.bfloat16, 8192, Packing.ROWS)
+    assert describe_dense_attention(Packing.ROWS, "sdpa", CUDA, torch.bfloat16, 32, 1 << 20) == ""
+
+
+def test_a_sequence_that_no_one_announced_is_refused_too(model_folder, monkeypatch):
+    engine = make_engine(model_folder)
+    batch = pack(make_sequences(1))
+    expected = log_probs(engine, batch)
+    monkeypatch.setattr(layout, "LONGEST_MASKED", 10)
+    with pytest.raises(DataError, match="keep sequences within 10 tokens"):
+        log_probs(engine, batch)
+    monkeypatch.undo()
+    assert torch.equal(log_probs(engine, batch), expected)
+
+
+def test_an_engine_says_so_at_its_start(model_folder, caplog):
+    make_engine(model_folder, longest=8192)
+    assert "no kernel for packed attention in torch.float32 on cpu" in caplog.text
+    with pytest.raises(ConfigError, match="up to 20000 tokens"):
+        make_engine(model_folder, longest=20000)
