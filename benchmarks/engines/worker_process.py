@@ -120,6 +120,6 @@ def _short(title: str, command: list[str]) -> str:
             return title.removeprefix(sign).split("_")[0].strip().lower()
     if "resource_tracker" in " ".join(command):
         return "tracker"
-    if any("sglang.launch_server" in part for part in command):
+    if any("sglang.launch_server" in part or part.endswith("/forking_server.py") for part in command):
         return "server"
     return title.split()[0].rpartition("/")[2]

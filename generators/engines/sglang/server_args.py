@@ -47,7 +47,10 @@ def command(
         vocabulary: of the model.
     """
     arguments: dict[str, Any] = {}
+    entry = ["-m", "sglang.launch_server"]
     if torch.device(settings.device).type == "cpu":
+        # Copies are started by a process with threads.
+        entry = [str(cpu.FORKING_SERVER)] if section.data_parallel == 1 else entry
         arguments |= cpu.arguments(settings.slots, context + SPARE_CONTEXT)
     else:
         arguments |= {"base-gpu-id": torch.device(settings.device).index or 0, "enable-memory-saver": True}
@@ -80,7 +83,7 @@ def command(
     if section.kv_cache_tokens is not None:
         arguments["max-total-tokens"] = section.kv_cache_tokens
     arguments |= {name.removeprefix("--").replace("_", "-"): value for name, value in section.options.items()}
-    line = [str(section.python or sys.executable), "-m", "sglang.launch_server"]
+    line = [str(section.python or sys.executable), *entry]
     for name, value in arguments.items():
         line += _argument(name, value)
     return line

@@ -76,7 +76,9 @@ class Collector(EngineListener):
     def wait_streamed(self, tokens: Mapping[str, int]) -> None:
         """Waits until requests have streamed so many tokens each."""
         self._wait(lambda: self._has(tokens), f"tokens {tokens}")
-        assert not self.results.keys() & tokens.keys(), "one ended before that"
+        ended = {name: self.results[name] for name in self.results.keys() & tokens.keys()}
+        found = {name: (result.finish_reason, len(result.sampled.response_ids)) for name, result in ended.items()}
+        assert not ended, f"ended before that: {found}"
 
     def wait(self, request_ids: Sequence[str]) -> list[GenerationResult]:
         """The results of these requests, in this order."""

@@ -1,7 +1,8 @@
 """Settings of an SGLang server without a CUDA device; nothing of it is used where there is one.
 
-SGLang's package is made for accelerators. On a CPU two of its imports fail: see the two modules under `shims`, which
-the server's processes find on their PYTHONPATH. And some defaults choose kernels that do not exist there.
+SGLang's package is made for accelerators. On a CPU two of its imports fail: see the shims `sgl_kernel` and
+`sitecustomize`, which the server's processes find on their PYTHONPATH. And some defaults choose kernels that do not
+exist there. Without a device the processes can be forked: see `forking_server`, in the same folder.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 _SHIMS = Path(__file__).parent / "shims"
+# Script that starts the server.
+FORKING_SERVER = _SHIMS / "forking_server.py"
 # The KV cache is allocated at once. It holds this many sequences of full length; seldom are more of them that long.
 _FULL_SEQUENCES = 64
 

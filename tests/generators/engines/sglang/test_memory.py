@@ -132,6 +132,17 @@ def test_no_option_contradicts_what_a_server_is_started_with(device: str, tmp_pa
     SglangSection(options=dict.fromkeys(free, 1))
 
 
+@pytest.mark.parametrize(("device", "copies", "forks"), [("cpu", 1, True), ("cpu", 2, False), ("cuda", 1, False)])
+def test_processes_are_forked_where_there_is_neither_a_device_nor_a_thread(
+    device: str, copies: int, forks: bool, tmp_path: Path
+) -> None:
+    """A server with copies starts them from threads."""
+    section = SglangSection(data_parallel=copies)
+    line = server_args.command(tmp_path, EngineSettings(device=device), section, port=1, context=8, vocabulary=9)
+    assert (line[1] == str(cpu.FORKING_SERVER)) is forks
+    assert (line[1:3] == ["-m", "sglang.launch_server"]) is not forks
+
+
 def test_a_broadcast_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     settings = EngineSettings(device="cuda")

@@ -31,6 +31,8 @@ from tests.repository import REPOSITORY
 
 _STAND_IN = Path(__file__).with_name("stand_in.py")
 _DEADLINE_S = 60.0
+# In a command that stands for an interpreter: it is to run the watchdog, and not the server.
+_IS_WATCHDOG = 'test "${1##*/}" = server_watchdog.py'
 
 # A server with a child of its own, both with memory that they share.
 _SERVER = """
@@ -140,7 +142,7 @@ def engine(contract_model: ContractModel, tmp_path: Path) -> Iterator[ExternalEn
     """With a server of its own, which stands for SGLang."""
     python = tmp_path / "python"
     python.write_text(
-        f'#!/bin/sh\ntest "$1" = -m && exec {sys.executable} {_STAND_IN} "$@"\nexec {sys.executable} "$@"\n'
+        f'#!/bin/sh\n{_IS_WATCHDOG} && exec {sys.executable} "$@"\nexec {sys.executable} {_STAND_IN} "$@"\n'
     )
     python.chmod(0o755)
     section = SglangSection(python=python, options={"log-level": "error"})
@@ -218,7 +220,7 @@ def test_who_took_the_port_of_a_server_does_not_get_its_key(
 ) -> None:
     """The port stands in command lines, which all users can read, long before the server binds it."""
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\ntest "$1" = -m && exec sleep {_DEADLINE_S}\nexec {sys.executable} "$@"\n')
+    python.write_text(f'#!/bin/sh\n{_IS_WATCHDOG} && exec {sys.executable} "$@"\nexec sleep {_DEADLINE_S}\n')
     python.chmod(0o755)
     collector = Collector(_DEADLINE_S)
     section = SglangSection(python=python, start_timeout_s=5.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,6 +96,35 @@ def test_a_scheduler_that_is_stopped_is_found_and_continued_goes_on(
             harness.engine.ping().result(harness.deadline_s)
         [result] = harness.collector.wait(["b"])
         assert result.sampled.response_ids.tolist() == undisturbed.sampled.response_ids.tolist()
+    finally:
+        harness.close()
+
+
+def test_a_server_on_a_cpu_forks_its_processes(sglang_server: SharedServer) -> None:
+    """Python's own helpers of a spawn are not there."""
+    commands = [" ".join(process.cmdline()) for process in sglang_server.processes()]
+    for name in ("scheduler", "detokenizer"):
+        assert any(f"sglang::{name}" in line for line in commands)
+    assert not [line for line in commands if "from multiprocessing" in line]
+
+
+def test_a_paused_scheduler_sleeps(contract_model: ContractModel, sglang_server: SharedServer) -> None:
+    """Amid a response; else it would look for requests in a loop, on a core that others could use."""
+    harness = SglangHarness(contract_model, sglang_server, "keep")
+    try:
+        harness.update(V1, harness.constant_weights(10))
+        harness.freeze([request("a", max_tokens=harness.long)])
+        [scheduler] = [process for process in sglang_server.processes() if "scheduler" in " ".join(process.cmdline())]
+        sleeps, computed = scheduler.num_ctx_switches().voluntary, sum(scheduler.cpu_times()[:2])
+        end = time.monotonic() + harness.deadline_s
+        # One that is idle looks up once a second.
+        while scheduler.num_ctx_switches().voluntary < sleeps + 3 and time.monotonic() < end:
+            time.sleep(0.01)
+        assert scheduler.num_ctx_switches().voluntary >= sleeps + 3
+        assert sum(scheduler.cpu_times()[:2]) - computed < 0.5
+        harness.resume()
+        [result] = harness.collector.wait(["a"])
+        assert result.sampled.response_ids.tolist() == [10] * harness.long
     finally:
         harness.close()
 
