@@ -1,10 +1,11 @@
 """Export of a sharded model: how much memory it takes in addition to the model, and how long, with 1, 2 and 4 ranks.
 
 Method: a random Qwen3 of 191 M parameters (float32 masters, exported in bfloat16) is sharded by the FSDP2 engine over
-gloo ranks on this machine. Every export is read by a consumer that keeps nothing, on rank 0. Three ways, one after the
-other in the same processes, in alternating order:
+gloo ranks on this machine. Every export is read by a consumer that keeps nothing. Four ways, one after the other in the
+same processes, in alternating order:
 
 - `batches`: the engine's own export (batches of 64 MiB, cast before they travel, gathered on rank 0 alone);
+- `parts`: the same with every rank as a holder, which reads its part of the tensors;
 - `parameters`: every parameter gathered on every rank in its master dtype, then cast;
 - `model`: torch's full state dict on rank 0, in host memory.
 
@@ -31,7 +32,7 @@ from benchmarks.common import machine, summarize, table, write_json, yardstick
 from rollmesh.mesh.runtime.ranks import environment_of
 
 _RANKS = (1, 2, 4)
-_WAYS = ("batches", "parameters", "model")
+_WAYS = ("batches", "parts", "parameters", "model")
 _TIMEOUT_S = 300
 
 
@@ -98,6 +99,7 @@ def run_rank(folder: Path, rounds: int) -> None:
     engine = create_engine(EngineSpec(ModelSection(path=str(folder), dtype="bfloat16"), None, 1))
     ways: dict[str, Callable[[], int]] = {
         "batches": lambda: _consume(engine.export_weights()),
+        "parts": lambda: _consume(engine.export_weights(holders=range(engine.layout.processes))),
         "parameters": lambda: _consume(_every_parameter(engine)),
         "model": lambda: _consume(_whole_model(engine)),
     }

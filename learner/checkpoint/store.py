@@ -13,6 +13,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
+from concurrent.futures import wait
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +25,9 @@ from rollmesh.learner.engines.interface import ACTOR, Engine
 from rollmesh.mesh.errors import ConfigError, DataError, FencedError
 from rollmesh.mesh.files import fsync_path
 from rollmesh.mesh.trajectory.versions import PolicyVersion
+
+# Longest write of one role's state. The processes' own wait for one another is as long.
+_WRITE_S = 1800.0
 
 
 class DamagedCheckpointError(DataError):
@@ -88,7 +92,7 @@ class CheckpointStore:
             on_every_rank(actor, partial(os.stat, unfinished))
             made = True
             for role, engine, folder in parts:
-                on_every_rank(actor, partial(engine.save_checkpoint, folder, extra | stamp if role == ACTOR else stamp))
+                on_every_rank(actor, partial(_write, engine, folder, extra | stamp if role == ACTOR else stamp))
             write_digests(actor, unfinished)
             on_every_rank(actor, partial(_finish, unfinished, final) if leads else _no_work)
         except OSError as error:
@@ -156,6 +160,14 @@ def _make(*folders: Path) -> None:
     shutil.rmtree(folders[0], ignore_errors=True)
     for folder in folders:
         folder.mkdir(parents=True)
+
+
+def _write(engine: Engine, folder: Path, extra: dict[str, object]) -> None:
+    written = engine.begin_checkpoint(folder, extra)
+    wait([written], _WRITE_S)
+    if not written.done():
+        raise OSError(f"{folder} is not written after {_WRITE_S:.0f} s")
+    written.result()
 
 
 def _finish(unfinished: Path, final: Path) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -181,42 +182,64 @@ class Engine(ABC):
         return [parts[source] for source in self.layout.sources]
 
     @abstractmethod
-    def export_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Full tensors under their Hugging Face names, on the CPU, in the order of the model, tied ones once.
+    def export_weights(
+        self, dtype: torch.dtype | None = None, *, holders: Sequence[int] = (0,)
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Full tensors under their Hugging Face names, on the CPU, tied ones once; each in one of the holders.
 
-        In the leading process; the others exhaust the iterator too, which gives them nothing. It never holds the
-        full model.
-        Tensors may share memory with the model or with one another: copy those that must outlive the next one.
+        Every process exhausts the iterator, at the same time: to advance it is collective. A holder gets its tensors in
+        the order of the model; the other processes get none. With the leader alone as holder everything passes through
+        it. With `range(layout.processes)` each process gets a part, and parts have about the same number of bytes. So
+        weights can leave on every machine at once. The part of a tensor depends on names, shapes and `dtype`
+        alone, so it is the same for every version.
+
+        No process holds the full model. Beyond what it trains it has a batch of full tensors (64 MiB, or one tensor
+        that is larger) and messages of that size. Tensors may share memory with the model or with one another: copy
+        those that must outlive the next one.
 
         Args:
             dtype: dtype of floating-point tensors; none: the model section's.
+            holders: processes that receive tensors (`Layout.process`), the same everywhere.
         """
 
     @abstractmethod
-    def save_checkpoint(self, folder: Path, extra: dict[str, object]) -> None:
-        """Writes model, optimizer, schedule, random state and `extra` (JSON) into an empty folder. Not atomic.
+    def begin_checkpoint(self, folder: Path, extra: dict[str, object]) -> Future[None]:
+        """Has model, optimizer, schedule, random state and `extra` (JSON) written into an empty folder. Not atomic.
 
-        A process returns when its own part is written; `learner.checkpoint.CheckpointStore` waits for all.
+        The state is that of this moment, between two steps: it is copied when this returns, so that training may
+        continue. An engine writes one checkpoint at a time.
 
-        Raises:
-            OSError: the disk refuses; perhaps in this process alone.
+        Returns:
+            Done when this process's part is written, perhaps with an OSError of this process alone.
+            `learner.checkpoint.CheckpointStore` brings the processes' answers together.
         """
 
     @abstractmethod
     def load_checkpoint(self, folder: Path) -> dict[str, object]:
-        """Restores what `save_checkpoint` wrote, in any layout; gives back `extra`."""
+        """Restores what `begin_checkpoint` wrote, in any layout; gives back `extra`."""
 
     @abstractmethod
     def export_hf(self, folder: Path) -> None:
         """Writes a Hugging Face folder (configuration, safetensors, tokenizer) that `transformers` loads."""
 
     @abstractmethod
-    def offload(self) -> None:
-        """Moves model and optimizer state to host memory."""
+    def offload(self, *, params: bool = True, optimizer: bool = True, gradients: bool = True) -> None:
+        """Moves parts of the engine's memory to the host, and gives the device's back to its driver.
+
+        Collective: no process computes with a model that another has moved. It may be called amid a step, after
+        `accumulate`. Parts that have moved before, or that do not exist, stay as they are. A call that needs a part
+        which has moved is refused with a RuntimeError. `infer` and `export_weights` need the parameters, `accumulate`
+        the gradients too, checkpoints parameters and optimizer, and `apply` all.
+
+        Args:
+            params: the parameters; buffers are small and stay.
+            optimizer: the optimizer's state (and masters that are not the parameters themselves).
+            gradients: accumulated ones.
+        """
 
     @abstractmethod
-    def onload(self) -> None:
-        """Brings them back to the device."""
+    def onload(self, *, params: bool = True, optimizer: bool = True, gradients: bool = True) -> None:
+        """Brings parts back to the device; those that are there stay as they are."""
 
     @abstractmethod
     def close(self) -> None:

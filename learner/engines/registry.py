@@ -1,29 +1,30 @@
-"""Registry of engines by (model type, backend, device).
+"""Registry of engines by backend: those of this package, and those that other packages bring.
 
-Engines are named by import path, so that a backend's packages load only when it is chosen.
+A package brings one by an entry point of the group `rollmesh.engines`. Its name is that of the backend, its object a
+function of a specification and a kind of model. Engines are named by import path, so that a backend's packages load
+only when it is chosen.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from typing import Literal
 
 from rollmesh.learner.engines.interface import Engine, EngineSpec
 from rollmesh.mesh.errors import ConfigError
 
 ModelType = Literal["language_model", "value_model"]
+CreateEngine = Callable[[EngineSpec, ModelType], Engine]
 
-_ENGINES: dict[tuple[str, str, str], str] = {
-    ("language_model", "fsdp2", "cpu"): "rollmesh.learner.engines.fsdp2.language_model:LanguageModelEngine",
-    ("language_model", "fsdp2", "cuda"): "rollmesh.learner.engines.fsdp2.language_model:LanguageModelEngine",
-    ("value_model", "fsdp2", "cpu"): "rollmesh.learner.engines.fsdp2.value_model:ValueModelEngine",
-    ("value_model", "fsdp2", "cuda"): "rollmesh.learner.engines.fsdp2.value_model:ValueModelEngine",
-}
+GROUP = "rollmesh.engines"
+"""Entry points of other packages' engines."""
+_ENGINES = {"fsdp2": "rollmesh.learner.engines.fsdp2.create:create_engine"}
 
 
 def create_engine(spec: EngineSpec, *, model_type: ModelType = "language_model", backend: str = "fsdp2") -> Engine:
-    """Builds the engine of this process; collective over the ranks.
+    """Builds the engine of this process; collective.
 
     Args:
         spec: model, optimizer, device.
@@ -31,13 +32,15 @@ def create_engine(spec: EngineSpec, *, model_type: ModelType = "language_model",
         backend: training backend.
 
     Raises:
-        ConfigError: nothing is registered for the combination.
+        ConfigError: no such backend, or none for that kind of model and device.
         DataError: the model cannot be loaded.
     """
-    location = _ENGINES.get((model_type, backend, spec.device))
-    if location is None:
-        known = ", ".join("/".join(key) for key in sorted(_ENGINES))
-        raise ConfigError(f"no engine for {model_type}/{backend}/{spec.device}", hint=f"known: {known}")
-    module, _, name = location.partition(":")
-    build: Callable[[EngineSpec], Engine] = getattr(importlib.import_module(module), name)
-    return build(spec)
+    if backend in _ENGINES:
+        module, _, name = _ENGINES[backend].partition(":")
+        create: CreateEngine = getattr(importlib.import_module(module), name)
+    else:
+        brought = {point.name: point for point in entry_points(group=GROUP)}
+        if backend not in brought:
+            raise ConfigError(f"no engine {backend!r}", hint=f"known: {', '.join(sorted({*_ENGINES, *brought}))}")
+        create = brought[backend].load()
+    return create(spec, model_type)

@@ -117,7 +117,9 @@ class MemorySection(Section):
 
 
 class LearnerSection(Section):
-    engine: Literal["fsdp2"] = Field("fsdp2", description="Training engine.")
+    engine: str = Field(
+        "fsdp2", description="Training engine: `fsdp2`, or one that another package brings (docs/training-engines.md)."
+    )
     device: DeviceName = Field("auto", description="Device of the learner; auto: cuda where there is one.")
     devices: DeviceNumbers | None = Field(
         None, description="CUDA devices of the ranks that `rollmesh run` starts, by number; none: the first free ones."

@@ -36,6 +36,12 @@ def keep_freed_memory(idle_bytes: int = _IDLE_BYTES) -> bool:
     return bool(mallopt(_MMAP_THRESHOLD, _BLOCK_BYTES)) and bool(mallopt(_TRIM_THRESHOLD, idle_bytes))
 
 
+def return_freed_memory() -> None:
+    """Returns freed memory to the system all the same; without glibc nothing happens."""
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
+
+
 def collect_garbage_seldom() -> None:
     """Collects garbage less often in a process that starts: new objects are searched in larger portions.
 

@@ -1,15 +1,12 @@
 """Groups, a worker, and an algorithm that uses everything the learner provides; also one of two ranks of it.
 
 Rank 1 comes to other results in its stages, as sums on a GPU or a user's code may. It must train those of rank 0.
-
-As a program (arguments: model folder, output folder) it trains as `train_probe` does and writes what the tests compare.
 """
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +41,14 @@ from rollmesh.mesh.trajectory.lineage import Lineage
 from rollmesh.mesh.trajectory.payload_codec import Trajectory, encode
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from rollmesh.protos import buffer_pb2, trajectory_pb2
+from rollmesh.testing.worlds import Harness
 from tests.learner.engines.models import VOCABULARY, make_spec
 from tests.learner.failing_ranks import save_where_ranks_fail, train_without_what_rank_1_cannot_read
 
 LINEAGE = Lineage(((1, 0),))
 VERSION = 5
+OPTIMIZER = OptimizerSection(lr=1e-2, max_grad_norm=1e9, eps=1e-2)
+"""Its epsilon is large, so that equal gradients make equal weights: a step is no function of a gradient's sign."""
 _SCORED, _ERROR = trajectory_pb2.OUTCOME_SCORED, trajectory_pb2.OUTCOME_ERROR
 
 
@@ -110,10 +110,14 @@ def make_groups(seed: int = 0, groups: int = 6, members: int = 3, longest: int =
 
 
 def make_plan(
-    groups: Sequence[SampledGroup], *, token_budget: int = 1 << 20, minibatches: int = 1, ranks: int = 1
+    groups: Sequence[SampledGroup],
+    *,
+    token_budget: int = 1 << 20,
+    minibatches: int = 1,
+    dp_sizes: Collection[int] = (1,),
 ) -> TrainPlan:
     return plan_training(
-        groups, version=VERSION, lineage=LINEAGE, token_budget=token_budget, minibatches=minibatches, dp_sizes=(ranks,)
+        groups, version=VERSION, lineage=LINEAGE, token_budget=token_budget, minibatches=minibatches, dp_sizes=dp_sizes
     )
 
 
@@ -134,15 +138,10 @@ def make_worker(
 
 
 def make_engines(model: Path, algorithm: Algorithm) -> dict[str, Engine]:
-    """Engines of an algorithm's roles.
-
-    The optimizer's epsilon is large, so that equal gradients make equal weights: its step is then no function of a
-    gradient's sign.
-    """
-    optimizer = OptimizerSection(lr=1e-2, max_grad_norm=1e9, eps=1e-2)
-    engines = {"actor": create_engine(make_spec(model, optimizer=optimizer))}
+    """Engines of an algorithm's roles."""
+    engines = {"actor": create_engine(make_spec(model, optimizer=OPTIMIZER))}
     for role in algorithm.needs.roles:
-        spec = make_spec(model, optimizer=optimizer if role.trained else None)
+        spec = make_spec(model, optimizer=OPTIMIZER if role.trained else None)
         engines[role.name] = create_engine(spec, model_type=role.kind)
     return engines
 
@@ -271,29 +270,34 @@ def _differs() -> bool:
 
 
 def train_probe(
-    model: Path, folder: Path, *, token_budget: int, ranks: int = 1
+    model: Path, folder: Path, *, token_budget: int
 ) -> tuple[dict[str, dict[str, Tensor]], TrainResult, Worker, dict[str, Engine], Probe]:
     """Trains the probe on two minibatches, twice; gives the weights of what is trained."""
     algorithm, groups = Probe(), make_groups()
     engines = make_engines(model, algorithm)
     worker = make_worker(algorithm, engines, groups, folder, epochs=2, token_budget=token_budget)
-    worker.prepare(make_plan(groups, token_budget=token_budget, minibatches=2, ranks=ranks))
+    worker.prepare(make_plan(groups, token_budget=token_budget, minibatches=2, dp_sizes=worker.dp_sizes))
     result = worker.train(lambda: None)
     seen = {role: weights(engine) for role, engine in engines.items() if engine.trained}
     return seen, result, worker, engines, algorithm
 
 
-def main(model: Path, out: Path) -> None:
-    torch.set_num_threads(1)
-    seen, result, worker, engines, algorithm = train_probe(model, out / "checkpoints", token_budget=40, ranks=2)
+def train_on_two_ranks(harness: Harness, model: Path, out: Path) -> dict[str, Any]:
+    """One of two ranks: trains the probe, then plays the scenes in which one of them fails."""
+    del harness  # the worker closes its engines
+    seen, result, worker, engines, algorithm = train_probe(model, out / "checkpoints", token_budget=40)
     path = worker.save(PolicyVersion(1, VERSION + 1), {})
     told = save_where_ranks_fail(engines, out)
     groups, held = make_groups(), InlineTrajectories()
     held.set_batch(groups)
     plain = make_worker(Plain(), {"actor": engines["actor"]}, held, out / "plain")
-    failing = train_without_what_rank_1_cannot_read(plain, held, groups, lambda some: make_plan(some, ranks=2))
-    if engines["actor"].layout.process == 0:
-        found = {"weights": seen, "metrics": result.metrics, "checkpoint": str(path), "told": told, "failing": failing}
-        torch.save(found, out / "seen.pt")
-    (out / f"state-{engines['actor'].layout.process}.json").write_text(json.dumps(algorithm.state()))
+    failing = train_without_what_rank_1_cannot_read(plain, held, groups, lambda some: make_plan(some, dp_sizes=(2,)))
     worker.close()
+    return {
+        "weights": seen,
+        "metrics": result.metrics,
+        "checkpoint": str(path),
+        "told": told,
+        "failing": failing,
+        "state": algorithm.state(),
+    }

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from rollmesh.learner.engines.fsdp2.state import MODEL_KEY, quiet
+from rollmesh.learner.engines.fsdp2.state import MODEL_KEY
 from rollmesh.mesh.errors import DataError
 
 
@@ -46,7 +46,7 @@ def _read(
 ) -> Iterator[tuple[str, Tensor]]:
     for name, shaped in described.items():
         tensor = torch.empty(shaped.shape, dtype=dtype if shaped.is_floating_point() else shaped.dtype)
-        with _named(folder), quiet():
+        with _named(folder):
             dcp.load({f"{MODEL_KEY}.{name}": tensor}, storage_reader=reader, no_dist=True)
         yield name, tensor
 

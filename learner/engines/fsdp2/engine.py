@@ -11,6 +11,7 @@ import gc
 import logging
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -32,6 +33,7 @@ from rollmesh.learner.engines.fsdp2.dense_attention import describe_dense_attent
 from rollmesh.learner.engines.fsdp2.export import full_tensors
 from rollmesh.learner.engines.fsdp2.layout import build_layout
 from rollmesh.learner.engines.fsdp2.loading import load_weights, open_model
+from rollmesh.learner.engines.fsdp2.memory import GRADIENTS, OPTIMIZER, PARAMS, EngineMemory
 from rollmesh.learner.engines.fsdp2.optimizers.build import build_optimizer
 from rollmesh.learner.engines.fsdp2.optimizers.schedule import learning_rate
 from rollmesh.learner.engines.fsdp2.probe import ComputedValues, read, run_probe
@@ -39,13 +41,14 @@ from rollmesh.learner.engines.fsdp2.rows import build_rows
 from rollmesh.learner.engines.fsdp2.sharding import (
     Preparation,
     computing_in,
+    drop_whole_gradients,
     plain_name,
     prepare,
     recover,
     synchronize_gradients,
     transformer_blocks,
 )
-from rollmesh.learner.engines.fsdp2.state import load_state, save_state
+from rollmesh.learner.engines.fsdp2.state import StateWriter, load_state
 from rollmesh.learner.engines.fsdp2.varlen import build_varlen_layout, has_varlen
 from rollmesh.learner.engines.interface import Engine, EngineSpec, StepResult
 from rollmesh.learner.engines.layout import Layout
@@ -113,6 +116,8 @@ class Fsdp2Engine(Engine):
             self._optimizer = build_optimizer(spec.optimizer, self._model, transformer_blocks(self._model))
         self._steps = 0
         self._pending: PendingStep | None = None
+        self._writer = StateWriter(self.world)
+        self._memory = EngineMemory(self._model, self._optimizer, self.device)
         self._varlen = has_varlen(self.device, self._param_dtype)
         if not self._varlen:
             self._warn_of_dense_attention()
@@ -224,6 +229,7 @@ class Fsdp2Engine(Engine):
 
     def accumulate(self, batches: Sequence[PackedBatch], loss: Loss, counts: GlobalCounts) -> None:
         self._training_state()
+        self._memory.require(PARAMS, GRADIENTS)
         pending = self._pending = self._pending or PendingStep(torch.zeros((), device=self.device))
         real, filling = self._even(batches)
         pending.counted |= counts.tokens > 0
@@ -245,6 +251,7 @@ class Fsdp2Engine(Engine):
         section, optimizer = self._training_state()
         if (pending := self._pending) is None:
             raise RuntimeError("no gradient was accumulated")
+        self._memory.require(PARAMS, OPTIMIZER, GRADIENTS)
         try:
             if not pending.counted:
                 return StepResult({}, skipped=False)
@@ -272,7 +279,9 @@ class Fsdp2Engine(Engine):
         if pending.computed:
             # FSDP keeps a part of what a pass that broke off has computed.
             recover(self._model)
+            drop_whole_gradients(self._model)
         self._training_state()[1].zero_grad()
+        self._memory.forget_gradients()
 
     @torch.no_grad()
     def infer(
@@ -285,6 +294,7 @@ class Fsdp2Engine(Engine):
             )
         if self._spec.offload:
             self.onload()
+        self._memory.require(PARAMS)
         real, filling = self._even(batches)
         outputs = iter([self._forward(batch, sum_pi_squared=sum_pi_squared)[0] for batch in real])
         for batch in filling:
@@ -296,13 +306,21 @@ class Fsdp2Engine(Engine):
             for batch in batches
         ]
 
-    def export_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        return full_tensors(self._named_tensors(), self.world, dtype or getattr(torch, self._spec.model.dtype))
+    def export_weights(
+        self, dtype: torch.dtype | None = None, *, holders: Sequence[int] = (0,)
+    ) -> Iterator[tuple[str, Tensor]]:
+        self._memory.require(PARAMS)
+        dtype = dtype or getattr(torch, self._spec.model.dtype)
+        return full_tensors(self._named_tensors(), self.world, dtype, holders)
 
-    def save_checkpoint(self, folder: Path, extra: dict[str, object]) -> None:
-        save_state(folder, self.world, self._model, self._training_state()[1], self._steps, extra)
+    def begin_checkpoint(self, folder: Path, extra: dict[str, object]) -> Future[None]:
+        if self._pending is not None:
+            raise RuntimeError("a checkpoint is of the state between two steps")
+        self._memory.require(PARAMS, OPTIMIZER)
+        return self._writer.begin(folder, self._model, self._training_state()[1], self._steps, extra)
 
     def load_checkpoint(self, folder: Path) -> dict[str, object]:
+        self._memory.require(PARAMS, OPTIMIZER)
         self._steps, extra = load_state(folder, self.world, self._model, self._training_state()[1])
         return extra
 
@@ -320,16 +338,17 @@ class Fsdp2Engine(Engine):
             raise AssertionError("full tensors are on the leader alone, which has written all")
         self.world.barrier()
 
-    def offload(self) -> None:
-        self._move(torch.device("cpu"))
+    def offload(self, *, params: bool = True, optimizer: bool = True, gradients: bool = True) -> None:
+        self._memory.offload(_parts(params, optimizer, gradients))
 
-    def onload(self) -> None:
-        self._move(self.device)
+    def onload(self, *, params: bool = True, optimizer: bool = True, gradients: bool = True) -> None:
+        self._memory.onload(_parts(params, optimizer, gradients))
 
     def close(self) -> None:
+        self._writer.close()
         # The sharded model refers to the process group, whose threads end only with the last reference: drop it first.
         self._parameters = []
-        self._model = self._transformer = self._optimizer = None  # type: ignore[assignment]  # of no use any more
+        self._model = self._transformer = self._optimizer = self._memory = None  # type: ignore[assignment]  # no use now
         gc.collect()
         self.world.close()
 
@@ -367,13 +386,10 @@ class Fsdp2Engine(Engine):
         yield from ((plain_name(name), tensor) for name, tensor in self._model.named_parameters())
         yield from ((plain_name(name), tensor) for name, tensor in self._model.named_buffers() if name in saved)
 
-    def _move(self, device: torch.device) -> None:
-        nn.Module.to(self._model, device)
-        for state in self._optimizer.state.values() if self._optimizer is not None else ():
-            for key, value in state.items():
-                # Single numbers stay: each would be a copy of its own, and gives back nothing.
-                if isinstance(value, Tensor) and value.dim():
-                    state[key] = value.to(device)
+
+def _parts(params: bool, optimizer: bool, gradients: bool) -> list[str]:
+    chosen = {PARAMS: params, OPTIMIZER: optimizer, GRADIENTS: gradients}
+    return [part for part, asked in chosen.items() if asked]
 
 
 def _zero(output: Tensor) -> Tensor:

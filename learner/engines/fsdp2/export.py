@@ -1,18 +1,19 @@
-"""Full tensors on the first rank, from shards, in bounded memory.
+"""Full tensors from shards, in bounded memory: each comes to one process, a holder.
 
-Tensors are gathered in batches. Shards are cast before they travel. Each rank packs its shards of a batch into one
-message. The first rank receives the messages in turn, brings each to the host in one copy, and puts the rows in
-their places. Its own message is one of them.
+Tensors are gathered in batches, and each batch goes to the holder that has received the fewest bytes so far. Batches of
+different holders travel together, in a round. Every process casts its shards and packs them into one message per
+holder, and all exchange their messages piece by piece. A holder brings each piece to the host and puts the rows in
+their places.
 
-Invariants: in addition to the model, the first rank holds one batch of full tensors and one other rank's part of it. A
-part is a batch divided by the number of ranks. Every other rank holds its own part of one batch. A batch exceeds
-`gather_bytes` only where a single tensor does. No rank ever holds the model's full weights.
+Invariants: in addition to the model, a holder has one batch of full tensors on the host, and `gather_bytes` that
+arrive. Every process has its own shards of one round, which are at most a batch. A batch exceeds `gather_bytes` only
+where a single tensor does. No process ever holds the model's full weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -30,7 +31,7 @@ class _GatherEntry:
     """A tensor of a batch: its shards, the dtype in which it travels, and its first byte, aligned for any dtype."""
 
     name: str
-    tensor: Tensor
+    tensor: DTensor
     dtype: torch.dtype
     start: int
 
@@ -38,126 +39,156 @@ class _GatherEntry:
     def row_bytes(self) -> int:
         return self.tensor.shape[1:].numel() * self.dtype.itemsize
 
-    def rows(self, rank: int, ranks: int) -> tuple[int, int]:
-        """First row and number of rows on a rank: as `torch.chunk` divides them."""
+    @property
+    def nbytes(self) -> int:
+        return self.tensor.shape.numel() * self.dtype.itemsize
+
+    def rows(self, process: int, processes: int) -> tuple[int, int]:
+        """First row and number of rows in a process: as `torch.chunk` divides them."""
         total = self.tensor.shape[0]
-        most = -(-total // ranks)
-        first = min(rank * most, total)
+        most = -(-total // processes)
+        first = min(process * most, total)
         return first, min(most, total - first)
 
 
+@dataclass(slots=True)
+class _Batch:
+    """Tensors for one holder, side by side."""
+
+    entries: list[_GatherEntry] = field(default_factory=list)
+    nbytes: int = 0
+
+    def add(self, name: str, tensor: DTensor, dtype: torch.dtype) -> None:
+        entry = _GatherEntry(name, tensor, dtype, self.nbytes)
+        self.entries.append(entry)
+        self.nbytes += aligned(entry.nbytes)
+
+    def message_bytes(self, process: int, processes: int) -> int:
+        """Size of the message with a process's rows."""
+        return sum(aligned(entry.rows(process, processes)[1] * entry.row_bytes) for entry in self.entries)
+
+    def parts(self, message: Tensor, process: int, processes: int) -> Iterator[tuple[_GatherEntry, Tensor]]:
+        """Each tensor with its rows in the message of a process."""
+        start = 0
+        for entry in self.entries:
+            length = entry.rows(process, processes)[1] * entry.row_bytes
+            yield entry, message[start : start + length]
+            start += aligned(length)
+
+    def place(self, full: Tensor, piece: Tensor, first: int, process: int, processes: int) -> None:
+        """Puts a piece of the message of a process, from its byte `first` on, into the full tensors' bytes."""
+        start = -first
+        for entry in self.entries:
+            row, rows = entry.rows(process, processes)
+            length = rows * entry.row_bytes
+            begin, end = max(start, 0), min(start + length, len(piece))
+            if begin < end:
+                place = entry.start + row * entry.row_bytes + begin - start
+                full[place : place + end - begin].copy_(piece[begin:end])
+            start += aligned(length)
+
+
 def full_tensors(
-    named: Iterable[tuple[str, Tensor]], world: World, dtype: torch.dtype, gather_bytes: int = GATHER_BYTES
+    named: Iterable[tuple[str, Tensor]],
+    world: World,
+    dtype: torch.dtype,
+    holders: Sequence[int] = (0,),
+    gather_bytes: int = GATHER_BYTES,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Full tensors on the CPU, on rank 0 alone; collective: the other ranks exhaust it too, and get nothing.
+    """Full tensors on the CPU, each in one of the holders; collective: every process exhausts the iterator.
 
     Args:
-        named: names and tensors, the same on all ranks; DTensors are sharded by rows over all ranks.
-        world: the ranks.
+        named: names and tensors, the same in all processes; DTensors are sharded by rows over all of them.
+        world: the processes.
         dtype: of floating-point tensors.
-        gather_bytes: full bytes that are gathered at a time.
+        holders: processes that receive tensors.
+        gather_bytes: full bytes that a holder receives at a time.
 
     Yields:
-        Name and tensor, in order; the memory of a DTensor's is used again once the next is asked for.
+        Name and tensor of those that this process holds, in order. The memory of a DTensor's is used again once the
+        next is asked for.
     """
-    gatherer = _Gatherer(world)
-    batch: list[_GatherEntry] = []
-    end = 0
+    rounds = _Rounds(world, holders, gather_bytes)
+    batch = _Batch()
     for name, tensor in named:
         wire_dtype = dtype if tensor.is_floating_point() else tensor.dtype
         if world.processes == 1 or not isinstance(tensor, DTensor):
-            yield from gatherer.gather(batch, end)
-            batch, end = [], 0
-            if world.process == 0:
+            yield from rounds.add(batch)
+            yield from rounds.flush()
+            batch = _Batch()
+            if world.process == holders[0]:
                 own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
                 yield name, own.detach().to("cpu", wire_dtype).contiguous()
             continue
         assert tuple(tensor.placements) == (Shard(0),), f"{name} is sharded as {tensor.placements}"
-        nbytes = tensor.shape.numel() * wire_dtype.itemsize
-        if batch and end + nbytes > gather_bytes:
-            yield from gatherer.gather(batch, end)
-            batch, end = [], 0
-        batch.append(_GatherEntry(name, tensor, wire_dtype, end))
-        end += aligned(nbytes)
-    yield from gatherer.gather(batch, end)
+        if batch.entries and batch.nbytes + tensor.shape.numel() * wire_dtype.itemsize > gather_bytes:
+            yield from rounds.add(batch)
+            batch = _Batch()
+        batch.add(name, tensor, wire_dtype)
+    yield from rounds.add(batch)
+    yield from rounds.flush()
 
 
-class _Gatherer:
-    """Gathers batch after batch; keeps its memory from one to the next."""
+class _Rounds:
+    """Exchanges batches, one per holder at a time; keeps its memory from one round to the next."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, holders: Sequence[int], gather_bytes: int) -> None:
         self._world = world
-        self._full = torch.empty(0, dtype=torch.uint8)
-        self._message = torch.empty(0, dtype=torch.uint8, device=world.device)
-        self._on_host = torch.empty(0, dtype=torch.uint8)
+        self._gather_bytes = gather_bytes
+        self._received = dict.fromkeys(holders, 0)
+        self._round: dict[int, _Batch] = {}
+        cpu = torch.device("cpu")
+        devices = {"full": cpu, "on_host": cpu, "sent": world.device, "arrived": world.device}
+        self._memory = {use: torch.empty(0, dtype=torch.uint8, device=device) for use, device in devices.items()}
 
-    def gather(self, entries: Sequence[_GatherEntry], nbytes: int) -> Iterator[tuple[str, Tensor]]:
-        """The tensors of one batch of `nbytes` bytes on rank 0; nothing elsewhere."""
-        rank, ranks = self._world.process, self._world.processes
-        if not entries:
+    def add(self, batch: _Batch) -> Iterator[tuple[str, Tensor]]:
+        """Gives a batch to a holder; the tensors of the round before, where that holder has a batch of it."""
+        if not batch.entries:
             return
-        if rank:
-            message = self._pack_message(entries)
-            if len(message):
-                dist.send(message, 0)
+        holder = min(self._received, key=lambda process: self._received[process])
+        if holder in self._round:
+            yield from self.flush()
+        self._received[holder] += batch.nbytes
+        self._round[holder] = batch
+
+    def flush(self) -> Iterator[tuple[str, Tensor]]:
+        """The tensors of the present round that this process holds."""
+        if not self._round:
             return
-        if len(self._full) < nbytes:
-            self._full = torch.empty(0, dtype=torch.uint8)
-            self._full = torch.empty(nbytes, dtype=torch.uint8)
-        for source in range(ranks):
-            message = (
-                self._pack_message(entries) if source == 0 else self._reserve(_message_bytes(entries, source, ranks))
-            )
-            if source and len(message):
-                dist.recv(message, source)
-            for entry, part in _parts(entries, self._to_host(message), source, ranks):
-                start = entry.start + entry.rows(source, ranks)[0] * entry.row_bytes
-                self._full[start : start + len(part)].copy_(part)
-        for entry in entries:
-            data = self._full[entry.start : entry.start + entry.tensor.shape.numel() * entry.dtype.itemsize]
+        batches, self._round = self._round, {}
+        process, processes = self._world.process, self._world.processes
+        own = batches.get(process, _Batch())
+        outgoing = [batches[p].message_bytes(process, processes) if p in batches else 0 for p in range(processes)]
+        incoming = [own.message_bytes(source, processes) for source in range(processes)]
+        messages = self._reserve("sent", sum(outgoing)).split(outgoing)
+        for holder, batch in batches.items():
+            for entry, part in batch.parts(messages[holder], process, processes):
+                part.view(entry.dtype).copy_(entry.tensor.to_local().detach().reshape(-1))
+        full = self._reserve("full", own.nbytes)
+        longest = max(batch.message_bytes(p, processes) for batch in batches.values() for p in range(processes))
+        piece = self._gather_bytes // processes
+        for first in range(0, longest, piece):
+            sizes = [min(max(length - first, 0), piece) for length in incoming]
+            sent = [message[first : first + piece] for message in messages]
+            arrived = self._reserve("arrived", sum(sizes))
+            dist.all_to_all_single(arrived, torch.cat(sent), sizes, [len(part) for part in sent])
+            for source, part in enumerate(self._to_host(arrived).split(sizes)):
+                own.place(full, part, first, source, processes)
+        for entry in own.entries:
+            data = full[entry.start : entry.start + entry.nbytes]
             yield entry.name, data.view(entry.dtype).view(entry.tensor.shape)
 
-    def _pack_message(self, entries: Sequence[_GatherEntry]) -> Tensor:
-        """Packs this rank's message."""
-        rank, ranks = self._world.process, self._world.processes
-        message = self._reserve(_message_bytes(entries, rank, ranks))
-        for entry, part in _parts(entries, message, rank, ranks):
-            part.view(entry.dtype).copy_(_local(entry))
-        return message
+    def _to_host(self, messages: Tensor) -> Tensor:
+        """Copies messages to host memory, valid until the next round."""
+        if messages.device.type == "cpu":
+            return messages
+        return self._reserve("on_host", len(messages), pinned=True).copy_(messages)
 
-    def _to_host(self, message: Tensor) -> Tensor:
-        """Copies a message to host memory, valid until the next one."""
-        if message.device.type == "cpu":
-            return message
-        if len(self._on_host) < len(message):
-            self._on_host = torch.empty(0, dtype=torch.uint8)
-            self._on_host = torch.empty(len(message), dtype=torch.uint8, pin_memory=True)
-        return self._on_host[: len(message)].copy_(message)
-
-    def _reserve(self, nbytes: int) -> Tensor:
-        if len(self._message) < nbytes:
+    def _reserve(self, use: str, nbytes: int, *, pinned: bool = False) -> Tensor:
+        memory = self._memory[use]
+        if len(memory) < nbytes:
+            device = memory.device
             # Frees the old memory before it allocates the new.
-            self._message = torch.empty(0, dtype=torch.uint8, device=self._world.device)
-            self._message = torch.empty(nbytes, dtype=torch.uint8, device=self._world.device)
-        return self._message[:nbytes]
-
-
-def _message_bytes(entries: Sequence[_GatherEntry], rank: int, ranks: int) -> int:
-    return sum(aligned(entry.rows(rank, ranks)[1] * entry.row_bytes) for entry in entries)
-
-
-def _parts(
-    entries: Sequence[_GatherEntry], message: Tensor, rank: int, ranks: int
-) -> Iterator[tuple[_GatherEntry, Tensor]]:
-    """Each tensor with its rows in the message of a rank."""
-    start = 0
-    for entry in entries:
-        length = entry.rows(rank, ranks)[1] * entry.row_bytes
-        yield entry, message[start : start + length]
-        start += aligned(length)
-
-
-def _local(entry: _GatherEntry) -> Tensor:
-    """This rank's rows, flat, in the dtype of the model."""
-    assert isinstance(entry.tensor, DTensor)
-    return entry.tensor.to_local().detach().reshape(-1)
+            memory = self._memory[use] = torch.empty(0, dtype=torch.uint8, device=device)
+            memory = self._memory[use] = torch.empty(nbytes, dtype=torch.uint8, device=device, pin_memory=pinned)
+        return memory[:nbytes]

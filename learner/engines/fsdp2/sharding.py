@@ -107,6 +107,24 @@ def synchronize_gradients(model: nn.Module, synchronize: bool) -> None:
         model.set_requires_gradient_sync(synchronize)
 
 
+def free_gathered(model: nn.Module) -> None:
+    """Frees the whole parameters that blocks keep after a pass; they gather them again."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def drop_whole_gradients(model: nn.Module) -> None:
+    """Gives up the gradients that blocks keep whole until they are summed over the ranks."""
+    for module in model.modules():
+        group = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
+        for parameter in group.fsdp_params if group is not None else ():
+            # FSDP2 has no public way, and `reset_iter_state` leaves them.
+            parameter.unsharded_accumulated_grad = None
+            if hasattr(parameter, "_unsharded_param"):
+                parameter._unsharded_param.grad = None
+
+
 def recover(model: nn.Module) -> bool:
     """Prepares a model for another pass after one that broke off.
 

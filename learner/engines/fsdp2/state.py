@@ -1,21 +1,23 @@
 """Sharded state on disk: model, optimizer and random state through torch.distributed.checkpoint.
 
-Written by all ranks, each its shards; read at any number of ranks. `state.json` holds the small rest.
+Written by all processes, each its shards; read by any number of them. `state.json` holds the small rest. The bytes that
+are written are a copy in host memory, so that training continues meanwhile.
 """
 
 from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.optim import Optimizer
 
@@ -24,39 +26,94 @@ from rollmesh.mesh.errors import DataError
 
 MODEL_KEY = "model"
 """Beginning of the names of the model's tensors, before a dot."""
+# One process without a group is what `no_dist` asks for; torch warns about it all the same, in whatever thread writes.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 _STATE_FILE = "state.json"
+# Longest wait for a disk before an engine is closed.
+_CLOSE_S = 600.0
 
 
-def save_state(
-    folder: Path, world: World, model: nn.Module, optimizer: Optimizer, steps: int, extra: dict[str, object]
-) -> None:
-    """Writes everything into an existing, empty folder; collective. A rank returns when its own part is written.
+class StateWriter:
+    """Writes the state of one engine, one checkpoint at a time.
 
     Args:
-        folder: the same on every rank.
-        world: the ranks.
-        model, optimizer: what to save.
-        steps: optimizer steps done.
-        extra: JSON of the caller.
+        world: the processes.
 
-    Raises:
-        OSError: the disk refuses, on this rank.
+    On CUDA the copy's memory is pinned and kept from one checkpoint to the next.
     """
-    try:
-        with quiet():
-            dcp.save(_state(model, optimizer), checkpoint_id=str(folder), no_dist=world.processes == 1)
-    except CheckpointException as failed:
-        # All ranks learn of it here; those that met it raise it.
-        if world.process in failed.failures:
-            error, _ = failed.failures[world.process]
-            raise OSError(f"{type(error).__name__}: {error}") from failed
-        return
-    if world.process == 0:
-        (folder / _STATE_FILE).write_text(json.dumps({"steps": steps, "extra": extra}), encoding="utf-8")
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._group: dist.ProcessGroup | None = None
+        self._stager: DefaultStager | None = None
+        self._written: Future[None] | None = None
+
+    def begin(
+        self, folder: Path, model: nn.Module, optimizer: Optimizer, steps: int, extra: dict[str, object]
+    ) -> Future[None]:
+        """Copies everything, and has it written into an existing, empty folder; collective.
+
+        Args:
+            folder: the same for every process.
+            model, optimizer: what to save.
+            steps: optimizer steps done.
+            extra: JSON of the caller.
+
+        Returns:
+            Done when this process's part is written; an OSError where the disk refuses it.
+        """
+        if self._written is not None and not self._written.done():
+            raise RuntimeError("the last checkpoint is still being written")
+        if dist.is_initialized() and self._group is None:
+            # A group of its own: the writing thread's collectives must not come between those of the training thread.
+            self._group = dist.new_group(backend="gloo")
+        if self._world.device.type == "cuda" and self._stager is None:
+            self._stager = DefaultStager(StagingOptions(use_shared_memory=False, use_async_staging=False))
+        text = json.dumps({"steps": steps, "extra": extra})
+        written: Future[None] = Future()
+        saving = dcp.async_save(
+            _state(model, optimizer),
+            checkpoint_id=str(folder),
+            process_group=self._group,
+            async_stager=self._stager,
+            no_dist=self._world.processes == 1,
+        )
+        assert isinstance(saving, Future)
+        saving.add_done_callback(lambda done: self._finish(done, folder, text, written))
+        self._written = written
+        return written
+
+    def _finish(self, saving: Future[object], folder: Path, text: str, written: Future[None]) -> None:
+        try:
+            if self._saved(saving) and self._world.process == 0:
+                (folder / _STATE_FILE).write_text(text, encoding="utf-8")
+        except Exception as error:  # noqa: BLE001 - whatever it is, the caller waits for it
+            written.set_exception(error)
+        else:
+            written.set_result(None)
+
+    def _saved(self, saving: Future[object]) -> bool:
+        """False where the part of another process could not be written, which that one reports."""
+        try:
+            saving.result()
+        except CheckpointException as failed:
+            # All processes learn of it here; those that met it raise it.
+            if self._world.process in failed.failures:
+                error, _ = failed.failures[self._world.process]
+                raise OSError(f"{type(error).__name__}: {error}") from failed
+            return False
+        return True
+
+    def close(self) -> None:
+        """Waits for a write that is under way, but not for ever, and frees the copy's memory."""
+        if self._written is not None:
+            wait([self._written], _CLOSE_S)
+        if self._stager is not None:
+            self._stager.close()
 
 
 def load_state(folder: Path, world: World, model: nn.Module, optimizer: Optimizer) -> tuple[int, dict[str, object]]:
-    """Restores what `save_state` wrote; collective.
+    """Restores what a `StateWriter` wrote; collective.
 
     Returns:
         Optimizer steps done, and the caller's `extra`.
@@ -67,8 +124,7 @@ def load_state(folder: Path, world: World, model: nn.Module, optimizer: Optimize
     try:
         saved = json.loads((folder / _STATE_FILE).read_text(encoding="utf-8"))
         state = _state(model, optimizer)
-        with quiet():
-            dcp.load(state, checkpoint_id=str(folder), no_dist=world.processes == 1)
+        dcp.load(state, checkpoint_id=str(folder), no_dist=world.processes == 1)
     except (OSError, CheckpointException, RuntimeError, ValueError) as error:
         # torch's message names the tensor at its end, after a trace.
         lines = str(error).strip().splitlines()
@@ -110,12 +166,3 @@ def _complete(optimizer: Optimizer) -> None:
         group["lr"] = rate
     for parameter in fresh:
         optimizer.state[parameter]["step"].zero_()
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silences torch's warning that a single process reads and writes."""
-    # One process without a group is what `no_dist` asks for; torch warns about it all the same.
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield

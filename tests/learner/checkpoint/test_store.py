@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -26,12 +27,16 @@ class Engine:
         self.saved = 0
         self.world = World("cpu", need_group=False)
 
-    def save_checkpoint(self, folder, extra) -> None:
+    def begin_checkpoint(self, folder, extra) -> Future[None]:
         self.saved += 1
+        written: Future[None] = Future()
         (folder / "part").write_text("half")
         if self.fails:
-            raise OSError(28, "No space left on device")
-        (folder / "state.json").write_text(json.dumps(extra))
+            written.set_exception(OSError(28, "No space left on device"))
+        else:
+            (folder / "state.json").write_text(json.dumps(extra))
+            written.set_result(None)
+        return written
 
     def load_checkpoint(self, folder) -> dict[str, object]:
         return json.loads((folder / "state.json").read_text())
@@ -51,9 +56,9 @@ def test_a_failed_save_leaves_nothing_behind_that_looks_complete(tmp_path):
 
 def test_who_is_swept_while_it_saves_has_been_taken_over(tmp_path):
     class Swept(Engine):
-        def save_checkpoint(self, folder, extra) -> None:
+        def begin_checkpoint(self, folder, extra) -> Future[None]:
             sweep(tmp_path, 2)
-            super().save_checkpoint(folder, extra)
+            return super().begin_checkpoint(folder, extra)
 
     with pytest.raises(FencedError, match="removed while it was written"):
         CheckpointStore(tmp_path).save({"actor": Swept()}, PolicyVersion(1, 1), {})

@@ -27,7 +27,7 @@ def test_shares_are_complete_and_views_point_at_them(
 ) -> None:
     rng = np.random.default_rng(seed)
     groups = make_groups(seed % 5, groups=5)
-    plan = make_plan(groups, token_budget=budget, minibatches=minibatches, ranks=ranks)
+    plan = make_plan(groups, token_budget=budget, minibatches=minibatches, dp_sizes=(ranks,))
     found = [m.trajectory for group in groups for m in group.members if m.trajectory is not None]
     sequences = {
         index: TrainSequence(groups[member.prompt].prompt_ids, t.response_ids, t.response_mask, t.log_probs)

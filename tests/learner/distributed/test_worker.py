@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +22,8 @@ from rollmesh.learner.distributed.worker import UpdateRefused
 from rollmesh.learner.engines.interface import Engine
 from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.testing.fixtures import GetWorld
+from rollmesh.testing.worlds import EngineLayout
 from tests.learner.dataflow import (
     LINEAGE,
     VERSION,
@@ -32,11 +33,14 @@ from tests.learner.dataflow import (
     make_groups,
     make_plan,
     make_worker,
+    train_on_two_ranks,
     train_probe,
     weights,
 )
+from tests.learner.divided import train_probe as train_divided
 from tests.learner.engines.models import make_model
-from tests.learner.ranks import run_two_ranks
+
+TWO_RANKS = EngineLayout("two_ranks", processes=2)
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +57,9 @@ def one_rank(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any
 
 
 @pytest.fixture(scope="module")
-def two_ranks(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    out = tmp_path_factory.mktemp("two")
-    run_two_ranks("tests.learner.dataflow", model, out)
-    states = [json.loads((out / f"state-{rank}.json").read_text()) for rank in range(2)]
-    return torch.load(out / "seen.pt", weights_only=False) | {"states": states}
+def two_ranks(model: Path, engine_worlds: GetWorld, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    first, second = engine_worlds(TWO_RANKS).run(train_on_two_ranks, model, tmp_path_factory.mktemp("two"))
+    return first | {"states": [first["state"], second["state"]]}
 
 
 def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -112,6 +114,19 @@ def test_what_one_rank_cannot_read_all_ranks_leave_out(two_ranks: Any) -> None:
     assert "response_ids" in failing["unusable"][failing["bad"]]
     assert failing["again"] == {}
     assert failing["trained"]
+
+
+@pytest.mark.parametrize("divided", [("actor",), ("critic", "reference"), ("actor", "critic", "reference", "scorer")])
+def test_models_may_be_laid_out_in_different_ways(
+    model: Path, engine_worlds: GetWorld, tmp_path: Path, one_rank: Any, divided: tuple[str, ...]
+) -> None:
+    """Some are one replica over both processes, with results in the second alone; the others two ranks."""
+    found = engine_worlds(TWO_RANKS).run(train_divided, model, tmp_path, divided)
+    assert_all_same(found[0][0], one_rank[0])
+    for _, metrics, state in found:
+        assert metrics.pop("ranks/differing") == 5
+        assert metrics == pytest.approx(one_rank[1].metrics, rel=1e-3, abs=1e-5)
+        assert state == found[0][2]
 
 
 def test_metrics_of_all_roles_have_their_names(one_rank: Any) -> None:

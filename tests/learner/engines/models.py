@@ -16,8 +16,6 @@ from rollmesh.learner.engines.registry import create_engine
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.config.learner import OptimizerSection
 
-# Bytes of an export's small batches: far less than any of the models has.
-EXPORT_GATHER_BYTES = 9000
 # One of every kind of attention that takes packed rows; the probe's tests look at all others.
 ARCHITECTURES = ("qwen3", "llama", "gemma3_text", "gemma2", "gpt2", "qwen3_moe")
 

@@ -75,17 +75,15 @@ def test_an_export_copies_messages_not_parameters(seen: dict[str, Any], case: st
     facts, waits = seen[case]["facts"], seen[case]["waits"]["export"]
     assert facts["exported"] == [["cpu", "torch.bfloat16"]]
     assert facts["exported_tensors"] == facts["parameters"]
-    assert 0 < sum(waits["to_host"].values()) <= facts["gathered"] * CASES[case].get("world", 8)  # type: ignore[operator]
+    assert 0 < sum(waits["to_host"].values()) <= facts["rounds"]
     assert waits["reads"] == {}
 
 
 @pytest.mark.parametrize("case", ["dense", "experts"])
-def test_a_swap_moves_parameters_and_moments_and_trains_on(seen: dict[str, Any], case: str) -> None:
+def test_a_swap_gives_memory_back_without_a_wait_for_each_tensor_and_trains_on(seen: dict[str, Any], case: str) -> None:
     facts, waits = seen[case]["facts"], seen[case]["waits"]
-    assert facts["offloaded"] == ["cpu"]
-    moved = facts["tensors"] + 2 * facts["parameters"]
-    assert sum(waits["offload"]["to_host"].values()) == moved
-    assert sum(waits["onload"]["to_device"].values()) == moved
+    assert facts["offloaded"] == [0]
+    assert waits["offload"]["to_host"] == waits["onload"]["to_device"] == {}
     assert waits["step after"] == waits["step"]
 
 

@@ -9,11 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from rollmesh.learner.checkpoint.store import CheckpointStore
 from rollmesh.learner.engines.fsdp2 import loading
-from rollmesh.learner.engines.fsdp2.checkpoint_tensors import read_tensors
-from rollmesh.learner.model_files.folder_writer import write_folder
-from rollmesh.learner.model_files.stored_model import StoredModel
 from rollmesh.mesh.errors import DataError
 from tests.learner.engines.models import make_critic, make_engine, make_frozen, make_model
 from tests.learner.engines.test_gradients import assert_same
@@ -50,24 +46,6 @@ def test_a_frozen_model_holds_the_compute_dtype_alone(tmp_path, architecture):
         assert_same(weights(engine), expected, 0.0)
     finally:
         engine.close()
-
-
-def test_a_part_of_every_tensor_is_on_each_rank(two_rank_results):
-    """Rows, experts, and rows of tensors that are made of several stored ones."""
-    for name, found in two_rank_results.tensors["loaded"].items():
-        expected = reference(two_rank_results.models / name)
-        assert found.keys() == expected.keys()
-        assert_same(found, expected, 0.0)
-
-
-def test_a_checkpoint_of_two_ranks_is_put_together(two_rank_results, tmp_path):
-    """Without them, into the folder that they have exported."""
-    ((_, checkpoint),) = CheckpointStore(two_rank_results.checkpoints).list()
-    with StoredModel(two_rank_results.model) as stored:
-        described = stored.describe()
-        tensors = read_tensors(checkpoint, described, torch.float32)
-        write_folder(tmp_path / "out", stored, described, tensors, torch.float32)
-    assert_same(load_file(tmp_path / "out" / FILE), load_file(two_rank_results.exported / FILE), 0.0)
 
 
 def test_a_tied_tensor_that_is_stored_twice_is_one(tmp_path):

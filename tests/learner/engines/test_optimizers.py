@@ -11,11 +11,7 @@ from rollmesh.learner.engines.fsdp2.optimizers.build import build_optimizer
 from rollmesh.learner.engines.fsdp2.optimizers.muon import Muon, orthogonalize
 from rollmesh.learner.engines.fsdp2.optimizers.rounded_adamw import RoundedAdamW, round_stochastically
 from rollmesh.learner.engines.fsdp2.optimizers.schedule import learning_rate
-from rollmesh.learner.engines.fsdp2.sharding import plain_name
 from rollmesh.mesh.config.learner import OptimizerSection
-from tests.learner.engines.models import make_engine
-from tests.learner.engines.test_gradients import assert_same
-from tests.learner.engines.training import gradients, train_step, weights
 
 torch.set_num_threads(1)
 
@@ -141,14 +137,3 @@ def test_moments_in_bfloat16_follow_those_in_float32():
     assert {found.dtype for found, _ in seconds} == {torch.bfloat16}
     ratio = sum(float(found.float().sum()) for found, _ in seconds) / sum(float(wanted.sum()) for _, wanted in seconds)
     assert ratio == pytest.approx(1.0, abs=0.01)
-
-
-def test_two_ranks_make_the_steps_of_muon_that_one_makes(two_rank_results):
-    engine = make_engine(two_rank_results.untied, optimizer=OptimizerSection(name="muon", lr=1e-2, max_grad_norm=1e9))
-    before = weights(engine)
-    train_step(engine, seed=1)
-    found = two_rank_results.tensors["untied"]
-    assert_same({plain_name(name): tensor for name, tensor in found["gradients"].items()}, gradients(engine))
-    assert_same(found["weights"], weights(engine), 1e-3)
-    moved = max(float((tensor - before[name]).abs().max()) for name, tensor in found["weights"].items())
-    assert moved > 5e-3

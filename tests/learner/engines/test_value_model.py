@@ -97,42 +97,6 @@ def test_there_is_no_vocabulary_to_compute(tmp_path):
     assert 48 not in outputs
 
 
-def test_micro_batches_do_not_change_the_gradient(model_folder, tmp_path):
-    found = []
-    for budget in (1 << 20, 64, 1):
-        engine = make_critic(with_head(model_folder, tmp_path / str(budget)))
-        result = train_step(engine, seed=1, loss=critic_loss, token_budget=budget)
-        found.append((gradients(engine), result.metrics))
-    for gradient, metrics in found[1:]:
-        assert_same(gradient, found[0][0])
-        assert metrics == pytest.approx(found[0][1], rel=1e-4, abs=1e-5)
-
-
-def test_recomputed_activations_give_the_same_gradient_and_names(model_folder, tmp_path):
-    folder = with_head(model_folder, tmp_path / "model")
-    plain, recomputing = make_critic(folder), make_critic(folder, activation_checkpointing=True)
-    for engine in (plain, recomputing):
-        train_step(engine, seed=1, loss=critic_loss)
-    assert_same(
-        {name.replace("_checkpoint_wrapped_module.", ""): g for name, g in gradients(recomputing).items()},
-        gradients(plain),
-    )
-    assert weights(recomputing).keys() == weights(plain).keys()
-
-
-def test_two_ranks_give_the_gradient_and_the_values_of_one(two_rank_results):
-    seen = two_rank_results.tensors["critic"]
-    engine = make_critic(two_rank_results.critic)
-    result = train_step(engine, seed=1, loss=critic_loss)
-    assert_same(seen["gradients"], gradients(engine))
-    assert two_rank_results.figures["critic_metrics"] == pytest.approx(result.metrics, rel=1e-4, abs=1e-5)
-    # One rank has no micro-batch: it learns the metrics' names from the other.
-    result = train_step(engine, seed=3, loss=critic_loss, groups=1, token_budget=1 << 20)
-    assert_same(seen["idle_rank"], gradients(engine), 1e-3)
-    assert two_rank_results.figures["idle_critic_metrics"] == pytest.approx(result.metrics, rel=1e-3, abs=1e-4)
-    assert_same(seen["weights"], weights(engine), 1e-3)
-
-
 def test_bfloat16_keeps_the_head_in_float32(model_folder, tmp_path):
     folder = with_head(model_folder, tmp_path / "model")
     exact, rounded = make_critic(folder), make_critic(folder, param_dtype="bfloat16")
@@ -148,17 +112,6 @@ def test_bfloat16_keeps_the_head_in_float32(model_folder, tmp_path):
         assert {tensor.dtype for tensor in weights(rounded).values()} == {torch.float32}
     finally:
         rounded.close()
-
-
-@pytest.mark.parametrize("architecture", ["qwen3", "llama", "gpt2"])
-def test_an_exported_folder_gives_the_same_values(tmp_path, architecture):
-    engine = make_critic(make_model(tmp_path / "model", architecture))
-    for seed in (1, 2):
-        train_step(engine, seed=seed, loss=critic_loss)
-    engine.export_hf(tmp_path / "exported")
-    batch = pack(make_sequences(2))
-    assert values(engine, batch).abs().max() > 0
-    torch.testing.assert_close(values(make_critic(tmp_path / "exported"), batch), values(engine, batch))
 
 
 def test_the_folder_of_a_value_model_is_no_language_model(tmp_path):

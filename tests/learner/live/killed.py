@@ -65,7 +65,7 @@ def killed_while_it_saves() -> None:
         (folder / "__0_0.distcp").write_bytes(b"half")
         die()
 
-    Fsdp2Engine.save_checkpoint = save_half  # type: ignore[method-assign]
+    Fsdp2Engine.begin_checkpoint = save_half  # type: ignore[method-assign]
 
 
 def killed_before_the_commit() -> None:

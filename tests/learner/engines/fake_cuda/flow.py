@@ -189,14 +189,13 @@ def _use(case: Case, loss: Loss, watch: Watch, seen: Seen) -> None:
     if not case.swap:
         return
     parameters = list(engine._model.parameters())
-    seen.facts["tensors"] = len(parameters) + len(list(engine._model.buffers()))
     seen.facts["parameters"] = len(parameters)
-    with _counted_gathers() as gathered:
+    with _counted_rounds() as rounds:
         exported = during("export", lambda: [(str(t.device), str(t.dtype)) for _, t in engine.export_weights()])
-    seen.facts["exported"], seen.facts["gathered"] = sorted(set(exported)), len(gathered)
+    seen.facts["exported"], seen.facts["rounds"] = sorted(set(exported)), len(rounds)
     seen.facts["exported_tensors"] = len(exported)
     during("offload", engine.offload)
-    seen.facts["offloaded"] = sorted(str(p.device) for p in {p.device: p for p in engine._model.parameters()}.values())
+    seen.facts["offloaded"] = sorted({p._local_tensor.untyped_storage().nbytes() for p in engine._model.parameters()})
     during("onload", engine.onload)
     during("step after", step)
 
@@ -236,15 +235,14 @@ def _ranks(world: int) -> Iterator[Any]:
 
 
 @contextmanager
-def _counted_gathers() -> Iterator[list[int]]:
-    """The bytes of each batch of tensors that is gathered for an export."""
-    gathered: list[int] = []
-    gather = export._Gatherer.gather
+def _counted_rounds() -> Iterator[list[int]]:
+    """The bytes that rank 0 receives in each exchange of messages for an export."""
+    rounds: list[int] = []
+    exchange = dist.all_to_all_single
 
-    def counted(self: Any, places: Any, nbytes: int) -> Any:
-        if places:
-            gathered.append(nbytes)
-        return gather(self, places, nbytes)
+    def counted(output: torch.Tensor, *others: Any) -> Any:
+        rounds.append(len(output))
+        return exchange(output, *others)
 
-    with patch.object(export._Gatherer, "gather", counted):
-        yield gathered
+    with patch.object(export.dist, "all_to_all_single", counted):
+        yield rounds

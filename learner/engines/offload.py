@@ -1,0 +1,125 @@
+"""Tensors' memory, moved to the host and back in place: every tensor stays the object that it is.
+
+The bytes of a storage go to host memory, and its own memory is given back: to the device's driver, not only to torch's
+allocator. On CUDA the host memory is pinned, in slabs of one size, and kept for the next time; copies are
+asynchronous. Torch rounds pinned memory up to powers of two, so a slab is one. On a CPU the slabs are as much memory as
+is given back.
+
+Invariant: while memory is moved, each byte is held once, but for one slab on a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor, UntypedStorage
+from torch.distributed.tensor import DTensor
+
+from rollmesh.mesh.runtime.memory_tuning import return_freed_memory
+
+SLAB_BYTES = 64 << 20
+"""Size of a slab."""
+
+
+class HostCopy:
+    """Memory of some tensors, on their device or in host memory.
+
+    Args:
+        device: of the tensors.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._moved: list[tuple[UntypedStorage, int]] = []
+        self._slabs: list[Tensor] = []
+
+    @property
+    def moved(self) -> bool:
+        """The memory is on the host: the tensors cannot be read."""
+        return bool(self._moved)
+
+    def to_host(self, tensors: Iterable[Tensor]) -> None:
+        """Moves the tensors' memory; nothing happens where it has moved before.
+
+        Args:
+            tensors: those that share memory move it together; memory outside of the device stays.
+        """
+        if self._moved:
+            return
+        storages = [(storage, storage.nbytes()) for storage in self._storages(tensors)]
+        for storage, pieces in zip(storages, self._pieces([size for _, size in storages]), strict=True):
+            data = _bytes_of(storage[0])
+            for start, piece in pieces:
+                piece.copy_(data[start : start + len(piece)], non_blocking=True)
+            del data
+            # The allocator hands memory out again in the order of the stream: after the copy.
+            storage[0].resize_(0)
+        self._moved = storages
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+            torch.cuda.empty_cache()
+        else:
+            return_freed_memory()
+
+    def to_device(self) -> None:
+        """Brings the memory back; the copies are done before what the present stream does next."""
+        moved, self._moved = self._moved, []
+        done = 0
+        for (storage, size), pieces in zip(moved, self._pieces([size for _, size in moved]), strict=True):
+            storage.resize_(size)
+            data = _bytes_of(storage)
+            for start, piece in pieces:
+                data[start : start + len(piece)].copy_(piece, non_blocking=True)
+            done += size
+            if self._device.type == "cpu":
+                del piece, pieces
+                self._slabs[: done // SLAB_BYTES] = [torch.empty(0, dtype=torch.uint8)] * (done // SLAB_BYTES)
+        if self._device.type == "cpu":
+            self._slabs.clear()
+            return_freed_memory()
+
+    def forget(self) -> None:
+        """Gives the moved bytes up: nobody needs the tensors any more."""
+        self._moved = []
+        if self._device.type == "cpu":
+            self._slabs.clear()
+
+    def _storages(self, tensors: Iterable[Tensor]) -> list[UntypedStorage]:
+        """Each storage once, in the order of the tensors."""
+        found: dict[int, UntypedStorage] = {}
+        for tensor in tensors:
+            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            if local.device.type != self._device.type:
+                continue
+            if not local.untyped_storage().resizable():
+                # A part of a mapped file.
+                tensor.data = local = local.detach().clone()
+            storage = local.untyped_storage()
+            if storage.nbytes():
+                found.setdefault(storage._cdata, storage)
+        return list(found.values())
+
+    def _pieces(self, sizes: Sequence[int]) -> Iterator[list[tuple[int, Tensor]]]:
+        """The places of runs of bytes in the slabs, one after another: per run, offsets in it and parts of slabs."""
+        place, total = 0, sum(sizes)
+        for size in sizes:
+            pieces, start = [], 0
+            while start < size:
+                index, offset = divmod(place, SLAB_BYTES)
+                length = min(size - start, SLAB_BYTES - offset)
+                pieces.append((start, self._slab(index, total)[offset : offset + length]))
+                start, place = start + length, place + length
+            yield pieces
+
+    def _slab(self, index: int, total: int) -> Tensor:
+        while len(self._slabs) <= index:
+            pinned = self._device.type == "cuda"
+            # Slabs that are kept must be good for any later total.
+            size = SLAB_BYTES if pinned else min(SLAB_BYTES, total - len(self._slabs) * SLAB_BYTES)
+            self._slabs.append(torch.empty(size, dtype=torch.uint8, pin_memory=pinned))
+        return self._slabs[index]
+
+
+def _bytes_of(storage: UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

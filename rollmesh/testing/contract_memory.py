@@ -1,0 +1,176 @@
+"""Contract of engines: memory that rests on the host, and several models in one process."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from rollmesh.learner.engines.interface import Engine
+from rollmesh.testing.contract_inference import infer
+from rollmesh.testing.contract_state import Weights
+from rollmesh.testing.engine_cases import (
+    assert_same,
+    critic_loss,
+    make_batches,
+    make_sequences,
+    make_spec,
+    policy_loss,
+    train,
+    weights,
+)
+from rollmesh.testing.worlds import EngineWorld, Harness
+
+PARTS = ("params", "optimizer", "gradients")
+_MIB = 1 << 20
+
+
+class MemoryContract:
+    """Memory that is moved to the host is given back, comes back as it was, and is not used meanwhile."""
+
+    @pytest.mark.parametrize("parts", [PARTS, *((part,) for part in PARTS)], ids=lambda parts: " ".join(parts))
+    def test_a_step_continues_after_a_rest(
+        self, world: EngineWorld, engine_models: Mapping[str, Path], parts: tuple[str, ...]
+    ) -> None:
+        expected, found = world.run(_rested, engine_models["tied"], parts)[0]
+        assert_same(found, expected, 0.0)
+
+    def test_a_call_that_needs_what_rests_is_refused(
+        self, world: EngineWorld, engine_models: Mapping[str, Path], tmp_path: Path
+    ) -> None:
+        world.run(_used_at_rest, engine_models["tied"], tmp_path)
+
+    def test_memory_is_given_back(self, world: EngineWorld, tmp_path_factory: pytest.TempPathFactory) -> None:
+        """On a CPU the host has as much more as the device has less: no byte is held twice, at rest or afterwards."""
+        folder = tmp_path_factory.getbasetemp() / "larger-model"
+        if not folder.exists():
+            _make_larger_model(folder)
+        for size, before, resting, after in world.run(_resident, folder):
+            assert size > 60 * _MIB / world.layout.processes
+            assert abs(resting - before) < 0.2 * size
+            assert abs(after - before) < 0.2 * size
+
+    def test_a_model_trains_the_same_beside_others(self, world: EngineWorld, engine_models: Mapping[str, Path]) -> None:
+        alone, beside = world.run(_beside_others, engine_models["tied"])[0]
+        assert_same(beside, alone, 0.0)
+
+    def test_engines_close_in_any_order(self, world: EngineWorld, engine_models: Mapping[str, Path]) -> None:
+        world.run(_closed_in_any_order, engine_models["tied"])
+
+
+def _rested(harness: Harness, model: Path, parts: tuple[str, ...]) -> tuple[Weights, Weights]:
+    untouched, engine = (harness.make(make_spec(model)) for _ in range(2))
+    moved = {part: part in parts for part in PARTS}
+    for each in (untouched, engine):
+        train(each, make_sequences(1))
+        batches = make_batches(each, make_sequences(2))
+        each.accumulate(batches, policy_loss, each.global_counts(batches))
+        if each is engine:
+            for _ in range(2):
+                each.offload(**moved)
+                each.offload(**moved)
+                each.onload(**moved)
+                each.onload()
+        each.apply()
+        if each is engine:
+            each.offload()
+            each.onload()
+        train(each, make_sequences(3))
+    return weights(untouched), weights(engine)
+
+
+def _used_at_rest(harness: Harness, model: Path, folder: Path) -> None:
+    engine = harness.make(make_spec(model))
+    train(engine, make_sequences(1))
+    batches = make_batches(engine, make_sequences(2))
+    counts = engine.global_counts(batches)
+    engine.accumulate(batches, policy_loss, counts)
+    engine.offload(params=False, gradients=False)
+    with pytest.raises(RuntimeError, match=r"optimizer .* in host memory"):
+        engine.apply()
+    engine.onload()
+    engine.offload(params=False, optimizer=False)
+    with pytest.raises(RuntimeError, match=r"gradients .* in host memory"):
+        engine.accumulate(batches, policy_loss, counts)
+    engine.discard()
+    engine.offload()
+    for call in (
+        lambda: engine.infer(batches),
+        lambda: list(engine.export_weights()),
+        lambda: engine.accumulate(batches, policy_loss, counts),
+        lambda: engine.begin_checkpoint(folder, {}),
+    ):
+        with pytest.raises(RuntimeError, match=r"params.* in host memory"):
+            call()
+
+
+def _make_larger_model(folder: Path) -> None:
+    sizes = {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 8}
+    config = AutoConfig.for_model("llama", vocab_size=4096, **sizes, tie_word_embeddings=False)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+
+
+def _resident(harness: Harness, model: Path) -> tuple[int, int, int, int]:
+    engine = harness.make(make_spec(model))
+    for seed in (1, 2):
+        train(engine, make_sequences(seed, 1))
+    size = sum(tensor.nbytes for tensor in weights(engine).values())
+    # Parameters and the moments of AdamW.
+    size = 3 * engine.world.max_int(size) // engine.layout.processes
+    # The first rest also gives back what was freed before, and what is a part of a mapped file becomes memory.
+    engine.offload()
+    engine.onload()
+    return size, *(_resident_bytes() for _ in _rest_and_return(engine))  # type: ignore[return-value]
+
+
+def _rest_and_return(engine: Engine) -> Iterator[None]:
+    yield
+    engine.offload()
+    yield
+    engine.onload()
+    yield
+
+
+def _resident_bytes() -> int:
+    gc.collect()
+    return psutil.Process().memory_info().rss
+
+
+def _beside_others(harness: Harness, model: Path) -> tuple[Weights, Weights]:
+    alone = harness.make(make_spec(model))
+    for seed in (1, 2):
+        train(alone, make_sequences(seed))
+    beside = _roles(harness, model)
+    state = torch.get_rng_state()
+    beside |= {"later": harness.make(make_spec(model, seed=7), "value_model")}
+    assert torch.equal(torch.get_rng_state(), state), "a later model leaves the random numbers of the others alone"
+    for seed in (1, 2):
+        train(beside["critic"], make_sequences(seed), critic_loss)
+        infer(beside["reference"], make_sequences(seed))
+        train(beside["actor"], make_sequences(seed))
+    return weights(alone), weights(beside["actor"])
+
+
+def _roles(harness: Harness, model: Path) -> dict[str, Engine]:
+    return {
+        "reference": harness.make(make_spec(model, optimizer=None)),
+        "actor": harness.make(make_spec(model)),
+        "critic": harness.make(make_spec(model), "value_model"),
+    }
+
+
+def _closed_in_any_order(harness: Harness, model: Path) -> None:
+    sequences: Any = make_sequences(1, 2)
+    for order in ((0, 1, 2), (2, 0, 1)):
+        engines = list(_roles(harness, model).values())
+        for index in order:
+            last = engines[order[-1]]
+            assert infer(last, sequences)
+            engines[index].close()
+            engines[index].close()

@@ -1,0 +1,42 @@
+"""Fixtures of the engines' contract: import all of them into a `conftest.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from rollmesh.testing.engine_cases import ARCHITECTURES, make_model
+from rollmesh.testing.worlds import EngineLayout, EngineWorld
+
+GetWorld = Callable[[EngineLayout], EngineWorld]
+
+
+@pytest.fixture(scope="session")
+def engine_models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """Folders of tiny models by architecture."""
+    folder = tmp_path_factory.mktemp("engine-models")
+    return {name: make_model(folder / name, name) for name in ARCHITECTURES}
+
+
+@pytest.fixture(scope="session")
+def engine_worlds() -> Iterator[GetWorld]:
+    """The world of a layout, the same one for all tests."""
+    worlds: dict[str, EngineWorld] = {}
+    with ExitStack() as closers:
+
+        def get(layout: EngineLayout) -> EngineWorld:
+            if layout.name not in worlds:
+                worlds[layout.name] = EngineWorld(layout)
+                closers.callback(worlds[layout.name].close)
+            return worlds[layout.name]
+
+        yield get
+
+
+@pytest.fixture
+def world(request: pytest.FixtureRequest, engine_worlds: GetWorld) -> EngineWorld:
+    """The world of the layout that is the test's parameter."""
+    return engine_worlds(request.param)

@@ -1,0 +1,68 @@
+"""The contract of engines, on those of this package, and what FSDP2 promises beyond it on two ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from rollmesh.learner.engines.fsdp2.checkpoint_tensors import read_tensors
+from rollmesh.learner.model_files.folder_writer import write_folder
+from rollmesh.learner.model_files.stored_model import StoredModel
+from rollmesh.testing.contract import EngineContract
+from rollmesh.testing.engine_cases import assert_same
+from rollmesh.testing.worlds import EngineLayout
+from tests.learner.engines import two_ranks
+from tests.learner.engines.models import make_model
+
+torch.set_num_threads(1)
+ONE, TWO = EngineLayout("one_process"), EngineLayout("two_ranks", processes=2)
+
+
+class TestFsdp2(EngineContract):
+    layouts = (ONE, TWO)
+
+
+def test_two_ranks_pass_the_probe_together_and_are_refused_together(engine_worlds, engine_models):
+    (traceless, told), *others = engine_worlds(TWO).run(two_ranks.probe, engine_models["tied"])
+    assert traceless
+    assert told.endswith("by nan of the outputs' spread (at most 0.001)")
+    assert [other for _, other in others] == [told]
+
+
+def test_the_first_rank_never_holds_more_than_a_batch_of_full_tensors(engine_worlds, engine_models):
+    whole, small, held = engine_worlds(TWO).run(two_ranks.export, engine_models["dense"])[0]
+    assert list(small) == list(whole)
+    assert_same(small, whole, 0.0)
+    sizes = [tensor.nbytes for tensor in small.values()]
+    assert max(sizes) <= held <= max(two_ranks.GATHER_BYTES + 64, max(sizes))
+    assert 2 * held < sum(sizes)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3_moe", "olmo_hybrid", "gpt2"])
+def test_a_part_of_every_tensor_is_on_each_rank(engine_worlds, tmp_path, architecture):
+    """Rows, experts, and rows of tensors that are made of several stored ones."""
+    folder = make_model(tmp_path, architecture)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    found = engine_worlds(TWO).run(two_ranks.load, folder)[0]
+    assert_same(found, {name: parameter.detach() for name, parameter in model.named_parameters()}, 0.0)
+
+
+def test_two_ranks_make_the_steps_of_muon_that_one_makes(engine_worlds, engine_models):
+    """With embedding and output layer in groups of their own."""
+    (before, found), _ = engine_worlds(TWO).run(two_ranks.step_with_muon, engine_models["dense"])
+    ((_, expected),) = engine_worlds(ONE).run(two_ranks.step_with_muon, engine_models["dense"])
+    assert_same(found, expected, 1e-3)
+    assert max(float((found[name] - before[name]).abs().max()) for name in found) > 5e-3
+
+
+def test_a_checkpoint_of_two_ranks_is_put_together(engine_worlds, engine_models, tmp_path):
+    """Without them, into the folder that they have exported."""
+    engine_worlds(TWO).run(two_ranks.save_and_export, engine_models["tied"], tmp_path)
+    with StoredModel(engine_models["tied"]) as stored:
+        described = stored.describe()
+        tensors = read_tensors(tmp_path / "checkpoint", described, torch.float32)
+        write_folder(tmp_path / "out", stored, described, tensors, torch.float32)
+    found, exported = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "exported"))
+    assert_same(found, exported, 0.0)

@@ -1,0 +1,25 @@
+"""Engines by name: those of this package, and those that other packages bring."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rollmesh.learner.engines.registry import create_engine
+from rollmesh.mesh.errors import ConfigError
+from tests.learner.engines.models import make_spec
+
+
+def test_another_package_brings_an_engine_by_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "brought.py").write_text("def create(spec, model_type):\n    return spec, model_type\n")
+    installed = tmp_path / "brought-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: brought\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text("[rollmesh.engines]\nmine = brought:create\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = make_spec(tmp_path)
+    assert create_engine(spec, model_type="value_model", backend="mine") == (spec, "value_model")
+    with pytest.raises(ConfigError, match="no engine 'yours'") as refused:
+        create_engine(spec, backend="yours")
+    assert refused.value.hint == "known: fsdp2, mine"
