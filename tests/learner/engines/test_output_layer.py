@@ -96,7 +96,7 @@ def test_logits_of_a_bfloat16_model_are_rounded_only_if_asked(kept):
 
 
 def test_no_tensor_spans_tokens_and_vocabulary(small_tiles):
-    rows, columns = 400, 1000
+    rows, columns = 100, 300
     layer = nn.Linear(WIDTH, columns)
     hidden = torch.randn(rows, WIDTH, requires_grad=True)
     targets = Targets(torch.zeros(rows, dtype=torch.int64), entropy_gradient=True, sum_pi_squared=True)
