@@ -157,6 +157,11 @@ def _compute_buffers(model: PreTrainedModel, device: torch.device) -> None:
 
 def _unknown(folder: Path, error: Exception) -> DataError:
     text = str(error).strip()
+    if "trust_remote_code" in text:
+        return DataError(
+            f"model {folder} needs custom code, which its config.json names (auto_map)",
+            hint="code of a model is never run here: choose an architecture that transformers has itself",
+        )
     return DataError(
         f"cannot load model {folder}: {text.splitlines()[0] if text else type(error).__name__}",
         hint="it is a local Hugging Face folder, or a hub id, of a causal language model that transformers knows",

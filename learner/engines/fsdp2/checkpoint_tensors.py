@@ -1,6 +1,7 @@
 """The weights of a checkpoint, read without an engine, an optimizer or other ranks: one tensor after the other.
 
-Invariant: memory holds one full tensor and, of those that wrote it, one rank's part of it in float32.
+Invariant: memory holds one full tensor, and the part of it that one of the ranks has written. That part is float32, and
+is held twice, for torch reads it through a copy.
 """
 
 from __future__ import annotations
