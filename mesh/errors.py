@@ -140,6 +140,13 @@ class DivergedError(RollmeshError):
     exit_code = 14
 
 
+class MismatchError(RollmeshError):
+    """Generators sample from another policy than the learner trains, although both have the same version."""
+
+    code = "mismatch"
+    exit_code = 15
+
+
 class FencedError(RollmeshError):
     """A learner whose run a newer incarnation has taken over; it must stop and is not restarted."""
 
@@ -178,7 +185,8 @@ class LostStateError(StoreError):
 
 # Exit codes after which a restart would end the same way.
 PERMANENT = frozenset(
-    error.exit_code for error in (ConfigError, DataError, DivergedError, FencedError, StalledError, StarvedError)
+    error.exit_code
+    for error in (ConfigError, DataError, DivergedError, FencedError, MismatchError, StalledError, StarvedError)
 )
 
 

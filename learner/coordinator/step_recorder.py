@@ -72,6 +72,7 @@ class FinishedStep:
         metrics: of engine and algorithm.
         skipped: optimizer steps whose gradient was not finite.
         timings: of the training thread.
+        mismatch_warning: of learner and generators that differ; empty: none is due.
     """
 
     trained_version: int
@@ -80,6 +81,7 @@ class FinishedStep:
     metrics: Mapping[str, float]
     skipped: int
     timings: Mapping[str, float]
+    mismatch_warning: str = ""
 
 
 class StepRecorder:
@@ -168,6 +170,7 @@ class StepRecorder:
             **{f"dropped/{reason}": count for reason, count in finished.dropped.items()},
             "skipped_updates": finished.skipped,
             **finished.metrics,
+            **({"mismatch_warning": finished.mismatch_warning} if finished.mismatch_warning else {}),
             # After the algorithm's metrics, which do not see responses that were skipped for want of a signal.
             **staleness_metrics(histogram),
             **finished.timings,

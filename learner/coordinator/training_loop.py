@@ -22,9 +22,10 @@ from rollmesh.learner.coordinator.step_recorder import FinishedStep, StepRecorde
 from rollmesh.learner.distributed.rank_payloads import Unusable
 from rollmesh.learner.distributed.train_plan import TrainPlan, plan_training
 from rollmesh.learner.distributed.worker import TrainResult
+from rollmesh.learner.metrics.mismatch_guard import MismatchGuard
 from rollmesh.learner.rollouts.group_stream import Interrupted
 from rollmesh.mesh.config import Config
-from rollmesh.mesh.config.learner import BatchSection
+from rollmesh.mesh.config.learner import BatchSection, MismatchSection
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.trajectory.lineage import Lineage
 
@@ -92,6 +93,7 @@ class LoopRules:
         last_version: the run ends with it.
         batch: sizes.
         max_skipped: batches in a row that may change nothing.
+        mismatch: bounds on the difference of learner and generators; None: none.
         stop_at: held-out reward that ends the run; None: none does.
     """
 
@@ -100,6 +102,7 @@ class LoopRules:
     last_version: int
     batch: BatchSection
     max_skipped: int
+    mismatch: MismatchSection | None = None
     stop_at: float | None = None
 
     @classmethod
@@ -112,6 +115,7 @@ class LoopRules:
             last_version=learner.steps,
             batch=learner.batch,
             max_skipped=learner.max_skipped,
+            mismatch=learner.mismatch,
             stop_at=config.eval.stop_at,
         )
 
@@ -151,6 +155,7 @@ class TrainingLoop:
         self._algorithm = algorithm
         self._rules = rules
         self._skips = SkipLimit(rules.max_skipped)
+        self._guard = MismatchGuard(rules.mismatch) if rules.mismatch is not None else None
         self._candidate = CandidateBatch(rules.version)
         self._timings = StepTimings()
         self.version = rules.version
@@ -253,16 +258,19 @@ class TrainingLoop:
     def _finish(self, batch: CandidateBatch, result: TrainResult) -> None:
         self.version += 1
         self.at_step_boundary = True
+        warning = ""
         try:
+            if self._guard is not None:
+                warning = self._guard.check(batch.version, result.mismatch)
             self._publish()
         finally:
             # The batch is trained, also where its publication fails.
-            self._record_step(batch, result)
+            self._record_step(batch, result, warning)
         self._skips.record(batch.version, result.stopped)
         changed = self._skips.last_batch_stepped
         self._timings.checkpoint_s = self._checkpoints.write_if_due(self.version, changed=changed)
 
-    def _record_step(self, batch: CandidateBatch, result: TrainResult) -> None:
+    def _record_step(self, batch: CandidateBatch, result: TrainResult, warning: str) -> None:
         timings, self._timings = self._timings, StepTimings()
         self._candidate = CandidateBatch(self.version)
         self._recorder.record_step(
@@ -273,6 +281,7 @@ class TrainingLoop:
                 metrics=result.metrics,
                 skipped=result.skipped,
                 timings=timings.as_metrics(),
+                mismatch_warning=warning,
             )
         )
 

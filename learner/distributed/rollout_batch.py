@@ -7,7 +7,7 @@ in are the leader's before they are trained on. One process communicates nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -18,8 +18,9 @@ from rollmesh.learner.algorithms.interface import Algorithm, Loss
 from rollmesh.learner.algorithms.types import ModelOutput, Rollouts, StepView
 from rollmesh.learner.batching.pack import response_lengths, sampled_values, trained_mask
 from rollmesh.learner.batching.transfer import to_device
-from rollmesh.learner.batching.types import TrainSequence
+from rollmesh.learner.batching.types import PackedBatch, TrainSequence
 from rollmesh.learner.distributed.batch_agreement import agree_on_values
+from rollmesh.learner.distributed.mismatch import Mismatch, MismatchMeter, mismatch_of
 from rollmesh.learner.distributed.rank_batch import Integers, OptimizerStep, RankBatch
 from rollmesh.learner.distributed.train_plan import TrainPlan
 from rollmesh.learner.engines.interface import ACTOR, Engine, StepResult
@@ -65,6 +66,7 @@ class RolloutBatch:
         self._generator = torch.Generator().manual_seed((seed + plan.version * _VERSION_STRIDE) % (1 << 63))
         self.metrics: dict[str, float] = {}
         self.results: dict[str, list[StepResult]] = {}
+        self.mismatch: Mismatch | None = None
         actor = self._actor = engines[ACTOR]
         own = [sequences[member] for member in plan.members_of(actor.layout)]
         mask = trained_mask(own)
@@ -93,7 +95,10 @@ class RolloutBatch:
         return self._generator
 
     def infer(self, role: str, *, sum_pi_squared: bool = False) -> ModelOutput:
-        return self._infer(role, range(self.minibatches), sum_pi_squared=sum_pi_squared)
+        output = self._infer(role, range(self.minibatches), sum_pi_squared=sum_pi_squared)
+        if role == ACTOR and self.mismatch is None:
+            self.mismatch = mismatch_of(output.policy()[0], self._rollouts)
+        return output
 
     def train(self, role: str, loss: Loss) -> None:
         for step in self.steps(role):
@@ -116,8 +121,11 @@ class RolloutBatch:
     def update(self, role: str, loss: Loss, step: OptimizerStep) -> None:
         """One optimizer step; the model stays as it is where `before_update` raises."""
         engine = self._engine(role)
+        meter = MismatchMeter(engine) if role == ACTOR and self.mismatch is None else None
         try:
-            engine.accumulate(step.batches, loss, step.counts)
+            engine.accumulate(step.batches, meter.watching(loss) if meter else loss, step.counts)
+            if meter is not None:
+                self.mismatch = meter.total(self._planned(engine))
             self._before_update()
         except BaseException:
             engine.discard()
@@ -162,6 +170,12 @@ class RolloutBatch:
                 hint=f"roles: {', '.join(self._engines)}; add it to Needs.roles",
             )
         return engine
+
+    def _planned(self, engine: Engine) -> Iterator[PackedBatch]:
+        """This rank's micro-batches with all tokens."""
+        rank_batch = self._rank_batches[engine.layout]
+        for minibatch in range(self.minibatches):
+            yield from (micro.pack(self._rollouts) for micro in rank_batch.planned_micro_batches(minibatch))
 
     def _infer(self, role: str, minibatches: Sequence[int], *, sum_pi_squared: bool = False) -> ModelOutput:
         engine = self._engine(role)

@@ -18,6 +18,7 @@ from rollmesh.learner.batching.types import Packing, TrainSequence
 from rollmesh.learner.checkpoint.compatibility import algorithm_name, algorithm_state
 from rollmesh.learner.checkpoint.store import CheckpointStore, load_checkpoint
 from rollmesh.learner.distributed.batch_agreement import agree_on_state
+from rollmesh.learner.distributed.mismatch import Mismatch
 from rollmesh.learner.distributed.rank_payloads import Unusable, gather_sequences
 from rollmesh.learner.distributed.rollout_batch import RolloutBatch
 from rollmesh.learner.distributed.train_plan import TrainPlan
@@ -45,11 +46,13 @@ class TrainResult:
         metrics: of engines and algorithm, averaged over the optimizer steps.
         skipped: optimizer steps whose gradient was not finite.
         stopped: by role that had something to train, whether all its steps were such.
+        mismatch: of generators and policy at the version that was trained; None where the policy was not computed.
     """
 
     metrics: dict[str, float]
     skipped: int
     stopped: dict[str, bool] = field(default_factory=dict)
+    mismatch: Mismatch | None = None
 
 
 class Worker:
@@ -157,7 +160,9 @@ class Worker:
             metrics |= _with_role(role, _mean([result.metrics for result in done]))
         due = {role: [result for result in done if result.metrics] for role, done in batch.results.items()}
         stopped = {role: all(result.skipped for result in steps) for role, steps in due.items() if steps}
-        return TrainResult(metrics | batch.metrics, sum(result.skipped for result in results), stopped)
+        if batch.mismatch is not None:
+            metrics |= batch.mismatch.metrics()
+        return TrainResult(metrics | batch.metrics, sum(result.skipped for result in results), stopped, batch.mismatch)
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The actor's weights under Hugging Face names; every rank has to exhaust the iterator."""

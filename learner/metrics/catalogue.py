@@ -176,6 +176,14 @@ OFF_POLICY = [
     Metric("rollout_corr/ratio/{p01,p50,p99}", "Quantiles of the same."),
     Metric("rollout_corr/log_ratio_max", "Largest absolute log-ratio of a token.", "nats"),
     Metric("rollout_corr/truncated_fraction", "Tokens whose ratio lies outside [floor, cap].", "share"),
+    Metric(
+        "mismatch/tokens", "Tokens compared: of responses that the trained version sampled from end to end.", "tokens"
+    ),
+    Metric(
+        "mismatch/log_prob_diff", "Mean absolute difference of the learner's and the generator's log-probs.", "nats"
+    ),
+    Metric("mismatch/k3_kl", "k3 estimate of KL(generator || learner) at these tokens: never negative.", "nats"),
+    Metric("mismatch_warning", "In words: a bound of `learner.mismatch` is exceeded."),
     _verl("rollout_corr/kl", "k1 estimate of KL(behaviour || current).", "nats"),
     _verl("rollout_corr/k3_kl", "k3 estimate of the same: never negative.", "nats"),
     _verl("rollout_corr/chi2_token", "Chi-square divergence per token: variance of token weights."),

@@ -116,6 +116,21 @@ class MemorySection(Section):
     )
 
 
+class MismatchSection(Section):
+    warn: PositiveFloat | None = Field(
+        0.1,
+        description="Mean absolute difference, in nats per token, of the log-probs that learner and generators compute "
+        "at the same version. Above it the console warns; none: never.",
+    )
+    stop: PositiveFloat | None = Field(1.0, description="The same; above it the run ends (exit code 15).")
+    warn_kl: PositiveFloat | None = Field(
+        0.05, description="k3 estimate of KL(generator || learner) at the same version, in nats per token, as `warn`."
+    )
+    stop_kl: PositiveFloat | None = Field(
+        None, description="The same, as `stop`. A few very unlikely tokens can exceed any bound."
+    )
+
+
 class LearnerSection(Section):
     engine: str = Field(
         "fsdp2", description="Training engine: `fsdp2`, or one that another package brings (docs/training-engines.md)."
@@ -151,6 +166,9 @@ class LearnerSection(Section):
         10,
         description="Batches in a row without a step, because the gradient was not finite, that the run outlives. "
         "With one more it ends (exit code 14).",
+    )
+    mismatch: MismatchSection = Field(
+        default_factory=MismatchSection, description="Bounds on the difference of learner and generators."
     )
     batch: BatchSection = Field(default_factory=BatchSection, description="Batch sizes.")
     roles: dict[str, RoleSection] = Field(

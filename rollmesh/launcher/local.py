@@ -321,6 +321,9 @@ class LocalRun:
                 self._view.update(latest, records)
                 self._events.check_view()
                 await self._report_no_step(quiet, mesh, latest, records, before or {})
+                for record in records:
+                    if warning := record.get("mismatch_warning"):
+                        self._events.record(str(warning))
                 if slow.due(reward_wait_s(latest), time.monotonic()):
                     self._events.record(slow_rewards_text(latest, self._config))
                 await asyncio.sleep(_LOOK_EVERY_S)

@@ -6,10 +6,11 @@ import asyncio
 import itertools
 import json
 import os
+import re
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+import torch
 
 from rollmesh.buffer.client.client import BufferClient, PendingWrite
+from rollmesh.generators.engines.hf.weights import ModelWeights, StagedWeights
 from rollmesh.generators.rollout.active_group import ActiveGroup
 from rollmesh.generators.rollout.encoding import member_write
 from rollmesh.learner.checkpoint.names import list_checkpoints
@@ -28,7 +31,14 @@ from rollmesh.learner.recording.recording import FOLDER, Recording
 from rollmesh.learner.recovery.consumption_log import StepUse, read_log, surviving_uses
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.config.network import SecuritySection
-from rollmesh.mesh.errors import DivergedError, FencedError, StarvedError, TakeoverRefusedError, UnreachableError
+from rollmesh.mesh.errors import (
+    DivergedError,
+    FencedError,
+    MismatchError,
+    StarvedError,
+    TakeoverRefusedError,
+    UnreachableError,
+)
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.trajectory.payload_codec import decode, encode
 from rollmesh.protos import buffer_pb2, learner_pb2, learner_pb2_grpc
@@ -325,6 +335,32 @@ def test_gradients_that_stay_infinite_end_the_run_and_cost_no_data(
     assert "the actor's gradient was not finite in 3 batches in a row" in capfd.readouterr().err
     assert (counts.trained, counts.consumed) == (2 * 4, 3 * 4), "what changed nothing is offered again"
     assert [version.version for version, _ in list_checkpoints(config.run.folder / "checkpoints")] == [1, 2]
+
+
+def test_a_generator_with_wrong_weights_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    """Its log-probs are the learner's until it takes the weights of version 1 for others."""
+    config = make_config(
+        tmp_path, {"learner.steps": 100_000, "buffer.max_staleness": 0, "checkpoint.every_steps": 1, "data.eval": None}
+    )
+    stage, taken = ModelWeights.stage, itertools.count()
+
+    def wrong_later(self: ModelWeights, tensors: Iterable[tuple[str, torch.Tensor]]) -> StagedWeights:
+        factor = 1.0 if next(taken) == 0 else 50.0
+        return stage(self, ((name, tensor * factor) for name, tensor in tensors))
+
+    monkeypatch.setattr(ModelWeights, "stage", wrong_later)
+    with mesh_of(config) as mesh:
+        assert run_learner(config, mesh) == MismatchError.exit_code
+    said = capfd.readouterr().err
+    assert re.search(r"log-probs of learner and generators, both of version \d, differ by .*mismatch.stop", said)
+    steps = [record for record in records(config) if "mismatch/tokens" in record]
+    assert all(record["mismatch/tokens"] > 0 for record in steps), "also where all rewards are equal"
+    assert steps[0]["mismatch/log_prob_diff"] < 1e-4
+    assert steps[-1]["mismatch/log_prob_diff"] > 1.0
+    last = list_checkpoints(config.run.folder / "checkpoints")[-1][0].version
+    assert last < steps[-1]["version"], "nothing of the last step is kept"
 
 
 @pytest.mark.slow

@@ -1,0 +1,112 @@
+"""The difference of learner and generators over responses of the trained version, the same however it is seen."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from rollmesh.learner.algorithms.types import GlobalCounts, LossOutput, ModelOutput, Rollouts, TokenBatch
+from rollmesh.learner.distributed.mismatch import Mismatch, MismatchMeter, mismatch_of
+from rollmesh.learner.engines.interface import Engine
+
+# Four responses: fresh, with a stale beginning, without a recorded token, and empty.
+LENGTHS = [2, 3, 2, 0]
+STALENESS = [0, 0, 1, 0, 0, 0, 0]
+BEHAVIOUR = [-1.0, -2.0, -1.0, -1.0, -1.0, -0.5, math.nan]
+CURRENT = [-1.5, -1.0, -9.0, -9.0, -9.0, -0.5, -3.0]
+EXPECTED = Mismatch(3, 0.5 + 1.0, (math.exp(-0.5) - 0.5) + (math.e - 2.0))
+
+
+def rollouts() -> Rollouts:
+    return Rollouts(
+        group_ids=torch.zeros(4, dtype=torch.int64),
+        rewards=torch.zeros(4),
+        lengths=torch.tensor(LENGTHS),
+        behaviour_log_probs=torch.tensor(BEHAVIOUR),
+        staleness=torch.tensor(STALENESS, dtype=torch.int32),
+        truncated=torch.zeros(4, dtype=torch.bool),
+    )
+
+
+def tokens(first: int, last: int) -> TokenBatch:
+    """A micro-batch of some of the sequences."""
+    batch = rollouts()
+    places = (batch.sequence_ids >= first) & (batch.sequence_ids < last)
+    return TokenBatch(
+        sequence_ids=batch.sequence_ids[places] - first,
+        sequence_lengths=batch.lengths[first:last],
+        behaviour_log_probs=batch.behaviour_log_probs[places],
+        advantages=torch.zeros(int(places.sum())),
+        staleness=batch.staleness[places],
+        sequence_rewards=batch.rewards[first:last],
+    )
+
+
+def assert_is(found: Mismatch, expected: Mismatch) -> None:
+    assert found.tokens == expected.tokens
+    assert (found.absolute, found.k3) == pytest.approx((expected.absolute, expected.k3), rel=1e-6)
+
+
+def test_only_responses_that_the_trained_version_sampled_are_compared() -> None:
+    found = mismatch_of(torch.tensor(CURRENT), rollouts())
+    assert_is(found, EXPECTED)
+    assert found.metrics() == pytest.approx(
+        {"mismatch/tokens": 3.0, "mismatch/log_prob_diff": 0.5, "mismatch/k3_kl": EXPECTED.k3 / 3}
+    )
+
+
+def test_a_batch_of_stale_tokens_has_their_number_alone() -> None:
+    batch = rollouts()
+    batch.staleness += 1
+    assert mismatch_of(torch.tensor(CURRENT), batch).metrics() == {"mismatch/tokens": 0.0}
+
+
+@pytest.mark.parametrize(("has_results", "ranks"), [(True, 2), (False, 2)])
+def test_micro_batches_and_ranks_add_up(has_results: bool, ranks: int) -> None:
+    """Processes without results of their own (stages of a pipeline, parts of a sequence) count nothing twice."""
+
+    def over_ranks(values: Tensor) -> Tensor:
+        return values * ranks
+
+    layout = SimpleNamespace(has_results=has_results)
+    world = SimpleNamespace(sum=over_ranks, max_int=int)
+    engine = SimpleNamespace(device=torch.device("cpu"), layout=layout, world=world)
+    meter = MismatchMeter(cast(Engine, engine))
+    seen: list[Any] = []
+
+    def loss(output: ModelOutput, batch: TokenBatch, counts: GlobalCounts) -> LossOutput:
+        seen.append((output, batch, counts))
+        return cast(LossOutput, "share")
+
+    watched, counts = meter.watching(loss), GlobalCounts(7, 3)
+    log_probs = torch.tensor(CURRENT, requires_grad=True)
+    for first, last, places in ((0, 2, slice(0, 5)), (2, 4, slice(5, 7))):
+        current = log_probs[places]
+        output = ModelOutput(log_probs=current, entropy=torch.zeros_like(current))
+        assert watched(output, tokens(first, last), counts) == "share"
+    assert len(seen) == 2
+    assert_is(meter.total([]), EXPECTED + EXPECTED if has_results else Mismatch())
+
+
+def test_where_no_fresh_response_was_computed_one_micro_batch_is() -> None:
+    computed: list[Any] = []
+
+    def infer(batches: list[Any]) -> list[ModelOutput]:
+        computed.extend(batches)
+        current = torch.tensor(CURRENT)[:2]
+        return [ModelOutput(log_probs=current, entropy=torch.zeros_like(current)) for _ in batches]
+
+    world = SimpleNamespace(sum=lambda values: values, max_int=int)
+    layout = SimpleNamespace(has_results=True)
+    engine = SimpleNamespace(device=torch.device("cpu"), layout=layout, world=world, infer=infer)
+    stale, fresh = SimpleNamespace(tokens=tokens(1, 2)), SimpleNamespace(tokens=tokens(0, 1))
+    found = MismatchMeter(cast(Engine, engine)).total(cast(Any, [stale, fresh, fresh]))
+    assert computed == [fresh]
+    assert_is(found, Mismatch(2, EXPECTED.absolute, EXPECTED.k3))
+    assert MismatchMeter(cast(Engine, engine)).total(cast(Any, [stale])) == Mismatch()
+    assert computed == [fresh]
