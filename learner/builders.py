@@ -16,6 +16,7 @@ from rollmesh.learner.algorithms.types import ModelRole, UpdatePlan
 from rollmesh.learner.checkpoint.store import CheckpointStore
 from rollmesh.learner.distributed.trajectories import TrajectorySource
 from rollmesh.learner.distributed.worker import Worker
+from rollmesh.learner.engines.device_peaks import peak_tflops
 from rollmesh.learner.engines.interface import ACTOR, Engine, EngineSpec
 from rollmesh.learner.engines.registry import ModelType, create_engine
 from rollmesh.learner.model_files.location import resolve_model
@@ -126,8 +127,16 @@ def _engine(
         memory=config.learner.memory,
         offload=offload,
         longest=config.rollout.max_prompt_tokens + config.rollout.max_response_tokens,
+        peak_tflops=config.learner.device_peak_tflops or _peak_tflops(device, param_dtype),
     )
     return create_engine(spec, model_type=model_type, backend=config.learner.engine)
+
+
+def _peak_tflops(device: DeviceType, param_dtype: str) -> float | None:
+    """The peak of this rank's device; None where it is not known."""
+    if device == "cpu":
+        return None
+    return peak_tflops(torch.cuda.get_device_name(int(os.environ.get("LOCAL_RANK", "0"))), param_dtype)
 
 
 def _section(config: Config, role: ModelRole) -> RoleSection:

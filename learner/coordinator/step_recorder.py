@@ -71,7 +71,7 @@ class FinishedStep:
         dropped: groups given back on the way, by reason.
         metrics: of engine and algorithm.
         skipped: optimizer steps whose gradient was not finite.
-        timings: of the training thread.
+        timings: of the training thread, and the speed of the training by role.
         mismatch_warning: of learner and generators that differ; empty: none is due.
     """
 

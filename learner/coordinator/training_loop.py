@@ -280,7 +280,7 @@ class TrainingLoop:
                 dropped=dict(batch.dropped),
                 metrics=result.metrics,
                 skipped=result.skipped,
-                timings=timings.as_metrics(),
+                timings=timings.as_metrics() | result.speed,
                 mismatch_warning=warning,
             )
         )

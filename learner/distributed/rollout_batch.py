@@ -22,6 +22,7 @@ from rollmesh.learner.batching.types import PackedBatch, TrainSequence
 from rollmesh.learner.distributed.batch_agreement import agree_on_values
 from rollmesh.learner.distributed.mismatch import Mismatch, MismatchMeter, mismatch_of
 from rollmesh.learner.distributed.rank_batch import Integers, OptimizerStep, RankBatch
+from rollmesh.learner.distributed.step_meter import StepMeter
 from rollmesh.learner.distributed.train_plan import TrainPlan
 from rollmesh.learner.engines.interface import ACTOR, Engine, StepResult
 from rollmesh.mesh.errors import ConfigError
@@ -67,6 +68,7 @@ class RolloutBatch:
         self.metrics: dict[str, float] = {}
         self.results: dict[str, list[StepResult]] = {}
         self.mismatch: Mismatch | None = None
+        self.meter = StepMeter(engines)
         actor = self._actor = engines[ACTOR]
         own = [sequences[member] for member in plan.members_of(actor.layout)]
         mask = trained_mask(own)
@@ -121,16 +123,19 @@ class RolloutBatch:
     def update(self, role: str, loss: Loss, step: OptimizerStep) -> None:
         """One optimizer step; the model stays as it is where `before_update` raises."""
         engine = self._engine(role)
-        meter = MismatchMeter(engine) if role == ACTOR and self.mismatch is None else None
+        mismatch = MismatchMeter(engine) if role == ACTOR and self.mismatch is None else None
         try:
-            engine.accumulate(step.batches, meter.watching(loss) if meter else loss, step.counts)
-            if meter is not None:
-                self.mismatch = meter.total(self._planned(engine))
+            with self.meter.timing("update", role):
+                engine.accumulate(step.batches, mismatch.watching(loss) if mismatch else loss, step.counts)
+            self.meter.count_update(role, step.batches)
+            if mismatch is not None:
+                self.mismatch = mismatch.total(self._planned(engine))
             self._before_update()
         except BaseException:
             engine.discard()
             raise
-        self.results.setdefault(role, []).append(engine.apply())
+        with self.meter.timing("update", role):
+            self.results.setdefault(role, []).append(engine.apply())
 
     def select(self, algorithm: Algorithm, minibatch: int, step: OptimizerStep) -> None:
         """Shows the algorithm a whole minibatch under the current policy; fills `TokenBatch.selected`."""
@@ -185,7 +190,8 @@ class RolloutBatch:
             for minibatch in minibatches
             for micro in rank_batch.planned_micro_batches(minibatch)
         ]
-        parts = engine.infer(batches, sum_pi_squared=sum_pi_squared)
+        with self.meter.timing("infer", role):
+            parts = engine.infer(batches, sum_pi_squared=sum_pi_squared)
         order = rank_batch.token_indices(self._plan.rank_order(engine.layout, minibatches))
 
         def gather_values(name: str) -> Tensor:

@@ -47,12 +47,14 @@ class TrainResult:
         skipped: optimizer steps whose gradient was not finite.
         stopped: by role that had something to train, whether all its steps were such.
         mismatch: of generators and policy at the version that was trained; None where the policy was not computed.
+        speed: time, arithmetic and memory by role, see `StepMeter`; the times are this process's.
     """
 
     metrics: dict[str, float]
     skipped: int
     stopped: dict[str, bool] = field(default_factory=dict)
     mismatch: Mismatch | None = None
+    speed: dict[str, float] = field(default_factory=dict)
 
 
 class Worker:
@@ -162,7 +164,13 @@ class Worker:
         stopped = {role: all(result.skipped for result in steps) for role, steps in due.items() if steps}
         if batch.mismatch is not None:
             metrics |= batch.mismatch.metrics()
-        return TrainResult(metrics | batch.metrics, sum(result.skipped for result in results), stopped, batch.mismatch)
+        return TrainResult(
+            metrics | batch.metrics,
+            sum(result.skipped for result in results),
+            stopped,
+            batch.mismatch,
+            speed=batch.meter.metrics(),
+        )
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The actor's weights under Hugging Face names; every rank has to exhaust the iterator."""

@@ -24,6 +24,7 @@ from rollmesh.learner.algorithms.interface import Loss
 from rollmesh.learner.algorithms.types import GlobalCounts, ModelOutput
 from rollmesh.learner.batching.types import PackedBatch, Packing
 from rollmesh.learner.engines.layout import Layout
+from rollmesh.learner.engines.model_cost import ModelCost
 from rollmesh.learner.engines.tolerances import Evidence
 from rollmesh.learner.engines.world import World
 from rollmesh.mesh.config.inputs import ModelSection
@@ -55,6 +56,7 @@ class EngineSpec:
         memory: switches between memory and time.
         offload: between calls the weights rest in host memory (models that are not trained).
         longest: tokens of the longest sequence, prompt and response, that can come; None: not known.
+        peak_tflops: as `Engine.peak_tflops`.
     """
 
     model: ModelSection
@@ -70,6 +72,7 @@ class EngineSpec:
     memory: MemorySection = field(default_factory=MemorySection)
     offload: bool = False
     longest: int | None = None
+    peak_tflops: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,8 @@ class Engine(ABC):
         trained: it has an optimizer.
         packing: how it computes the sequences of a micro-batch, which are to be planned accordingly.
         vocab_size: token ids are below it.
+        cost: operations of a forward pass.
+        peak_tflops: that a device can do at most in the compute dtype, in 10^12 per second; None: not known.
     """
 
     layout: Layout
@@ -104,6 +109,8 @@ class Engine(ABC):
     trained: bool
     packing: Packing
     vocab_size: int
+    cost: ModelCost
+    peak_tflops: float | None
 
     @abstractmethod
     def probe(self) -> Evidence:

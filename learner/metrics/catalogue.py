@@ -211,10 +211,31 @@ TIMING = [
     _verl("timing_s/update_actor", "Forward, backward and optimizer, of all roles.", "s"),
     _verl("timing_s/update_weights", "Storing the new weights, and waiting for the announcement before.", "s"),
     _verl("timing_s/save_checkpoint", "Writing a checkpoint.", "s"),
+    Metric(
+        "timing_s/infer/<role>",
+        "Forward passes of a role before the batch's first update.",
+        "s",
+        verl="timing_s/old_log_prob, timing_s/ref, timing_s/values",
+    ),
+    Metric("timing_s/update/<role>", "Forward, backward and optimizer of a role.", "s", verl="timing_s/update_critic"),
     Metric("timing_s/<phase>", "Further phases of the training thread.", "s"),
     _verl("perf/time_per_step", "The same as `timing_s/step`.", "s"),
     _verl("perf/total_num_tokens", "Prompt and response tokens of the batch.", "tokens"),
     Metric("perf/throughput", "Those per second, over all ranks (verl: per GPU).", "tokens/s", verl="perf/throughput"),
+    Metric(
+        "perf/tflops/<role>",
+        "Model FLOPs of a role's updates, per device and second, without recomputation.",
+        "TFLOP/s",
+    ),
+    Metric(
+        "perf/mfu/<role>",
+        "The same as a share of the device's peak, where that is known.",
+        "share",
+        verl="perf/mfu/actor",
+    ),
+    Metric("perf/max_rss_gb", "Largest resident memory of any rank so far.", "GiB"),
+    _verl("perf/max_memory_allocated_gb", "Largest memory of tensors on any rank's device in the step.", "GiB"),
+    _verl("perf/max_memory_reserved_gb", "The same with what torch keeps for later.", "GiB"),
     Metric("tokens_per_second", "Trained response tokens per second.", "tokens/s"),
 ]
 

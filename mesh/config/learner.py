@@ -167,6 +167,11 @@ class LearnerSection(Section):
         description="Batches in a row without a step, because the gradient was not finite, that the run outlives. "
         "With one more it ends (exit code 14).",
     )
+    device_peak_tflops: PositiveFloat | None = Field(
+        None,
+        description="Dense peak of a device in the compute dtype, TFLOP/s: the denominator of MFU. None: that of the "
+        "data sheet for bfloat16 on a known CUDA device; elsewhere no MFU is reported.",
+    )
     mismatch: MismatchSection = Field(
         default_factory=MismatchSection, description="Bounds on the difference of learner and generators."
     )

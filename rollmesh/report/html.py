@@ -15,6 +15,7 @@ from rollmesh.report.metrics import read_metrics, run_records
 from rollmesh.report.pushes import push_rows, read_receivers
 from rollmesh.report.samples import read_samples
 from rollmesh.report.series import build_curves
+from rollmesh.report.speed import speed_lines
 from rollmesh.report.stalls import read_stalls, stall_grid
 from rollmesh.report.summary import FinalState, Summary, build_summary, read_summary
 from rollmesh.run_files import config_path, read_config
@@ -85,6 +86,8 @@ def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
     yield "training", f"{summary.training_s:.1f} s (whole launch {summary.wall_s:.1f} s)"
     yield "tokens/s generated", show(summary.tokens_per_s_generated, ",.0f")
     yield "tokens/s trained", show(summary.tokens_per_s_trained, ",.0f")
+    if summary.speed:
+        yield "speed of the learner's steps", ", ".join(speed_lines(summary.speed))
     yield "groups", _pairs(summary.groups_by_fate, "d")
     for table, ledger in summary.ledger.items():
         yield f"ledger of {table}", "; ".join(ledger["discrepancies"]) or "balances"

@@ -22,6 +22,7 @@ from rollmesh.report.graders import grader_versions
 from rollmesh.report.metrics import Record, is_evaluation, is_training, read_metrics, run_records
 from rollmesh.report.restarts import read_restarts
 from rollmesh.report.series import metric_value
+from rollmesh.report.speed import speed_of
 from rollmesh.report.stalls import read_stalls
 from rollmesh.report.unscored import UnscoredMembers
 
@@ -81,6 +82,8 @@ class Summary:
         unscored: of the trained groups: all members, those without a reward by code, and the newest cause.
         stalls: beginning, duration, holders of groups and end of each stall.
         graders: installed versions of what grades mathematics, by package, where this mesh's own scorers do.
+        speed: medians over the steps of the learner's metrics by role (`timing_s/infer/<role>`, `perf/mfu/<role>` ...),
+            and the largest memory.
     """
 
     run: str
@@ -104,6 +107,7 @@ class Summary:
     unscored: dict[str, Any]
     stalls: list[dict[str, Any]]
     graders: dict[str, str]
+    speed: dict[str, float]
 
     def lines(self) -> Iterator[str]:
         """The summary for a terminal."""
@@ -207,6 +211,7 @@ def build_summary(folder: Path, config: Config, final: FinalState) -> Summary:
         unscored=unscored.to_wire(),
         stalls=[asdict(stall) for stall in read_stalls(folder)],
         graders=grader_versions(config),
+        speed=speed_of(steps),
     )
 
 

@@ -22,6 +22,7 @@ from rollmesh.report.metrics import MetricsTail, read_metrics, surviving_records
 from rollmesh.report.restarts import record_restart
 from rollmesh.report.samples import read_samples, sample_lines
 from rollmesh.report.series import build_curves, smoothed
+from rollmesh.report.speed import speed_lines, speed_of
 from rollmesh.report.summary import FinalState, read_summary, write_summary
 from rollmesh.run_files import read_config
 
@@ -409,3 +410,13 @@ def test_a_single_look_counts_members_without_a_reward_as_generators_do() -> Non
     snapshot.unscored.add([training(1, 0.5) | {"samples": 8, "unscored/timeout": 2, "unscored_cause": "late"}])
     assert snapshot.without_reward() == "2 of 10 responses have no reward (timeout 2); newest cause: late"
     assert Snapshot(members=[membership_pb2.Member(role=membership_pb2.ROLE_GENERATOR)]).without_reward() == ""
+
+
+def test_speed_is_the_median_of_the_steps_and_memory_the_largest() -> None:
+    steps = [
+        {"timing_s/update/actor": seconds, "perf/mfu/actor": 0.4, "perf/max_rss_gb": seconds, "timing_s/step": 9.0}
+        for seconds in (1.0, 5.0, 2.0)
+    ]
+    speed = speed_of([{"timing_s/step": 1.0}, *steps])
+    assert speed == {"timing_s/update/actor": 2.0, "perf/mfu/actor": 0.4, "perf/max_rss_gb": 5.0}
+    assert list(speed_lines(speed)) == ["actor update 2 s", "actor MFU 40.0%", "host memory of a rank 5.00 GiB"]

@@ -52,6 +52,7 @@ from rollmesh.learner.engines.fsdp2.state import StateWriter, load_state
 from rollmesh.learner.engines.fsdp2.varlen import build_varlen_layout, has_varlen
 from rollmesh.learner.engines.interface import Engine, EngineSpec, StepResult
 from rollmesh.learner.engines.layout import Layout
+from rollmesh.learner.engines.model_cost import ModelCost, cost_of
 from rollmesh.learner.engines.pending_step import PendingStep
 from rollmesh.learner.engines.tolerances import Evidence
 from rollmesh.learner.engines.world import World
@@ -110,6 +111,8 @@ class Fsdp2Engine(Engine):
             if new:
                 parameters = {plain_name(name): parameter for name, parameter in self._model.named_parameters()}
                 self._fill_new({name: parameters[name] for name in new}, stored.files)
+        self.cost = self._cost()
+        self.peak_tflops = spec.peak_tflops
         self._parameters = [p for p in self._model.parameters() if p.requires_grad]
         self._optimizer = None
         if spec.optimizer is not None:
@@ -137,6 +140,11 @@ class Fsdp2Engine(Engine):
         """
         del files
         raise DataError(f"model {self._spec.model.path!r} lacks weights: {', '.join(parameters)}")
+
+    def _cost(self) -> ModelCost:
+        config = self._transformer.config.get_text_config()
+        shapes = ((plain_name(name), tuple(parameter.shape)) for name, parameter in self._model.named_parameters())
+        return cost_of(config, shapes, tied=bool(config.tie_word_embeddings) and not self._backbone_only)
 
     @abstractmethod
     def _forward(self, batch: PackedBatch, *, sum_pi_squared: bool = False) -> tuple[ModelOutput, Tensor]:

@@ -138,6 +138,25 @@ def test_metrics_of_all_roles_have_their_names(one_rank: Any) -> None:
     assert one_rank[1].skipped == 0
 
 
+def test_speed_is_known_by_role_and_without_a_known_peak_there_is_no_mfu(one_rank: Any) -> None:
+    speed = one_rank[1].speed
+    for name in ("timing_s/infer/critic", "timing_s/update/actor", "timing_s/update/critic", "perf/max_rss_gb"):
+        assert speed[name] > 0, name
+    assert speed["perf/tflops/actor"] > 0
+    assert not any("mfu" in name or "memory" in name for name in speed), "of a device that is not here"
+
+
+def test_mfu_is_model_flops_over_time_and_peak(model: Path, tmp_path: Path) -> None:
+    algorithm, groups = Plain(), make_groups()
+    engines = make_engines(model, algorithm)
+    engines["actor"].peak_tflops = 0.5
+    worker = make_worker(algorithm, engines, groups, tmp_path)
+    worker.prepare(make_plan(groups))
+    speed = worker.train(lambda: None).speed
+    worker.close()
+    assert speed["perf/mfu/actor"] == pytest.approx(speed["perf/tflops/actor"] / 0.5)
+
+
 def test_a_checkpoint_holds_critic_and_algorithm(model: Path, tmp_path: Path, two_ranks: Any) -> None:
     algorithm, groups = Probe(), make_groups()
     engines = make_engines(model, algorithm)

@@ -1,0 +1,118 @@
+"""Model FLOPs: the arithmetic that a model needs for a micro-batch, whatever an engine computes twice.
+
+PaLM (arXiv:2204.02311, appendix B) and Megatron-LM (arXiv:2104.04473, appendix) count them in this way. A forward pass
+takes two operations per weight and token, and two per dimension of each score and weighted sum of attention. The
+backward pass takes twice as much. Activations that are computed again do not count. Unlike there, attention counts the
+keys that a token really sees: those before it in its sequence, and within its layer's window. Embeddings are looked up
+and cost nothing. Experts count in the share of them that a token visits. Linear attention and state-space layers count
+their weights alone, since their state costs little next to them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rollmesh.learner.batching.types import PackedRow, Segments
+
+# Names, over the architectures of transformers, of the experts of a layer and of those that a token visits.
+_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+_VISITED = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "moe_top_k")
+_OF_EXPERTS = re.compile(r"\.experts\.")
+_HEADS = re.compile(r"(^|\.)(lm_head|score|embed_out|output_layer)\.weight$")
+_SLIDING = ("sliding_attention", "chunked_attention")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCost:
+    """The cost of a model's forward pass.
+
+    Attributes:
+        weights: weights that multiply a token, without the output layer's.
+        head: weights of the output layer, which multiply predictors of trained tokens alone.
+        pair: operations per layer for a token and a key that it sees.
+        windows: per layer with attention, the number of keys that a token sees at most; None: all before it.
+    """
+
+    weights: int
+    head: int
+    pair: int
+    windows: tuple[int | None, ...]
+
+    def forward_flops(self, row: PackedRow) -> float:
+        """Operations of one forward pass over a micro-batch."""
+        tokens, predictors = row.input_ids.shape[1], len(row.labels)
+        seen = {window: attended_pairs(row.segments, window) for window in set(self.windows)}
+        attention = self.pair * sum(seen[window] for window in self.windows)
+        return 2.0 * (self.weights * tokens + self.head * predictors) + attention
+
+
+def cost_of(config: Any, shapes: Iterable[tuple[str, tuple[int, ...]]], *, tied: bool) -> ModelCost:
+    """The cost of a Hugging Face model.
+
+    Args:
+        config: its (text) configuration.
+        shapes: names and whole shapes of its parameters, tied ones once.
+        tied: the output layer's weight is the embedding.
+    """
+    wide = {name: shape for name, shape in shapes if len(shape) >= 2}
+    embeddings = {name: int(np.prod(shape)) for name, shape in wide.items() if "embed" in name or ".wte" in name}
+    embeddings |= {name: int(np.prod(shape)) for name, shape in wide.items() if name.endswith("wpe.weight")}
+    heads = {name: int(np.prod(shape)) for name, shape in wide.items() if _HEADS.search(name)}
+    share = _share_of_experts(config)
+    weights = sum(
+        int(np.prod(shape)) * (share if _OF_EXPERTS.search(name) else 1.0)
+        for name, shape in wide.items()
+        if name not in heads and name not in embeddings
+    )
+    head = max(embeddings.values(), default=0) if tied else sum(heads.values())
+    return ModelCost(round(weights), head, _pair_cost(config), _windows(config))
+
+
+def attended_pairs(segments: Segments, window: int | None) -> int:
+    """Pairs of a token and a key that it sees, over all sequences of a micro-batch.
+
+    A token sees itself and those before it, `window` at most.
+    """
+    lengths, before = segments.lengths, segments.prefix_lengths
+    all_pairs = before * lengths + lengths * (lengths + 1) // 2
+    if window is None:
+        return int(all_pairs.sum())
+    # Tokens that see the window in full: those whose position, from 1, exceeds it.
+    full = np.clip(before + lengths - np.maximum(before, window), 0, None)
+    partial = lengths - full
+    return int((partial * before + partial * (partial + 1) // 2 + full * window).sum())
+
+
+def _share_of_experts(config: Any) -> float:
+    experts, visited = (_first(config, names) for names in (_EXPERTS, _VISITED))
+    return visited / experts if experts and visited else 1.0
+
+
+def _pair_cost(config: Any) -> int:
+    """Operations for the score of a pair, and for adding its value: two per dimension each."""
+    heads = getattr(config, "num_attention_heads", None) or 0
+    if not heads:
+        return 0
+    keys = values = getattr(config, "head_dim", None) or config.hidden_size // heads
+    if getattr(config, "kv_lora_rank", None):
+        keys = config.qk_nope_head_dim + config.qk_rope_head_dim
+        values = config.v_head_dim
+    return 2 * heads * (keys + values)
+
+
+def _windows(config: Any) -> tuple[int | None, ...]:
+    layers = getattr(config, "num_hidden_layers", 0)
+    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
+    window = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
+    if kinds is None:
+        return (window,) * layers
+    return tuple(window if kind in _SLIDING else None for kind in kinds if "attention" in kind and "linear" not in kind)
+
+
+def _first(config: Any, names: Iterable[str]) -> int | None:
+    return next((value for name in names if isinstance(value := getattr(config, name, None), int)), None)
