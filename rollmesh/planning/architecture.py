@@ -1,0 +1,144 @@
+"""Reads a model's sizes from its configuration alone: the model is built on the meta device, which holds no bytes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from rollmesh.learner.engines.fsdp2.output.logit_form import UnknownFormError, read_logit_form
+from rollmesh.learner.engines.fsdp2.sharding import transformer_blocks
+from rollmesh.learner.model_files.stored_model import quiet_transformers
+from rollmesh.mesh.config.inputs import ModelSection
+from rollmesh.mesh.errors import DataError
+from rollmesh.planning.shape import ModelShape, ParameterGroup, Rows
+
+# Kinds of layers that keep no keys and values of their tokens.
+_STATEFUL = frozenset({"linear_attention", "conv", "mamba", "recurrent"})
+
+
+def read_model_config(section: ModelSection) -> PreTrainedConfig:
+    """The configuration of a model: of a folder, of a `config.json` by its path, or of a hub id.
+
+    Raises:
+        DataError: there is none, or transformers does not know the architecture.
+    """
+    try:
+        return AutoConfig.from_pretrained(section.path, revision=section.revision, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
+        raise DataError(
+            f"model {section.path!r}: its configuration cannot be read: {_first_line(error)}",
+            hint="model.path is a folder or a file with the config.json of a known architecture, or a hub id; "
+            "weights are not needed",
+        ) from error
+
+
+def build_on_meta(config: PreTrainedConfig) -> PreTrainedModel:
+    """The model without bytes, in float32.
+
+    Raises:
+        DataError: the architecture is no causal language model.
+    """
+    try:
+        with torch.device("meta"), quiet_transformers():
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32, trust_remote_code=False
+            )
+    except (ValueError, KeyError) as error:
+        raise DataError(
+            f"a model of the type {config.model_type!r} cannot be built: {_first_line(error)}",
+            hint="only causal language models are trained",
+        ) from error
+    return model.eval()
+
+
+def read_shape(name: str, model: PreTrainedModel) -> ModelShape:
+    """The sizes of a model.
+
+    Args:
+        name: for messages.
+        model: on any device.
+
+    Raises:
+        DataError: it has no list of blocks, or no output layer.
+    """
+    blocks = transformer_blocks(model)
+    output = model.get_output_embeddings()
+    if not blocks or output is None:
+        raise DataError(f"model {name!r} has no list of blocks or no output layer", hint="choose another model")
+    text = model.config.get_text_config()
+    kinds, layers = kinds_of(blocks, list(getattr(text, "layer_types", None) or ()))
+    inside = {id(parameter) for block in blocks for parameter in block.parameters()}
+    rest = [parameter for parameter in model.parameters() if id(parameter) not in inside]
+    weight = output.weight
+    assert isinstance(weight, torch.Tensor)
+    return ModelShape(
+        name=name,
+        model_type=model.config.model_type,
+        hidden=text.hidden_size,
+        vocabulary=len(weight),
+        kinds=tuple(_group(blocks[layers.index(kind)].parameters()) for kind in range(kinds)),
+        layers=tuple(layers),
+        root=_group(rest),
+        output=weight.numel(),
+        tiled_output=_tiled(model),
+        kv_elements=_kv_elements(text, len(blocks), compressed=False),
+        compressed_kv_elements=_kv_elements(text, len(blocks), compressed=True),
+    )
+
+
+def kinds_of(blocks: list[nn.Module], layer_types: list[str]) -> tuple[int, list[int]]:
+    """Numbers blocks by kind: equal parameters, and the same type of layer where the configuration names types.
+
+    Returns:
+        Number of kinds, and the kind of every block.
+    """
+    known: dict[Any, int] = {}
+    layers = []
+    for place, block in enumerate(blocks):
+        named = tuple((name, tuple(parameter.shape)) for name, parameter in block.named_parameters())
+        kind = layer_types[place] if place < len(layer_types) else ""
+        layers.append(known.setdefault((type(block), kind, named), len(known)))
+    return len(known), layers
+
+
+def _tiled(model: PreTrainedModel) -> bool:
+    try:
+        read_logit_form(model)
+    except UnknownFormError:
+        return False
+    return True
+
+
+def _group(parameters: Any) -> ParameterGroup:
+    return ParameterGroup(tuple(Rows(p.shape[0] if p.dim() else 1, p[0].numel() if p.dim() else 1) for p in parameters))
+
+
+def _kv_elements(text: PreTrainedConfig, blocks: int, *, compressed: bool) -> int:
+    types = Counter(getattr(text, "layer_types", None) or ["full_attention"] * blocks)
+    layers = sum(count for kind, count in types.items() if kind not in _STATEFUL)
+    rank = getattr(text, "kv_lora_rank", None)
+    if rank and compressed:
+        return layers * int(rank + text.qk_rope_head_dim)
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    if rank:
+        return layers * int(heads * (text.qk_nope_head_dim + text.qk_rope_head_dim + text.v_head_dim))
+    return layers * 2 * int(heads * width)
+
+
+def config_path(path: str) -> Path | None:
+    """The `config.json` that a path leads to; None for a hub id."""
+    place = Path(path)
+    if place.is_dir():
+        return place / "config.json"
+    return place if place.is_file() else None
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,203 @@
+"""Memory of one transformer block, counted on fake tensors: shapes are computed, no byte is allocated.
+
+The forward pass of the whole model brings each kind of block its arguments, while blocks themselves are skipped. Then a
+block of each kind runs alone, forward and backward, and torch's tracker gives its largest sum. Two token counts make
+a line. Attention is the learner's own over one long sequence, as variable-length kernels need it on CUDA.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.nn import functional
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from rollmesh.learner.batching.types import Packing, Segments
+from rollmesh.learner.engines.fsdp2.architecture import choose_packing
+from rollmesh.learner.engines.fsdp2.attention import ATTENTION
+from rollmesh.learner.engines.fsdp2.layout import build_layout
+from rollmesh.learner.engines.fsdp2.sharding import transformer_blocks
+from rollmesh.learner.model_files.stored_model import quiet_transformers
+from rollmesh.planning.architecture import kinds_of
+from rollmesh.planning.shape import BlockCosts, TokenCost
+
+# Far enough apart for the slope, and large enough that gradients of parameters do not hide activations.
+_POINTS = (8192, 16384)
+_TOTAL = "Total"
+
+
+def count_block_costs(config: PreTrainedConfig, dtype: torch.dtype) -> tuple[BlockCosts, ...]:
+    """The costs of every kind of block, in the order of `ModelShape.kinds`.
+
+    Args:
+        config: of the model.
+        dtype: compute dtype.
+    """
+    with FakeTensorMode(allow_non_fake_inputs=True), quiet_transformers(), grouped_products_by_shape():
+        model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype).eval()
+        measured = [_count(model, tokens) for tokens in _POINTS]
+    return tuple(
+        BlockCosts(*(_line(*pair) for pair in zip(few, many, strict=True))) for few, many in zip(*measured, strict=True)
+    )
+
+
+def _line(few: int, many: int) -> TokenCost:
+    low, high = _POINTS
+    slope = (many - few) / (high - low)
+    return TokenCost(few - slope * low, slope)
+
+
+def _count(model: Any, tokens: int) -> list[tuple[int, int, int, int]]:
+    """Saved, working, accumulating and inference bytes by kind."""
+    blocks = transformer_blocks(model)
+    kinds, layers = kinds_of(blocks, list(getattr(model.config.get_text_config(), "layer_types", None) or ()))
+    calls = _arguments(model, blocks, model_inputs(model, tokens))
+    for block in blocks:
+        block.zero_grad()
+    return [_block(blocks[place], *calls[place]) for place in map(layers.index, range(kinds))]
+
+
+@contextmanager
+def grouped_products_by_shape() -> Iterator[None]:
+    """Lets experts' grouped products be counted in any dtype, within the context; torch counts bfloat16 alone."""
+    real = functional.grouped_mm
+    functional.grouped_mm = _by_shape  # type: ignore[assignment]  # restored below
+    try:
+        yield
+    finally:
+        functional.grouped_mm = real
+
+
+class _GroupedProduct(torch.autograd.Function):
+    """Allocates and keeps what `torch.nn.functional.grouped_mm` does: [M, K] x [E, K, N] -> [M, N]."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, experts: Tensor) -> Tensor:
+        ctx.save_for_backward(rows, experts)
+        return rows.new_empty(len(rows), experts.shape[2])
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, Tensor]:
+        rows, experts = ctx.saved_tensors
+        return torch.empty_like(rows), torch.empty_like(experts)
+
+
+def _by_shape(rows: Tensor, experts: Tensor, **_: Any) -> Tensor:
+    product: Tensor = _GroupedProduct.apply(rows, experts)
+    return product
+
+
+def model_inputs(model: Any, tokens: int) -> dict[str, Any]:
+    """Inputs of a forward pass over one sequence, as the engine makes them; sets the attention that belongs to it."""
+    ids = torch.zeros(1, tokens, dtype=torch.int64)
+    if choose_packing(model).packing is Packing.ROWS:
+        return {"input_ids": ids, "use_cache": False}
+    model.set_attn_implementation(ATTENTION)
+    segments = Segments(*(np.array([number]) for number in (0, tokens, 0, 0)))
+    layout = build_layout(segments, torch.device("cpu"))
+    return {
+        "input_ids": ids,
+        "position_ids": torch.arange(tokens)[None],
+        "layout": layout,
+        "use_cache": False,
+    }
+
+
+def _arguments(
+    model: nn.Module, blocks: list[nn.Module], inputs: dict[str, Any]
+) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """The arguments that each block gets."""
+    seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    with torch.no_grad(), _skipped(blocks, lambda *args, **kwargs: seen.append((args, kwargs))):
+        model(**inputs, logits_to_keep=torch.zeros(1, dtype=torch.int64))
+    return seen
+
+
+@contextmanager
+def _skipped(blocks: list[nn.Module], note: Callable[..., None]) -> Iterator[None]:
+    """Blocks hand on their input, within the context."""
+    forwards = [block.forward for block in blocks]
+
+    def hand_on(*args: Any, **kwargs: Any) -> Any:
+        note(*args, **kwargs)
+        return args[0] if args else kwargs["hidden_states"]
+
+    for block in blocks:
+        block.forward = hand_on
+    try:
+        yield
+    finally:
+        for block, forward in zip(blocks, forwards, strict=True):
+            block.forward = forward
+
+
+def _block(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int, int, int]:
+    parameters = sum(parameter.nbytes for parameter in block.parameters())
+    entering = _input_of(args, kwargs).nbytes
+
+    def run(*, gradient: bool) -> int:
+        """Peak in addition to parameters, gradients from before, and the input."""
+        hidden = _input_of(args, kwargs).detach().requires_grad_(gradient)
+        before = sum(p.grad.nbytes for p in block.parameters() if p.grad is not None)
+        given_args, given = _with_input(hidden, args, kwargs)
+        tracker = MemTracker()
+        tracker.track_external(block, hidden)
+        with tracker, torch.set_grad_enabled(gradient):
+            output = block(*given_args, **given)
+            output = output[0] if isinstance(output, tuple) else output
+            if gradient:
+                output.backward(torch.ones_like(output))
+        del output
+        peak = sum(device[_TOTAL] for device in tracker.get_tracker_snapshot("peak").values())
+        return peak - parameters - before - entering
+
+    inference = run(gradient=False)
+    saved = _saved(block, args, kwargs)
+    working = run(gradient=True)
+    return saved, working, run(gradient=True), inference
+
+
+def _saved(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Bytes that autograd keeps, parameters and what all blocks share left out."""
+    shared = {tensor.untyped_storage()._cdata for tensor in (*block.parameters(), *_tensors(kwargs))}
+    found: dict[int, tuple[int, torch.UntypedStorage]] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in shared:
+            # Kept, for the address of one that has ended could come again.
+            found[storage._cdata] = (storage.nbytes(), storage)
+        return tensor
+
+    hidden = _input_of(args, kwargs).detach().requires_grad_()
+    given_args, given = _with_input(hidden, args, kwargs)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        block(*given_args, **given)
+    return sum(nbytes for nbytes, _ in found.values())
+
+
+def _input_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    hidden: Tensor = args[0] if args else kwargs["hidden_states"]
+    return hidden
+
+
+def _with_input(
+    hidden: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return ((hidden, *args[1:]), kwargs) if args else ((), kwargs | {"hidden_states": hidden})
+
+
+def _tensors(kwargs: dict[str, Any]) -> Iterator[Tensor]:
+    for value in kwargs.values():
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, tuple):
+            yield from (item for item in value if isinstance(item, Tensor))

@@ -1,0 +1,84 @@
+"""Memory of one generator on one of its devices: arithmetic over the engine's settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rollmesh.mesh.config.rollout import RolloutSection
+from rollmesh.planning.cluster import GIB
+from rollmesh.planning.shape import ModelShape
+
+# The engine's own default shares of what is free (`generators/engines/hf/kv_budget.py`), and SGLang's on CUDA.
+_HF_SHARE = {True: 0.8, False: 0.5}
+_SGLANG_SHARE = {True: 0.85, False: 0.5}
+# CUDA graphs, activations of a prefill, sampling: vLLM and SGLang measure them at their start.
+_ENGINE_WORK = 3 * GIB
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorMemory:
+    """One generator on one device.
+
+    Attributes:
+        parts: bytes by component.
+        kv_tokens: tokens for which its KV cache has room, over all of its devices.
+        wanted_tokens: tokens of `rollout.slots` sequences of the longest kind.
+        longest: tokens of one such sequence.
+    """
+
+    parts: dict[str, int]
+    kv_tokens: int
+    wanted_tokens: int
+    longest: int
+
+    @property
+    def total(self) -> int:
+        """Bytes in all."""
+        return sum(self.parts.values())
+
+    @property
+    def full_sequences(self) -> int:
+        """Sequences of the longest kind that the KV cache holds at once."""
+        return self.kv_tokens // self.longest
+
+
+def generator_memory(
+    rollout: RolloutSection, shape: ModelShape, dtype_bytes: int, memory: int, *, cuda: bool, beside: int, sharing: int
+) -> GeneratorMemory:
+    """The memory of a generator.
+
+    Args:
+        rollout: of the run.
+        shape: of the model.
+        dtype_bytes: of an element in which generators compute.
+        memory: bytes of the device.
+        cuda: the device is no CPU.
+        beside: bytes of the device that others take.
+        sharing: generators on the device.
+    """
+    wanted = rollout.slots * rollout.context_tokens
+    weights = shape.elements * dtype_bytes
+    if rollout.engine == "hf":
+        kv = shape.kv_elements * dtype_bytes
+        # Each brings a second set with every update.
+        free = memory - beside - 2 * weights * sharing
+        gib = rollout.hf.kv_cache_gib
+        room = round(gib * GIB) if gib is not None else max(0, round(_HF_SHARE[cuda] * free) // sharing)
+        parts = {"weights": weights, "new weights": weights, "KV cache": min(room, wanted * kv)}
+        return GeneratorMemory(parts, room // kv if kv else wanted, wanted, rollout.context_tokens)
+    kv = shape.compressed_kv_elements * dtype_bytes
+    if rollout.engine == "vllm":
+        copies, devices = rollout.vllm.data_parallel, rollout.vllm.tensor_parallel
+        whole = round(rollout.vllm.gpu_memory_utilization * memory)
+        fixed = None if cuda else round(rollout.vllm.kv_cache_gib * GIB)
+    else:
+        copies, devices = rollout.sglang.data_parallel, rollout.sglang.tensor_parallel
+        whole = round((rollout.sglang.mem_fraction or _SGLANG_SHARE[cuda]) * memory)
+        tokens = rollout.sglang.kv_cache_tokens
+        fixed = None if tokens is None else tokens * kv // devices
+    held = weights // devices
+    work = _ENGINE_WORK if cuda else 0
+    room = max(0, whole - held - work) if fixed is None else fixed
+    tokens = copies * devices * room // kv if kv else wanted
+    parts = {"weights": held, "graphs and activations": work, "KV cache": room}
+    return GeneratorMemory(parts, tokens, wanted, rollout.context_tokens)

@@ -1,0 +1,53 @@
+"""Host memory of the learner's node and of a generator: published versions, and what is offloaded."""
+
+from __future__ import annotations
+
+from rollmesh.mesh.config.models import Config
+from rollmesh.planning.shape import ModelShape
+
+# Beside the kept versions: the one that is written, and one that a receiver still fetches.
+_IN_FLIGHT = 2
+# A link of the chain of deltas takes up to this share of a version (`learner/weights/delta_chain.py`).
+_LINK_SHARE = 0.7
+# Full tensors, one part of them and its copy: `learner/engines/fsdp2/export.py`.
+_GATHERED = 3 * (64 << 20)
+
+
+def learner_host(config: Config, shape: ModelShape, dtype_bytes: int, offloaded: int) -> dict[str, int]:
+    """Bytes of host memory on the node of the learner's first rank, by component.
+
+    Args:
+        config: of the run.
+        shape: of the actor.
+        dtype_bytes: of an element of the weights that travel.
+        offloaded: bytes of roles that rest on this host.
+    """
+    version = shape.elements * dtype_bytes
+    weights = config.weights
+    where = "versions in shared memory" if weights.transport in ("auto", "shm") else "versions"
+    parts = {where: (weights.keep_versions + _IN_FLIGHT) * version, "export's staging": _GATHERED}
+    if weights.encoding != "full" and weights.transport != "shm":
+        parts["deltas"] = round(weights.chain * _LINK_SHARE * version)
+    if offloaded:
+        parts["offloaded roles"] = offloaded
+    return parts
+
+
+def generator_host(config: Config, shape: ModelShape, dtype_bytes: int, *, same_node: bool) -> dict[str, int]:
+    """Bytes of host memory of a generator, by component.
+
+    Args:
+        config: of the run.
+        shape: of the model.
+        dtype_bytes: of an element of the weights that travel.
+        same_node: it maps the learner's files where the transport is shared memory.
+    """
+    version = shape.elements * dtype_bytes
+    parts = {}
+    mapped = same_node and config.weights.transport in ("auto", "shm")
+    if not mapped:
+        parts["version received"] = version
+    vllm = config.rollout.vllm
+    if config.rollout.engine == "vllm" and (vllm.transfer == "shm" or vllm.tensor_parallel * vllm.data_parallel > 1):
+        parts["version for vLLM's workers"] = version
+    return parts

@@ -1,0 +1,69 @@
+"""The models of a run by role, each configuration read and counted once."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from transformers import PreTrainedConfig
+
+from rollmesh.learner.engines.interface import ACTOR
+from rollmesh.mesh.config.inputs import ModelSection
+from rollmesh.mesh.config.models import Config
+from rollmesh.planning.architecture import build_on_meta, read_model_config, read_shape
+from rollmesh.planning.block_costs import count_block_costs
+from rollmesh.planning.shape import BlockCosts, ModelShape
+
+
+class RunModels:
+    """The models that a configuration names; see `plan.Models`.
+
+    Args:
+        config: of the run.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._sections = {ACTOR: config.model}
+        for role, section in config.learner.roles.items():
+            if section.path is not None:
+                update = {"path": section.path, "revision": section.revision}
+                self._sections[role] = config.model.model_copy(update=update)
+
+    def config(self, role: str) -> PreTrainedConfig:
+        """The configuration of a role's model.
+
+        Raises:
+            DataError: it cannot be read.
+        """
+        return _config(*self._key(role))
+
+    def shape(self, role: str) -> ModelShape:
+        """The sizes of a role's model.
+
+        Raises:
+            DataError: it cannot be read, or is no causal language model.
+        """
+        return _shape(*self._key(role))
+
+    def costs(self, role: str, dtype: str) -> tuple[BlockCosts, ...]:
+        """The costs of its blocks in a compute dtype."""
+        return _costs(*self._key(role), dtype)
+
+    def _key(self, role: str) -> tuple[str, str | None]:
+        section = self._sections.get(role, self._sections[ACTOR])
+        return section.path, section.revision
+
+
+@cache
+def _config(path: str, revision: str | None) -> PreTrainedConfig:
+    return read_model_config(ModelSection(path=path, revision=revision))
+
+
+@cache
+def _shape(path: str, revision: str | None) -> ModelShape:
+    return read_shape(path, build_on_meta(_config(path, revision)))
+
+
+@cache
+def _costs(path: str, revision: str | None, dtype: str) -> tuple[BlockCosts, ...]:
+    return count_block_costs(_config(path, revision), getattr(torch, dtype))

@@ -1,0 +1,156 @@
+"""The sizes of a model that its memory follows from; plain numbers, without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+
+class Rows(NamedTuple):
+    """A tensor as FSDP2 divides it: by rows.
+
+    Attributes:
+        number: of rows.
+        width: elements of each.
+    """
+
+    number: int
+    width: int
+
+    @property
+    def elements(self) -> int:
+        """Elements of the tensor."""
+        return self.number * self.width
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterGroup:
+    """Parameters that are gathered, and whose gradients are reduced, together."""
+
+    tensors: tuple[Rows, ...]
+
+    @property
+    def elements(self) -> int:
+        """Elements of all tensors."""
+        return sum(rows.elements for rows in self.tensors)
+
+    @property
+    def matrices(self) -> ParameterGroup:
+        """The tensors that are no vectors."""
+        return ParameterGroup(tuple(rows for rows in self.tensors if rows.width > 1))
+
+    @property
+    def largest(self) -> int:
+        """Elements of the largest tensor."""
+        return max((rows.elements for rows in self.tensors), default=0)
+
+    def shard(self, ranks: int) -> int:
+        """Elements on the first rank: rows are divided as `torch.chunk` does, so it has the most."""
+        return sum(-(-rows.number // ranks) * rows.width for rows in self.tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCost:
+    """Bytes that grow with the number of tokens."""
+
+    fixed: float
+    per_token: float
+
+    def at(self, tokens: int) -> int:
+        """Bytes for so many tokens; never negative."""
+        return max(0, round(self.fixed + self.per_token * tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCosts:
+    """Memory of one transformer block in one dtype, in addition to its parameters and its input.
+
+    Attributes:
+        saved: kept from the forward pass for the backward pass.
+        working: most during its forward and its backward pass together, its fresh gradients included.
+        accumulating: the same where it has gradients already, to which new ones are added.
+        inference: most during a forward pass without gradient.
+    """
+
+    saved: TokenCost
+    working: TokenCost
+    accumulating: TokenCost
+    inference: TokenCost
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A model.
+
+    Attributes:
+        name, model_type: from the configuration, and `config.json`.
+        hidden: width of the hidden states.
+        vocabulary: rows of the output layer.
+        kinds: one group for every kind of block.
+        layers: kind of every block, in order.
+        root: parameters outside of the blocks: embedding, last norm, output layer unless it is tied.
+        output: elements of the output layer, tied or not; 0 for a value model.
+        tiled_output: its logits can be computed tile by tile.
+        kv_elements: elements of keys and values that a token has over all layers, as `transformers` keeps them.
+        compressed_kv_elements: as engines with latent attention keep them.
+    """
+
+    name: str
+    model_type: str
+    hidden: int
+    vocabulary: int
+    kinds: tuple[ParameterGroup, ...]
+    layers: tuple[int, ...]
+    root: ParameterGroup
+    output: int
+    tiled_output: bool
+    kv_elements: int
+    compressed_kv_elements: int
+
+    @property
+    def blocks(self) -> list[ParameterGroup]:
+        """The group of every block, in order."""
+        return [self.kinds[kind] for kind in self.layers]
+
+    @property
+    def elements(self) -> int:
+        """Parameters in all."""
+        return self.root.elements + sum(block.elements for block in self.blocks)
+
+    @property
+    def tied(self) -> bool:
+        """True where the output layer is the embedding."""
+        return self.output > 0 and sum(rows.elements == self.output for rows in self.root.tensors) < 2
+
+    @property
+    def embedding(self) -> int:
+        """Elements of an embedding that FSDP2 gathers by itself: of one that is not tied."""
+        return 0 if self.tied else self.root.largest
+
+    @property
+    def output_layer(self) -> int:
+        """Elements of an output layer that FSDP2 gathers by itself."""
+        return 0 if self.tied else self.output
+
+    @property
+    def rest(self) -> int:
+        """Elements that stay gathered through a pass: norms, and tied embeddings."""
+        return self.root.elements - self.embedding - self.output_layer
+
+    @property
+    def largest_block(self) -> int:
+        """Elements of the largest block."""
+        return max((kind.elements for kind in self.kinds), default=0)
+
+    def shard(self, ranks: int) -> int:
+        """Elements on the first rank."""
+        return self.root.shard(ranks) + sum(block.shard(ranks) for block in self.blocks)
+
+    def as_value_model(self) -> ModelShape:
+        """The same with a scalar head in place of the output layer."""
+        if not self.output:
+            return self
+        tensors = list(self.root.tensors)
+        if not self.tied:
+            tensors.remove(next(rows for rows in reversed(tensors) if rows.elements == self.output))
+        return replace(self, root=ParameterGroup((*tensors, Rows(1, self.hidden + 1))), output=0)

@@ -1,0 +1,217 @@
+"""Keys of the configuration that save memory: one line each. A key that does not exist is never proposed.
+
+The bytes that a switch saves are the difference of two plans. So no formula stands here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rollmesh.mesh.config import load_config
+from rollmesh.mesh.config.base import section_of
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.errors import ConfigError
+from rollmesh.planning.plan import Plan, micro_batch
+
+Value = Callable[[Config, Plan], Any]
+Planner = Callable[[Config], Plan]
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """A key, and the value that saves memory.
+
+    Attributes:
+        key: dotted.
+        value: from the configuration and its plan; None: nothing to be had.
+        price: in words.
+    """
+
+    key: str
+    value: Value
+    price: str
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """The effect of a switch.
+
+    Attributes:
+        settings: keys with their values.
+        price: in words.
+        device_bytes: fewer at the peak of a device, of the use where they are most.
+        host_bytes: fewer on the first rank's host.
+        fits: the run would fit then.
+    """
+
+    settings: dict[str, Any]
+    price: str
+    device_bytes: int
+    host_bytes: int
+    fits: bool
+
+
+def _halved_budget(config: Config, _: Plan) -> int | None:
+    tokens, _count = micro_batch(config)
+    half = max(tokens // 2, config.rollout.context_tokens)
+    return half if half < tokens else None
+
+
+def _more_ranks(config: Config, plan: Plan) -> int | None:
+    ranks = 1
+    while ranks <= config.learner.ranks:
+        ranks *= 2
+    taken = 0 if plan.placement.shared else config.rollout.replicas * plan.placement.devices_per_generator
+    return ranks if plan.cluster.cuda and ranks + taken <= plan.cluster.count else None
+
+
+def _smaller_share(plan: Plan) -> float | None:
+    """The largest share that leaves the other users of a device their room."""
+    use = next((use for use in plan.devices if "generator" in use.users and not use.fits), None)
+    if use is None or plan.generator is None:
+        return None
+    left = use.memory - use.needed + use.users["generator"]
+    share = int(100 * left / use.memory / plan.placement.generators_per_device) / 100
+    return share if share > 0 else None
+
+
+def _if(condition: bool, value: Any) -> Any:
+    return value if condition else None
+
+
+SWITCHES = (
+    Switch(
+        "learner.activation_checkpointing",
+        lambda _, plan: _if(not plan.roles[0].setup.recompute, True),
+        "a second forward pass of every block, about a third more time",
+    ),
+    Switch(
+        "learner.param_dtype",
+        lambda _, plan: _if(plan.cluster.cuda and plan.roles[0].setup.compute_bytes == 4, "bfloat16"),
+        "computation rounds to 8 bits; masters stay float32",
+    ),
+    Switch("learner.gradient_sync", lambda config, _: _if(config.learner.gradient_sync == "step", "micro_batch"), ""),
+    Switch(
+        "learner.memory.reshard_after_forward",
+        lambda config, _: _if(not config.learner.memory.reshard_after_forward, True),
+        "layers are gathered a second time",
+    ),
+    Switch(
+        "learner.memory.offload_activations",
+        lambda config, plan: _if(
+            plan.cluster.cuda and plan.roles[0].setup.recompute and not config.learner.memory.offload_activations, True
+        ),
+        "copies to pinned host memory and back",
+    ),
+    Switch(
+        "learner.memory.logits_mib",
+        lambda config, _: _if(config.learner.memory.logits_mib > 0, 0),
+        "logits are computed a second time in the backward pass",
+    ),
+    Switch(
+        "learner.optimizer.state_dtype",
+        lambda config, _: _if(
+            config.learner.optimizer.name == "adamw" and config.learner.optimizer.state_dtype == "float32", "bfloat16"
+        ),
+        "moments are rounded stochastically",
+    ),
+    Switch("learner.batch.tokens_per_micro_batch", _halved_budget, "more and smaller passes"),
+    Switch("learner.ranks", _more_ranks, "devices, which generators lack then"),
+    Switch(
+        "model.dtype",
+        lambda config, _: _if(config.model.dtype == "float32", "bfloat16"),
+        "generators compute, and weights travel, in bfloat16",
+    ),
+    Switch(
+        "rollout.vllm.gpu_memory_utilization",
+        lambda config, plan: _if(config.rollout.engine == "vllm", _smaller_share(plan)),
+        "a smaller KV cache",
+    ),
+    Switch(
+        "rollout.sglang.mem_fraction",
+        lambda config, plan: _if(config.rollout.engine == "sglang", _smaller_share(plan)),
+        "a smaller KV cache",
+    ),
+    Switch(
+        "rollout.vllm.tensor_parallel",
+        lambda config, plan: _if(
+            config.rollout.engine == "vllm" and plan.cluster.cuda, 2 * config.rollout.vllm.tensor_parallel
+        ),
+        "twice the devices for each generator",
+    ),
+    Switch(
+        "rollout.sglang.tensor_parallel",
+        lambda config, plan: _if(
+            config.rollout.engine == "sglang" and plan.cluster.cuda, 2 * config.rollout.sglang.tensor_parallel
+        ),
+        "twice the devices for each generator",
+    ),
+    Switch(
+        "weights.keep_versions",
+        lambda config, _: _if(config.weights.keep_versions > 1, 1),
+        "slow receivers begin again more often",
+    ),
+)
+
+
+def savings(config: Config, plan: Plan, planner: Planner) -> Iterator[Saving]:
+    """The switches that save memory here, the largest saving on a device first; then all of them together.
+
+    Args:
+        config: of the run.
+        plan: of it.
+        planner: plans another configuration on the same devices.
+    """
+    found = [saving for switch in _applicable(config, plan) if (saving := _try(config, plan, planner, *switch))]
+    found.sort(key=lambda saving: (-saving.device_bytes, -saving.host_bytes))
+    yield from found
+    together: dict[str, Any] = {}
+    for saving in found:
+        together |= saving.settings
+    if len(found) > 1 and not any(saving.fits for saving in found):
+        every = _try(config, plan, planner, together, "all of these together")
+        if every is not None:
+            yield every
+
+
+def _applicable(config: Config, plan: Plan) -> Iterator[tuple[dict[str, Any], str]]:
+    for switch in SWITCHES:
+        if exists(switch.key) and (value := switch.value(config, plan)) is not None:
+            yield {switch.key: value}, switch.price
+    for role in plan.roles:
+        if not role.setup.trained and not role.setup.offload and plan.cluster.cuda:
+            yield {f"learner.roles.{role.setup.name}.offload": True}, "copies from and to the host for every use"
+
+
+def _try(config: Config, plan: Plan, planner: Planner, settings: dict[str, Any], price: str) -> Saving | None:
+    """A switch's effect; None where it saves nothing, or contradicts the rest."""
+    try:
+        changed = planner(with_settings(config, settings))
+    except ConfigError:
+        return None
+    before, after = ({use.name: use.needed for use in planned.devices} for planned in (plan, changed))
+    device = max((nbytes - after[name] for name, nbytes in before.items() if name in after), default=0)
+    host = sum(plan.host.values()) - sum(changed.host.values())
+    return Saving(settings, price, device, host, changed.fits) if max(device, host) > 0 else None
+
+
+def with_settings(config: Config, settings: dict[str, Any]) -> Config:
+    """The configuration with other values of some keys.
+
+    Raises:
+        ConfigError: they contradict the rest.
+    """
+    return load_config(config.model_dump(mode="json", exclude_unset=True), [f"{k}={v}" for k, v in settings.items()])
+
+
+def exists(key: str) -> bool:
+    """True for a key of the configuration, dotted; below `learner.roles` any role."""
+    section: Any = Config
+    for name in key.split("."):
+        field = getattr(section, "model_fields", {}).get(name)
+        if field is None:
+            return False
+        section = section_of(field.annotation)
+    return True

@@ -1,0 +1,100 @@
+"""A step of the learner on fake tensors and a fake process group of the real size, watched by torch's memory tracker.
+
+The model is prepared by the engine's own `prepare`, and its output is computed by the engine's own functions. Only
+small inputs are allocated. The tracker follows one micro-batch's forward and backward pass. A former one, and an
+optimizer step, run before it begins: the tracker counts the first step's states at their unsharded size. The update is
+left out too, for fake operations over sharded tensors take their global shape, and it allocates nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import PreTrainedConfig
+
+from rollmesh.learner.engines.fsdp2.language_model import LanguageModel
+from rollmesh.learner.engines.fsdp2.output import layer
+from rollmesh.learner.engines.fsdp2.output.layer import LogitMemory
+from rollmesh.learner.engines.fsdp2.output.logit_form import read_logit_form
+from rollmesh.learner.engines.fsdp2.output.softmax_pieces import Targets
+from rollmesh.learner.engines.fsdp2.sharding import Preparation, prepare
+from rollmesh.mesh.errors import ConfigError
+from rollmesh.planning.architecture import build_on_meta
+from rollmesh.planning.block_costs import grouped_products_by_shape, model_inputs
+from rollmesh.planning.training import LogitRoom, RoleSetup
+
+_TOTAL = "Total"
+
+
+def trace_step(config: PreTrainedConfig, setup: RoleSetup) -> int:
+    """Peak bytes of one rank during a micro-batch of a trained language model.
+
+    Args:
+        config: of the model.
+        setup: of its role.
+
+    Raises:
+        ConfigError: this process has a process group already.
+    """
+    if dist.is_initialized():
+        raise ConfigError("a trace needs a process without a process group", hint="run `rollmesh plan` by itself")
+    dtype = torch.float32 if setup.compute_bytes == torch.float32.itemsize else torch.bfloat16
+    with ExitStack() as stack:
+        if setup.sharded:
+            dist.init_process_group("fake", rank=0, world_size=setup.ranks, store=FakeStore())
+            stack.callback(dist.destroy_process_group)
+        whole = build_on_meta(copy.deepcopy(config))
+        inputs = model_inputs(whole, setup.tokens)
+        model = LanguageModel(whole, read_logit_form(whole), LogitMemory(setup.logits.kept))
+        how = Preparation(setup.sharded, dtype, recompute=setup.recompute, reshard_after_forward=setup.reshard)
+        prepare(model, how)
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(grouped_products_by_shape())
+        stack.enter_context(_tiles_of(setup.logits))
+        tied = whole.get_output_embeddings().weight is whole.get_input_embeddings().weight
+        model.to_empty(device="cpu")
+        if tied and not setup.sharded:
+            # Tied weights of a plain model come apart where it moves.
+            whole.get_output_embeddings().weight = whole.get_input_embeddings().weight
+        return _peak(model, setup, inputs)
+
+
+def _peak(model: nn.Module, setup: RoleSetup, inputs: dict[str, Any]) -> int:
+    targets = Targets(torch.zeros(setup.tokens, dtype=torch.int64))
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+
+    def micro_batch() -> None:
+        log_probs, _, _ = model(**inputs, logits_to_keep=torch.arange(setup.tokens), targets=targets)
+        log_probs.sum().backward()
+
+    micro_batch()
+    optimizer.step()
+    if setup.micro_batches == 1:
+        optimizer.zero_grad()
+    tracker = FSDPMemTracker(model, optimizer) if setup.sharded else MemTracker()
+    if not setup.sharded:
+        tracker.track_external(model, optimizer)
+    with tracker:
+        micro_batch()
+    return sum(device[_TOTAL] for device in tracker.get_tracker_snapshot("peak").values())
+
+
+@contextmanager
+def _tiles_of(room: LogitRoom) -> Iterator[None]:
+    """Logits come in tiles of the planned device, within the context: a few large ones on CUDA."""
+    before = dict(layer._TILES)
+    layer._TILES["cpu"] = (room.rows, room.tile // room.rows)
+    try:
+        yield
+    finally:
+        layer._TILES.update(before)

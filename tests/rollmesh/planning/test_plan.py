@@ -1,0 +1,141 @@
+"""Plans of four architectures on 1, 8 and 64 devices, from their configurations alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollmesh.learner.builders import build_algorithm
+from rollmesh.mesh.config import load_config
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.errors import DataError
+from rollmesh.planning.cluster import GIB, parse_devices
+from rollmesh.planning.command import find
+from rollmesh.planning.models import RunModels
+from rollmesh.planning.plan import Plan, make_plan, micro_batch
+from rollmesh.planning.report import lines, to_json
+from rollmesh.planning.switches import SWITCHES, exists, savings, with_settings
+from rollmesh.planning.training import GRADIENTS, LOGITS, OPTIMIZER, PARAMETERS
+
+ARCHITECTURES = Path(__file__).parent / "architectures"
+# Parameters, as the models' pages give them.
+SIZES = {"qwen3-0.6b": 0.596e9, "qwen2.5-7b": 7.616e9, "qwen3-30b-a3b": 30.53e9, "llama-3-70b": 70.55e9}
+
+
+def configured(model: str, **sections: Any) -> Config:
+    values = {
+        "model": {"path": str(ARCHITECTURES / model), "dtype": "bfloat16"},
+        "data": {"train": "prompts.jsonl"},
+        "rollout": {"engine": "vllm", "replicas": 0},
+    }
+    return load_config(values | sections)
+
+
+def planned(config: Config, devices: str, nodes: int = 1) -> Plan:
+    return make_plan(config, parse_devices(devices, nodes), build_algorithm(config).needs.roles, RunModels(config))
+
+
+@pytest.mark.parametrize("model", SIZES)
+@pytest.mark.parametrize(("ranks", "nodes"), [(1, 1), (8, 1), (64, 8)])
+def test_states_are_divided_over_the_ranks(model: str, ranks: int, nodes: int) -> None:
+    plan = planned(configured(model, learner={"ranks": ranks}), "8xH100-80G", nodes)
+    (actor,) = plan.roles
+    phases = {phase.name: phase.parts for phase in actor.phases}
+
+    assert actor.setup.shape.elements == pytest.approx(SIZES[model], rel=1e-3)
+    # Rows that do not divide evenly: the first rank has a little more.
+    per_rank = pytest.approx(4 * actor.setup.shape.elements / ranks, rel=2e-3)
+    assert phases["optimizer"][PARAMETERS] == per_rank
+    assert phases["optimizer"][GRADIENTS] == per_rank
+    assert phases["optimizer"][OPTIMIZER] / 2 == per_rank
+    assert plan.learner_peak == max(phase.total for phase in actor.phases)
+
+
+def test_what_does_not_fit_is_said_with_the_keys_that_help() -> None:
+    config = configured("qwen2.5-7b", learner={"ranks": 1, "activation_checkpointing": False})
+
+    found = find(config, "8xH100-80G", 1)
+    text = "\n".join(lines(found))
+
+    assert not found.plan.fits
+    assert "DOES NOT FIT" in text
+    offered = {key: saving for saving in found.savings for key in saving.settings if len(saving.settings) == 1}
+    assert {"learner.activation_checkpointing", "learner.ranks", "learner.optimizer.state_dtype"} <= offered.keys()
+    for key, saving in offered.items():
+        changed = planned(with_settings(config, saving.settings), "8xH100-80G")
+        fewer = max(a.needed - b.needed for a, b in zip(found.plan.devices, changed.devices, strict=True))
+        assert saving.device_bytes == fewer, key
+        assert saving.fits == changed.fits, key
+    assert found.proposal is not None
+    fitting = {"learner.ranks": found.proposal.ranks, "learner.batch.tokens_per_micro_batch": found.proposal.tokens}
+    assert planned(with_settings(config, fitting), "8xH100-80G").fits
+    assert json.loads(json.dumps(to_json(found)))["fits"] is False
+
+
+def test_every_switch_is_a_key_of_the_configuration() -> None:
+    assert all(exists(switch.key) for switch in SWITCHES)
+    assert not exists("learner.batch.no_such_key")
+
+
+def test_a_frozen_role_holds_no_more_than_its_shard_and_can_be_offloaded() -> None:
+    config = configured("qwen2.5-7b", algorithm={"name": "grpo", "kl": {"where": "loss"}}, learner={"ranks": 8})
+    plan = planned(config, "8xH100-80G")
+    _, reference = plan.roles
+
+    assert reference.resting == pytest.approx(2 * SIZES["qwen2.5-7b"] / 8, rel=2e-3)
+    offered = list(savings(config, plan, lambda changed: planned(changed, "8xH100-80G")))
+    (offload,) = [saving for saving in offered if saving.settings == {"learner.roles.reference.offload": True}]
+    assert offload.device_bytes == reference.resting
+    assert -offload.host_bytes == 8 * reference.resting
+
+
+def test_tied_and_untied_output_layers_and_large_logits() -> None:
+    tied, plain = (RunModels(configured(name)).shape("actor") for name in ("qwen3-0.6b", "qwen2.5-7b"))
+    assert tied.tied
+    assert not plain.tied
+    assert plain.as_value_model().elements == plain.elements - plain.output + plain.hidden + 1
+
+    few = {phase.name: phase.parts for phase in planned(configured("qwen3-0.6b"), "1xH100-80G").roles[0].phases}
+    # Tile by tile: far less than 16,384 x 151,936 float32.
+    assert few["output layer"][LOGITS] < GIB
+
+
+def test_generators_get_what_their_engine_takes() -> None:
+    rollout = {"engine": "vllm", "replicas": 2, "vllm": {"tensor_parallel": 2}}
+    config = configured("qwen2.5-7b", rollout=rollout, learner={"ranks": 4})
+    plan = planned(config, "8xH100-80G")
+
+    assert plan.generator is not None
+    assert plan.generator.parts["weights"] == pytest.approx(SIZES["qwen2.5-7b"], rel=1e-3)
+    assert plan.generator.total == pytest.approx(0.85 * 81559 * (1 << 20), rel=1e-3)
+    assert {use.name for use in plan.devices} == {"learner", "generator"}
+    # 28 layers x 2 x 4 heads x 128.
+    assert plan.generator.kv_tokens == 2 * plan.generator.parts["KV cache"] // (28672 * 2)
+
+    crowded = planned(with_settings(config, {"rollout.replicas": 4}), "8xH100-80G")
+    assert any("only 8 are here" in problem for problem in crowded.problems)
+
+
+def test_a_cpu_holds_all_processes_and_the_versions_between_them() -> None:
+    rollout = {"engine": "hf", "replicas": 1, "hf": {"kv_cache_gib": 1.0}}
+    plan = planned(configured("qwen3-0.6b", rollout=rollout, learner={"ranks": 2}), "1xCPU-24G")
+
+    (node,) = plan.devices
+    assert set(node.users) == {"learner, 2 rank(s)", "1 generator(s)", "weights in flight"}
+    assert node.users["learner, 2 rank(s)"] == 2 * plan.learner_peak
+
+
+def test_micro_batches_are_no_larger_than_a_ranks_part_of_a_step() -> None:
+    batch = {"groups": 2, "tokens_per_micro_batch": 1 << 20}
+    config = configured("qwen3-0.6b", learner={"ranks": 4, "batch": batch})
+
+    # 2 groups of 8 over 4 ranks, 2,048 tokens each.
+    assert micro_batch(config) == (4 * 2048, 1)
+
+
+def test_a_model_without_a_configuration_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="nothing-here"):
+        planned(configured(str(tmp_path / "nothing-here")), "8xH100-80G")

@@ -1,0 +1,73 @@
+"""The formulas, compared with torch's memory tracker and with the memory of real training steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from rollmesh.planning.architecture import build_on_meta, read_shape
+from rollmesh.planning.block_costs import count_block_costs
+from rollmesh.planning.trace import trace_step
+from rollmesh.planning.training import LogitRoom, RoleSetup, phases
+from tests.repository import REPOSITORY
+
+SIZES = {
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "vocab_size": 16384,
+}
+EXPERTS = {"moe_intermediate_size": 256, "num_experts": 16, "num_experts_per_tok": 4}
+LOGITS = LogitRoom(kept=1 << 30, tile=1 << 21, rows=1024)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "how"),
+    [
+        ("qwen3", {"tie_word_embeddings": True}, {"ranks": 1, "sharded": False, "compute_bytes": 4}),
+        ("qwen3", {"tie_word_embeddings": True}, {"ranks": 8, "recompute": False, "tokens": 4096}),
+        ("llama", {"tie_word_embeddings": False}, {"ranks": 1, "tokens": 4096, "micro_batches": 1}),
+        ("llama", {"tie_word_embeddings": False}, {"ranks": 64}),
+        ("qwen3_moe", EXPERTS, {"ranks": 8}),
+    ],
+)
+def test_the_formula_is_the_trackers_number(kind: str, settings: dict[str, Any], how: dict[str, Any]) -> None:
+    config = AutoConfig.for_model(kind, **SIZES, **settings)
+    values = {"sharded": True, "compute_bytes": 2, "recompute": True, "tokens": 1024, "micro_batches": 2} | how
+    dtype = torch.float32 if values["compute_bytes"] == 4 else torch.bfloat16
+    shape = read_shape(kind, build_on_meta(config))
+    costs = count_block_costs(config, dtype)
+    setup = RoleSetup("actor", shape, costs, trained=True, offload=False, logits=LOGITS, **values)
+
+    formula = max(phase.total for phase in phases(setup) if phase.name not in ("inference", "optimizer"))
+
+    assert formula == pytest.approx(trace_step(config, setup), rel=0.05)
+
+
+def test_real_steps_take_what_was_planned(tmp_path: Path) -> None:
+    """One and two gloo ranks; see the script for what is counted."""
+    from benchmarks.learner.planned_memory import MALLOC
+
+    out = tmp_path / "measured.json"
+    subprocess.run(
+        [sys.executable, "-m", "benchmarks.learner.planned_memory", "--small", "--json", str(out)],
+        cwd=REPOSITORY,
+        env={**os.environ, **MALLOC, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
+        check=True,
+        timeout=540,
+    )
+
+    for cell in json.loads(out.read_text())["cells"]:
+        for measured in cell["measured_bytes"]:
+            assert cell["planned_bytes"] == pytest.approx(measured, rel=0.1), cell
