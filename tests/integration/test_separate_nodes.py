@@ -96,7 +96,7 @@ def test_services_started_by_hand_train_to_the_end(
         ):
             started = [process.pid for process in (buffer, reward, generator, learner)]
             assert told([password], tmp_path, started) == []
-            assert learner.wait(120) == 0, (tmp_path / "learner.log").read_text()
+            assert learner.wait(300) == 0, (tmp_path / "learner.log").read_text()
             assert generator.wait(30) == 0, (tmp_path / "generator.log").read_text()
             assert reward.wait(30) == 0, (tmp_path / "reward.log").read_text()
             assert [path for path in empty.rglob("*") if not path.is_dir()] == []
