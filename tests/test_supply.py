@@ -48,8 +48,11 @@ REASONS = {
     ("generators/engines/sglang/transfers/sharing.py", "torch.multiprocessing"): "names what SGLang lets in a pickle",
     ("generators/engines/vllm/launcher.py", "multiprocessing"): "asks for the children of this process",
     ("generators/engines/vllm/process_tree.py", "multiprocessing"): "ends children of this process",
+    ("generators/engines/sglang/cpu/shims/forking_server.py", "multiprocessing"): "says how the server starts its own",
     ("learner/engines/fsdp2/checkpoint_tensors.py", "torch.distributed.checkpoint"): "the same folder, for an export",
     ("learner/engines/fsdp2/state.py", "torch.distributed.checkpoint"): "an own run's folder; docs/security.md says so",
+    ("rollmesh/testing/worlds.py", "multiprocessing"): "a test and the processes that it has forked",
+    ("rollmesh/testing/worlds.py", "pickle"): "the same: between a test and its own children",
     ("mesh/config/load.py", "yaml.load"): "with a safe loader, which a test below looks at",
 }
 

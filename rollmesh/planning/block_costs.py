@@ -42,7 +42,7 @@ def count_block_costs(config: PreTrainedConfig, dtype: torch.dtype) -> tuple[Blo
         dtype: compute dtype.
     """
     with FakeTensorMode(allow_non_fake_inputs=True), quiet_transformers(), grouped_products_by_shape():
-        model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype).eval()
+        model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype, trust_remote_code=False).eval()
         measured = [_count(model, tokens) for tokens in _POINTS]
     return tuple(
         BlockCosts(*(_line(*pair) for pair in zip(few, many, strict=True))) for few, many in zip(*measured, strict=True)

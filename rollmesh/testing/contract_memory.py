@@ -113,7 +113,7 @@ def _used_at_rest(harness: Harness, model: Path, folder: Path) -> None:
 def _make_larger_model(folder: Path) -> None:
     sizes = {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 8}
     config = AutoConfig.for_model("llama", vocab_size=4096, **sizes, tie_word_embeddings=False)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    AutoModelForCausalLM.from_config(config, trust_remote_code=False).save_pretrained(folder)
 
 
 def _resident(harness: Harness, model: Path) -> tuple[int, int, int, int]:

@@ -46,7 +46,11 @@ class StateContract:
     ) -> None:
         folder = engine_models[architecture]
         found, *others = world.run(_exported, folder)
-        expected = dict(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).named_parameters())
+        expected = dict(
+            AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.bfloat16, trust_remote_code=False
+            ).named_parameters()
+        )
         assert list(found) == list(expected)
         assert all(torch.equal(found[name], expected[name]) for name in expected)
         assert not any(others)
@@ -68,7 +72,7 @@ class StateContract:
     ) -> None:
         for trained, loaded in world.run(_export_and_load, engine_models[architecture], tmp_path / "exported"):
             torch.testing.assert_close(loaded, trained, atol=1e-6, rtol=0)
-        assert AutoModelForCausalLM.from_pretrained(tmp_path / "exported").config.architectures
+        assert AutoModelForCausalLM.from_pretrained(tmp_path / "exported", trust_remote_code=False).config.architectures
 
     @pytest.mark.parametrize("steps", [0, 1], ids=["before the first step", "after a step"])
     def test_a_run_continues_as_if_nothing_had_happened(

@@ -61,7 +61,9 @@ def make_model(folder: Path, architecture: str) -> Path:
     kind, settings = ARCHITECTURES[architecture]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **_SMALL, **settings))
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(kind, **_SMALL, **settings), trust_remote_code=False
+        )
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.dim() > 1:
@@ -208,7 +210,9 @@ def truth(folder: Path, sequences: Sequence[TrainSequence], loss: Loss = policy_
         loss: of the whole batch.
         values: of a value model.
     """
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False
+    ).eval()
     head = nn.Linear(model.config.hidden_size, 1)
     if values:
         saved = load_file(folder / "model.safetensors")
