@@ -125,6 +125,7 @@ def _engine(
         entropy_gradient=entropy_gradient,
         sync_once=config.learner.gradient_sync == "step",
         memory=config.learner.memory,
+        sp=config.learner.parallel.sp,
         offload=offload,
         longest=config.rollout.max_prompt_tokens + config.rollout.max_response_tokens,
         peak_tflops=config.learner.device_peak_tflops or _peak_tflops(device, param_dtype),

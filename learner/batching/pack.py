@@ -93,7 +93,7 @@ def lay_out(chosen: Sequence[TrainSequence], mask: NDArray[np.bool_], device: to
         input_ids=to(ids)[None],
         position_ids=to(positions)[None],
         segments=segments,
-        predictors=to(predictors),
+        predictors=predictors,
         labels=to(response_ids[mask]),
         temperatures=_temperatures([s.temperature or 1.0 for s in chosen], trained_owner, device),
         sequence_ids=to(trained_owner),

@@ -85,7 +85,7 @@ class PackedRow:
         input_ids: int64 [1, N].
         position_ids: int64 [1, N].
         segments: how the N tokens hang together.
-        predictors: int64 [R], place of the hidden state that predicts each trained token.
+        predictors: int64 [R], place of the hidden state that predicts each trained token; on the host, as segments.
         labels: int64 [R], ids of the trained tokens.
         temperatures: float32 [R], or one float where all agree (0 became 1).
         sequence_ids: int64 [R], the sequence of every trained token.
@@ -95,7 +95,7 @@ class PackedRow:
     input_ids: Tensor
     position_ids: Tensor
     segments: Segments
-    predictors: Tensor
+    predictors: NDArray[np.int64]
     labels: Tensor
     temperatures: Tensor | float
     sequence_ids: Tensor

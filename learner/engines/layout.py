@@ -26,9 +26,15 @@ class Layout:
     processes: int = 1
 
     @classmethod
-    def of_replicas(cls, process: int, processes: int) -> Layout:
-        """Every process holds a replica, whole or sharded as by FSDP."""
-        return cls(process, tuple(range(processes)), process, processes)
+    def of_replicas(cls, process: int, processes: int, width: int = 1) -> Layout:
+        """Every process holds the model, whole or sharded as by FSDP; neighbours compute one share together.
+
+        Args:
+            process: this one.
+            processes: their number.
+            width: processes that compute a share; divides their number.
+        """
+        return cls(process // width, tuple(range(0, processes, width)), process, processes)
 
     @property
     def dp_size(self) -> int:

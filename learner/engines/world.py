@@ -40,6 +40,7 @@ class World:
     # A process group belongs to the process, and so does the set of its users.
     _open: ClassVar[WeakSet[World]] = WeakSet()
     _formed: ClassVar[bool] = False
+    _neighbours: ClassVar[dict[int, dist.ProcessGroup]] = {}
 
     def __init__(self, device_type: str, *, need_group: bool) -> None:
         self.processes = int(os.environ.get("WORLD_SIZE", "1"))
@@ -117,6 +118,16 @@ class World:
         sent = torch.frombuffer(bytearray(message), dtype=torch.uint8) if message else torch.zeros(0, dtype=torch.uint8)
         return [part.cpu().numpy().tobytes() for part in self.gather(sent)]
 
+    def neighbours(self, size: int) -> dist.ProcessGroup:
+        """The process group of this process and its neighbours; collective over all processes.
+
+        Args:
+            size: processes in it, more than one; divides the number of all. Their numbers follow one another.
+        """
+        if size not in World._neighbours:
+            World._neighbours[size] = dist.new_subgroups(size, timeout=_TIMEOUT)[0]
+        return World._neighbours[size]
+
     def barrier(self) -> None:
         """Waits until every process is here."""
         if self.processes > 1:
@@ -131,6 +142,7 @@ class World:
             self.barrier()
             dist.destroy_process_group()
             World._formed = False
+            World._neighbours.clear()
 
     def _reduce(self, values: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
         if self.processes == 1:

@@ -131,6 +131,15 @@ class MismatchSection(Section):
     )
 
 
+class ParallelSection(Section):
+    sp: PositiveInt = Field(
+        1,
+        description="Ranks that compute each micro-batch together, for sequences too long for one device (Ulysses). "
+        "Each has a run of the tokens and, in attention, a part of the heads. It divides `ranks` and the model's "
+        "heads; `ranks` / `sp` are data-parallel.",
+    )
+
+
 class LearnerSection(Section):
     engine: str = Field(
         "fsdp2", description="Training engine: `fsdp2`, or one that another package brings (docs/training-engines.md)."
@@ -139,7 +148,12 @@ class LearnerSection(Section):
     devices: DeviceNumbers | None = Field(
         None, description="CUDA devices of the ranks that `rollmesh run` starts, by number; none: the first free ones."
     )
-    ranks: PositiveInt = Field(1, description="Data-parallel ranks of the learner, one process each, on one machine.")
+    ranks: PositiveInt = Field(
+        1,
+        description="Ranks of the learner, one process each, on one machine. They are data-parallel, but for "
+        "`parallel`.",
+    )
+    parallel: ParallelSection = Field(default_factory=ParallelSection, description="Division of a batch over ranks.")
     python: Path | None = Field(None, description="Interpreter of the learner; none: that of `rollmesh`.")
     steps: PositiveInt = Field(100, description="Batches to train; the run ends after them.")
     param_dtype: Literal["float32", "bfloat16"] | None = Field(

@@ -34,11 +34,14 @@ def make_divided(spec: EngineSpec, model_type: ModelType = "language_model") -> 
     with patch.dict(os.environ, {"WORLD_SIZE": "1", "RANK": "0"}):
         engine: Any = create_engine(spec, model_type)
     engine.world = world = World("cpu", need_group=False)
+    alone = engine.layout
     engine.layout = layout = Layout(0, (world.processes - 1,), world.process, world.processes)
     accumulate, infer = engine.accumulate, engine.infer
 
     def accumulate_replica(batches: Sequence[PackedBatch], loss: Loss, counts: GlobalCounts) -> None:
-        accumulate(batches, loss, counts)
+        # As if alone: nothing sums the gradients of these processes, so each needs all of the loss.
+        with patch.object(engine, "layout", alone):
+            accumulate(batches, loss, counts)
         if not layout.has_results:
             held = engine._pending
             engine._pending = PendingStep(torch.zeros(()), counted=held.counted, computed=held.computed)

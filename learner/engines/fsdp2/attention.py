@@ -15,6 +15,7 @@ from torch.nn import functional
 from transformers import AttentionInterface
 
 from rollmesh.learner.engines.fsdp2.layout import AttentionCall, AttentionLayout, Scoring
+from rollmesh.learner.engines.fsdp2.ulysses.exchange import DividedLayout
 from rollmesh.learner.engines.fsdp2.varlen import VarlenLayout, varlen_attention
 from rollmesh.mesh.errors import DataError
 
@@ -31,7 +32,7 @@ def packed_attention(
     dropout: float = 0.0,  # noqa: ARG001 - part of the interface
     sliding_window: int | None = None,
     softcap: float | None = None,
-    layout: AttentionLayout | VarlenLayout | None = None,
+    layout: AttentionLayout | VarlenLayout | DividedLayout | None = None,
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
@@ -46,7 +47,7 @@ def packed_attention(
         dropout: ignored: the current policy must be the one whose log-probs are compared.
         sliding_window: keys a query sees, itself included; none: all.
         softcap: scores become softcap * tanh(scores / softcap).
-        layout: from `build_layout` or `build_varlen_layout`.
+        layout: from `build_layout` or `build_varlen_layout`; or divided: N are this process's tokens.
         s_aux: attention sinks, not supported.
 
     Returns:
@@ -70,13 +71,22 @@ def packed_attention(
     )
     # Token-major rows, so that a gather moves whole tokens; squeezed, as the gradient of an index is zero-filled first.
     q, k, v = (tensor.squeeze(0).transpose(0, 1).flatten(1) for tensor in (query, key, value))
-    if isinstance(layout, VarlenLayout):
-        return varlen_attention(q, k, v, layout, scoring)[None], None
-    outputs = [_attend(q, k, v, call, scoring) for call in layout.calls]
-    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    if layout.restore is not None:
-        output = _gather(layout.restore, output)
+    if isinstance(layout, DividedLayout):
+        output = layout.exchange.to_tokens(_compute(*layout.exchange.to_heads(q, k, v, scoring), layout.whole))
+    else:
+        output = _compute(q, k, v, scoring, layout)
     return output.view(len(output), scoring.heads, -1)[None], None
+
+
+def _compute(
+    query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, layout: AttentionLayout | VarlenLayout
+) -> Tensor:
+    """Attention of a whole row, [N, H * E]."""
+    if isinstance(layout, VarlenLayout):
+        return varlen_attention(query, key, value, layout, scoring).flatten(1)
+    outputs = [_attend(query, key, value, call, scoring) for call in layout.calls]
+    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return output if layout.restore is None else _gather(layout.restore, output)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, call: AttentionCall, scoring: Scoring) -> Tensor:

@@ -1,12 +1,14 @@
 """The base of the FSDP2 engines of all kinds of models.
 
-Invariants: gradients are sums of the micro-batches' shares over all ranks (FSDP averages, so shares are multiplied by
-the number of ranks). All ranks run the same number of micro-batches, short ones fill up with a share of zero. A step
-whose gradient is not finite changes nothing. Making an engine leaves the random numbers of the others alone.
+Invariants: gradients are sums of the micro-batches' shares over all data-parallel ranks (FSDP averages over processes,
+so shares are multiplied by their number). All ranks run the same number of micro-batches, short ones fill up with a
+share of zero. A step whose gradient is not finite changes nothing. Making an engine leaves the random numbers of the
+others alone.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import logging
 from abc import abstractmethod
@@ -21,17 +23,18 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from rollmesh.learner.algorithms.interface import Loss
 from rollmesh.learner.algorithms.types import GlobalCounts, ModelOutput
 from rollmesh.learner.batching.pack import pack
+from rollmesh.learner.batching.transfer import to_device
 from rollmesh.learner.batching.types import PackedBatch, PackedRow, Packing, TrainSequence
 from rollmesh.learner.engines.fsdp2.architecture import choose_packing
 from rollmesh.learner.engines.fsdp2.attention import ATTENTION
 from rollmesh.learner.engines.fsdp2.dense_attention import describe_dense_attention
 from rollmesh.learner.engines.fsdp2.export import full_tensors
-from rollmesh.learner.engines.fsdp2.layout import build_layout
+from rollmesh.learner.engines.fsdp2.layout import AttentionLayout, build_layout
 from rollmesh.learner.engines.fsdp2.loading import load_weights, open_model
 from rollmesh.learner.engines.fsdp2.memory import GRADIENTS, OPTIMIZER, PARAMS, EngineMemory
 from rollmesh.learner.engines.fsdp2.optimizers.build import build_optimizer
@@ -49,7 +52,11 @@ from rollmesh.learner.engines.fsdp2.sharding import (
     transformer_blocks,
 )
 from rollmesh.learner.engines.fsdp2.state import StateWriter, load_state
-from rollmesh.learner.engines.fsdp2.varlen import build_varlen_layout, has_varlen
+from rollmesh.learner.engines.fsdp2.ulysses.division import KEY as SP_KEY
+from rollmesh.learner.engines.fsdp2.ulysses.division import check_division
+from rollmesh.learner.engines.fsdp2.ulysses.exchange import DividedLayout, Exchange
+from rollmesh.learner.engines.fsdp2.ulysses.row_parts import RowPart, part_of
+from rollmesh.learner.engines.fsdp2.varlen import VarlenLayout, build_varlen_layout, has_varlen
 from rollmesh.learner.engines.interface import Engine, EngineSpec, StepResult
 from rollmesh.learner.engines.layout import Layout
 from rollmesh.learner.engines.model_cost import ModelCost, cost_of
@@ -79,7 +86,6 @@ class Fsdp2Engine(Engine):
         shard_alone = self._param_dtype != torch.float32
         self.world = World(spec.device, need_group=shard_alone)
         self.device = self.world.device
-        self.layout = Layout.of_replicas(self.world.process, self.world.processes)
         self.trained = spec.optimizer is not None
         if self.world.first:
             torch.manual_seed(spec.seed)
@@ -90,8 +96,10 @@ class Fsdp2Engine(Engine):
         with opened as stored:
             # The part of the model that is transformers' own.
             self._transformer = cast(PreTrainedModel, stored.model.base_model if self._backbone_only else stored.model)
+            self._divide(stored.model.config)
             choice = choose_packing(stored.model)
             self._own_attention: str = stored.model.config._attn_implementation
+            self._refuse_to_divide(choice.reason)
             self.why_rows = choice.reason
             self._use(choice.packing)
             self.vocab_size = len(cast(Tensor, stored.model.get_input_embeddings().weight))
@@ -99,7 +107,7 @@ class Fsdp2Engine(Engine):
             prepare(
                 self._model,
                 Preparation(
-                    shard=self.layout.dp_size > 1 or shard_alone,
+                    shard=self.world.processes > 1 or shard_alone,
                     param_dtype=self._param_dtype,
                     trained=self.trained,
                     recompute=spec.activation_checkpointing,
@@ -209,6 +217,7 @@ class Fsdp2Engine(Engine):
 
     def repack(self, reason: str) -> None:
         """Gives every sequence a row from now on, for the probe."""
+        self._refuse_to_divide(reason)
         self.why_rows = reason
         self._use(Packing.ROWS)
         self._warn_of_dense_attention()
@@ -248,12 +257,12 @@ class Fsdp2Engine(Engine):
                 synchronize_gradients(self._model, number == len(batches))
             output, differentiable = self._forward(batch)
             share = _zero(differentiable)
-            if number <= len(real):
+            if number <= len(real) and self.layout.has_results:
                 result = loss(output, batch.tokens, counts)
                 pending.add(result.loss, result.metrics, batch.tokens.num_tokens)
                 # A loss of which nothing depends on the model has a gradient all the same: zero.
                 share = result.loss if result.loss.requires_grad else share
-            (share * self.layout.dp_size).backward()
+            (share * self.layout.processes).backward()
 
     def apply(self) -> StepResult:
         section, optimizer = self._training_state()
@@ -309,6 +318,8 @@ class Fsdp2Engine(Engine):
             self._forward(batch)
         if self._spec.offload:
             self.offload()
+        if not self.layout.has_results:
+            return []
         return [
             next(outputs) if batch.tokens.num_tokens else self._empty_output(sum_pi_squared=sum_pi_squared)
             for batch in batches
@@ -360,14 +371,46 @@ class Fsdp2Engine(Engine):
         gc.collect()
         self.world.close()
 
-    def _inputs(self, row: PackedRow) -> tuple[dict[str, Any], Tensor]:
-        """The model's input, and the indices of the predictors in its tokens, row after row: int64 [R]."""
+    def _divide(self, config: PreTrainedConfig) -> None:
+        """Takes this process's place among those that share a micro-batch."""
+        sp, processes = self._spec.sp, self.world.processes
+        heads = getattr(config.get_text_config(), "num_attention_heads", 0)
+        check_division(sp, heads=heads, processes=processes, name=self._spec.model.path)
+        self.layout = Layout.of_replicas(self.world.process, processes, sp)
+        self._exchange = Exchange(self.world.neighbours(sp)) if sp > 1 else None
+
+    def _refuse_to_divide(self, why_rows: str) -> None:
+        """Refuses to divide sequences that need rows."""
+        if why_rows and self._exchange is not None:
+            raise ConfigError(
+                f"the sequences of model {self._spec.model.path!r} cannot be divided over processes: {why_rows}",
+                hint=f"set {SP_KEY}: 1",
+            )
+
+    def _own_part(self, row: PackedRow) -> RowPart:
+        """The part of a micro-batch that this process computes; all of it in rows, which nothing divides."""
+        if self._exchange is None or self.packing is Packing.ROWS:
+            return part_of(row, 0, 1)
+        return part_of(row, self._exchange.part, self._exchange.parts)
+
+    def _inputs(self, part: RowPart) -> tuple[dict[str, Any], Tensor]:
+        """The model's input, and the indices of the predictors in its tokens, row after row: int64 [r]."""
+        predictors = to_device(part.predictors, self.device)
         if self.packing is Packing.ROWS:
-            rows = build_rows(row.segments, self.device)
-            return {"input_ids": row.input_ids[0, rows.tokens]}, rows.places[row.predictors]
+            rows = build_rows(part.segments, self.device)
+            return {"input_ids": part.input_ids[0, rows.tokens]}, rows.places[predictors]
         build = build_varlen_layout if self._varlen else build_layout
-        layout = build(row.segments, self.device)
-        return {"input_ids": row.input_ids, "position_ids": row.position_ids, "layout": layout}, row.predictors
+        whole: AttentionLayout | VarlenLayout = build(part.segments, self.device)
+        layout = whole if self._exchange is None else DividedLayout(whole, self._exchange)
+        return {"input_ids": part.input_ids, "position_ids": part.position_ids, "layout": layout}, predictors
+
+    def _whole(self, part: RowPart, output: ModelOutput) -> ModelOutput:
+        """The output for all trained tokens of a micro-batch, from that of this process's part."""
+        if self._exchange is None or part.places is None:
+            return output
+        fields = [field.name for field in dataclasses.fields(output) if getattr(output, field.name) is not None]
+        gathered = self._exchange.gather_outputs(part, [getattr(output, name) for name in fields])
+        return ModelOutput(**dict(zip(fields, gathered, strict=True)))
 
     def _training_state(self) -> tuple[OptimizerSection, Optimizer]:
         if self._spec.optimizer is None or self._optimizer is None:

@@ -96,10 +96,11 @@ class LanguageModelEngine(Fsdp2Engine):
             self._whole_logits = whole
 
     def _forward(self, batch: PackedBatch, *, sum_pi_squared: bool = False) -> tuple[ModelOutput, Tensor]:
-        inputs, predictors = self._inputs(batch.row)
+        part = self._own_part(batch.row)
+        inputs, predictors = self._inputs(part)
         targets = Targets(
-            batch.row.labels,
-            batch.row.temperatures,
+            part.labels,
+            part.temperatures,
             entropy_gradient=self._spec.entropy_gradient and torch.is_grad_enabled(),
             sum_pi_squared=sum_pi_squared,
         )
@@ -108,6 +109,7 @@ class LanguageModelEngine(Fsdp2Engine):
             output = token_log_probs(self._model(**inputs).logits.squeeze(0), targets)
         else:
             output = ModelOutput(*self._model(targets=targets, **inputs))
+        output = self._whole(part, output)
         return output, output.policy()[0]
 
     def _empty_output(self, *, sum_pi_squared: bool) -> ModelOutput:

@@ -98,9 +98,11 @@ class ValueModelEngine(Fsdp2Engine):
 
     def _forward(self, batch: PackedBatch, *, sum_pi_squared: bool = False) -> tuple[ModelOutput, Tensor]:
         del sum_pi_squared
-        inputs, predictors = self._inputs(batch.row)
-        values = self._model(predictors, **inputs).squeeze(-1)
-        return ModelOutput(values=values), values
+        part = self._own_part(batch.row)
+        inputs, predictors = self._inputs(part)
+        output = self._whole(part, ModelOutput(values=self._model(predictors, **inputs).squeeze(-1)))
+        assert output.values is not None
+        return output, output.values
 
     def _empty_output(self, *, sum_pi_squared: bool) -> ModelOutput:
         del sum_pi_squared
