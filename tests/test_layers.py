@@ -1,4 +1,4 @@
-"""The layers: who may import whom, how long a file may be, and what the text may not contain."""
+"""The layers: which package may import which, how long a file may be, and what the text may not contain."""
 
 import ast
 import importlib.util

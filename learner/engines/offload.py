@@ -80,7 +80,7 @@ class HostCopy:
             return_freed_memory()
 
     def forget(self) -> None:
-        """Gives the moved bytes up: nobody needs the tensors any more."""
+        """Gives the moved bytes up: the tensors are of no use any more."""
         self._moved = []
         if self._device.type == "cpu":
             self._slabs.clear()

@@ -1,6 +1,6 @@
 """The devices of a plan: names, memory, and the part of it that no formula counts.
 
-Sizes are what `nvidia-smi` reports as the total of a device, in MiB. The reserve is an assumption: nobody can compute
+Sizes are what `nvidia-smi` reports as the total of a device, in MiB. The reserve is an assumption: no one can compute
 the allocator's fragmentation ahead.
 """
 

@@ -56,7 +56,7 @@ def propose(config: Config, cluster: Cluster, planner: Planner) -> tuple[Proposa
 
 
 def _largest_budget(config: Config, cluster: Cluster, planner: Planner, ranks: int) -> int | None:
-    """The largest power of two, or the longest sequence, that fits a rank without generators beside it."""
+    """The largest power of two, or the longest sequence, that fits a rank which shares its device with no generator."""
     best = None
     longest = config.rollout.context_tokens
     for tokens in sorted({longest, *(size for size in _powers(_LARGEST_BUDGET) if size > longest)}):

@@ -1,7 +1,7 @@
 """The product's commands, forked from a process that has imported what they need.
 
 The imports take most of a start, and faults cost many starts. A forked process has its own session, environment and
-output, as one that was executed. It ends with this server, and that with whoever started it.
+output, as one that was executed. It ends with this server, and that with the process that started it.
 """
 
 from __future__ import annotations
