@@ -79,13 +79,13 @@ test: lint ## Lint, types and the whole test suite, on two cores
 	@$(MAKE) --no-print-directory --jobs=3 types test-mesh test-engines
 
 test-mesh: $(READY)
-	$(BIN)/python -m pytest -n 4 --dist loadfile $(addprefix --ignore=,$(VLLM_TESTS))
+	$(BIN)/python -m pytest -n 3 --dist loadfile $(addprefix --ignore=,$(VLLM_TESTS))
 
 # Shown as a whole at its end, for the other call shows its progress meanwhile.
 test-engines: $(READY)
 	@mkdir -p $(dir $(ENGINES_LOG)); \
 	test -e $(VLLM)/.ready && python=$(VLLM)/bin/python || python=$(BIN)/python; \
-	set -x; $$python -m pytest -p no:cacheprovider -n 2 --dist loadfile $(VLLM_TESTS) > $(ENGINES_LOG) 2>&1; \
+	set -x; $$python -m pytest -p no:cacheprovider -n 1 --dist loadfile $(VLLM_TESTS) > $(ENGINES_LOG) 2>&1; \
 	status=$$?; cat $(ENGINES_LOG); exit $$status
 
 test-fast: $(READY) ## Tests without engines and processes, for the edit loop

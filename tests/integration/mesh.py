@@ -100,7 +100,12 @@ class MeshRun:
         return max((int(m[1]) for line in self.lines if (m := re.search(r"\bstep (\d+): reward", line))), default=0)
 
     def pid(self, service: str) -> int:
-        return int(json.loads((self.folder / "services" / f"{service}.json").read_text())["pid"])
+        """The process of a service, which is waited for: steps of a continued run need no service but the learner."""
+        ready, until = self.folder / "services" / f"{service}.json", time.monotonic() + DEADLINE_S
+        while not ready.exists():
+            assert time.monotonic() < until, f"{service} is not ready:\n" + self.tail()
+            time.sleep(0.05)
+        return int(json.loads(ready.read_text())["pid"])
 
     def address(self) -> str:
         return str(json.loads((self.folder / "mesh.json").read_text())["address"])
