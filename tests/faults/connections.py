@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 
-def _socket_inode(port: int, to: int) -> str | None:
+def socket_inode(port: int, to: int) -> str | None:
     """A client's connected socket, as the kernel numbers it; gRPC's are of IPv6 with IPv4 addresses.
 
     A client's port alone says nothing: the kernel gives it to connections with other ends at the same time.
@@ -36,7 +36,6 @@ def _sockets(pid: int) -> set[str]:
     return found
 
 
-def owner_of(port: int, to: int, pids: Iterable[int]) -> int | None:
-    """The one of these processes that has a connection between two ports of 127.0.0.1."""
-    inode = _socket_inode(port, to)
-    return next((pid for pid in pids if f"socket:[{inode}]" in _sockets(pid)), None) if inode else None
+def holder_of(inode: str, pids: Iterable[int]) -> int | None:
+    """The one of these processes that has a socket."""
+    return next((pid for pid in pids if f"socket:[{inode}]" in _sockets(pid)), None)

@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
-from tests.faults.connections import owner_of
+from tests.faults.connections import holder_of, socket_inode
 from tests.faults.fork_server import Forked, ForkServer
 
 # Pauses before a restart: the first, and the longest of a service that keeps on ending at once.
@@ -117,6 +117,7 @@ class _Service:
     launch: Callable[[int], Launch]
     current: Process | None = None
     started: int = 0
+    failure: Exception | None = None
     quick_ends: int = 0
     retired: bool = False
 
@@ -162,14 +163,20 @@ class Supervisor:
             process.ended.wait(_KILLED_S)
 
     def owner(self, port: int, to: int) -> str:
-        """Name of the process here that has a connection between two ports of 127.0.0.1; '' where there is none."""
+        """Name of the process here that has a connection between two ports of 127.0.0.1; '' where there is none.
+
+        A client that has closed its end meanwhile is not searched for. While one is, on a busy machine, others give up.
+        """
+        inode = socket_inode(port, to)
+        if inode is None:
+            return ""
         alive = [process for process in reversed(self.processes) if not process.ended.is_set()]
-        names = {process.popen.pid: process.name for process in alive}
-        pid = owner_of(port, to, names)
+        names = {os.getpid(): "", **{process.popen.pid: process.name for process in alive}}
+        pid = holder_of(inode, names)
         if pid is None:
             # Ranks are children of the process that was started.
             names = {child.pid: process.name for process in alive for child in process.tree()[1:]}
-            pid = owner_of(port, to, names)
+            pid = holder_of(inode, names)
         return "" if pid is None else names[pid]
 
     def succeed(self, name: str) -> tuple[Process, Process]:
@@ -202,10 +209,12 @@ class Supervisor:
         """Waits until the present process of a service answers; the time (monotonic) at which it was seen to.
 
         Raises:
-            FaultError: the deadline passed.
+            FaultError: the deadline passed, or it could not be started again.
         """
         until = time.monotonic() + deadline_s
         while True:
+            if failure := self._services[name].failure:
+                raise FaultError(f"{name} could not be started again") from failure
             process = self.current(name)
             ready = process.launch.ready_file if process is not None else None
             if process is not None and (ready is None or ready.exists()):
@@ -262,7 +271,10 @@ class Supervisor:
         self._closing.wait(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**service.quick_ends))
         with self._lock:
             if service.current is process and not service.retired and not self._closing.is_set():
-                self._start(service)
+                try:
+                    self._start(service)
+                except (OSError, AssertionError) as error:  # told to the test, which waits in another thread
+                    service.failure = error
 
 
 def _executed(launch: Launch, log: Path) -> subprocess.Popen[bytes]:

@@ -186,7 +186,20 @@ class Link:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        client = self._who(writer.get_extra_info("peername")[1], self.port)
+        try:
+            # Reads /proc, during which nothing else would be forwarded.
+            client = await asyncio.to_thread(self._who, writer.get_extra_info("peername")[1], self.port)
+            await self._connect(client, reader, writer)
+        except OSError:
+            pass  # the service is away: the client sees its connection end
+        except asyncio.CancelledError:
+            pass  # the link closes; asyncio's server would log a cancelled handler as a failure
+        finally:
+            writer.close()
+            self._tasks.discard(task)
+
+    async def _connect(self, client: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Connects a client with the service until either leaves."""
         connection = _Connection(client, self.conditions(client))
         connection.ends.append(writer)
         self._open.add(connection)
@@ -206,15 +219,10 @@ class Link:
                 for way in ways:
                     way.cancel()
                 await asyncio.gather(*ways, return_exceptions=True)
-        except OSError:
-            pass  # the service is away: the client sees its connection end
-        except asyncio.CancelledError:
-            pass  # the link closes; asyncio's server would log a cancelled handler as a failure
         finally:
             self._open.discard(connection)
             for end in connection.ends:
                 end.close()
-            self._tasks.discard(task)
 
 
 class ProxyLoop:
