@@ -145,7 +145,7 @@ def _every_parameter(engine: Any) -> Any:
     import torch
     from torch.distributed.tensor import DTensor
 
-    for name, tensor in engine._named_tensors():
+    for name, tensor in engine._runner.named_tensors():
         full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
         yield name, full.detach().to("cpu", torch.bfloat16).contiguous()
 
@@ -155,7 +155,7 @@ def _whole_model(engine: Any) -> Any:
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    for name, tensor in get_model_state_dict(engine._model, options=options).items():
+    for name, tensor in get_model_state_dict(engine._runner.module, options=options).items():
         yield name, tensor.to(torch.bfloat16)
 
 

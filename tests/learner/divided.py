@@ -33,18 +33,16 @@ def make_divided(spec: EngineSpec, model_type: ModelType = "language_model") -> 
     """An engine of one replica over all processes; collective."""
     with patch.dict(os.environ, {"WORLD_SIZE": "1", "RANK": "0"}):
         engine: Any = create_engine(spec, model_type)
-    engine.world = world = World("cpu", need_group=False)
-    alone = engine.layout
+    engine.world = engine._runner.world = world = World("cpu", need_group=False)
     engine.layout = layout = Layout(0, (world.processes - 1,), world.process, world.processes)
     accumulate, infer = engine.accumulate, engine.infer
 
     def accumulate_replica(batches: Sequence[PackedBatch], loss: Loss, counts: GlobalCounts) -> None:
-        # As if alone: nothing sums the gradients of these processes, so each needs all of the loss.
-        with patch.object(engine, "layout", alone):
-            accumulate(batches, loss, counts)
+        # The runner's layout is that of one process: nothing sums the gradients, so each needs all of the loss.
+        accumulate(batches, loss, counts)
         if not layout.has_results:
-            held = engine._pending
-            engine._pending = PendingStep(torch.zeros(()), counted=held.counted, computed=held.computed)
+            held = engine._step.pending
+            engine._step.pending = PendingStep(torch.zeros(()), counted=held.counted, computed=held.computed)
 
     def infer_replica(batches: Sequence[PackedBatch], **how: Any) -> list[ModelOutput]:
         outputs: list[ModelOutput] = infer(batches, **how)

@@ -14,11 +14,11 @@ from transformers import PreTrainedModel
 
 from rollmesh.learner.algorithms.types import ModelOutput
 from rollmesh.learner.batching.types import PackedBatch
-from rollmesh.learner.engines.fsdp2.engine import Fsdp2Engine
 from rollmesh.learner.engines.fsdp2.output.layer import LogitMemory, OutputLayer
 from rollmesh.learner.engines.fsdp2.output.log_probs import token_log_probs
 from rollmesh.learner.engines.fsdp2.output.logit_form import LogitForm, UnknownFormError, find_backbone, read_logit_form
 from rollmesh.learner.engines.fsdp2.output.softmax_pieces import Targets
+from rollmesh.learner.engines.fsdp2.runner import ModelRunner
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class LanguageModel(nn.Module):
         return self.get_submodule(self._head_name)(chosen, targets)
 
 
-class LanguageModelEngine(Fsdp2Engine):
+class LanguageModelRunner(ModelRunner):
     """Any Hugging Face causal language model whose attention can run packed."""
 
     _whole_logits = False
@@ -95,7 +95,7 @@ class LanguageModelEngine(Fsdp2Engine):
         finally:
             self._whole_logits = whole
 
-    def _forward(self, batch: PackedBatch, *, sum_pi_squared: bool = False) -> tuple[ModelOutput, Tensor]:
+    def forward(self, batch: PackedBatch, *, sum_pi_squared: bool = False) -> tuple[ModelOutput, Tensor]:
         part = self._own_part(batch.row)
         inputs, predictors = self._inputs(part)
         targets = Targets(
@@ -106,13 +106,13 @@ class LanguageModelEngine(Fsdp2Engine):
         )
         inputs |= {"logits_to_keep": predictors, "use_cache": False}
         if self._whole_logits:
-            output = token_log_probs(self._model(**inputs).logits.squeeze(0), targets)
+            output = token_log_probs(self.module(**inputs).logits.squeeze(0), targets)
         else:
-            output = ModelOutput(*self._model(targets=targets, **inputs))
+            output = ModelOutput(*self.module(targets=targets, **inputs))
         output = self._whole(part, output)
         return output, output.policy()[0]
 
-    def _empty_output(self, *, sum_pi_squared: bool) -> ModelOutput:
+    def empty_output(self, *, sum_pi_squared: bool) -> ModelOutput:
         none = torch.zeros(0, device=self.device)
         return ModelOutput(log_probs=none, entropy=none, sum_pi_squared=none if sum_pi_squared else None)
 

@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 
 from rollmesh.learner.algorithms.types import ModelOutput
 from rollmesh.learner.batching.types import PackedBatch
-from rollmesh.learner.engines.fsdp2.engine import Fsdp2Engine
 from rollmesh.learner.engines.fsdp2.loading import fill
+from rollmesh.learner.engines.fsdp2.runner import ModelRunner
 from rollmesh.learner.model_files.weight_files import WeightFiles
 from rollmesh.mesh.errors import DataError
 
@@ -69,10 +69,10 @@ class ValueModel(nn.Module):
         return values
 
 
-class ValueModelEngine(Fsdp2Engine):
+class ValueModelRunner(ModelRunner):
     """Values of the trained tokens, from any Hugging Face causal language model whose attention can run packed."""
 
-    _backbone_only = True
+    backbone_only = True
 
     def _build(self, language_model: PreTrainedModel) -> nn.Module:
         return ValueModel(language_model)
@@ -96,14 +96,14 @@ class ValueModelEngine(Fsdp2Engine):
                 )
             fill(parameter, files, source)
 
-    def _forward(self, batch: PackedBatch, *, sum_pi_squared: bool = False) -> tuple[ModelOutput, Tensor]:
+    def forward(self, batch: PackedBatch, *, sum_pi_squared: bool = False) -> tuple[ModelOutput, Tensor]:
         del sum_pi_squared
         part = self._own_part(batch.row)
         inputs, predictors = self._inputs(part)
-        output = self._whole(part, ModelOutput(values=self._model(predictors, **inputs).squeeze(-1)))
+        output = self._whole(part, ModelOutput(values=self.module(predictors, **inputs).squeeze(-1)))
         assert output.values is not None
         return output, output.values
 
-    def _empty_output(self, *, sum_pi_squared: bool) -> ModelOutput:
+    def empty_output(self, *, sum_pi_squared: bool) -> ModelOutput:
         del sum_pi_squared
         return ModelOutput(values=torch.zeros(0, device=self.device))

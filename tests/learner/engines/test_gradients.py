@@ -79,7 +79,7 @@ def test_the_vocabulary_is_gathered_apart_from_the_layers_unless_it_is_tied(mode
     tied = make_engine(model_folder, param_dtype="bfloat16")
     untied = make_engine(make_model(tmp_path / "llama", "llama"), param_dtype="bfloat16")
     for engine, apart in ((tied, False), (untied, True)):
-        model = engine._model
+        model = engine._runner.module
         assert [isinstance(module, FSDPModule) for module in (model.model.embed_tokens, model.lm_head)] == [apart] * 2
         engine.close()
 

@@ -41,7 +41,7 @@ def test_a_frozen_model_holds_the_compute_dtype_alone(tmp_path, architecture):
     folder = make_model(tmp_path, architecture)
     engine = make_frozen(folder, param_dtype="bfloat16")
     try:
-        assert {parameter.dtype for parameter in engine._model.parameters()} == {torch.bfloat16}
+        assert {parameter.dtype for parameter in engine._runner.module.parameters()} == {torch.bfloat16}
         expected = {name: tensor.bfloat16().float() for name, tensor in reference(folder).items()}
         assert_same(weights(engine), expected, 0.0)
     finally:

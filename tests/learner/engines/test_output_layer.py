@@ -158,8 +158,8 @@ def test_a_step_has_the_gradient_of_all_logits(tmp_path, architecture, logits_mi
     found = []
     for whole in (True, False):
         engine = make_engine(folder, memory=MemorySection(logits_mib=logits_mib), entropy_gradient=True)
-        assert not engine._whole_logits
-        engine._whole_logits = whole
+        assert not engine._runner._whole_logits
+        engine._runner._whole_logits = whole
         train_step(engine, seed=0, sequences=sequences, loss=policy_loss(entropy_bonus=0.1))
         found.append(gradients(engine))
     assert_same(found[1], found[0])
@@ -168,14 +168,14 @@ def test_a_step_has_the_gradient_of_all_logits(tmp_path, architecture, logits_mi
 def test_a_model_with_a_way_of_its_own_computes_all_logits(tmp_path, caplog):
     engine = make_frozen(tiny_models.save_model(tmp_path, "opt"))
     assert "held at once: its code does not call its backbone as a whole" in caplog.text
-    assert engine._whole_logits
+    assert engine._runner._whole_logits
     engine.probe()
 
 
 def test_the_probe_compares_with_the_logits_of_transformers(model_folder):
     engine = make_engine(model_folder)
     engine.probe()
-    engine._model.lm_head._form = LogitForm(scale=1.1)
+    engine._runner.module.lm_head._form = LogitForm(scale=1.1)
     with pytest.raises(Exception, match="cannot be trained right"):
         engine.probe()
 

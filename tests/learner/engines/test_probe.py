@@ -40,7 +40,7 @@ def test_sequences_that_would_leak_into_one_another_get_rows_of_their_own(tiny, 
     engine = make_engine(tiny(architecture))
     assert engine.packing is Packing.ROWS
     # As if no one knew of the layers next to attention: the probe finds out.
-    engine._use(Packing.SHARED)
+    engine._runner._use(Packing.SHARED)
     with caplog.at_level(logging.WARNING):
         engine.probe()
     assert engine.packing is Packing.ROWS
@@ -53,9 +53,8 @@ def test_attention_of_another_kind_is_left_to_transformers(tiny, architecture, c
     with caplog.at_level(logging.WARNING):
         engine.probe()
     assert engine.packing is Packing.ROWS
-    assert (
-        f"({engine._transformer.config.model_type}): every sequence is computed in a row of its own: it" in caplog.text
-    )
+    kind = engine._runner.transformer.config.model_type
+    assert f"({kind}): every sequence is computed in a row of its own: it" in caplog.text
 
 
 @pytest.mark.parametrize("param_dtype", FLOORS)
@@ -63,7 +62,7 @@ def test_attention_that_does_not_hand_the_layout_on_gets_rows(tiny, param_dtype)
     engine = make_engine(tiny("nemotron"), param_dtype=param_dtype)
     engine.probe()
     assert engine.packing is Packing.ROWS
-    assert engine.why_rows == "NemotronAttention cannot run packed: it keeps the layout from its layers"
+    assert engine._runner.why_rows == "NemotronAttention cannot run packed: it keeps the layout from its layers"
     engine.close()
 
 
@@ -102,7 +101,7 @@ class _Only(nn.Module):
 
 def test_kernels_that_fail_in_the_compute_dtype_alone_are_refused(tiny):
     engine = make_engine(tiny("qwen3"), param_dtype="bfloat16")
-    layer = engine._transformer.base_model.layers[0]
+    layer = engine._runner.transformer.base_model.layers[0]
     layer.mlp = _Only(layer.mlp, torch.float32)
     with pytest.raises(DataError, match=r"cannot be trained in bfloat16: .* float32 by 0\.\d* .*param_dtype: float32"):
         engine.probe()
@@ -111,7 +110,7 @@ def test_kernels_that_fail_in_the_compute_dtype_alone_are_refused(tiny):
 
 def test_kernels_for_half_precision_alone_are_proven_in_it(tiny):
     engine = make_engine(tiny("qwen3"), param_dtype="bfloat16")
-    layer = engine._transformer.base_model.layers[1]
+    layer = engine._runner.transformer.base_model.layers[1]
     layer.mlp = _Only(layer.mlp, torch.bfloat16, "float32 is not supported")
     evidence = engine.probe()
     assert engine.packing is Packing.SHARED
@@ -139,7 +138,7 @@ def test_the_probe_leaves_no_trace(tiny, param_dtype):
     probed.probe()
     assert torch.equal(torch.get_rng_state(), random)
     assert all(torch.equal(gradient, left[name]) for name, gradient in gradients(probed).items())
-    assert not any(module.training for module in probed._transformer.base_model.modules())
+    assert not any(module.training for module in probed._runner.transformer.base_model.modules())
     for engine in (probed, other):
         train_step(engine, seed=2, loss=critic_loss)
     for name, tensor in weights(other).items():
@@ -162,7 +161,7 @@ class _LooksAhead(nn.Module):
 @pytest.mark.parametrize("make", [make_engine, make_critic])
 def test_a_model_that_is_right_in_no_packing_is_refused(tiny, make):
     engine = make(tiny("qwen3"))
-    layer = engine._transformer.base_model.layers[0]
+    layer = engine._runner.transformer.base_model.layers[0]
     layer.mlp = _LooksAhead(layer.mlp)
     with pytest.raises(DataError, match=r"\(qwen3\) cannot be trained right: .* differ.* by 0\.\d"):
         engine.probe()
@@ -170,7 +169,7 @@ def test_a_model_that_is_right_in_no_packing_is_refused(tiny, make):
 
 def test_weights_that_are_not_finite_are_refused(tiny):
     engine = make_frozen(tiny("qwen3"))
-    engine._transformer.base_model.norm.weight.fill_(torch.nan)
+    engine._runner.transformer.base_model.norm.weight.fill_(torch.nan)
     with pytest.raises(DataError, match="by nan"):
         engine.probe()
 
@@ -216,7 +215,7 @@ def test_windows_longer_than_its_sequences_are_probed(tmp_path):
     engine = make_engine(tmp_path)
     engine.probe()
     assert engine.packing is Packing.ROWS
-    assert engine._transformer.config.sliding_window == 64
+    assert engine._runner.transformer.config.sliding_window == 64
 
 
 @pytest.mark.parametrize("model_type", ["deepseek_v32", "deepseek_v4", "glm_moe_dsa", "qwen4_exp", "doge"])

@@ -89,7 +89,7 @@ def test_there_is_no_vocabulary_to_compute(tmp_path):
     names = weights(engine).keys()
     assert {name for name in names if not name.startswith("model.")} == {"value_head.weight", "value_head.bias"}
     outputs = []
-    for module in engine._model.modules():
+    for module in engine._runner.module.modules():
         if isinstance(module, nn.Linear):
             module.register_forward_hook(lambda _, __, output: outputs.append(output.shape[-1]))
     (batch,) = make_batches(engine, seed=1, token_budget=1 << 20)
@@ -102,7 +102,7 @@ def test_bfloat16_keeps_the_head_in_float32(model_folder, tmp_path):
     exact, rounded = make_critic(folder), make_critic(folder, param_dtype="bfloat16")
     try:
         inputs = []
-        head = rounded._model.get_submodule("value_head")
+        head = rounded._runner.module.get_submodule("value_head")
         head.register_forward_hook(lambda module, given, _: inputs.append((given[0].dtype, module.weight.dtype)))
         batch = pack(make_sequences(1))
         difference = (values(exact, batch) - values(rounded, batch)).abs().max()

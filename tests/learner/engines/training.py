@@ -85,7 +85,7 @@ def take_step(engine: Engine, batches: Sequence[PackedBatch], loss: Loss) -> Ste
     """One optimizer step on micro-batches; `gradients` gives what it followed."""
     engine.accumulate(batches, loss, engine.global_counts(batches))
     _followed[engine] = {
-        name: _full(p.grad).clone() for name, p in engine._model.named_parameters() if p.grad is not None
+        name: _full(p.grad).clone() for name, p in engine._runner.module.named_parameters() if p.grad is not None
     }
     return engine.apply()
 

@@ -31,7 +31,7 @@ def probe(harness: Harness, model: Path) -> tuple[bool, str]:
     traceless = all(
         torch.equal(*pair) for pair in zip(*(weights(e).values() for e in (untouched, engine)), strict=True)
     )
-    engine._transformer.base_model.norm.weight.data.fill_(torch.nan)  # type: ignore[attr-defined]  # of FSDP2
+    engine._runner.transformer.base_model.norm.weight.data.fill_(torch.nan)  # type: ignore[attr-defined]  # of FSDP2
     try:
         engine.probe()
     except DataError as error:
@@ -42,7 +42,7 @@ def probe(harness: Harness, model: Path) -> tuple[bool, str]:
 def export(harness: Harness, model: Path) -> tuple[Weights, Weights, int]:
     """Weights gathered at once and in small batches, and the most bytes of full tensors that were held."""
     engine = harness.make(make_spec(model))
-    named = engine._named_tensors()  # type: ignore[attr-defined]  # of FSDP2
+    named = engine._runner.named_tensors()  # type: ignore[attr-defined]  # of FSDP2
     small, held = {}, 0
     for name, tensor in full_tensors(named, engine.world, torch.float32, gather_bytes=GATHER_BYTES):
         small[name] = tensor.clone()

@@ -19,6 +19,7 @@ from rollmesh.buffer.client.client import BufferClient
 from rollmesh.learner.checkpoint import retention
 from rollmesh.learner.checkpoint.store import CheckpointStore
 from rollmesh.learner.engines.fsdp2.engine import Fsdp2Engine
+from rollmesh.learner.engines.fsdp2.step import TrainingStep
 from rollmesh.learner.service import run
 from rollmesh.mesh.config import Config
 from rollmesh.protos import buffer_pb2
@@ -49,11 +50,11 @@ def first_claim_refused() -> None:
 def first_steps_not_finite() -> None:
     left = iter([lambda: None, end])
 
-    def clip(_engine: Fsdp2Engine, _most: float) -> float:
+    def clip(_step: TrainingStep, _most: float) -> float:
         next(left)()
         return float("nan")
 
-    Fsdp2Engine._clip = clip  # type: ignore[method-assign]
+    TrainingStep._clip = clip  # type: ignore[method-assign]
 
 
 def killed_before_it_saves() -> None:

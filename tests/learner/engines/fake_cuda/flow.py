@@ -29,7 +29,7 @@ from rollmesh.learner.algorithms.types import UpdatePlan
 from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.batching.types import PackedBatch, TrainSequence
 from rollmesh.learner.engines.fsdp2 import export, sharding
-from rollmesh.learner.engines.fsdp2.language_model import LanguageModelEngine
+from rollmesh.learner.engines.fsdp2.create import create_engine
 from rollmesh.learner.engines.fsdp2.loading import load_weights
 from rollmesh.learner.engines.fsdp2.output.logit_form import LogitForm
 from rollmesh.learner.engines.interface import EngineSpec
@@ -108,7 +108,7 @@ def run(case: Case) -> Seen:
     algorithm = load_algorithm("grpo", {}, UpdatePlan())
     assert isinstance(algorithm, PolicyGradient)
     with _ranks(case.world) as mesh, patch.object(sharding, "fully_shard", partial(sharding.fully_shard, mesh=mesh)):
-        engine = "rollmesh.learner.engines.fsdp2.engine"
+        engine = "rollmesh.learner.engines.fsdp2.runner"
         loader = patch.multiple(engine, open_model=partial(_open, case), load_weights=_give_memory)
         # Fake tensors have no values to read it from.
         form = patch("rollmesh.learner.engines.fsdp2.language_model.read_logit_form", lambda _: LogitForm(cap=30.0))
@@ -165,9 +165,9 @@ def _use(case: Case, loss: Loss, watch: Watch, seen: Seen) -> None:
         activation_checkpointing=True,
         memory=MemorySection(logits_mib=case.logits_mib),
     )
-    engine = LanguageModelEngine(spec)
+    engine = create_engine(spec, "language_model")
     if case.rows:
-        engine.repack("asked for")
+        engine._runner.repack("asked for")
 
     def batches() -> list[PackedBatch]:
         return [pack(list(_sequences()), device=engine.device) for _ in range(case.micro_batches)]
@@ -188,14 +188,14 @@ def _use(case: Case, loss: Loss, watch: Watch, seen: Seen) -> None:
     seen.facts["log_probs"] = [str(log_probs.device), str(log_probs.dtype)]
     if not case.swap:
         return
-    parameters = list(engine._model.parameters())
+    parameters = engine._runner.parameters
     seen.facts["parameters"] = len(parameters)
     with _counted_rounds() as rounds:
         exported = during("export", lambda: [(str(t.device), str(t.dtype)) for _, t in engine.export_weights()])
     seen.facts["exported"], seen.facts["rounds"] = sorted(set(exported)), len(rounds)
     seen.facts["exported_tensors"] = len(exported)
     during("offload", engine.offload)
-    seen.facts["offloaded"] = sorted({p._local_tensor.untyped_storage().nbytes() for p in engine._model.parameters()})
+    seen.facts["offloaded"] = sorted({p._local_tensor.untyped_storage().nbytes() for p in parameters})
     during("onload", engine.onload)
     during("step after", step)
 

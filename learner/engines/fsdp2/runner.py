@@ -1,0 +1,269 @@
+"""A model on its ranks, built and sharded, and the ways in which it computes micro-batches.
+
+Invariants: making a runner leaves the random numbers of the others alone. All ranks run the same number of passes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from rollmesh.learner.algorithms.types import ModelOutput
+from rollmesh.learner.batching.pack import pack
+from rollmesh.learner.batching.transfer import to_device
+from rollmesh.learner.batching.types import PackedBatch, PackedRow, Packing, TrainSequence
+from rollmesh.learner.engines.fsdp2.architecture import choose_packing
+from rollmesh.learner.engines.fsdp2.attention import ATTENTION
+from rollmesh.learner.engines.fsdp2.dense_attention import describe_dense_attention
+from rollmesh.learner.engines.fsdp2.layout import AttentionLayout, build_layout
+from rollmesh.learner.engines.fsdp2.loading import load_weights, open_model
+from rollmesh.learner.engines.fsdp2.probe import ComputedValues, read
+from rollmesh.learner.engines.fsdp2.rows import build_rows
+from rollmesh.learner.engines.fsdp2.sharding import Preparation, computing_in, plain_name, prepare, recover
+from rollmesh.learner.engines.fsdp2.ulysses.division import KEY as SP_KEY
+from rollmesh.learner.engines.fsdp2.ulysses.division import check_division
+from rollmesh.learner.engines.fsdp2.ulysses.exchange import DividedLayout, Exchange
+from rollmesh.learner.engines.fsdp2.ulysses.row_parts import RowPart, part_of
+from rollmesh.learner.engines.fsdp2.varlen import VarlenLayout, build_varlen_layout, has_varlen
+from rollmesh.learner.engines.interface import EngineSpec
+from rollmesh.learner.engines.layout import Layout
+from rollmesh.learner.engines.model_cost import ModelCost, cost_of
+from rollmesh.learner.engines.world import World
+from rollmesh.learner.model_files.stored_model import StoredModel, quiet_transformers
+from rollmesh.learner.model_files.weight_files import WeightFiles
+from rollmesh.mesh.errors import ConfigError, DataError
+
+_log = logging.getLogger(__name__)
+# Name, in transformers' configurations and layers, of the number of tokens that sliding attention sees.
+_WINDOW = "sliding_window"
+
+
+class ModelRunner(ABC):
+    """A Hugging Face model that is sharded over the ranks where there are several; one class per kind of model.
+
+    Args:
+        spec: of the engine.
+        world: the ranks.
+
+    Attributes:
+        module: with parameters named as in a Hugging Face folder, but for `sharding.plain_name`.
+        transformer: the part of it that is transformers' own.
+        parameters: those that are trained.
+        layout, packing, vocab_size: as of the engine.
+        why_rows: why sequences get a row each, where they do.
+    """
+
+    backbone_only: ClassVar[bool] = False
+
+    def __init__(self, spec: EngineSpec, world: World) -> None:
+        self._spec = spec
+        self.world, self.device = world, world.device
+        self._param_dtype: torch.dtype = getattr(torch, spec.param_dtype)
+        if world.first:
+            torch.manual_seed(spec.seed)
+        with torch.random.fork_rng(devices=[]):
+            # On the CPU, where models are built; nothing draws from the device's generator.
+            torch.default_generator.manual_seed(spec.seed)
+            opened = open_model(spec.model, self.device, backbone_only=self.backbone_only, longest=spec.longest)
+        with opened as stored:
+            self.transformer = cast(PreTrainedModel, stored.model.base_model if self.backbone_only else stored.model)
+            self._divide(stored.model.config)
+            choice = choose_packing(stored.model)
+            self._own_attention: str = stored.model.config._attn_implementation
+            self._refuse_to_divide(choice.reason)
+            self.why_rows = choice.reason
+            self._use(choice.packing)
+            self.vocab_size = len(cast(Tensor, stored.model.get_input_embeddings().weight))
+            self.module = self._build(stored.model)
+            self._shard_and_load(stored)
+        self.parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        self._varlen = has_varlen(self.device, self._param_dtype)
+        if not self._varlen:
+            self._warn_of_dense_attention()
+
+    @abstractmethod
+    def _build(self, language_model: PreTrainedModel) -> nn.Module:
+        """The module to train, with parameters named as in a Hugging Face folder; without memory, as what is given."""
+
+    def _fill_new(self, parameters: Mapping[str, nn.Parameter], files: WeightFiles) -> None:
+        """Fills parameters that are not of the language model.
+
+        Args:
+            parameters: by name; they have memory.
+            files: of the model's folder.
+        """
+        del files
+        raise DataError(f"model {self._spec.model.path!r} lacks weights: {', '.join(parameters)}")
+
+    @abstractmethod
+    def forward(self, batch: PackedBatch, *, sum_pi_squared: bool = False) -> tuple[ModelOutput, Tensor]:
+        """The model's output for the trained tokens, and its differentiable part, float32 [R]."""
+
+    @abstractmethod
+    def empty_output(self, *, sum_pi_squared: bool) -> ModelOutput:
+        """The output for no tokens."""
+
+    def cost(self) -> ModelCost:
+        """Operations of a forward pass."""
+        config = self.transformer.config.get_text_config()
+        shapes = ((plain_name(name), tuple(parameter.shape)) for name, parameter in self.module.named_parameters())
+        return cost_of(config, shapes, tied=bool(config.tie_word_embeddings) and not self.backbone_only)
+
+    def even(self, batches: Sequence[PackedBatch]) -> tuple[list[PackedBatch], list[PackedBatch]]:
+        """Micro-batches with trained tokens, and what fills them up to the same number on every rank."""
+        real = [batch for batch in batches if batch.tokens.num_tokens]
+        # Agreed on before the first forward pass, whose own collectives must line up between ranks.
+        missing = self.world.max_int(len(real)) - len(real)
+        return real, [_empty_batch(self.device)] * missing if missing else []
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Parameters, tied ones once, and buffers that belong to the model's state."""
+        saved = self.module.state_dict().keys()
+        yield from ((plain_name(name), tensor) for name, tensor in self.module.named_parameters())
+        yield from ((plain_name(name), tensor) for name, tensor in self.module.named_buffers() if name in saved)
+
+    def read(self, batches: Sequence[PackedBatch]) -> ComputedValues:
+        """Computes the engine's outputs and gradients as it is now, for the probe."""
+        return read(batches, lambda batch: self.forward(batch)[1], self.parameters)
+
+    @contextmanager
+    def in_eager_rows(self) -> Iterator[None]:
+        """Gives every sequence a row and uses transformers' eager attention, for the probe."""
+        packing = self.packing
+        self._use(Packing.ROWS, "eager")
+        try:
+            yield
+        finally:
+            self._use(packing)
+
+    @contextmanager
+    def in_float32(self) -> Iterator[None]:
+        """Computes in float32, without kernels that round more, for the probe."""
+        varlen, self._varlen = self._varlen, False
+        try:
+            with computing_in(self.module, torch.float32), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+                yield
+        finally:
+            self._varlen = varlen
+
+    def recover(self) -> bool:
+        """Prepares the engine for another pass after one that broke off, for the probe; False: impossible."""
+        return recover(self.module)
+
+    @contextmanager
+    def with_short_windows(self, tokens: int) -> Iterator[None]:
+        """Limits sliding attention to this many tokens, for the probe."""
+        owners = [self.transformer.config.get_text_config(), *self.transformer.modules()]
+        windows = [
+            (owner, window) for owner in owners if isinstance(window := vars(owner).get(_WINDOW), int) and window
+        ]
+        for owner, _ in windows:
+            setattr(owner, _WINDOW, tokens)
+        try:
+            yield
+        finally:
+            for owner, window in windows:
+                setattr(owner, _WINDOW, window)
+
+    def repack(self, reason: str) -> None:
+        """Gives every sequence a row from now on, for the probe."""
+        self._refuse_to_divide(reason)
+        self.why_rows = reason
+        self._use(Packing.ROWS)
+        self._warn_of_dense_attention()
+
+    def embedding(self) -> nn.Module:
+        """The embedding of the tokens, for the probe."""
+        return self.transformer.get_input_embeddings()
+
+    def _use(self, packing: Packing, attention: str | None = None) -> None:
+        """Computes in this way from now on."""
+        self.packing = packing
+        implementation = attention or (ATTENTION if packing is Packing.SHARED else self._own_attention)
+        with quiet_transformers():
+            self.transformer.set_attn_implementation(implementation)
+        if packing is Packing.ROWS and self.transformer.config._attn_implementation != implementation:
+            # transformers does not switch attention outside of its interface; layers that can look here.
+            self.transformer.config._attn_implementation = implementation
+
+    def _warn_of_dense_attention(self) -> None:
+        heads = getattr(self.transformer.config.get_text_config(), "num_attention_heads", 0)
+        warning = describe_dense_attention(
+            self.packing, self._own_attention, self.device, self._param_dtype, heads, self._spec.longest
+        )
+        if warning and self.layout.leads:
+            _log.warning("model %r: %s", self._spec.model.path, warning)
+
+    def _shard_and_load(self, stored: StoredModel) -> None:
+        spec = self._spec
+        prepare(
+            self.module,
+            Preparation(
+                shard=self.world.processes > 1 or self._param_dtype != torch.float32,
+                param_dtype=self._param_dtype,
+                trained=spec.optimizer is not None,
+                recompute=spec.activation_checkpointing,
+                offload_activations=spec.memory.offload_activations,
+                reshard_after_forward=spec.memory.reshard_after_forward,
+            ),
+        )
+        new = load_weights(self.module, stored, self.device)
+        if new:
+            parameters = {plain_name(name): parameter for name, parameter in self.module.named_parameters()}
+            self._fill_new({name: parameters[name] for name in new}, stored.files)
+
+    def _divide(self, config: PreTrainedConfig) -> None:
+        """Takes this process's place among those that share a micro-batch."""
+        sp, processes = self._spec.sp, self.world.processes
+        heads = getattr(config.get_text_config(), "num_attention_heads", 0)
+        check_division(sp, heads=heads, processes=processes, name=self._spec.model.path)
+        self.layout = Layout.of_replicas(self.world.process, processes, sp)
+        self._exchange = Exchange(self.world.neighbours(sp)) if sp > 1 else None
+
+    def _refuse_to_divide(self, why_rows: str) -> None:
+        """Refuses to divide sequences that need rows."""
+        if why_rows and self._exchange is not None:
+            raise ConfigError(
+                f"the sequences of model {self._spec.model.path!r} cannot be divided over processes: {why_rows}",
+                hint=f"set {SP_KEY}: 1",
+            )
+
+    def _own_part(self, row: PackedRow) -> RowPart:
+        """The part of a micro-batch that this process computes; all of it in rows, which nothing divides."""
+        if self._exchange is None or self.packing is Packing.ROWS:
+            return part_of(row, 0, 1)
+        return part_of(row, self._exchange.part, self._exchange.parts)
+
+    def _inputs(self, part: RowPart) -> tuple[dict[str, Any], Tensor]:
+        """The model's input, and the indices of the predictors in its tokens, row after row: int64 [r]."""
+        predictors = to_device(part.predictors, self.device)
+        if self.packing is Packing.ROWS:
+            rows = build_rows(part.segments, self.device)
+            return {"input_ids": part.input_ids[0, rows.tokens]}, rows.places[predictors]
+        build = build_varlen_layout if self._varlen else build_layout
+        whole: AttentionLayout | VarlenLayout = build(part.segments, self.device)
+        layout = whole if self._exchange is None else DividedLayout(whole, self._exchange)
+        return {"input_ids": part.input_ids, "position_ids": part.position_ids, "layout": layout}, predictors
+
+    def _whole(self, part: RowPart, output: ModelOutput) -> ModelOutput:
+        """The output for all trained tokens of a micro-batch, from that of this process's part."""
+        if self._exchange is None or part.places is None:
+            return output
+        fields = [field.name for field in dataclasses.fields(output) if getattr(output, field.name) is not None]
+        gathered = self._exchange.gather_outputs(part, [getattr(output, name) for name in fields])
+        return ModelOutput(**dict(zip(fields, gathered, strict=True)))
+
+
+def _empty_batch(device: torch.device) -> PackedBatch:
+    one = np.zeros(1, dtype=np.int32)
+    sequence = TrainSequence(one, one, np.ones(1, dtype=np.uint8), np.zeros(1, dtype=np.float32))
+    return pack([sequence], device=device)

@@ -1,0 +1,118 @@
+"""The optimizer's step: gradients that add up over micro-batches, and then change the model or are given up.
+
+Invariants: gradients are sums of the micro-batches' shares over all data-parallel ranks (FSDP averages over processes,
+so shares are multiplied by their number). All ranks run the same number of micro-batches, short ones fill up with a
+share of zero. A step whose gradient is not finite changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from rollmesh.learner.algorithms.interface import Loss
+from rollmesh.learner.algorithms.types import GlobalCounts
+from rollmesh.learner.batching.types import PackedBatch
+from rollmesh.learner.engines.fsdp2.optimizers.schedule import learning_rate
+from rollmesh.learner.engines.fsdp2.runner import ModelRunner
+from rollmesh.learner.engines.fsdp2.sharding import drop_whole_gradients, recover, synchronize_gradients
+from rollmesh.learner.engines.interface import StepResult
+from rollmesh.learner.engines.pending_step import PendingStep
+from rollmesh.mesh.config.learner import OptimizerSection
+
+
+class TrainingStep:
+    """The steps of one model, one at a time.
+
+    Args:
+        runner: the model.
+        optimizer: of its parameters.
+        section: schedule and clipping.
+        total_steps: of the whole run.
+        sync_once: see `EngineSpec`.
+
+    Attributes:
+        steps: done so far.
+        pending: the present one; None: no gradient is accumulated.
+    """
+
+    def __init__(
+        self, runner: ModelRunner, optimizer: Optimizer, section: OptimizerSection, total_steps: int, *, sync_once: bool
+    ) -> None:
+        self._runner = runner
+        self._optimizer = optimizer
+        self._section = section
+        self._total_steps = total_steps
+        self._sync_once = sync_once
+        self.steps = 0
+        self.pending: PendingStep | None = None
+
+    def accumulate(self, batches: Sequence[PackedBatch], loss: Loss, counts: GlobalCounts) -> None:
+        """See `Engine`."""
+        runner = self._runner
+        pending = self.pending = self.pending or PendingStep(torch.zeros((), device=runner.device))
+        real, filling = runner.even(batches)
+        pending.counted |= counts.tokens > 0
+        pending.computed |= bool(real or filling)
+        batches = [*real, *filling]
+        for number, batch in enumerate(batches, 1):
+            if self._sync_once:
+                synchronize_gradients(runner.module, number == len(batches))
+            output, differentiable = runner.forward(batch)
+            share = _zero(differentiable)
+            if number <= len(real) and runner.layout.has_results:
+                result = loss(output, batch.tokens, counts)
+                pending.add(result.loss, result.metrics, batch.tokens.num_tokens)
+                # A loss of which nothing depends on the model has a gradient all the same: zero.
+                share = result.loss if result.loss.requires_grad else share
+            (share * runner.layout.processes).backward()
+
+    def apply(self) -> StepResult:
+        """See `Engine`."""
+        if (pending := self.pending) is None:
+            raise RuntimeError("no gradient was accumulated")
+        try:
+            if not pending.counted:
+                return StepResult({}, skipped=False)
+            if not pending.computed:
+                # Nothing had an advantage on any rank: a gradient of zero, which the optimizer's moments still follow.
+                for parameter in self._runner.parameters:
+                    parameter.grad = torch.zeros_like(parameter)
+            norm = self._clip(self._section.max_grad_norm)
+            rate = learning_rate(self._section, self.steps, self._total_steps)
+            skipped = not np.isfinite(norm)
+            if not skipped:
+                for group in self._optimizer.param_groups:
+                    group["lr"] = rate
+                self._optimizer.step()
+                self.steps += 1
+            return StepResult(pending.metrics(self._runner.world) | {"grad_norm": norm, "lr": rate}, skipped)
+        finally:
+            self.pending = None
+            self._optimizer.zero_grad()
+
+    def discard(self) -> None:
+        """See `Engine`."""
+        pending, self.pending = self.pending, None
+        if pending is None:
+            return
+        if pending.computed:
+            # FSDP keeps a part of what a pass that broke off has computed.
+            recover(self._runner.module)
+            drop_whole_gradients(self._runner.module)
+        self._optimizer.zero_grad()
+
+    def _clip(self, most: float) -> float:
+        """Clips the gradient to a global norm; gives the norm before."""
+        norm = torch.nn.utils.clip_grad_norm_(self._runner.parameters, most)
+        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+
+def _zero(output: Tensor) -> Tensor:
+    """0 with a gradient of zeros, whatever the values are."""
+    return output.nan_to_num(neginf=0.0).sum() * 0.0
