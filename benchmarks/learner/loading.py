@@ -114,7 +114,8 @@ def load(name: str, scratch: Path) -> dict[str, float]:
     buffers = max([PIECE_BYTES, *(_COPIES * nbytes for nbytes in read)])
     if ranks == _SAVING:
         for saved, model in ((name, engine), (f"tiny-{name}", tiny)):
-            CheckpointStore(scratch / f"checkpoints-{saved}").save({"actor": model}, PolicyVersion(1, 0), {})
+            store = CheckpointStore(scratch / f"checkpoints-{saved}")
+            store.begin({"actor": model}, PolicyVersion(1, 0), {}).result()
     engine.close()
     tiny.close()
     return {"full": full, "shard": shard, "buffers": buffers, "measured": peak, "seconds": seconds}

@@ -7,32 +7,89 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+
+import torch
+import torch.distributed as dist
 
 from rollmesh.learner.engines.interface import Engine
 
+WRITE_S = 1800.0
+"""Longest write of a checkpoint; ranks wait as long for one another."""
 
-def on_every_rank(engine: Engine, part: Callable[[], object]) -> None:
-    """Does this rank's part and waits for the others; collective.
 
-    Args:
-        engine: knows the ranks.
-        part: of this rank.
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """All ranks, as seen by one of them.
 
-    Raises:
-        OSError: on every rank, where a part has failed on any; names the first rank that met each failure.
+    Attributes:
+        process, processes: the number of this one, and how many there are.
+        gather_bytes: gives every rank's message, in the order of the ranks; collective.
     """
-    failure = ""
-    try:
-        part()
-    except OSError as error:
-        failure = error.strerror or str(error)
-        if engine.layout.processes > 1:
-            failure = f"{failure} (rank {engine.layout.process} on {socket.gethostname()})"
-    met = {text.partition(" (rank ")[0]: text for text in _texts(engine, failure)}
-    if met:
-        raise OSError("; ".join(met.values()))
+
+    process: int
+    processes: int
+    gather_bytes: Callable[[bytes], list[bytes]]
+
+    @classmethod
+    def of(cls, engine: Engine) -> Ranks:
+        """The ranks of an engine, for the thread that trains."""
+        return cls(engine.layout.process, engine.layout.processes, engine.world.gather_bytes)
+
+    @classmethod
+    def apart(cls, engine: Engine) -> Ranks:
+        """The same ranks with connections of their own, for one thread that does not train; collective."""
+        layout = engine.layout
+        if layout.processes == 1:
+            return cls(0, 1, lambda message: [message])
+        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=WRITE_S))
+
+        return cls(layout.process, layout.processes, partial(_gather, group))
+
+    @property
+    def leads(self) -> bool:
+        """This is rank 0, which makes and renames folders."""
+        return self.process == 0
+
+    def on_every_rank(self, part: Callable[[], object]) -> None:
+        """Does this rank's part and waits for the others; collective.
+
+        Raises:
+            OSError: on every rank, where a part has failed on any; names the first rank that met each failure.
+        """
+        failure = ""
+        try:
+            part()
+        except OSError as error:
+            failure = error.strerror or str(error)
+            if self.processes > 1:
+                failure = f"{failure} (rank {self.process} on {socket.gethostname()})"
+        # The first rank's text comes last, and stays.
+        texts = [message.decode() for message in reversed(self.gather_bytes(failure.encode())) if message]
+        met = {text.partition(" (rank ")[0]: text for text in texts}
+        if met:
+            raise OSError("; ".join(met.values()))
+
+    def on_leader(self, part: Callable[[], object]) -> None:
+        """Has rank 0 do something, and waits for it; collective.
+
+        Raises:
+            OSError: on every rank, where it has failed.
+        """
+        self.on_every_rank(part if self.leads else _no_work)
 
 
-def _texts(engine: Engine, failure: str) -> list[str]:
-    """The failures of the ranks, the first rank's last."""
-    return [message.decode() for message in reversed(engine.world.gather_bytes(failure.encode())) if message]
+def _no_work() -> None:
+    """The part of a rank without work."""
+
+
+def _gather(group: dist.ProcessGroup, message: bytes) -> list[bytes]:
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(group.size())]
+    dist.all_gather(sizes, torch.tensor([len(message)]), group=group)
+    longest = max(int(size) for size in sizes)
+    padded = torch.frombuffer(bytearray(message.ljust(longest + 1)), dtype=torch.uint8)
+    parts = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(parts, padded, group=group)
+    return [part[: int(size)].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]

@@ -13,9 +13,8 @@ from pathlib import Path
 import xxhash
 from pydantic import TypeAdapter
 
-from rollmesh.learner.checkpoint.collective_write import on_every_rank
+from rollmesh.learner.checkpoint.collective_write import Ranks
 from rollmesh.learner.checkpoint.names import STATE_NAME
-from rollmesh.learner.engines.interface import Engine
 from rollmesh.mesh.errors import DataError
 
 _FILE = "digests.json"
@@ -25,7 +24,7 @@ _PIECE_BYTES = 1 << 20
 _OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")
 
 
-def write_digests(engine: Engine, folder: Path) -> None:
+def write_digests(ranks: Ranks, folder: Path) -> None:
     """Writes the digests of all files into the folder; collective.
 
     Raises:
@@ -36,33 +35,31 @@ def write_digests(engine: Engine, folder: Path) -> None:
     def read() -> None:
         for path in _files(folder):
             written = _OF_RANK.fullmatch(path.name)
-            if (int(written[1]) if written else 0) == engine.layout.process:
+            if (int(written[1]) if written else 0) == ranks.process:
                 own_digests[str(path.relative_to(folder))] = _digest(path)
 
     def write() -> None:
         (folder / _FILE).write_text(json.dumps(all_digests, indent=1), encoding="utf-8")
 
-    on_every_rank(engine, read)
+    ranks.on_every_rank(read)
     all_digests: dict[str, str] = {}
-    for message in engine.world.gather_bytes(json.dumps(own_digests).encode()):
+    for message in ranks.gather_bytes(json.dumps(own_digests).encode()):
         all_digests |= json.loads(message)
-    on_every_rank(engine, write if engine.layout.leads else lambda: None)
+    ranks.on_leader(write)
 
 
-def check_digests(engine: Engine, folder: Path) -> None:
+def check_digests(ranks: Ranks, folder: Path) -> None:
     """Reads all files, each rank its share; collective.
 
     Raises:
         OSError: on every rank, where one holds other bytes than were written, or none; it is named.
     """
 
-    layout = engine.layout
-
     def read() -> None:
-        for name, digest in sorted(_read(folder).items())[layout.process :: layout.processes]:
+        for name, digest in sorted(_read(folder).items())[ranks.process :: ranks.processes]:
             _check(folder, name, digest)
 
-    on_every_rank(engine, read)
+    ranks.on_every_rank(read)
 
 
 def check_actor_digests(folder: Path) -> None:

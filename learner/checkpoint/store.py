@@ -5,6 +5,9 @@ incarnation, so a fenced learner cannot overwrite its successor's checkpoints. R
 any rank fails, all fail together and nothing is left. The buffer, not the folder, knows which checkpoint is the latest
 one; `learner.checkpoint.retention` decides which ones stay. The actor's state is at the folder's root, that of every
 other trained role in a subfolder of its name. Models that are not trained have no part in it.
+
+The thread that trains makes the folder, and has the engines copy their state. Another thread of every rank does the
+rest: it waits for the engines' files, and takes their digests. One checkpoint is written at a time.
 """
 
 from __future__ import annotations
@@ -12,12 +15,12 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
-from concurrent.futures import wait
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 
-from rollmesh.learner.checkpoint.collective_write import on_every_rank
+from rollmesh.learner.checkpoint.collective_write import WRITE_S, Ranks
 from rollmesh.learner.checkpoint.compatibility import check_roles
 from rollmesh.learner.checkpoint.digests import check_digests, write_digests
 from rollmesh.learner.checkpoint.names import checkpoint_name, list_checkpoints
@@ -26,12 +29,13 @@ from rollmesh.mesh.errors import ConfigError, DataError, FencedError
 from rollmesh.mesh.files import fsync_path
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
-# Longest write of one role's state. The processes' own wait for one another is as long.
-_WRITE_S = 1800.0
-
 
 class DamagedCheckpointError(DataError):
     """Files of a checkpoint are missing, or hold other bytes than were written."""
+
+
+class UnwrittenCheckpointError(DataError):
+    """A disk has refused a checkpoint; nothing is left of it."""
 
 
 class CheckpointStore:
@@ -43,6 +47,10 @@ class CheckpointStore:
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._apart: Ranks | None = None
+        self._parts: Sequence[Future[None]] = ()
+        self._writing: Future[Path] = _known(root)
 
     def check(self, actor: Engine) -> None:
         """Refuses a folder that is not one and the same for all ranks, or that one of them may not write; collective.
@@ -50,61 +58,59 @@ class CheckpointStore:
         Raises:
             ConfigError: names a rank and its host.
         """
+        ranks, _ = Ranks.of(actor), self._ranks_apart(actor)
         # A name that no node has asked for before, so that none has cached its absence.
-        (name,) = filter(None, actor.world.gather_bytes(uuid.uuid4().hex.encode() if actor.layout.leads else b""))
+        (name,) = filter(None, ranks.gather_bytes(uuid.uuid4().hex.encode() if ranks.leads else b""))
         probe = self._root / f".probe-{name.decode()}"
         try:
-            on_every_rank(actor, partial(_make, probe) if actor.layout.leads else _no_work)
-            on_every_rank(actor, (probe / str(actor.layout.process)).touch)
+            ranks.on_leader(partial(_make, probe))
+            ranks.on_every_rank((probe / str(ranks.process)).touch)
         except OSError as error:
             raise ConfigError(
                 f"cannot write checkpoints into {self._root}: {error}",
                 hint="set run.dir to a folder that every rank may write, the same one on all nodes",
             ) from error
         finally:
-            if actor.layout.leads:
+            if ranks.leads:
                 shutil.rmtree(probe, ignore_errors=True)
 
-    def save(self, engines: Mapping[str, Engine], version: PolicyVersion, extra: dict[str, object]) -> Path:
-        """Writes a checkpoint; collective. It is durable when this returns.
+    def begin(self, engines: Mapping[str, Engine], version: PolicyVersion, extra: dict[str, object]) -> Future[Path]:
+        """Has a checkpoint written; collective. The state is copied when this returns: training may continue.
+
+        Waits for the checkpoint before, where that is still being written.
 
         Args:
             engines: by role name, in the same order on every rank; those that are trained are saved.
             version: names the checkpoint; an existing one of that name is kept as it is.
             extra: JSON that `load_checkpoint` gives back (data cursor and the like).
 
-        Raises:
-            DataError: the disk refuses, on whichever rank.
-            FencedError: another learner has removed the written files: it has taken the run over.
+        Returns:
+            The folder, once it is durable. On all ranks alike it may fail with an `UnwrittenCheckpointError`: a disk
+            refuses, on whichever rank. With a `FencedError` another learner has removed the files, for it has taken the
+            run over.
         """
+        wait([self._writing], WRITE_S)
         final = self.path(version)
         unfinished = self._root / f".partial-{final.name}"
-        actor = engines[ACTOR]
-        leads = actor.layout.leads
+        ranks = Ranks.of(engines[ACTOR])
         # Nodes may have cached different answers: rank 0's counts.
-        if any(actor.world.gather_bytes(b"there" if leads and final.is_dir() else b"")):
-            return final
-        parts = list(_parts(engines, unfinished))
+        if any(ranks.gather_bytes(b"there" if ranks.leads and final.is_dir() else b"")):
+            return _known(final)
+        apart = self._ranks_apart(engines[ACTOR])
+        roles = list(_roles(engines, unfinished))
         stamp: dict[str, object] = {"incarnation": version.incarnation, "version": version.version}
-        made = False
         try:
-            on_every_rank(actor, partial(_make, *(folder for _, _, folder in parts)) if leads else _no_work)
-            on_every_rank(actor, partial(os.stat, unfinished))
-            made = True
-            for role, engine, folder in parts:
-                on_every_rank(actor, partial(_write, engine, folder, extra | stamp if role == ACTOR else stamp))
-            write_digests(actor, unfinished)
-            on_every_rank(actor, partial(_finish, unfinished, final) if leads else _no_work)
+            ranks.on_every_rank(self._check_idle)
+            ranks.on_leader(partial(_make, *(folder for _, _, folder in roles)))
+            ranks.on_every_rank(partial(os.stat, unfinished))
         except OSError as error:
-            # Only a learner that takes the run over sweeps unfinished checkpoints.
-            if made and self._root.is_dir() and not unfinished.exists():
-                raise FencedError(
-                    f"{final.name} was removed while it was written: another learner has taken this run over"
-                ) from error
-            if leads:
-                shutil.rmtree(unfinished, ignore_errors=True)
-            raise DataError(f"cannot write checkpoint {final}: {error}", hint="free space, or set run.dir") from error
-        return final
+            _remove_unfinished(ranks, unfinished)
+            return _known(_unwritten(final, error))
+        self._parts = [
+            engine.begin_checkpoint(folder, extra | stamp if role == ACTOR else stamp) for role, engine, folder in roles
+        ]
+        self._writing = self._thread.submit(_finish, apart, self._parts, unfinished, final)
+        return self._writing
 
     def path(self, version: PolicyVersion) -> Path:
         """The folder of a version's checkpoint, written or not."""
@@ -113,6 +119,19 @@ class CheckpointStore:
     def list(self) -> list[tuple[PolicyVersion, Path]]:
         """Complete checkpoints, by incarnation and version."""
         return list_checkpoints(self._root)
+
+    def close(self) -> None:
+        """Waits for the checkpoint that is being written; to be called before its engines are closed."""
+        wait([self._writing], WRITE_S)
+        self._thread.shutdown(wait=False)
+
+    def _ranks_apart(self, actor: Engine) -> Ranks:
+        self._apart = self._apart or Ranks.apart(actor)
+        return self._apart
+
+    def _check_idle(self) -> None:
+        if not all(part.done() for part in self._parts):
+            raise OSError("the disk still writes the last one")
 
 
 def load_checkpoint(engines: Mapping[str, Engine], folder: Path) -> dict[str, object]:
@@ -123,36 +142,32 @@ def load_checkpoint(engines: Mapping[str, Engine], folder: Path) -> dict[str, ob
         folder: of a checkpoint.
 
     Returns:
-        The `extra` of `CheckpointStore.save`, with `incarnation` and `version`.
+        The `extra` of `CheckpointStore.begin`, with `incarnation` and `version`.
 
     Raises:
         DamagedCheckpointError: a file is damaged; nothing has changed.
         DataError: no checkpoint, one of another model, or one without the state of a trained role, where nothing has
             changed either.
     """
-    parts = list(_parts(engines, folder))
-    check_roles(folder, (role for role, _, _ in parts if role != ACTOR))
+    roles = list(_roles(engines, folder))
+    check_roles(folder, (role for role, _, _ in roles if role != ACTOR))
     try:
-        check_digests(engines[ACTOR], folder)
+        check_digests(Ranks.of(engines[ACTOR]), folder)
     except OSError as error:
         raise DamagedCheckpointError(
             f"cannot load checkpoint {folder}: {error}",
             hint="restore it from a copy, or start over with --fresh",
         ) from error
-    loaded = {role: engine.load_checkpoint(part) for role, engine, part in parts}
+    loaded = {role: engine.load_checkpoint(part) for role, engine, part in roles}
     return loaded[ACTOR]
 
 
-def _parts(engines: Mapping[str, Engine], folder: Path) -> Iterator[tuple[str, Engine, Path]]:
+def _roles(engines: Mapping[str, Engine], folder: Path) -> Iterator[tuple[str, Engine, Path]]:
     """Role, engine and folder of everything that is trained, the actor first."""
     yield ACTOR, engines[ACTOR], folder
     for role, engine in engines.items():
         if engine.trained and role != ACTOR:
             yield role, engine, folder / role
-
-
-def _no_work() -> None:
-    """The part of a rank without work."""
 
 
 def _make(*folders: Path) -> None:
@@ -162,15 +177,35 @@ def _make(*folders: Path) -> None:
         folder.mkdir(parents=True)
 
 
-def _write(engine: Engine, folder: Path, extra: dict[str, object]) -> None:
-    written = engine.begin_checkpoint(folder, extra)
-    wait([written], _WRITE_S)
-    if not written.done():
-        raise OSError(f"{folder} is not written after {_WRITE_S:.0f} s")
-    written.result()
+def _finish(ranks: Ranks, parts: Sequence[Future[None]], unfinished: Path, final: Path) -> Path:
+    """Makes a checkpoint of the files that the engines write; collective, in a thread of its own."""
+    try:
+        for part in parts:
+            ranks.on_every_rank(partial(_await, part, unfinished))
+        write_digests(ranks, unfinished)
+        ranks.on_leader(partial(_rename, unfinished, final))
+    except OSError as error:
+        # Only a learner that takes the run over sweeps unfinished checkpoints. Rank 0 says so before it removes any.
+        swept = ranks.leads and unfinished.parent.is_dir() and not unfinished.exists()
+        if any(ranks.gather_bytes(b"swept" if swept else b"")):
+            raise FencedError(
+                f"{final.name} was removed while it was written: another learner has taken this run over"
+            ) from error
+        # Another role's engine may still be writing, and files would come back.
+        wait(parts, WRITE_S)
+        _remove_unfinished(ranks, unfinished)
+        raise _unwritten(final, error) from error
+    return final
 
 
-def _finish(unfinished: Path, final: Path) -> None:
+def _await(part: Future[None], folder: Path) -> None:
+    wait([part], WRITE_S)
+    if not part.done():
+        raise OSError(f"{folder} is not written after {WRITE_S:.0f} s")
+    part.result()
+
+
+def _rename(unfinished: Path, final: Path) -> None:
     _sync_tree(unfinished)
     unfinished.rename(final)
     fsync_path(final.parent)
@@ -180,3 +215,21 @@ def _sync_tree(folder: Path) -> None:
     for path in folder.rglob("*"):
         fsync_path(path)
     fsync_path(folder)
+
+
+def _remove_unfinished(ranks: Ranks, unfinished: Path) -> None:
+    if ranks.leads:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _known(outcome: Path | UnwrittenCheckpointError) -> Future[Path]:
+    future: Future[Path] = Future()
+    if isinstance(outcome, Path):
+        future.set_result(outcome)
+    else:
+        future.set_exception(outcome)
+    return future
+
+
+def _unwritten(final: Path, error: OSError) -> UnwrittenCheckpointError:
+    return UnwrittenCheckpointError(f"cannot write checkpoint {final}: {error}", hint="free space, or set run.dir")

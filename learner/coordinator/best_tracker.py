@@ -16,6 +16,8 @@ from rollmesh.learner.evaluation.evaluator import EvalResult
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 _log = logging.getLogger(__name__)
+# A checkpoint is written while at most one more waits, so their rounds are among the last few.
+_ENDED = 8
 
 
 class BestTracker:
@@ -33,8 +35,8 @@ class BestTracker:
         self._direction: Literal["max", "min"] = direction
         self._lock = threading.Lock()
         self._candidates: dict[PolicyVersion, str] = {}
-        # The version whose round ended last, and its result where no checkpoint was there for it.
-        self._ended: tuple[PolicyVersion, EvalResult | None] | None = None
+        # Versions whose rounds ended last, and their results where no checkpoint was there for them.
+        self._ended: dict[PolicyVersion, EvalResult | None] = {}
 
     def checkpoint_written(self, policy: PolicyVersion, checkpoint: str) -> None:
         """Matches the checkpoint of a version that is, or was just, evaluated; may be repeated at any time.
@@ -43,9 +45,8 @@ class BestTracker:
             FencedError: another learner has taken over.
         """
         with self._lock:
-            ended, result = self._ended or (None, None)
-            if ended == policy:
-                self._ended = (policy, None)
+            if policy in self._ended:
+                result, self._ended[policy] = self._ended[policy], None
                 if result is not None:
                     self._decide(result, checkpoint)
             elif policy not in self._candidates:
@@ -60,7 +61,7 @@ class BestTracker:
         """
         with self._lock:
             checkpoint = self._candidates.pop(result.policy, None)
-            self._ended = (result.policy, result if checkpoint is None else None)
+            self._end(result.policy, result if checkpoint is None else None)
             if checkpoint is not None:
                 self._decide(result, checkpoint)
 
@@ -71,10 +72,17 @@ class BestTracker:
             FencedError: another learner has taken over.
         """
         with self._lock:
-            self._ended = (policy, None)
+            self._end(policy, None)
             checkpoint = self._candidates.pop(policy, None)
             if checkpoint is not None:
                 self._file.release(checkpoint)
+
+    def _end(self, policy: PolicyVersion, result: EvalResult | None) -> None:
+        # The version may be evaluated once more.
+        self._ended.pop(policy, None)
+        self._ended[policy] = result
+        while len(self._ended) > _ENDED:
+            del self._ended[next(iter(self._ended))]
 
     def _decide(self, result: EvalResult, checkpoint: str) -> None:
         value = result.value(self._metric)

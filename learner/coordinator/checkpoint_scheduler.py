@@ -1,47 +1,78 @@
-"""The schedule of checkpoints: when one is written, its commit, and the removal of those that it replaces.
+"""The schedule of checkpoints: when one is begun, its commit, and the removal of those that it replaces.
+
+The training thread stands still only while the state is copied. The files are written meanwhile, and a thread of rank 0
+commits the checkpoint, at which time the training may be versions further.
 
 Invariants: a checkpoint is committed to the buffer only when it is whole on disk. None is removed before a newer one
 was committed, so that the one the buffer names exists at every moment. A checkpoint that could not be committed is
 found on disk by the successor. An evaluated version whose step changed the weights gets its checkpoint before the next
-step: it may turn out to be the best one.
+step: it may turn out to be the best one. One checkpoint is written at a time. Those of evaluated versions and of
+`every_steps` wait for the one before, and the training with them. Those that are due by time or on request are begun
+after it.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from pathlib import Path
 
-from rollmesh.buffer.client.client import BufferClient
+from rollmesh.learner.checkpoint.collective_write import WRITE_S
 from rollmesh.learner.checkpoint.retention import prune
+from rollmesh.learner.checkpoint.store import UnwrittenCheckpointError
 from rollmesh.learner.coordinator.best_tracker import BestTracker
 from rollmesh.learner.coordinator.run_progress import RunProgress
 from rollmesh.learner.coordinator.runtime import LearnerRuntime
 from rollmesh.learner.coordinator.version_announcer import VersionAnnouncer
+from rollmesh.learner.distributed.rank_group import TURN_S
 from rollmesh.mesh.config.evaluation import CheckpointSection
 from rollmesh.mesh.errors import DataError
-from rollmesh.mesh.tables import TRAIN
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
+_log = logging.getLogger(__name__)
+MAX_FAILED = 3
+"""Checkpoints in a row that a disk may refuse before the run ends with the error."""
 # Longest commit; its client repeats the call for less than this.
 _COMMIT_S = 180.0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class CheckpointWrite:
+    """A checkpoint that is being written.
+
+    Attributes:
+        policy: its version.
+        evaluated: it may become the best one.
+        began: by the monotonic clock.
+        files: the folder, once it is whole on disk.
+        committed: the folder, once the buffer knows it.
+    """
+
+    policy: PolicyVersion
+    evaluated: bool
+    began: float
+    files: Future[Path]
+    committed: Future[Path]
+
+
 class CheckpointScheduler:
-    """Writes checkpoints from the training thread.
+    """Has checkpoints written; called by the training thread.
 
     Args:
         runtime: of rank 0; all ranks write, each its part.
-        client: commits written checkpoints.
         section: how often.
         progress: stored with every checkpoint; the version from which it was resumed is durable already.
-        announcer: of the versions, all of which have to be in force before a checkpoint.
+        announcer: of the versions; commits.
         best: keeps the best one; None: nothing is kept for its result.
     """
 
     def __init__(
         self,
         runtime: LearnerRuntime,
-        client: BufferClient,
         section: CheckpointSection,
         progress: RunProgress,
         announcer: VersionAnnouncer,
@@ -51,45 +82,90 @@ class CheckpointScheduler:
         self._ranks = runtime.ranks
         self._controls = runtime.controls
         self._status = runtime.status
-        self._client = client
         self._section = section
         self._progress = progress
         self._announcer = announcer
         self._best = best
-        self._written: tuple[int, Path | None] = (progress.resumed_at, None)
-        self._written_at = time.monotonic()
+        self._thread = ThreadPoolExecutor(1, "commit")
+        self._ending = threading.Event()
+        self._writing: CheckpointWrite | None = None
+        # The last that was committed; no folder: by an earlier learner.
+        self._committed: tuple[int, Path | None] = (progress.resumed_at, None)
+        self._begun = (progress.resumed_at, time.monotonic())
+        self._requests: list[Future[tuple[Path, int]]] = []
         self._requested = False
+        self._failed = self._all_failed = 0
+        self._write_s: float | None = None
 
     def request(self) -> None:
         """Has a checkpoint written at the next occasion; may be called from any thread."""
         self._requested = True
 
     def write_if_due(self, version: int, *, changed: bool) -> float:
-        """Writes a checkpoint where steps, seconds, the buffer or an evaluation say so; returns the seconds it took.
+        """Begins a checkpoint where steps, seconds, the buffer or an evaluation say so.
 
         Args:
-            version: in force.
+            version: published last.
             changed: its weights differ from those of the version before. Otherwise only the buffer's request counts:
                 weights that cannot be trained any more do not take the place of those that could.
+
+        Returns:
+            Seconds for which the training stood still.
+
+        Raises:
+            RollmeshError: the one before could not be committed, or disks refuse one after the other.
         """
-        section = self._section
-        by_steps = section.every_steps is not None and version - self._written[0] >= section.every_steps
-        by_time = section.every_s is not None and time.monotonic() - self._written_at >= section.every_s
         began = time.monotonic()
-        evaluated = self._best is not None and self._announcer.is_evaluated(version)
-        due = changed and (by_steps or by_time or evaluated)
-        if not due and not self._requested:
-            return 0.0
-        self.write(version)
+        self._collect()
+        section, (last, last_at) = self._section, self._begun
+        by_time = section.every_s is not None and began - last_at >= section.every_s
+        if changed and (self._is_evaluated(version) or _is_over(section.every_steps, version - last)):
+            self._wait()
+            self._begin(version)
+        elif ((changed and by_time) or self._requested) and self._writing is None:
+            self._begin(version)
         return time.monotonic() - began
 
     def serve_requests(self, version: int) -> None:
-        """Answers requests for a checkpoint."""
-        requests = self._controls.pop_checkpoint_requests()
-        if requests:
-            folder = self.write(version)
-            for request in requests:
-                request.set_result((folder, version))
+        """Begins a checkpoint where one is asked for; requests are answered once it is committed.
+
+        Raises:
+            RollmeshError: as `write_if_due`.
+        """
+        self._collect()
+        # A caller that has gone asks for nothing.
+        asked = self._controls.pop_checkpoint_requests()
+        self._requests += [request for request in asked if request.set_running_or_notify_cancel()]
+        if self._writing is None and (self._requests or self._requested):
+            self._begin(version)
+        if self._writing is None or self._writing.policy.version == version:
+            for request in self._requests:
+                self._answer(request, version)
+            self._requests = []
+
+    def metrics(self) -> dict[str, float]:
+        """The seconds that the last checkpoint took to be committed, and the number of those that disks refused."""
+        if self._write_s is None and not self._all_failed:
+            return {}
+        written = {} if self._write_s is None else {"checkpoint/write_s": self._write_s}
+        return {**written, "checkpoint/failed": self._all_failed}
+
+    def write(self, version: int) -> Path:
+        """Writes and commits a checkpoint; one of this version is not written twice.
+
+        Raises:
+            FencedError: another learner has taken over; the checkpoint stays, but `latest` does not name it.
+            UnwrittenCheckpointError: a disk refuses it.
+        """
+        self._wait()
+        if not self._has(version):
+            self._begin(version)
+            self._wait(last_try=True)
+        _, folder = self._committed
+        assert folder is not None
+        if self._best is not None and self._is_evaluated(version):
+            self._best.checkpoint_written(self._policy(version), folder.name)
+        return folder
 
     def write_uncommitted(self, version: int, *, at_step_boundary: bool) -> str:
         """Writes a checkpoint that cannot be committed; returns a sentence about where the next start continues.
@@ -100,46 +176,121 @@ class CheckpointScheduler:
             version: the last that was trained.
             at_step_boundary: no step has begun since; else it is too late.
         """
-        durable, _ = self._written
+        self._ending.set()
+        durable = self._committed[0]
+        try:
+            if self._writing is not None:
+                self._await(self._writing.files).result()
+                durable = self._writing.policy.version
+            if version != durable and at_step_boundary:
+                begun = self._ranks.begin_checkpoint(self._policy(version), self._progress.to_wire())
+                return f"the next start continues from {self._await(begun).result().name}"
+        except DataError as error:
+            return f"{error.message}; steps {durable + 1} to {version} are undone at the next start"
         if version == durable:
             return f"the next start continues from version {version}"
-        lost = f"steps {durable + 1} to {version} are undone at the next start"
-        if not at_step_boundary:
-            return lost
-        try:
-            folder = self._save(version)
-        except DataError as error:
-            return f"{error.message}; {lost}"
-        return f"the next start continues from {folder.name}"
+        return f"steps {durable + 1} to {version} are undone at the next start"
 
-    def write(self, version: int) -> Path:
-        """Writes and commits a checkpoint; one of this version is not written twice.
+    def close(self) -> None:
+        """Commits nothing more: a checkpoint that is still being written is left to the next learner."""
+        self._ending.set()
+        self._thread.shutdown(wait=False)
 
-        Raises:
-            FencedError: another learner has taken over; the checkpoint stays, but `latest` does not name it.
-        """
-        written_version, folder = self._written
-        if folder is None or written_version != version:
-            before, self._status.phase = self._status.phase, "checkpointing"
-            self._announcer.wait_in_force()
-            folder = self._save(version)
-            self._status.durable = (version, str(folder.resolve()))
-            self._bridge.call(
-                self._client.commit(TRAIN, self._progress.incarnation, version, checkpoint=self._status.durable[1]),
-                _COMMIT_S,
-            )
-            self._status.committed = version
-            self._written = (version, folder)
-            prune(folder.parent, committed=folder.name, keep=self._section.keep)
-            self._status.phase = before
-        if self._best is not None and self._announcer.is_evaluated(version):
-            self._best.checkpoint_written(self._policy(version), folder.name)
-        self._written_at = time.monotonic()
+    def _begin(self, version: int) -> None:
         self._requested = False
-        return folder
+        if self._has(version):
+            return
+        before, self._status.phase = self._status.phase, "checkpointing"
+        began = time.monotonic()
+        evaluated = self._is_evaluated(version)
+        files = self._ranks.begin_checkpoint(self._policy(version), self._progress.to_wire())
+        done: Future[Path] = Future()
+        self._writing = CheckpointWrite(self._policy(version), evaluated, began, files, done)
+        self._thread.submit(self._complete, self._writing, self._controls.wake)
+        self._begun = (version, began)
+        self._status.phase = before
 
-    def _save(self, version: int) -> Path:
-        return self._ranks.save(self._policy(version), self._progress.to_wire())
+    def _complete(self, writing: CheckpointWrite, wake: Callable[[], object]) -> None:
+        """Commits a checkpoint, in a thread of its own, and ends a wait for groups: the next one may be due."""
+        try:
+            folder = writing.files.result()
+            if not self._ending.is_set():
+                commit = self._announcer.commit_checkpoint(writing.policy.version, str(folder.resolve()))
+                self._bridge.call(commit, _COMMIT_S)
+                prune(folder.parent, committed=folder.name, keep=self._section.keep)
+                if self._best is not None and writing.evaluated:
+                    self._best.checkpoint_written(writing.policy, folder.name)
+            writing.committed.set_result(folder)
+        except BaseException as error:  # noqa: BLE001 - the training thread raises it
+            writing.committed.set_exception(error)
+        wake()
+
+    def _collect(self, *, last_try: bool = False) -> None:
+        """Takes note of a checkpoint that has become one, or of its failure.
+
+        Args:
+            last_try: raise the first failure too.
+        """
+        writing = self._writing
+        if writing is None or not writing.committed.done():
+            return
+        self._writing = None
+        version, took_s = writing.policy.version, time.monotonic() - writing.began
+        try:
+            folder = writing.committed.result()
+        except UnwrittenCheckpointError as error:
+            self._failed += 1
+            self._all_failed += 1
+            if last_try or self._failed == MAX_FAILED:
+                raise
+            _log.warning("%s; it is tried again when the next one is due", error.message)
+        else:
+            _log.info("checkpoint %s is committed, %.1f s after its step", folder.name, took_s)
+            self._failed, self._write_s, self._committed = 0, took_s, (version, folder)
+
+    def _wait(self, *, last_try: bool = False) -> None:
+        """Waits for the checkpoint that is being written."""
+        if self._writing is not None:
+            before, self._status.phase = self._status.phase, "checkpointing"
+            self._await(self._writing.committed)
+            self._status.phase = before
+        self._collect(last_try=last_try)
+
+    def _await(self, future: Future[Path]) -> Future[Path]:
+        """Waits in turns, so that the other ranks wait too; the bound is for a writer that has given up its own."""
+        until = time.monotonic() + 2 * WRITE_S + _COMMIT_S
+        while not wait([future], TURN_S).done:
+            if time.monotonic() > until:
+                raise UnwrittenCheckpointError("the disk does not answer", hint="look at the disk of run.dir")
+            self._ranks.keep_alive()
+        return future
+
+    def _answer(self, request: Future[tuple[Path, int]], version: int) -> None:
+        if self._writing is None:
+            _, folder = self._committed
+            assert folder is not None
+            request.set_result((folder, version))
+            return
+
+        def pass_on(committed: Future[Path]) -> None:
+            if (error := committed.exception()) is None:
+                request.set_result((committed.result(), version))
+            else:
+                request.set_exception(error)
+
+        self._writing.committed.add_done_callback(pass_on)
+
+    def _has(self, version: int) -> bool:
+        """True where this learner has committed a checkpoint of the version."""
+        committed, folder = self._committed
+        return folder is not None and committed == version
+
+    def _is_evaluated(self, version: int) -> bool:
+        return self._best is not None and self._announcer.is_evaluated(version)
 
     def _policy(self, version: int) -> PolicyVersion:
         return PolicyVersion(self._progress.incarnation, version)
+
+
+def _is_over(bound: int | None, steps: int) -> bool:
+    return bound is not None and steps >= bound

@@ -32,8 +32,9 @@ from rollmesh.learner.coordinator.run_progress import RunProgress
 from rollmesh.learner.coordinator.runtime import LearnerRuntime
 from rollmesh.learner.coordinator.step_recorder import StepRecorder
 from rollmesh.learner.coordinator.takeover import RunTakeover, TakeoverResult
-from rollmesh.learner.coordinator.training_loop import TURN_S, LoopRules, TrainingLoop
+from rollmesh.learner.coordinator.training_loop import LoopRules, TrainingLoop
 from rollmesh.learner.coordinator.version_announcer import AnnouncementRules, VersionAnnouncer
+from rollmesh.learner.distributed.rank_group import TURN_S
 from rollmesh.learner.evaluation.evaluator import Evaluator
 from rollmesh.learner.metrics import MetricsWriter, open_trackers
 from rollmesh.learner.metrics.run_totals import write_learner_json
@@ -194,7 +195,7 @@ class Coordinator:
         )
         announcement = AnnouncementRules.of(config, progress, self._patience_s)
         announcer = VersionAnnouncer(runtime, client, self._publisher, evaluation.evaluator, announcement)
-        checkpoints = CheckpointScheduler(runtime, client, config.checkpoint, progress, announcer, evaluation.best)
+        checkpoints = CheckpointScheduler(runtime, config.checkpoint, progress, announcer, evaluation.best)
         claims = ClaimRules.of(config, progress)
         priorities = self._priorities(progress)
         claimer = BatchClaimer(runtime.bridge, table, self._algorithm, consumption, checkpoints, claims, priorities)
@@ -216,6 +217,8 @@ class Coordinator:
             self._status.phase = "ending"
             left = checkpoints.write_uncommitted(loop.version, at_step_boundary=loop.at_step_boundary)
             raise type(end)(end.message, hint=f"{end.hint}; {left}" if end.hint else left) from end
+        finally:
+            checkpoints.close()
         return loop, reason
 
     def _evaluate_last(self, evaluator: Evaluator, policy: PolicyVersion, reason: str) -> None:

@@ -11,6 +11,8 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Mapping
+from concurrent.futures import Future
+from pathlib import Path
 
 import psutil
 from prometheus_client import CollectorRegistry, Gauge
@@ -68,7 +70,8 @@ class MeshMonitor:
         """The heartbeats' gauges, for Prometheus."""
         self._task: asyncio.Task[None] | None = None
         self._failed_at_step = (-1, 0)
-        self._relieved_at_step = -1
+        # The step at which a checkpoint was asked for to make room, and its answer.
+        self._relief: tuple[int, Future[tuple[Path, int]] | None] = (-1, None)
         self._waiting_since: float | None = None
         self._phase, self._phase_since = ("", 0), 0.0
         self._changed = asyncio.Event()
@@ -156,9 +159,10 @@ class MeshMonitor:
         """Asks for a checkpoint where used groups fill the buffer until their commit, so that none can become ready."""
         counts = self.described.counts
         stuck = counts.pending and counts.consumed and not counts.generating and not counts.ready
-        if stuck and self._status.phase == "waiting_for_groups" and self._relieved_at_step != self._status.steps:
-            self._relieved_at_step = self._status.steps
-            self._controls.request_checkpoint()
+        asked_at, answer = self._relief
+        refused = answer is not None and answer.done() and answer.exception() is not None
+        if stuck and self._status.phase == "waiting_for_groups" and (asked_at != self._status.steps or refused):
+            self._relief = self._status.steps, self._controls.request_checkpoint()
 
     def _report(self) -> None:
         status = self._status

@@ -179,7 +179,8 @@ def _train(
     loop = TrainingLoop(runtime, batches, _DiscardWeights(), _NoCheckpoints(), recorder, algorithm, rules)
     try:
         reason = loop.run()
-        runtime.ranks.save(PolicyVersion(progress.incarnation, loop.version), progress.totals_to_wire())
+        last = PolicyVersion(progress.incarnation, loop.version)
+        runtime.ranks.begin_checkpoint(last, progress.totals_to_wire()).result()
     finally:
         writer.close()
     _log.info("replayed versions %d to %d: %s", first, loop.version, reason)
@@ -292,3 +293,7 @@ class _NoCheckpoints:
         """Writes nothing."""
         del version, changed
         return 0.0
+
+    def metrics(self) -> dict[str, float]:
+        """None."""
+        return {}

@@ -33,7 +33,7 @@ class StepTimings:
         claim_s: for the claim's answer, beyond what ran concurrently (packing, forward and backward).
         train_s: the batch stage, packing, forward, backward and optimizer.
         publish_s: storing the weights and waiting for the announcement before.
-        checkpoint_s: writing a checkpoint.
+        checkpoint_s: copying the state for a checkpoint, and waiting for the one before.
     """
 
     wait_s: float = 0.0
@@ -71,7 +71,7 @@ class FinishedStep:
         dropped: groups given back on the way, by reason.
         metrics: of engine and algorithm.
         skipped: optimizer steps whose gradient was not finite.
-        timings: of the training thread, and the speed of the training by role.
+        timings: of the training thread, the speed of the training by role, and checkpoints.
         mismatch_warning: of learner and generators that differ; empty: none is due.
     """
 

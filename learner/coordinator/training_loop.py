@@ -1,7 +1,7 @@
 """The training loop, on one page.
 
 One turn gathers a batch for the present version, trains on it and publishes the next version. Then it records the step,
-and writes a checkpoint where one is due. During forward and backward the batch is claimed, the last version is
+and begins a checkpoint where one is due. During forward and backward the batch is claimed, the last version is
 announced and the groups of the next batch arrive. The optimizer waits for the claim's answer; a refused batch changes
 nothing.
 """
@@ -19,6 +19,7 @@ from rollmesh.learner.coordinator.run_progress import RunProgress
 from rollmesh.learner.coordinator.runtime import LearnerRuntime
 from rollmesh.learner.coordinator.skip_limit import SkipLimit
 from rollmesh.learner.coordinator.step_recorder import FinishedStep, StepRecorder, StepTimings
+from rollmesh.learner.distributed.rank_group import TURN_S
 from rollmesh.learner.distributed.rank_payloads import Unusable
 from rollmesh.learner.distributed.train_plan import TrainPlan, plan_training
 from rollmesh.learner.distributed.worker import TrainResult
@@ -32,8 +33,6 @@ from rollmesh.mesh.trajectory.lineage import Lineage
 if TYPE_CHECKING:
     from torch import Tensor
 
-TURN_S = 30.0
-"""Longest wait of rank 0 before it asks the other ranks to keep waiting."""
 # Longest wait for the answer of a claim; its client repeats the call for less than this.
 _CLAIM_S = 180.0
 
@@ -74,12 +73,16 @@ class CheckpointSink(Protocol):
         ...
 
     def write_if_due(self, version: int, *, changed: bool) -> float:
-        """Writes a checkpoint where one is due; returns the seconds it took.
+        """Begins a checkpoint where one is due; returns the seconds for which the training stood still.
 
         Args:
-            version: in force.
+            version: published last.
             changed: its weights differ from those of the version before.
         """
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the checkpoints so far."""
         ...
 
 
@@ -280,7 +283,7 @@ class TrainingLoop:
                 dropped=dict(batch.dropped),
                 metrics=result.metrics,
                 skipped=result.skipped,
-                timings=timings.as_metrics() | result.speed,
+                timings=timings.as_metrics() | result.speed | self._checkpoints.metrics(),
                 mismatch_warning=warning,
             )
         )

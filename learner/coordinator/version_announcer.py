@@ -1,7 +1,7 @@
 """Publication of versions in the one right order: weights fetchable, evaluation seeded, version in force.
 
 Invariants: a version comes into force only when its weights can be fetched. Announcements never overtake one another,
-because each waits for the one before. Training continues during an announcement.
+because each waits for the one before; neither do commits. Training continues during an announcement.
 """
 
 from __future__ import annotations
@@ -88,6 +88,7 @@ class VersionAnnouncer:
         self._publisher = publisher
         self._evaluator = evaluator
         self._rules = rules
+        self._committing = asyncio.Lock()
         self._running: Future[None] | None = None
         self._evaluating: PolicyVersion | None = None
 
@@ -137,6 +138,23 @@ class VersionAnnouncer:
             await self._evaluator.start_round(policy)
         await self._client.set_policy_version(self._rules.incarnation, policy.version)
         if self._rules.commit_each and policy.version > 0:
-            self._status.durable = (policy.version, self._status.durable[1])
-            await self._client.commit(TRAIN, self._rules.incarnation, policy.version)
-            self._status.committed = policy.version
+            await self._commit(policy.version, "")
+
+    async def commit_checkpoint(self, version: int, folder: str) -> None:
+        """Commits a checkpoint that is whole on disk. Its version, perhaps not the last any more, is in force before.
+
+        Raises:
+            FencedError: another learner has taken over; the checkpoint stays, but `latest` does not name it.
+            RollmeshError: the buffer did not take it.
+        """
+        await self.in_force()
+        await self._commit(version, folder)
+
+    async def _commit(self, version: int, checkpoint: str) -> None:
+        """Commits a version, or the checkpoint of one that may be committed already (`commit: step`)."""
+        async with self._committing:
+            committed, latest = self._status.durable
+            # The buffer takes a checkpoint only with the highest version that it knows as committed.
+            self._status.durable = durable = (max(version, committed), checkpoint or latest)
+            await self._client.commit(TRAIN, self._rules.incarnation, durable[0], checkpoint=checkpoint)
+            self._status.committed = durable[0]

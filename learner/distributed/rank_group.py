@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,8 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 if TYPE_CHECKING:
     from torch import Tensor
 
+TURN_S = 30.0
+"""Longest wait of rank 0 before it asks the other ranks to keep waiting."""
 # Rank 0 may read checkpoints, evaluate, or wait for a lost buffer between two messages.
 _CHANNEL_TIMEOUT = timedelta(minutes=30)
 _YES, _NO = b"yes", b"no"
@@ -112,10 +115,10 @@ class RankGroup:
         self._send_order("export")
         yield from self._worker.export()
 
-    def save(self, version: PolicyVersion, extra: dict[str, object]) -> Path:
-        """Writes a checkpoint, each rank its part."""
-        self._send_order("save", version=str(version), extra=extra)
-        return self._worker.save(version, extra)
+    def begin_checkpoint(self, version: PolicyVersion, extra: dict[str, object]) -> Future[Path]:
+        """Has a checkpoint written, each rank its part; their state is copied when this returns."""
+        self._send_order("checkpoint", version=str(version), extra=extra)
+        return self._worker.begin_checkpoint(version, extra)
 
     def load(self, folder: Path) -> dict[str, object]:
         """Restores a checkpoint on every rank."""
@@ -160,8 +163,9 @@ def run_follower(worker: Worker, channel: RankChannel) -> None:
             case "export":
                 for _ in worker.export():
                     pass
-            case "save":
-                worker.save(PolicyVersion.parse(message["version"]), message["extra"])
+            case "checkpoint":
+                # Where it fails it fails on rank 0 too, which decides.
+                worker.begin_checkpoint(PolicyVersion.parse(message["version"]), message["extra"])
             case "load":
                 worker.load(Path(message["folder"]))
             case "end":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -184,14 +185,10 @@ class Worker:
         """
         self._store.check(self._actor)
 
-    def save(self, version: PolicyVersion, extra: dict[str, object]) -> Path:
-        """Writes a checkpoint of all that is trained; it is durable when this returns.
-
-        Raises:
-            DataError: the disk refuses.
-        """
+    def begin_checkpoint(self, version: PolicyVersion, extra: dict[str, object]) -> Future[Path]:
+        """Has a checkpoint of all that is trained written, as it is now; see `CheckpointStore.begin`."""
         algorithm = {"name": algorithm_name(self._algorithm), "state": self._algorithm.state()}
-        return self._store.save(self._engines, version, extra | {"algorithm": algorithm})
+        return self._store.begin(self._engines, version, extra | {"algorithm": algorithm})
 
     def load(self, folder: Path) -> dict[str, object]:
         """Goes back to a checkpoint; returns the extra data stored with it.
@@ -204,6 +201,7 @@ class Worker:
         return extra
 
     def close(self) -> None:
+        self._store.close()
         for engine in self._engines.values():
             engine.close()
 

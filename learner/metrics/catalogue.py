@@ -210,7 +210,13 @@ TIMING = [
     Metric("timing_s/claim", "Waiting for the claim's answer, beyond what ran concurrently.", "s"),
     _verl("timing_s/update_actor", "Forward, backward and optimizer, of all roles.", "s"),
     _verl("timing_s/update_weights", "Storing the new weights, and waiting for the announcement before.", "s"),
-    _verl("timing_s/save_checkpoint", "Writing a checkpoint.", "s"),
+    _verl(
+        "timing_s/save_checkpoint",
+        "Standing still for a checkpoint: copying the state, waiting for the one before.",
+        "s",
+    ),
+    Metric("checkpoint/write_s", "From the step of the last checkpoint to its commit, while training continued.", "s"),
+    Metric("checkpoint/failed", "Checkpoints that a disk has refused, of this learner.", ""),
     Metric(
         "timing_s/infer/<role>",
         "Forward passes of a role before the batch's first update.",

@@ -12,7 +12,7 @@ from typing import Any
 from rollmesh.mesh.errors import DataError
 
 # Metrics that depend on the clock, on the machine's state, or on the mesh, which a replay does not have.
-_PREFIXES = ("timing_s/", "clock/", "push/", "eval/", "perf/")
+_PREFIXES = ("timing_s/", "clock/", "push/", "eval/", "perf/", "checkpoint/")
 _NAMES = frozenset({"time", "wall_s", "incarnation", "step", "tokens_per_second", "peak_rss_bytes", "step_time"})
 
 

@@ -10,8 +10,14 @@ from rollmesh.mesh.config.base import PositiveFloat, PositiveInt, Section, Tempe
 
 
 class CheckpointSection(Section):
-    every_steps: PositiveInt | None = Field(None, description="Steps between checkpoints.")
-    every_s: PositiveFloat | None = Field(60.0, description="Seconds between checkpoints (whichever comes first).")
+    every_steps: PositiveInt | None = Field(
+        None, description="Steps between checkpoints; training waits where the one before is still being written."
+    )
+    every_s: PositiveFloat | None = Field(
+        600.0,
+        description="Seconds between checkpoints (whichever comes first); the next is begun when the one before is "
+        "written.",
+    )
     keep: PositiveInt = Field(2, description="Checkpoints kept in addition to the best one and those being evaluated.")
     best: bool = Field(
         True,

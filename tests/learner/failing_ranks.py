@@ -38,17 +38,22 @@ def save_where_ranks_fail(engines: Mapping[str, Engine], out: Path) -> dict[str,
             message = f"{error.code}: {error}"
         return [heard.decode() for heard in actor.world.gather_bytes(message.encode())]
 
+    # Ranks meet in a file.
+    full.check(actor)
+
     def save_with_little_space() -> Path:
         with _files_up_to(100 if actor.layout.process == 1 else resource.RLIM_INFINITY):
-            return full.save(engines, version, {})
+            return full.begin(engines, version, {}).result(60)
 
     return {
-        "rank 0 cannot make the folder": told(lambda: CheckpointStore(out / "file" / "c").save(engines, version, {})),
+        "rank 0 cannot make the folder": told(
+            lambda: CheckpointStore(out / "file" / "c").begin(engines, version, {}).result(60)
+        ),
         "each its own folder, at the start": told(lambda: nodes.check(actor)),
-        "each its own folder, later": told(lambda: nodes.save(engines, version, {})),
+        "each its own folder, later": told(lambda: nodes.begin(engines, version, {}).result(60)),
         "rank 1 cannot write": told(save_with_little_space),
         "what is left": told(lambda: sorted(path.name for path in (out / "full").iterdir())),
-        "rank 1 can write again": told(lambda: full.save(engines, version, {}).name),
+        "rank 1 can write again": told(lambda: full.begin(engines, version, {}).result(60).name),
     }
 
 

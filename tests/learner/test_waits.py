@@ -24,7 +24,7 @@ CONSTANTS = {
     "the commit of a checkpoint": rollmesh.learner.coordinator.checkpoint_scheduler._COMMIT_S,
     "at a publication": rollmesh.learner.coordinator.coordinator._LEAVE_S,
     "leaving the mesh": rollmesh.learner.coordinator.coordinator._LEAVE_S,
-    "an order of rank 0": rollmesh.learner.coordinator.training_loop.TURN_S,
+    "an order of rank 0": rollmesh.learner.distributed.rank_group.TURN_S,
     "reads its data": rollmesh.buffer.server.process._LOADING_S,
 }
 

@@ -38,7 +38,7 @@ def test_a_checkpoint_becomes_the_folder_that_the_engine_writes(
     folder = make_model(tmp_path / "model", architecture)
     engine = make_engine(folder, model=ModelSection(path=str(folder), dtype="bfloat16"))
     train_step(engine, seed=1)
-    CheckpointStore(tmp_path / "checkpoints").save({"actor": engine}, PolicyVersion(1, 3), {})
+    CheckpointStore(tmp_path / "checkpoints").begin({"actor": engine}, PolicyVersion(1, 3), {}).result(60)
     engine.export_hf(tmp_path / "written")
     expected = {name: tensor.bfloat16() for name, tensor in weights(engine).items()}
     engine.close()
@@ -59,7 +59,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder with a model and a checkpoint of it."""
     folder = tmp_path_factory.mktemp("run")
     engine = make_engine(make_model(folder / "model", "llama"))
-    CheckpointStore(folder / "checkpoints").save({"actor": engine}, PolicyVersion(1, 3), {})
+    CheckpointStore(folder / "checkpoints").begin({"actor": engine}, PolicyVersion(1, 3), {}).result(60)
     return folder
 
 

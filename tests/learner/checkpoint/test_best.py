@@ -31,7 +31,7 @@ class Run:
     def save(self, version: int, *, evaluated: bool = False) -> None:
         policy = PolicyVersion(self.incarnation, version)
         engines: dict[str, Any] = {"actor": Engine()}
-        path = self.store.save(engines, policy, {})
+        path = self.store.begin(engines, policy, {}).result(60)
         prune(self.root, committed=path.name, keep=2)
         if evaluated:
             self.tracker.checkpoint_written(policy, path.name)
@@ -111,6 +111,16 @@ def test_a_round_that_is_begun_anew_is_measured(tmp_path: Path) -> None:
     run.result(1, 0.5)
     run.save(1, evaluated=True)
     assert run.best == (1, 1)
+
+
+def test_a_round_may_begin_and_end_while_the_checkpoint_before_is_written(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.result(1, 0.5)
+    run.result(2, 0.25)
+    run.save(1, evaluated=True)
+    run.save(2, evaluated=True)
+    assert run.best == (1, 1)
+    assert protected_names(tmp_path) == {"i0001-v00000001"}, "no candidate waits for a round that has ended"
 
 
 def test_a_successor_finds_the_best_and_the_superseded_changes_nothing(tmp_path: Path) -> None:

@@ -30,12 +30,14 @@ class Engine:
     def begin_checkpoint(self, folder, extra) -> Future[None]:
         self.saved += 1
         written: Future[None] = Future()
-        (folder / "part").write_text("half")
-        if self.fails:
-            written.set_exception(OSError(28, "No space left on device"))
-        else:
+        try:
+            (folder / "part").write_text("half")
+            if self.fails:
+                raise OSError(28, "No space left on device")
             (folder / "state.json").write_text(json.dumps(extra))
             written.set_result(None)
+        except OSError as error:
+            written.set_exception(error)
         return written
 
     def load_checkpoint(self, folder) -> dict[str, object]:
@@ -46,10 +48,10 @@ def test_a_failed_save_leaves_nothing_behind_that_looks_complete(tmp_path):
     store, engine = CheckpointStore(tmp_path), Engine()
     engine.fails = True
     with pytest.raises(DataError, match="No space left"):
-        store.save({"actor": engine}, PolicyVersion(1, 1), {})
+        store.begin({"actor": engine}, PolicyVersion(1, 1), {}).result(60)
     assert list(tmp_path.iterdir()) == []
     engine.fails = False
-    path = store.save({"actor": engine}, PolicyVersion(1, 1), {"cursor": 3})
+    path = store.begin({"actor": engine}, PolicyVersion(1, 1), {"cursor": 3}).result(60)
     assert json.loads((path / "state.json").read_text()) == {"cursor": 3, "incarnation": 1, "version": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["i0001-v00000001"]
 
@@ -61,12 +63,12 @@ def test_who_is_swept_while_it_saves_has_been_taken_over(tmp_path):
             return super().begin_checkpoint(folder, extra)
 
     with pytest.raises(FencedError, match="removed while it was written"):
-        CheckpointStore(tmp_path).save({"actor": Swept()}, PolicyVersion(1, 1), {})
+        CheckpointStore(tmp_path).begin({"actor": Swept()}, PolicyVersion(1, 1), {}).result(60)
 
 
 def test_damaged_files_are_not_loaded(tmp_path):
     engines = {"actor": Engine(), "critic": Engine()}
-    path = CheckpointStore(tmp_path).save(engines, PolicyVersion(1, 1), {"cursor": 3})
+    path = CheckpointStore(tmp_path).begin(engines, PolicyVersion(1, 1), {"cursor": 3}).result(60)
     assert load_checkpoint(engines, path)["cursor"] == 3
     (path / "critic" / "part").write_text("Half")
     with pytest.raises(DataError, match="critic/part is damaged"):
@@ -79,7 +81,7 @@ def test_damaged_files_are_not_loaded(tmp_path):
 @pytest.mark.parametrize("text", ["[]", "null", "3", '{"state.json": 5}', "[" * 100_000, "{}", '{"part": "0"}', ""])
 def test_digests_that_say_nothing_are_damage(text: str, tmp_path: Path) -> None:
     engines = {"actor": Engine()}
-    path = CheckpointStore(tmp_path).save(engines, PolicyVersion(1, 1), {})
+    path = CheckpointStore(tmp_path).begin(engines, PolicyVersion(1, 1), {}).result(60)
     (path / "digests.json").write_text(text)
     with pytest.raises(DamagedCheckpointError, match=r"i0001-v00000001: digests\.json is .*damaged"):
         load_checkpoint(engines, path)
@@ -87,9 +89,9 @@ def test_digests_that_say_nothing_are_damage(text: str, tmp_path: Path) -> None:
 
 def test_saving_a_version_again_keeps_what_is_there(tmp_path):
     store, engine = CheckpointStore(tmp_path), Engine()
-    assert store.save({"actor": engine}, PolicyVersion(1, 1), {}) == store.save(
+    assert store.begin({"actor": engine}, PolicyVersion(1, 1), {}).result(60) == store.begin(
         {"actor": engine}, PolicyVersion(1, 1), {}
-    )
+    ).result(60)
     assert engine.saved == 1
 
 
@@ -97,7 +99,7 @@ def test_every_trained_role_has_its_part(tmp_path):
     actor, critic, frozen = Engine(), Engine(), Engine()
     frozen.trained = False
     engines = {"critic": critic, "reference": frozen, "actor": actor}
-    path = CheckpointStore(tmp_path).save(engines, PolicyVersion(1, 1), {"cursor": 3})
+    path = CheckpointStore(tmp_path).begin(engines, PolicyVersion(1, 1), {"cursor": 3}).result(60)
     assert sorted(str(p.relative_to(path)) for p in path.rglob("state.json")) == ["critic/state.json", "state.json"]
     assert json.loads((path / "state.json").read_text()) == {"cursor": 3, "incarnation": 1, "version": 1}
     assert frozen.saved == 0
@@ -107,7 +109,7 @@ def test_a_critic_that_cannot_be_saved_leaves_no_checkpoint(tmp_path):
     store, critic = CheckpointStore(tmp_path), Engine()
     critic.fails = True
     with pytest.raises(DataError, match="No space left"):
-        store.save({"actor": Engine(), "critic": critic}, PolicyVersion(1, 1), {})
+        store.begin({"actor": Engine(), "critic": critic}, PolicyVersion(1, 1), {}).result(60)
     assert store.list() == []
 
 

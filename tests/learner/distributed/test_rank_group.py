@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,14 +38,13 @@ class Away:
     def prepare(self, _plan: object) -> None:
         raise UnreachableError("the mesh is away")
 
-    def save(self, version: object, _extra: object) -> Path:
+    def begin_checkpoint(self, version: object, _extra: object) -> None:
         self.saved.append(str(version))
-        return Path()
 
 
 def test_a_rank_without_its_share_still_takes_part_in_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rollmesh.learner.distributed.rank_group.TrainPlan.from_bytes", lambda plan: plan)
-    prepare, save = {"order": "prepare", "plan": b""}, {"order": "save", "version": "1:4", "extra": {}}
+    prepare, save = {"order": "prepare", "plan": b""}, {"order": "checkpoint", "version": "1:4", "extra": {}}
     worker: Any = Away()
     link: Any = Orders(prepare, save, {"order": "end"})
     run_follower(worker, link)

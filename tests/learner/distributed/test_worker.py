@@ -170,7 +170,7 @@ def test_a_checkpoint_holds_critic_and_algorithm(model: Path, tmp_path: Path, tw
     plain = make_worker(Plain(), {"actor": engines["actor"]}, groups, tmp_path)
     with pytest.raises(DataError, match="state of the algorithm Probe, not of Plain"):
         plain.load(Path(two_ranks["checkpoint"]))
-    path = plain.save(PolicyVersion(1, 1), {})
+    path = plain.begin_checkpoint(PolicyVersion(1, 1), {}).result(60)
     with pytest.raises(DataError, match="holds no state of critic"):
         worker.load(path)
     worker.close()
@@ -223,7 +223,11 @@ class Trainer:
     def __init__(self, model: Path, folder: Path) -> None:
         self.engine: Engine = make_engines(model, Plain())["actor"]
         self.folder = folder
-        self.start = make_worker(Plain(), {"actor": self.engine}, [], folder).save(PolicyVersion(1, 0), {})
+        self.start = (
+            make_worker(Plain(), {"actor": self.engine}, [], folder)
+            .begin_checkpoint(PolicyVersion(1, 0), {})
+            .result(60)
+        )
 
     def reset(self) -> None:
         self.engine.load_checkpoint(self.start)

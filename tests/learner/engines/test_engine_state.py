@@ -30,7 +30,7 @@ def test_resume_continues_exactly(model_folder, tmp_path, keys):
     optimizer = OptimizerSection(lr=1e-2, **keys)
     first = make_engine(model_folder, optimizer=optimizer)
     train_step(first, seed=1)
-    path = store.save({"actor": first}, PolicyVersion(1, 1), {"cursor": {"epoch": 3}})
+    path = store.begin({"actor": first}, PolicyVersion(1, 1), {"cursor": {"epoch": 3}}).result(60)
     expected = train_step(first, seed=2)
 
     second = make_engine(model_folder, optimizer=optimizer)
@@ -47,7 +47,7 @@ def test_a_checkpoint_before_the_first_step_changes_nothing(model_folder, tmp_pa
     """
     optimizer = OptimizerSection(lr=1e-2, **keys)
     untouched, saved, resumed = (make_engine(model_folder, optimizer=optimizer) for _ in range(3))
-    path = CheckpointStore(tmp_path).save({"actor": saved}, PolicyVersion(1, 0), {})
+    path = CheckpointStore(tmp_path).begin({"actor": saved}, PolicyVersion(1, 0), {}).result(60)
     load_checkpoint({"actor": resumed}, path)
     for engine in (untouched, saved, resumed):
         train_step(engine, seed=1)

@@ -16,9 +16,9 @@ from typing import Any, NoReturn
 
 import rollmesh.learner.coordinator.checkpoint_scheduler
 from rollmesh.buffer.client.client import BufferClient
-from rollmesh.learner.checkpoint import retention
-from rollmesh.learner.checkpoint.store import CheckpointStore
+from rollmesh.learner.checkpoint import retention, store
 from rollmesh.learner.engines.fsdp2.engine import Fsdp2Engine
+from rollmesh.learner.engines.fsdp2.state import StateWriter
 from rollmesh.learner.engines.fsdp2.step import TrainingStep
 from rollmesh.learner.service import run
 from rollmesh.mesh.config import Config
@@ -57,16 +57,20 @@ def first_steps_not_finite() -> None:
     TrainingStep._clip = clip  # type: ignore[method-assign]
 
 
-def killed_before_it_saves() -> None:
-    CheckpointStore.save = die  # type: ignore[method-assign]
+def killed_while_it_copies() -> None:
+    Fsdp2Engine.begin_checkpoint = die  # type: ignore[method-assign]
 
 
-def killed_while_it_saves() -> None:
-    def save_half(_engine: Fsdp2Engine, folder: Path, _extra: object) -> None:
-        (folder / "__0_0.distcp").write_bytes(b"half")
-        die()
+def killed_while_it_writes() -> None:
+    StateWriter._finish = die  # type: ignore[method-assign]
 
-    Fsdp2Engine.begin_checkpoint = save_half  # type: ignore[method-assign]
+
+def killed_before_the_digests() -> None:
+    store.write_digests = die
+
+
+def killed_before_the_rename() -> None:
+    store._rename = die
 
 
 def killed_before_the_commit() -> None:
@@ -90,8 +94,10 @@ FAULTS: dict[str, Callable[[], None]] = {
     for fault in (
         first_claim_refused,
         first_steps_not_finite,
-        killed_before_it_saves,
-        killed_while_it_saves,
+        killed_while_it_copies,
+        killed_while_it_writes,
+        killed_before_the_digests,
+        killed_before_the_rename,
         killed_before_the_commit,
         killed_after_the_commit,
         killed_while_it_removes,

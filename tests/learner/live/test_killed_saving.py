@@ -22,16 +22,18 @@ KILLED = -signal.SIGKILL
 EXPECTED = {
     "first_claim_refused": (0, {"i0001-v00000000"}, None),
     "first_steps_not_finite": (0, {"i0002-v00000002"}, 0),
-    "killed_before_it_saves": (KILLED, {"i0002-v00000002"}, 2),
-    "killed_while_it_saves": (KILLED, {"i0002-v00000002", ".partial-i0004-v00000004"}, 2),
-    "killed_before_the_commit": (KILLED, {"i0002-v00000002", "i0005-v00000004"}, 2),
-    "killed_after_the_commit": (KILLED, {"i0002-v00000002", "i0005-v00000004", "i0006-v00000006"}, 4),
+    "killed_while_it_copies": (KILLED, {"i0002-v00000002", ".partial-i0003-v00000004"}, 2),
+    "killed_while_it_writes": (KILLED, {"i0002-v00000002", ".partial-i0004-v00000004"}, 2),
+    "killed_before_the_digests": (KILLED, {"i0002-v00000002", ".partial-i0005-v00000004"}, 2),
+    "killed_before_the_rename": (KILLED, {"i0002-v00000002", ".partial-i0006-v00000004"}, 2),
+    "killed_before_the_commit": (KILLED, {"i0002-v00000002", "i0007-v00000004"}, 2),
+    "killed_after_the_commit": (KILLED, {"i0002-v00000002", "i0007-v00000004", "i0008-v00000006"}, 4),
     "killed_while_it_removes": (
         KILLED,
-        {".removed-i0002-v00000002", "i0005-v00000004", "i0006-v00000006", "i0007-v00000008"},
+        {".removed-i0002-v00000002", "i0007-v00000004", "i0008-v00000006", "i0009-v00000008"},
         6,
     ),
-    "none": (0, {"i0008-v00000010"}, 8),
+    "none": (0, {"i0010-v00000010"}, 8),
 }
 
 

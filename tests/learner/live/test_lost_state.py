@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
+from rollmesh.learner.checkpoint.names import newest_version
 from rollmesh.mesh.config import Config
 from tests.learner.live.test_runs import assert_nothing_twice, ledger, summary, uses, wait_for_line
 from tests.learner.live.tiny import Mesh, make_config, meanwhile, mesh_of, open_mesh, run_learner, start_learner
@@ -50,18 +52,24 @@ def test_a_running_learner_tells_an_emptied_redis_what_it_has_used(tmp_path: Pat
 
 
 def test_a_learner_that_starts_on_an_empty_redis_goes_on_from_its_disk(tmp_path: Path) -> None:
-    config = make_config(tmp_path, {**CALM, "learner.steps": 5, "buffer.max_staleness": 40})
+    config = make_config(tmp_path, {**CALM, "learner.steps": 6, "buffer.max_staleness": 40})
     with mesh_of(config) as mesh:
         first = start_learner(config, mesh, tmp_path, "first")
         wait_for_line(config.run.folder / "consumption.jsonl", lambda line: line["train_version"] == 4)
+        for _ in range(6000):
+            if newest_version(config.run.folder / "checkpoints"):
+                break
+            time.sleep(0.01)  # another process's folder: there is nothing to wait on
         first.send(signal.SIGKILL)
         first.wait()
+    left = newest_version(config.run.folder / "checkpoints")
+    assert left is not None
     shutil.rmtree(config.run.folder / "redis")
     with mesh_of(config) as mesh:
         assert run_learner(config, mesh) == 0
         ledger(mesh)
     after = [use for use in uses(config) if use.incarnation == 2]
-    assert [use.train_version for use in after] == list(range(3, 5)), "it goes on at the checkpoint that is on its disk"
+    assert [use.train_version for use in after] == list(range(left.version, 6)), "it goes on at what is on its disk"
     assert_nothing_twice(config)
 
 
