@@ -70,6 +70,8 @@ def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
         ConfigError: no such engine, or CUDA was asked for and is absent.
         DataError: a model cannot be loaded, or is not computed as transformers computes it.
     """
+    if config.learner.deterministic:
+        _compute_deterministically()
     needs = algorithm.needs
     models = {role.name: _model(config, role) for role in needs.roles}
     engines = {ACTOR: build_actor(config, entropy_gradient=needs.entropy_gradient)}
@@ -85,6 +87,14 @@ def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
     for engine in engines.values():
         engine.probe()
     return engines
+
+
+def _compute_deterministically() -> None:
+    # cuBLAS reads it with the first product: one workspace for each stream, so that sums keep their order.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    # Kernels are not chosen by the clock.
+    torch.backends.cudnn.benchmark = False
 
 
 def build_actor(config: Config, *, entropy_gradient: bool = False) -> Engine:

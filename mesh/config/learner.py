@@ -169,6 +169,11 @@ class LearnerSection(Section):
         description="Recompute activations in the backward pass. `selective`: all but the outputs of products and of "
         "attention, which cost the most time. None: true on CUDA, false on a CPU.",
     )
+    deterministic: bool = Field(
+        False,
+        description="The same batches give the same bits, also on CUDA and after a resumption on as many ranks. It "
+        "costs time, and an operation that has no such form ends the run by its name. A CPU does so in any case.",
+    )
     gradient_sync: Literal["micro_batch", "step"] = Field(
         "micro_batch",
         description="When ranks add up their gradients. `micro_batch`: after each, so that a device keeps its shard "

@@ -104,6 +104,7 @@ def varlen_attention(query: Tensor, key: Tensor, value: Tensor, layout: VarlenLa
             causal=True,
             window_size=window,
             softcap=scoring.softcap or 0.0,
+            deterministic=torch.are_deterministic_algorithms_enabled(),
         )
         return capped[..., :width]
     if scoring.softcap is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -35,7 +36,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Config]:
         folder,
         {
             "learner.steps": STEPS, "logging.record": True, "checkpoint.every_steps": 2, "checkpoint.keep": 9,
-            "buffer.max_staleness": 2, "algorithm": {"name": "dapo"},
+            "buffer.max_staleness": 2, "algorithm": {"name": "dapo"}, "learner.deterministic": True,
         },
     )  # fmt: skip
     threads = torch.get_num_threads()
@@ -43,6 +44,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Config]:
         assert run_learner(config, mesh) == 0
     yield config
     torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(False)
 
 
 def compared(config: Config, out: Path) -> list[ComparedStep]:
@@ -66,12 +68,20 @@ def test_a_replay_repeats_every_metric_of_the_run(recorded: Config, tmp_path: Pa
 
 def test_a_replay_goes_on_from_a_checkpoint(recorded: Config, tmp_path: Path) -> None:
     (checkpoint,) = (recorded.run.folder / "checkpoints").glob("*2")
-    done = replay(recorded, recorded.run.folder, tmp_path / "later", checkpoint=checkpoint, steps=2)
+    done = replay(recorded, recorded.run.folder, tmp_path / "later", checkpoint=checkpoint)
     assert done is not None
-    assert (done.first, done.last) == (2, 4)
+    assert (done.first, done.last) == (2, STEPS)
     steps = compared(recorded, done.folder)
-    assert [step.version for step in steps] == [3, 4]
+    assert [step.version for step in steps] == [3, 4, STEPS]
     assert differing(steps) == {}
+    assert tensors_at_the_end(done.folder) == tensors_at_the_end(recorded.run.folder)
+
+
+def tensors_at_the_end(run: Path) -> str:
+    """The digest of weights, moments and random state."""
+    (last,) = (run / "checkpoints").glob(f"*{STEPS}")
+    digests: dict[str, str] = json.loads((last / "digests.json").read_text())
+    return digests["__0_0.distcp"]
 
 
 def test_another_setting_trains_otherwise_on_the_same_data(recorded: Config, tmp_path: Path) -> None:
