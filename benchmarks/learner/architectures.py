@@ -28,7 +28,11 @@ from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.config.learner import OptimizerSection
 from rollmesh.mesh.errors import DataError
 
-_PACKINGS = {Packing.SHARED: "prompts shared", Packing.ROWS: "rows"}
+_PACKINGS = {
+    Packing.SHARED: "prompts shared",
+    Packing.REPEATED: "prompts shared but in recurrent layers",
+    Packing.ROWS: "rows",
+}
 REFUSED = "refused"
 
 

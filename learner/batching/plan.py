@@ -1,9 +1,9 @@
 """The division of sequences: token-budget micro-batches, balanced over ranks.
 
 Pure planning on lengths. Invariants: every item appears exactly once. A micro-batch holds at most `token_budget`
-tokens, padding included, unless it is a single item over it. Minibatches hold whole groups, in order. Where prompts are
-shared, neighbours of one group stay together where budget and balance allow, so that their prompt is computed once. In
-rows, sequences of similar length stand together, so that little is padded.
+tokens, padding and repeated prompts included, unless it is a single item over it. Minibatches hold whole groups, in
+order. Where prompts are shared, neighbours of one group stay together where budget and balance allow, so that their
+prompt is computed once. In rows, sequences of similar length stand together, so that little is padded.
 """
 
 from __future__ import annotations
@@ -57,6 +57,55 @@ class _Unit:
     cost: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Units:
+    """Makes units of a batch's members.
+
+    Attributes:
+        items: the batch.
+        budget: tokens of a unit, unless it is a single item over it.
+        repeated: a prompt is computed again for every response.
+    """
+
+    items: Sequence[PlanItem]
+    budget: int
+    repeated: bool
+
+    def of_group(self, group: Sequence[int]) -> list[_Unit]:
+        """Neighbours of one group together, as far as the budget allows."""
+        units: list[_Unit] = []
+        members: list[int] = []
+        tokens = 0
+        for index in group:
+            item = self.items[index]
+            again = item.prompt_tokens if self.repeated else 0
+            if members and tokens + again + item.response_tokens > self.budget:
+                units.append(self.unit(members))
+                members = []
+            tokens = tokens + again if members else item.prompt_tokens
+            tokens += item.response_tokens
+            members.append(index)
+        if members:
+            units.append(self.unit(members))
+        return units
+
+    def joined(self, units: Sequence[_Unit]) -> list[_Unit]:
+        """A rank's members, those of one group together again."""
+        members = sorted(index for unit in units for index in unit.indices)
+        groups = itertools.groupby(members, key=lambda i: self.items[i].group)
+        return [unit for _, group in groups for unit in self.of_group(list(group))]
+
+    def unit(self, members: Sequence[int]) -> _Unit:
+        """Members of one group as a unit."""
+        prompt = self.items[members[0]].prompt_tokens
+        responses = [self.items[index].response_tokens for index in members]
+        shares = [max(self.items[index].share, _SMALLEST_SHARE) for index in members]
+        parts = (share * sequence_cost(tokens, prompt) for share, tokens in zip(shares, responses, strict=True))
+        cost = max(shares) * sequence_cost(prompt) + sum(parts)
+        prompts = len(members) if self.repeated else 1
+        return _Unit(tuple(members), prompts * prompt + sum(responses), round(cost))
+
+
 def plan_batch(
     items: Sequence[PlanItem],
     *,
@@ -76,23 +125,22 @@ def plan_batch(
     """
     groups = [list(members) for _, members in itertools.groupby(range(len(items)), key=lambda i: items[i].group)]
     count = min(minibatches, max(len(groups), 1))
+    make = _Units(items, token_budget, repeated=packing is Packing.REPEATED)
     steps = []
     for m in range(count):
         share = groups[m * len(groups) // count : (m + 1) * len(groups) // count]
         if packing is Packing.ROWS:
-            by_rank = _shared_out([_unit(items, [index]) for group in share for index in group], ranks)
+            by_rank = _shared_out([make.unit([index]) for group in share for index in group], ranks)
         else:
-            by_rank = _groups_by_rank(items, share, token_budget, ranks)
+            by_rank = _groups_by_rank(make, share, ranks)
         divide = _rows if packing is Packing.ROWS else _micro_batches
         steps.append(tuple(divide(units, token_budget) for units in by_rank))
     return BatchPlan(tuple(steps))
 
 
-def _groups_by_rank(
-    items: Sequence[PlanItem], groups: Sequence[Sequence[int]], budget: int, ranks: int
-) -> list[list[_Unit]]:
+def _groups_by_rank(make: _Units, groups: Sequence[Sequence[int]], ranks: int) -> list[list[_Unit]]:
     """The units of every rank: whole groups, or where these do not come out even, large ones divided."""
-    units = [unit for group in groups for unit in _units(items, group, budget)]
+    units = [unit for group in groups for unit in make.of_group(group)]
     division = _shared_out(units, ranks)
     mean = sum(unit.cost for unit in units) / ranks
     if _largest(division) <= _UNEVEN * mean:
@@ -101,8 +149,8 @@ def _groups_by_rank(
     for unit in units:
         # Units that are small compared with a rank's part do not make it uneven.
         large = unit.cost > (_UNEVEN - 1.0) * mean
-        pieces += [_unit(items, [index]) for index in unit.indices] if large else [unit]
-    divided = [_joined(items, part, budget) for part in _shared_out(pieces, ranks)]
+        pieces += [make.unit([index]) for index in unit.indices] if large else [unit]
+    divided = [make.joined(part) for part in _shared_out(pieces, ranks)]
     return min(division, divided, key=_largest)
 
 
@@ -112,38 +160,6 @@ def _shared_out(units: Sequence[_Unit], ranks: int) -> list[list[_Unit]]:
 
 def _largest(division: Iterable[Sequence[_Unit]]) -> int:
     return max(sum(unit.cost for unit in units) for units in division)
-
-
-def _joined(items: Sequence[PlanItem], units: Sequence[_Unit], budget: int) -> list[_Unit]:
-    """A rank's members, those of one group together again."""
-    members = sorted(index for unit in units for index in unit.indices)
-    groups = itertools.groupby(members, key=lambda i: items[i].group)
-    return [unit for _, group in groups for unit in _units(items, list(group), budget)]
-
-
-def _units(items: Sequence[PlanItem], group: Sequence[int], budget: int) -> list[_Unit]:
-    units: list[_Unit] = []
-    members: list[int] = []
-    tokens = 0
-    for index in group:
-        item = items[index]
-        if members and tokens + item.response_tokens > budget:
-            units.append(_unit(items, members))
-            members = []
-        tokens = tokens + item.response_tokens if members else item.prompt_tokens + item.response_tokens
-        members.append(index)
-    if members:
-        units.append(_unit(items, members))
-    return units
-
-
-def _unit(items: Sequence[PlanItem], members: Sequence[int]) -> _Unit:
-    prompt = items[members[0]].prompt_tokens
-    responses = [items[index].response_tokens for index in members]
-    shares = [max(items[index].share, _SMALLEST_SHARE) for index in members]
-    parts = (share * sequence_cost(tokens, prompt) for share, tokens in zip(shares, responses, strict=True))
-    cost = max(shares) * sequence_cost(prompt) + sum(parts)
-    return _Unit(tuple(members), prompt + sum(responses), round(cost))
 
 
 def _micro_batches(units: Sequence[_Unit], budget: int) -> tuple[MicroBatchPlan, ...]:

@@ -22,10 +22,13 @@ from rollmesh.learner.algorithms.types import GlobalCounts, TokenBatch
 
 
 class Packing(Enum):
-    """Layouts in which a model can compute the sequences of a micro-batch."""
+    """Layouts in which a model can compute the sequences of a micro-batch, the densest first."""
 
     SHARED = "shared"
     """All in one row, each prompt once: only attention passes anything from token to token, and it sees segments."""
+
+    REPEATED = "repeated"
+    """The same, but layers that carry a state from token to token compute every sequence with its prompt."""
 
     ROWS = "rows"
     """Each in a row of its own with its prompt, padded on the right: right for every model that only looks back."""

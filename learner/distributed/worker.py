@@ -96,9 +96,9 @@ class Worker:
 
     @property
     def packing(self) -> Packing:
-        """Rows where any model needs them: all see the same micro-batches."""
-        shared = all(engine.packing is Packing.SHARED for engine in self._engines.values())
-        return Packing.SHARED if shared else Packing.ROWS
+        """That of the model whose packing is the loosest: all see the same micro-batches."""
+        taken = {engine.packing for engine in self._engines.values()}
+        return max(taken, key=list(Packing).index)
 
     @property
     def dp_sizes(self) -> set[int]:

@@ -24,7 +24,7 @@ def test_the_table_has_all_architectures() -> None:
     assert [cells[0] for cells in ROWS.values()] == [about.kind for about in ARCHITECTURES.values()]
 
 
-@pytest.mark.parametrize("architecture", ["olmo2", "zamba2", "minimax", "xlstm"])
+@pytest.mark.parametrize("architecture", ["olmo2", "falcon_h1", "minimax", "xlstm"])
 def test_a_row_is_what_the_probe_finds(architecture: str, tmp_path: Path) -> None:
     torch.set_num_threads(1)
     found = probe(tmp_path / "model", architecture)

@@ -12,29 +12,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from rollmesh.learner.batching.types import Packing
+from rollmesh.learner.engines.fsdp2.recurrent.layers import recurrent_layers
 from rollmesh.learner.engines.tolerances import REFUSED_HINT
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.errors import DataError
 
-# Layers whose attention takes the packed layout; every other kind needs a row for each sequence.
+# Layers whose attention takes the packed layout.
 _PACKED_LAYERS = frozenset({"full_attention", "sliding_attention"})
-# Layers that are exact in rows: they treat short and long sequences alike.
-_ROW_LAYERS = frozenset(
-    {
-        "chunked_attention",
-        "conv",
-        "hybrid",
-        "hybrid_sliding",
-        "linear_attention",
-        "moe",
-        "mamba",
-        "attention",
-        "recurrent",
-    }
-)
+# Layers that carry a state from token to token, next to attention or in its place.
+_RECURRENT_LAYERS = frozenset({"conv", "hybrid", "hybrid_sliding", "linear_attention", "mamba"})
+# Layers that need a row for each sequence, and are exact there: they treat short and long sequences alike.
+_ROW_LAYERS = frozenset({"attention", "chunked_attention", "moe", "recurrent"})
 # Settings of attention that chooses the tokens each one sees, of sequences longer than the probe's. Their choice is not
 # that of transformers' eager attention: it changes with the padding.
 _CHOICES = ("index_topk", "keep_window_size")
@@ -50,11 +42,13 @@ class PackingChoice:
 
     Attributes:
         packing: how its sequences are laid out.
-        reason: why prompts are not shared; empty where they are.
+        reason: why every sequence needs a row; empty where none does.
+        recurrent: layers that compute sequences apart, with their prompts.
     """
 
     packing: Packing
     reason: str = ""
+    recurrent: tuple[nn.Module, ...] = ()
 
 
 def choose_packing(model: PreTrainedModel) -> PackingChoice:
@@ -63,16 +57,18 @@ def choose_packing(model: PreTrainedModel) -> PackingChoice:
     Args:
         model: loaded, or without weights.
     """
-    foreign = sorted(set(_layer_types(model.config)) - _PACKED_LAYERS)
+    kinds = set(_layer_types(model.config))
+    recurrent = tuple(recurrent_layers(model)) if kinds & _RECURRENT_LAYERS else ()
+    foreign = sorted(kinds - _PACKED_LAYERS - (_RECURRENT_LAYERS if recurrent else set()))
     if foreign:
         return PackingChoice(Packing.ROWS, f"it has layers of the kind {', '.join(foreign)}")
-    if model._is_stateful:
+    if model._is_stateful and not recurrent:
         return PackingChoice(Packing.ROWS, "its layers carry a state from token to token")
-    if not model.is_backend_compatible():
+    if not recurrent and not model.is_backend_compatible():
         return PackingChoice(Packing.ROWS, "its attention is its own")
     if any(name.rpartition(".")[2] == _SINKS for name, _ in model.named_parameters()):
         return PackingChoice(Packing.ROWS, "its attention has sinks")
-    return PackingChoice(Packing.SHARED)
+    return PackingChoice(Packing.REPEATED, recurrent=recurrent) if recurrent else PackingChoice(Packing.SHARED)
 
 
 def describe_packing(section: ModelSection) -> str:
@@ -86,6 +82,11 @@ def describe_packing(section: ModelSection) -> str:
     choice = choose_packing(model)
     if choice.packing is Packing.SHARED:
         return f"{config.model_type}: sequences side by side, each prompt once, no padding"
+    if choice.packing is Packing.REPEATED:
+        return (
+            f"{config.model_type}: sequences side by side, each prompt once, but {len(choice.recurrent)} layers carry "
+            "a state from token to token and compute prompts again for each response"
+        )
     return f"{config.model_type}: every sequence in a row of its own, for {choice.reason}"
 
 
@@ -101,7 +102,7 @@ def refuse_by_structure(config: PreTrainedConfig, name: str, longest: int | None
         DataError: names the layers, or the limit.
     """
     text = config.get_text_config()
-    unknown = sorted(set(_layer_types(config)) - _PACKED_LAYERS - _ROW_LAYERS)
+    unknown = sorted(set(_layer_types(config)) - _PACKED_LAYERS - _RECURRENT_LAYERS - _ROW_LAYERS)
     unknown += [f"with {key}" for key in _CHOICES if hasattr(text, key)]
     if unknown:
         raise DataError(

@@ -189,7 +189,7 @@ class Probe:
         """
         with self._subject.in_eager_rows():
             self._truth = self._read(self._alone, dtype)
-        if self._subject.packing is Packing.SHARED:
+        if self._subject.packing is not Packing.ROWS:
             try:
                 return self._measure(dtype)
             except _WrongError as wrong:

@@ -27,6 +27,8 @@ from rollmesh.learner.engines.fsdp2.dense_attention import describe_dense_attent
 from rollmesh.learner.engines.fsdp2.layout import AttentionLayout, build_layout
 from rollmesh.learner.engines.fsdp2.loading import load_weights, open_model
 from rollmesh.learner.engines.fsdp2.probe import ComputedValues, read
+from rollmesh.learner.engines.fsdp2.recurrent.layers import LAYOUT, compute_apart, know_borders
+from rollmesh.learner.engines.fsdp2.recurrent.layout import build_recurrent_layout
 from rollmesh.learner.engines.fsdp2.rows import build_rows
 from rollmesh.learner.engines.fsdp2.sharding import Preparation, computing_in, plain_name, prepare, recover
 from rollmesh.learner.engines.fsdp2.ulysses.division import KEY as SP_KEY
@@ -79,8 +81,13 @@ class ModelRunner(ABC):
             self._divide(stored.model.config)
             choice = choose_packing(stored.model)
             self._own_attention: str = stored.model.config._attn_implementation
-            self._refuse_to_divide(choice.reason)
+            self._refuse_to_divide(
+                "its layers carry a state from token to token" if choice.recurrent else choice.reason
+            )
             self.why_rows = choice.reason
+            for layer in choice.recurrent:
+                compute_apart(layer)
+            self._know_borders = self.device.type == "cuda" and know_borders(choice.recurrent)
             self._use(choice.packing)
             self.vocab_size = len(cast(Tensor, stored.model.get_input_embeddings().weight))
             self.module = self._build(stored.model)
@@ -188,7 +195,7 @@ class ModelRunner(ABC):
     def _use(self, packing: Packing, attention: str | None = None) -> None:
         """Computes in this way from now on."""
         self.packing = packing
-        implementation = attention or (ATTENTION if packing is Packing.SHARED else self._own_attention)
+        implementation = attention or (self._own_attention if packing is Packing.ROWS else ATTENTION)
         with quiet_transformers():
             self.transformer.set_attn_implementation(implementation)
         if packing is Packing.ROWS and self.transformer.config._attn_implementation != implementation:
@@ -252,7 +259,10 @@ class ModelRunner(ABC):
         build = build_varlen_layout if self._varlen else build_layout
         whole: AttentionLayout | VarlenLayout = build(part.segments, self.device)
         layout = whole if self._exchange is None else DividedLayout(whole, self._exchange)
-        return {"input_ids": part.input_ids, "position_ids": part.position_ids, "layout": layout}, predictors
+        inputs: dict[str, Any] = {"input_ids": part.input_ids, "position_ids": part.position_ids, "layout": layout}
+        if self.packing is Packing.REPEATED:
+            inputs[LAYOUT] = build_recurrent_layout(part.segments, self.device, borders=self._know_borders)
+        return inputs, predictors
 
     def _whole(self, part: RowPart, output: ModelOutput) -> ModelOutput:
         """The output for all trained tokens of a micro-batch, from that of this process's part."""

@@ -33,7 +33,7 @@ def test_plans_keep_their_promises(groups, budget, ranks, minibatches, packing):
         for response in responses
     ]
     plan = plan_batch(items, token_budget=budget, ranks=ranks, minibatches=minibatches, packing=packing)
-    tokens = {Packing.SHARED: _tokens, Packing.ROWS: _padded}[packing]
+    tokens = {Packing.SHARED: _tokens, Packing.REPEATED: _repeated, Packing.ROWS: _padded}[packing]
     seen = [i for step in plan.minibatches for rank in step for micro in rank for i in micro]
     assert sorted(seen) == list(range(len(items)))
     assert len(plan.minibatches) == min(minibatches, max(1, len(groups)))
@@ -85,6 +85,10 @@ def test_a_group_stays_together_where_the_budget_allows():
 def _tokens(items: list[PlanItem], micro: tuple[int, ...]) -> int:
     prompts = {items[i].group: items[i].prompt_tokens for i in micro}
     return sum(prompts.values()) + sum(items[i].response_tokens for i in micro)
+
+
+def _repeated(items: list[PlanItem], micro: tuple[int, ...]) -> int:
+    return sum(items[i].prompt_tokens + items[i].response_tokens for i in micro)
 
 
 def _padded(items: list[PlanItem], micro: tuple[int, ...]) -> int:

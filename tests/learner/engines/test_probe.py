@@ -35,10 +35,10 @@ def tiny(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("architecture", ["qwen3_5_text", "lfm2", "mamba"])
+@pytest.mark.parametrize("architecture", ["qwen3_5_text", "lfm2", "rwkv"])
 def test_sequences_that_would_leak_into_one_another_get_rows_of_their_own(tiny, architecture, caplog):
     engine = make_engine(tiny(architecture))
-    assert engine.packing is Packing.ROWS
+    assert engine.packing is (Packing.ROWS if architecture == "rwkv" else Packing.REPEATED)
     # As if no one knew of the layers next to attention: the probe finds out.
     engine._runner._use(Packing.SHARED)
     with caplog.at_level(logging.WARNING):
@@ -128,6 +128,14 @@ def test_what_is_right_passes_in_every_role_and_dtype(tiny, make, param_dtype):
     engine.close()
 
 
+@pytest.mark.parametrize("architecture", ["jamba", "recurrent_gemma"])
+def test_recurrent_layers_that_cannot_be_told_of_sequences_get_rows(tiny, architecture):
+    """Their models keep the layout from them."""
+    engine = make_engine(tiny(architecture))
+    engine.probe()
+    assert engine.packing is Packing.ROWS
+
+
 @pytest.mark.parametrize("param_dtype", FLOORS)
 def test_the_probe_leaves_no_trace(tiny, param_dtype):
     probed, other = (make_critic(tiny("lfm2"), param_dtype=param_dtype) for _ in range(2))
@@ -139,6 +147,7 @@ def test_the_probe_leaves_no_trace(tiny, param_dtype):
     assert torch.equal(torch.get_rng_state(), random)
     assert all(torch.equal(gradient, left[name]) for name, gradient in gradients(probed).items())
     assert not any(module.training for module in probed._runner.transformer.base_model.modules())
+    assert probed.packing is Packing.REPEATED
     for engine in (probed, other):
         train_step(engine, seed=2, loss=critic_loss)
     for name, tensor in weights(other).items():
@@ -183,7 +192,7 @@ def test_a_model_that_does_not_run_is_refused(tiny):
 
 
 @pytest.mark.parametrize("architecture", ["qwen3_5_text", "lfm2", "bloom"])
-def test_micro_batches_do_not_change_the_gradient_of_rows(tiny, architecture):
+def test_micro_batches_do_not_change_the_gradient_of_rows_and_recurrent_layers(tiny, architecture):
     found = []
     for budget in (1 << 20, 1):
         engine = make_engine(tiny(architecture))
@@ -227,6 +236,7 @@ def test_layers_that_choose_what_they_see_are_refused_by_their_structure(model_t
 
 def test_the_packing_is_told_without_the_weights(tiny):
     assert describe_packing(ModelSection(path=str(tiny("qwen3")))).startswith("qwen3: sequences side by side")
+    assert "1 layers carry a state" in describe_packing(ModelSection(path=str(tiny("lfm2"))))
     told = describe_packing(ModelSection(path=str(tiny("gpt_oss"))))
     assert told == "gpt_oss: every sequence in a row of its own, for its attention has sinks"
 

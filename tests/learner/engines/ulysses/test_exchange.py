@@ -51,5 +51,5 @@ def test_models_that_cannot_be_divided_are_refused_with_the_nearest_number(
         assert "learner.parallel.sp: 4 does not divide the 6 attention heads" in heads
         assert heads.endswith("set learner.parallel.sp: 2, the nearest that divides both")
     for state in world.run(refusal, models, "state", 2):
-        assert "conv" in state
+        assert "carry a state" in state
         assert state.endswith("set learner.parallel.sp: 1")
