@@ -10,20 +10,26 @@ from __future__ import annotations
 import bisect
 import heapq
 from collections.abc import Sequence
+from typing import TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+_Count = TypeVar("_Count", int, NDArray[np.int64])
 _Part = tuple[int, tuple[int, ...]]
 """Sum of the costs, and the indices."""
 
 
-def sequence_cost(tokens: int, context: int = 0, *, hidden_size: int = 4096) -> int:
-    """Relative time of a transformer layer on a sequence: matrix products are linear in its length, attention square.
+def sequence_cost(tokens: _Count, context: _Count | int = 0, *, hidden_size: int = 4096) -> _Count:
+    """Relative time of a layer on a sequence where no model is at hand: products are linear in its length, attention
+    square. `ModelCost.sequence_flops` knows a model's own sizes.
 
     A layer of width h takes 24 h^2 L + 4 h L^2 floating point operations on L tokens: 4 h times 6 h L + L^2. With a
     context of C tokens in front (a prompt computed once for several responses), attention looks at both: L (L + 2 C).
     So the costs of prompt and response add up to that of the whole.
 
     Args:
-        tokens: L.
+        tokens: L, of one sequence or of several.
         context: C, tokens that are attended to but computed elsewhere.
         hidden_size: h; where it is not known, that of an 8B model.
     """

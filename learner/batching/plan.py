@@ -9,11 +9,18 @@ prompt is computed once. In rows, sequences of similar length stand together, so
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rollmesh.learner.batching.partition import partition, sequence_cost
 from rollmesh.learner.batching.types import Packing
+
+SequenceCost = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[Any]]
+"""Cost of tokens behind a context that is computed elsewhere; int64 [S] each, to [S] in any unit."""
 
 MicroBatchPlan = tuple[int, ...]
 """Indices of items, groups side by side."""
@@ -65,11 +72,13 @@ class _Units:
         items: the batch.
         budget: tokens of a unit, unless it is a single item over it.
         repeated: a prompt is computed again for every response.
+        costs: of every item's prompt, and of its response behind that.
     """
 
     items: Sequence[PlanItem]
     budget: int
     repeated: bool
+    costs: Sequence[tuple[float, float]]
 
     def of_group(self, group: Sequence[int]) -> list[_Unit]:
         """Neighbours of one group together, as far as the budget allows."""
@@ -100,8 +109,8 @@ class _Units:
         prompt = self.items[members[0]].prompt_tokens
         responses = [self.items[index].response_tokens for index in members]
         shares = [max(self.items[index].share, _SMALLEST_SHARE) for index in members]
-        parts = (share * sequence_cost(tokens, prompt) for share, tokens in zip(shares, responses, strict=True))
-        cost = max(shares) * sequence_cost(prompt) + sum(parts)
+        parts = (share * self.costs[index][1] for share, index in zip(shares, members, strict=True))
+        cost = max(shares) * self.costs[members[0]][0] + sum(parts)
         prompts = len(members) if self.repeated else 1
         return _Unit(tuple(members), prompts * prompt + sum(responses), round(cost))
 
@@ -113,6 +122,7 @@ def plan_batch(
     ranks: int = 1,
     minibatches: int = 1,
     packing: Packing = Packing.SHARED,
+    cost: SequenceCost = sequence_cost,
 ) -> BatchPlan:
     """Divides a batch into minibatches, ranks and micro-batches.
 
@@ -122,10 +132,14 @@ def plan_batch(
         ranks: data-parallel ranks.
         minibatches: optimizer steps per pass; at most one per group is made.
         packing: how the models compute a micro-batch.
+        cost: by which ranks are balanced, that of the models.
     """
     groups = [list(members) for _, members in itertools.groupby(range(len(items)), key=lambda i: items[i].group)]
     count = min(minibatches, max(len(groups), 1))
-    make = _Units(items, token_budget, repeated=packing is Packing.REPEATED)
+    prompts = np.array([item.prompt_tokens for item in items], dtype=np.int64)
+    responses = np.array([item.response_tokens for item in items], dtype=np.int64)
+    costs = zip(cost(prompts, np.zeros_like(prompts)).tolist(), cost(responses, prompts).tolist(), strict=True)
+    make = _Units(items, token_budget, packing is Packing.REPEATED, list(costs))
     steps = []
     for m in range(count):
         share = groups[m * len(groups) // count : (m + 1) * len(groups) // count]

@@ -255,6 +255,7 @@ class TrainingLoop:
             minibatches=self._rules.batch.minibatches,
             dp_sizes=dp_sizes,
             packing=self._ranks.packing,
+            cost=self._ranks.sequence_cost,
             shares=[self._algorithm.expected_cost(g.algorithm_view) for g in groups] if max(dp_sizes) > 1 else None,
         )
 

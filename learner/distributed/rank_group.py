@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgpack
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from rollmesh.learner.batching.types import Packing
 from rollmesh.learner.distributed.rank_payloads import Unusable
@@ -80,6 +82,10 @@ class RankGroup:
     def packing(self) -> Packing:
         """The packing that all models of the run can take."""
         return self._worker.packing
+
+    def sequence_cost(self, tokens: NDArray[np.int64], context: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Cost of tokens behind a context, over all models of the run."""
+        return self._worker.sequence_cost(tokens, context)
 
     def prepare(self, plan: TrainPlan) -> Unusable:
         """Gives every rank its share; returns the groups that cannot be trained, and why."""

@@ -13,7 +13,8 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from rollmesh.learner.batching.plan import BatchPlan, PlanItem, plan_batch
+from rollmesh.learner.batching.partition import sequence_cost
+from rollmesh.learner.batching.plan import BatchPlan, PlanItem, SequenceCost, plan_batch
 from rollmesh.learner.batching.types import Packing
 from rollmesh.learner.engines.layout import Layout
 from rollmesh.learner.rollouts.group import SampledGroup
@@ -153,6 +154,7 @@ def plan_training(
     minibatches: int,
     dp_sizes: Collection[int] = (1,),
     packing: Packing = Packing.SHARED,
+    cost: SequenceCost = sequence_cost,
     shares: Sequence[float] | None = None,
 ) -> TrainPlan:
     """Plans a batch.
@@ -165,6 +167,7 @@ def plan_training(
         minibatches: optimizer steps per pass.
         dp_sizes: numbers of data-parallel ranks of the models, at least one.
         packing: that all models of the run can take.
+        cost: of sequences, over all models.
         shares: per group, of its cost that is expected to be computed; None: all of it.
     """
     names = sorted({name for group in groups for member in group.members for name in member.meta.components})
@@ -187,7 +190,9 @@ def plan_training(
             )
             items.append(PlanItem(index, len(group.prompt_ids), meta.response_tokens, share))
     divisions = {
-        ranks: plan_batch(items, token_budget=token_budget, ranks=ranks, minibatches=minibatches, packing=packing)
+        ranks: plan_batch(
+            items, token_budget=token_budget, ranks=ranks, minibatches=minibatches, packing=packing, cost=cost
+        )
         for ranks in sorted(dp_sizes)
     }
     return TrainPlan(version, lineage, prompts, members, names, divisions, packing)

@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rollmesh.learner.algorithms.interface import Algorithm
 from rollmesh.learner.batching.types import Packing, TrainSequence
 from rollmesh.learner.checkpoint.compatibility import algorithm_name, algorithm_state
@@ -99,6 +102,13 @@ class Worker:
         """That of the model whose packing is the loosest: all see the same micro-batches."""
         taken = {engine.packing for engine in self._engines.values()}
         return max(taken, key=list(Packing).index)
+
+    def sequence_cost(self, tokens: NDArray[np.int64], context: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Operations of all models for tokens behind a context, see `ModelCost.sequence_flops`; backward passes too."""
+        total = np.zeros(len(tokens))
+        for engine in self._engines.values():
+            total += (3 if engine.trained else 1) * engine.cost.sequence_flops(tokens, context)
+        return total
 
     @property
     def dp_sizes(self) -> set[int]:

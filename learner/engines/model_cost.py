@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rollmesh.learner.batching.types import PackedRow, Segments
 
@@ -50,6 +51,20 @@ class ModelCost:
         attention = self.pair * sum(seen[window] for window in self.windows)
         return 2.0 * (self.weights * tokens + self.head * predictors) + attention
 
+    def sequence_flops(self, tokens: NDArray[np.int64], context: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Operations of a forward pass without the output layer, as the plan of a batch compares sequences.
+
+        Args:
+            tokens: int64 [S], tokens computed.
+            context: int64 [S], tokens before them that are computed elsewhere, as a shared prompt.
+
+        Returns:
+            float64 [S].
+        """
+        seen = {window: _pairs(tokens, context, window) for window in set(self.windows)}
+        attention = self.pair * sum(seen[window].astype(np.float64) for window in self.windows)
+        return np.asarray(2.0 * self.weights * tokens + attention)
+
 
 def cost_of(config: Any, shapes: Iterable[tuple[str, tuple[int, ...]]], *, tied: bool) -> ModelCost:
     """The cost of a Hugging Face model.
@@ -78,14 +93,17 @@ def attended_pairs(segments: Segments, window: int | None) -> int:
 
     A token sees itself and those before it, `window` at most.
     """
-    lengths, before = segments.lengths, segments.prefix_lengths
-    all_pairs = before * lengths + lengths * (lengths + 1) // 2
+    return int(_pairs(segments.lengths, segments.prefix_lengths, window).sum())
+
+
+def _pairs(lengths: NDArray[np.int64], before: NDArray[np.int64], window: int | None) -> NDArray[np.int64]:
     if window is None:
-        return int(all_pairs.sum())
+        return before * lengths + lengths * (lengths + 1) // 2
     # Tokens that see the window in full: those whose position, from 1, exceeds it.
     full = np.clip(before + lengths - np.maximum(before, window), 0, None)
     partial = lengths - full
-    return int((partial * before + partial * (partial + 1) // 2 + full * window).sum())
+    pairs: NDArray[np.int64] = partial * before + partial * (partial + 1) // 2 + full * window
+    return pairs
 
 
 def _share_of_experts(config: Any) -> float:

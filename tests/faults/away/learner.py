@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from rollmesh.learner.algorithms.interface import Algorithm
 from rollmesh.learner.algorithms.types import Needs
+from rollmesh.learner.batching.partition import sequence_cost
 from rollmesh.learner.batching.types import Packing
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.coordinator.batch_claim import BatchClaimer, ClaimRules
@@ -66,6 +67,7 @@ class _Ranks:
     alone = True
     dp_sizes = frozenset({1})
     packing = Packing.SHARED
+    sequence_cost = staticmethod(sequence_cost)
 
     def prepare(self, _plan: object) -> dict[str, str]:
         return {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from rollmesh.learner.batching.partition import sequence_cost
 from rollmesh.learner.batching.plan import PlanItem, plan_batch
 from rollmesh.learner.batching.types import Packing
+from rollmesh.learner.engines.model_cost import ModelCost
 
 
 @given(
@@ -58,6 +60,24 @@ def test_ranks_are_balanced_by_cost_rather_than_by_tokens():
     assert max(costs) == sequence_cost(65536)
 
 
+@given(
+    groups=st.lists(
+        st.tuples(st.integers(1, 3000), st.lists(st.integers(1, 9000), min_size=1, max_size=8)), min_size=1, max_size=12
+    ),
+    pair=st.sampled_from([0, 1, 100]),
+    ranks=st.integers(2, 8),
+)
+def test_no_rank_has_more_than_its_part_and_one_sequence_by_the_cost_of_the_model(groups, pair, ranks):
+    model = ModelCost(weights=1000, head=0, pair=pair, windows=(None, 64))
+    items = [PlanItem(g, prompt, response) for g, (prompt, responses) in enumerate(groups) for response in responses]
+    (step,) = plan_batch(items, token_budget=1 << 20, ranks=ranks, cost=model.sequence_flops).minibatches
+    alone = [_flops(model, items, (index,)) for index in range(len(items))]
+    work = [sum(_flops(model, items, micro) for micro in rank) for rank in step]
+    mean = sum(work) / ranks
+    # A group may be divided, and then its prompt is computed on several ranks.
+    assert max(work) <= max(1.1 * mean, sum(alone) / ranks + max(*alone, 0.1 * mean)) * 1.000001
+
+
 @pytest.mark.parametrize("packing", Packing)
 def test_ranks_are_balanced_by_what_is_expected_to_be_computed(packing):
     """Three of four groups are not trained; with their lengths in the balance the ranks are uneven."""
@@ -80,6 +100,14 @@ def test_a_group_stays_together_where_the_budget_allows():
         for micro in rank:
             assert len({items[i].group for i in micro}) == 1
             assert len(micro) == 4
+
+
+def _flops(model: ModelCost, items: list[PlanItem], micro: tuple[int, ...]) -> float:
+    """Operations of a micro-batch in which each prompt is computed once."""
+    prompts = np.array([length for _, length in {(items[i].group, items[i].prompt_tokens) for i in micro}])
+    responses = np.array([items[i].response_tokens for i in micro])
+    before = np.array([items[i].prompt_tokens for i in micro])
+    return float(model.sequence_flops(prompts, 0 * prompts).sum() + model.sequence_flops(responses, before).sum())
 
 
 def _tokens(items: list[PlanItem], micro: tuple[int, ...]) -> int:

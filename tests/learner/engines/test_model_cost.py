@@ -15,7 +15,7 @@ from transformers.models.qwen3_moe import Qwen3MoeConfig
 from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.batching.types import Segments, TrainSequence
 from rollmesh.learner.engines.device_peaks import peak_tflops
-from rollmesh.learner.engines.model_cost import attended_pairs, cost_of
+from rollmesh.learner.engines.model_cost import ModelCost, attended_pairs, cost_of
 
 TINY: dict[str, Any] = {
     "vocab_size": 96,
@@ -48,6 +48,19 @@ def test_a_token_sees_those_before_it_and_itself_within_the_window(window: int |
         min(prefix + token, window or prefix + token) for length, prefix in runs for token in range(1, length + 1)
     )
     assert attended_pairs(segments(*runs), window) == expected
+
+
+def test_the_costs_of_sequences_are_those_of_the_micro_batch_that_holds_them() -> None:
+    rng = np.random.default_rng(0)
+    sequences = [
+        TrainSequence(prompt, np.zeros(count, np.int32), np.ones(count, np.uint8), np.zeros(count, np.float32))
+        for prompt in (np.arange(7, dtype=np.int32), np.arange(20, dtype=np.int32))
+        for count in rng.integers(2, 30, 3).tolist()
+    ]
+    cost = ModelCost(weights=1000, head=0, pair=8, windows=(None, 5, 5))
+    row = pack(sequences).row
+    alone = cost.sequence_flops(row.segments.lengths, row.segments.prefix_lengths)
+    assert alone.sum() == pytest.approx(cost.forward_flops(row))
 
 
 @pytest.mark.parametrize("tied", [True, False])
