@@ -1,4 +1,5 @@
-"""The demonstration with a real engine, its server or workers started by the generator, otherwise as it is.
+"""The demonstration's model with a real engine, whose server or workers the generator starts, and a reward that it
+learns in a few steps.
 
 The launcher and all other services run in the environment of this test, the generator where its section says.
 """
@@ -13,6 +14,7 @@ import pytest
 
 from rollmesh.mesh.liveness.process_ends import survivors
 from tests import engines_here
+from tests.integration import sevens
 from tests.integration.mesh import MeshRun, audit
 from tests.integration.poisoning import audit_poisoned, environment, interpreter
 from tests.sockets import assert_on_loopback, listeners, ports
@@ -20,8 +22,8 @@ from tests.strangers import audit_privacy
 
 # An engine comes up in half a minute on a quiet machine, in minutes on a busy one.
 DEADLINE_S = 400.0
-# Few and large: what a swap of weights costs an engine does not depend on a step's size.
-_STEPS, _GROUPS = 40, 32
+# With the engine hf and three seeds the share of sevens went from 0.02 .. 0.10 to 0.70 .. 0.74.
+_STEPS, _GROUPS = 13, 16
 OPTIONS = {
     "vllm": lambda _: (f"--rollout.python={engines_here.python('vllm')}",),
     "sglang": lambda folder: (f"--rollout.sglang.python={interpreter(engines_here.python('sglang'), folder)}",),
@@ -31,7 +33,7 @@ OPTIONS = {
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("engine", [pytest.param(name, marks=pytest.mark.engine(name)) for name in OPTIONS])
-def test_the_demonstration_learns(
+def test_an_engine_samples_what_is_rewarded(
     start_mesh: Callable[..., MeshRun], warm_data: Path, tmp_path: Path, engine: str
 ) -> None:
     """Though a process of the engine raises at one of the prompts."""
@@ -41,11 +43,12 @@ def test_the_demonstration_learns(
         f"--data.eval={warm_data / 'eval.parquet'}",
         f"--rollout.engine={engine}",
         *OPTIONS[engine](tmp_path),
+        f"--reward.functions=['{sevens.__file__}:score']",
         "--rollout.replicas=1",
         "--rollout.endpoint.enabled=true",
         "--learner.optimizer.lr=1.2e-3",
         "--learner.optimizer.schedule=constant",
-        "--learner.optimizer.warmup_steps=5",
+        "--learner.optimizer.warmup_steps=0",
         f"--learner.batch.groups={_GROUPS}",
         f"--learner.steps={_STEPS}",
         f"--eval.every_steps={_STEPS}",
@@ -63,6 +66,5 @@ def test_the_demonstration_learns(
     audit(run)
     audit_poisoned(run, warm_data)
     assert run.summary()["steps"] == _STEPS
-    # Shares of 256 prompts each: 0.33 and 0.47 as a rule, with deviations of 0.02.
     first, last = run.trend("critic/score/mean")
-    assert last > first, (first, last)
+    assert last > 0.35 > first, (first, last)
