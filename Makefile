@@ -85,7 +85,7 @@ test-mesh: $(READY)
 test-engines: $(READY)
 	@mkdir -p $(dir $(ENGINES_LOG)); \
 	test -e $(VLLM)/.ready && python=$(VLLM)/bin/python || python=$(BIN)/python; \
-	set -x; $$python -m pytest -p no:cacheprovider -n 1 --dist loadfile $(VLLM_TESTS) > $(ENGINES_LOG) 2>&1; \
+	set -x; $$python -m pytest -p no:cacheprovider -n 2 --dist loadfile $(VLLM_TESTS) > $(ENGINES_LOG) 2>&1; \
 	status=$$?; cat $(ENGINES_LOG); exit $$status
 
 test-fast: $(READY) ## Tests without engines and processes, for the edit loop

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
@@ -17,6 +18,7 @@ def test_policy_machine_and_lua_verbs_agree_on_generated_commands(redis_url: str
     )
 
 
+@pytest.mark.slow
 def test_policy_machine_and_lua_verbs_agree_on_long_walks(redis_url: str) -> None:
     BothMachines.url = redis_url
     seen = set().union(*(random_walk(seed, 140) for seed in range(32)))

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 from transformers import PreTrainedModel
 
 from rollmesh.mesh.trajectory.payload_codec import Trajectory, decode
@@ -17,6 +18,7 @@ from rollmesh.protos import buffer_pb2, generator_pb2, trajectory_pb2
 from tests.generators.world import DEADLINE_S, eventually, log_probs, mesh
 
 
+@pytest.mark.slow
 async def test_processes_with_nothing_but_the_address(tmp_path: Path) -> None:
     """Two generators in empty directories. One stalls beyond its leases, comes back, and is killed amid long responses.
     The other one takes over each time, continues from the victim's drafts, and ends by signal."""

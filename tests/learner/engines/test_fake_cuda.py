@@ -27,7 +27,10 @@ CASES: dict[str, dict[str, object]] = {
     "misplaced": {"misplaced": True},
 }
 SOUND = [name for name in CASES if name != "misplaced"]
-pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler to build a device with")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler to build a device with"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +40,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.learner.engines.fake_cuda", library, json.dumps(CASES)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
     ran = subprocess.run(
-        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=110, check=False
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=280, check=False
     )
     assert ran.returncode == 0, ran.stderr[-4000:]
     results: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])

@@ -55,6 +55,7 @@ def test_the_formula_is_the_trackers_number(kind: str, settings: dict[str, Any],
     assert formula == pytest.approx(trace_step(config, setup), rel=0.05)
 
 
+@pytest.mark.slow
 def test_real_steps_take_what_was_planned(tmp_path: Path) -> None:
     """One and two gloo ranks; see the script for what is counted."""
     from benchmarks.learner.planned_memory import MALLOC
