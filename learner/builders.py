@@ -135,6 +135,7 @@ def _engine(
         entropy_gradient=entropy_gradient,
         sync_once=config.learner.gradient_sync == "step",
         memory=config.learner.memory,
+        shards=config.learner.parallel.shards,
         sp=config.learner.parallel.sp,
         offload=offload,
         longest=config.rollout.max_prompt_tokens + config.rollout.max_response_tokens,

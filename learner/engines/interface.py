@@ -54,6 +54,8 @@ class EngineSpec:
         sync_once: gradients travel between ranks once per `accumulate`; until then they stay on this device, whole and
             in float32. Else they travel after each micro-batch, and each rank keeps its shard of the sum.
         memory: switches between memory and time.
+        shards: processes that hold the model together, each a part; there are as many copies of it as fit into all
+            processes. None: all hold it together.
         sp: processes that compute a micro-batch together, each a run of its tokens (sequence parallelism).
         offload: between calls the weights rest in host memory (models that are not trained).
         longest: tokens of the longest sequence, prompt and response, that can come; None: not known.
@@ -71,6 +73,7 @@ class EngineSpec:
     entropy_gradient: bool = False
     sync_once: bool = False
     memory: MemorySection = field(default_factory=MemorySection)
+    shards: int | None = None
     sp: int = 1
     offload: bool = False
     longest: int | None = None

@@ -41,6 +41,7 @@ class World:
     _open: ClassVar[WeakSet[World]] = WeakSet()
     _formed: ClassVar[bool] = False
     _neighbours: ClassVar[dict[int, dist.ProcessGroup]] = {}
+    _counterparts: ClassVar[dict[int, dist.ProcessGroup]] = {}
 
     def __init__(self, device_type: str, *, need_group: bool) -> None:
         self.processes = int(os.environ.get("WORLD_SIZE", "1"))
@@ -122,11 +123,22 @@ class World:
         """The process group of this process and its neighbours; collective over all processes.
 
         Args:
-            size: processes in it, more than one; divides the number of all. Their numbers follow one another.
+            size: processes in it; divides the number of all. Their numbers follow one another.
         """
         if size not in World._neighbours:
             World._neighbours[size] = dist.new_subgroups(size, timeout=_TIMEOUT)[0]
         return World._neighbours[size]
+
+    def counterparts(self, size: int) -> dist.ProcessGroup:
+        """The process group of those that have this process's place among their neighbours; collective over all.
+
+        Args:
+            size: of each run of neighbours.
+        """
+        if size not in World._counterparts:
+            ranks = [list(range(place, self.processes, size)) for place in range(size)]
+            World._counterparts[size] = dist.new_subgroups_by_enumeration(ranks, timeout=_TIMEOUT)[0]
+        return World._counterparts[size]
 
     def barrier(self) -> None:
         """Waits until every process is here."""
@@ -143,6 +155,7 @@ class World:
             dist.destroy_process_group()
             World._formed = False
             World._neighbours.clear()
+            World._counterparts.clear()
 
     def _reduce(self, values: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
         if self.processes == 1:

@@ -132,6 +132,12 @@ class MismatchSection(Section):
 
 
 class ParallelSection(Section):
+    shards: PositiveInt | None = Field(
+        None,
+        description="Ranks over which parameters, gradients and optimizer state are divided (HSDP); none: all. Each "
+        "run of so many ranks has a copy of the model. With a machine's ranks, only sums of gradients travel between "
+        "machines. It divides `ranks`; `sp` is independent of it.",
+    )
     sp: PositiveInt = Field(
         1,
         description="Ranks that compute each micro-batch together, for sequences too long for one device (Ulysses). "

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from rollmesh.learner.algorithms.types import ModelRole
+from rollmesh.learner.engines.fsdp2.shard_mesh import check_shards
 from rollmesh.learner.engines.interface import ACTOR
 from rollmesh.mesh.config.base import DeviceName
 from rollmesh.mesh.config.learner import OptimizerSection
@@ -159,18 +160,20 @@ def _setup(config: Config, cluster: Cluster, role: ModelRole, models: Models) ->
     shape = models.shape(role.name)
     section = learner.roles.get(role.name)
     tokens, micro_batches = micro_batch(config)
+    shards = learner.parallel.shards or learner.ranks
+    check_shards(shards, learner.ranks)
     return RoleSetup(
         name=role.name,
         shape=shape.as_value_model() if role.kind == _VALUE_MODEL else shape,
         costs=models.costs(role.name, dtype),
         trained=role.trained,
-        ranks=learner.ranks,
+        shards=shards,
         sharded=learner.ranks > 1 or dtype != "float32",
         compute_bytes=_BYTES[dtype],
         # Selective recomputation keeps less than all: taken as all, an upper bound.
         recompute=recompute is True and role.trained,
         offload=section is not None and section.offload and device == "cuda",
-        tokens=tokens,
+        tokens=math.ceil(tokens / learner.parallel.sp),
         micro_batches=micro_batches,
         logits=LogitRoom(learner.memory.logits_mib << 20, math.prod(_TILES[device]), _TILES[device][0]),
         moments=_moments((section.optimizer if section is not None else None) or learner.optimizer),
@@ -189,11 +192,11 @@ def _moments(optimizer: OptimizerSection) -> Moments:
 
 
 def micro_batch(config: Config) -> tuple[int, int]:
-    """Tokens of the largest micro-batch, and micro-batches of an optimizer step on one rank, both at most."""
-    batch, rollout = config.learner.batch, config.rollout
+    """Tokens of the largest micro-batch, and micro-batches of a data-parallel rank's optimizer step, both at most."""
+    learner, batch, rollout = config.learner, config.learner.batch, config.rollout
     longest = rollout.context_tokens
     groups = math.ceil(batch.groups / batch.minibatches)
-    sequences = math.ceil(groups * rollout.n / config.learner.ranks)
+    sequences = math.ceil(groups * rollout.n * learner.parallel.sp / learner.ranks)
     share = sequences * longest
     tokens = max(min(batch.tokens_per_micro_batch, share), longest)
     return tokens, math.ceil(share / tokens)

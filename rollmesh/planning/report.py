@@ -69,7 +69,7 @@ def _role_json(role: RolePlan, traced: dict[str, int]) -> dict[str, Any]:
         "model_type": setup.shape.model_type,
         "parameters": setup.shape.elements,
         "trained": setup.trained,
-        "ranks": setup.ranks,
+        "shards": setup.shards,
         "sharded": setup.sharded,
         "compute_bytes": setup.compute_bytes,
         "recompute": setup.recompute,
@@ -90,9 +90,10 @@ def lines(found: Findings) -> Iterator[str]:
         f"devices: {cluster.nodes} node(s) x {cluster.per_node} {cluster.name}, {_gib(cluster.memory)} GiB each; kept "
         f"free: {cluster.describe_reserve()}"
     )
-    layout = "FSDP2, full shard" if actor.sharded else "not sharded"
+    ranks, copies = plan.placement.ranks, plan.placement.ranks // actor.shards
+    layout = f"FSDP2, {_shards(actor.shards, copies)}" if actor.sharded else "not sharded"
     yield (
-        f"learner: {actor.ranks} rank(s), {layout}, compute dtype of {actor.compute_bytes} bytes, activations "
+        f"learner: {ranks} rank(s), {layout}, compute dtype of {actor.compute_bytes} bytes, activations "
         f"{'recomputed' if actor.recompute else 'kept'}, {actor.tokens} tokens to a micro-batch, "
         f"{'one' if actor.micro_batches == 1 else f'up to {actor.micro_batches}'} to a step"
     )
@@ -111,6 +112,10 @@ def lines(found: Findings) -> Iterator[str]:
     yield ""
     yield from _verdict(found)
     yield NOT_MODELLED
+
+
+def _shards(shards: int, copies: int) -> str:
+    return "full shard" if copies == 1 else f"{copies} copies of {shards} shard(s)"
 
 
 def _role_lines(role: RolePlan) -> Iterator[str]:

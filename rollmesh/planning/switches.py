@@ -117,6 +117,11 @@ SWITCHES = (
         ),
         "moments are rounded stochastically",
     ),
+    Switch(
+        "learner.parallel.shards",
+        lambda config, _: _if(config.learner.parallel.shards not in (None, config.learner.ranks), config.learner.ranks),
+        "layers and gradients travel between all ranks",
+    ),
     Switch("learner.batch.tokens_per_micro_batch", _halved_budget, "more and smaller passes"),
     Switch("learner.ranks", _more_ranks, "devices, which generators lack then"),
     Switch(

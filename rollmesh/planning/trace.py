@@ -51,7 +51,7 @@ def trace_step(config: PreTrainedConfig, setup: RoleSetup) -> int:
     dtype = torch.float32 if setup.compute_bytes == torch.float32.itemsize else torch.bfloat16
     with ExitStack() as stack:
         if setup.sharded:
-            dist.init_process_group("fake", rank=0, world_size=setup.ranks, store=FakeStore())
+            dist.init_process_group("fake", rank=0, world_size=setup.shards, store=FakeStore())
             stack.callback(dist.destroy_process_group)
         whole = build_on_meta(copy.deepcopy(config))
         inputs = model_inputs(whole, setup.tokens)

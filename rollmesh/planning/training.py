@@ -64,7 +64,7 @@ class RoleSetup:
         name: of the role.
         shape, costs: of the model; costs by kind of block, in the compute dtype.
         trained: it has gradients and an optimizer.
-        ranks: over which its parameters are divided.
+        shards: into which its parameters are divided.
         sharded: FSDP2 is used, on a single rank too.
         compute_bytes: of an element of the compute dtype.
         recompute: blocks keep their input alone for the backward pass.
@@ -82,7 +82,7 @@ class RoleSetup:
     shape: ModelShape
     costs: tuple[BlockCosts, ...]
     trained: bool
-    ranks: int
+    shards: int
     sharded: bool
     compute_bytes: int
     recompute: bool
@@ -98,7 +98,7 @@ class RoleSetup:
     @property
     def parameters(self) -> int:
         """Bytes of this rank's parameters: float32 masters, or the compute dtype where they are not trained."""
-        return self.shape.shard(self.ranks) * (MASTER if self.trained else self.compute_bytes)
+        return self.shape.shard(self.shards) * (MASTER if self.trained else self.compute_bytes)
 
     @property
     def hidden_states(self) -> int:
@@ -108,8 +108,8 @@ class RoleSetup:
     @property
     def optimizer(self) -> int:
         """Bytes of this rank's optimizer state."""
-        matrices = sum(block.matrices.shard(self.ranks) for block in self.shape.blocks)
-        rest = self.shape.shard(self.ranks) - matrices
+        matrices = sum(block.matrices.shard(self.shards) for block in self.shape.blocks)
+        rest = self.shape.shard(self.shards) - matrices
         return matrices * self.moments.matrices + rest * self.moments.rest
 
 
@@ -214,7 +214,7 @@ def _blocks_backward(setup: RoleSetup) -> Iterator[Phase]:
             parts |= {GATHERED: _gathered(setup, near), REDUCTION: tied + MASTER * behind}
             if setup.micro_batches == 1:
                 done = blocks[place + 1 :]
-                parts |= {GRADIENTS: MASTER * sum(block.shard(setup.ranks) for block in done)}
+                parts |= {GRADIENTS: MASTER * sum(block.shard(setup.shards) for block in done)}
         elif fresh:
             parts |= {GRADIENTS: built}
             built += blocks[place].elements * MASTER
@@ -235,12 +235,12 @@ def _last_gradients(setup: RoleSetup) -> Phase:
         largest = fresh if setup.shape.tied else compute * root.largest
         return Phase("last gradients", parts | {REDUCTION: largest})
     if setup.micro_batches == 1:
-        parts |= {GRADIENTS: setup.parameters - MASTER * root.shard(setup.ranks)}
+        parts |= {GRADIENTS: setup.parameters - MASTER * root.shard(setup.shards)}
     first = MASTER * blocks[0].elements if blocks else 0
     last = root.elements if setup.shape.tied else setup.shape.embedding + setup.shape.rest
     made = compute * (last + setup.shape.output if setup.shape.tied else last)
     # Gradients are copied into one float32 buffer; then it is reduced, while the last of them is still held.
-    reduced = MASTER * last + compute * max(last, root.largest) + MASTER * last // setup.ranks
+    reduced = MASTER * last + compute * max(last, root.largest) + MASTER * last // setup.shards
     moments = (
         Phase("last gradients", parts | {GATHERED: _gathered(setup, setup.shape.embedding), REDUCTION: made + first}),
         Phase("last gradients", parts | {REDUCTION: reduced}),

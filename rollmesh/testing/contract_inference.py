@@ -19,10 +19,11 @@ from rollmesh.learner.engines.registry import ModelType
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.testing.contract_training import _export_critic
 from rollmesh.testing.engine_cases import critic_loss, divide, make_batches, make_sequences, make_spec, train, truth
+from rollmesh.testing.suite import Suite
 from rollmesh.testing.worlds import EngineWorld, Harness
 
 
-class InferenceContract:
+class InferenceContract(Suite):
     """Outputs are those of plain forward passes, and every process gets them."""
 
     @pytest.mark.parametrize("architecture", ["dense", "tied", "experts"])

@@ -25,13 +25,14 @@ from rollmesh.testing.engine_cases import (
     train,
     weights,
 )
+from rollmesh.testing.suite import Suite
 from rollmesh.testing.worlds import EngineWorld, Harness
 
 PARTS = ("params", "optimizer", "gradients")
 _MIB = 1 << 20
 
 
-class MemoryContract:
+class MemoryContract(Suite):
     """Memory that is moved to the host is given back, comes back as it was, and is not used meanwhile."""
 
     @pytest.mark.parametrize("parts", [PARTS, *((part,) for part in PARTS)], ids=lambda parts: " ".join(parts))

@@ -27,6 +27,7 @@ from rollmesh.testing.engine_cases import (
     weights,
 )
 from rollmesh.testing.fixtures import GetWorld
+from rollmesh.testing.suite import Suite
 from rollmesh.testing.worlds import EngineLayout, EngineWorld, Harness
 
 _WRITE_S = 60.0
@@ -35,10 +36,14 @@ _OPTIMIZER = OptimizerSection(lr=1e-2, eps=1e-2, schedule="cosine", warmup_steps
 Weights = dict[str, Tensor]
 
 
-class StateContract:
-    """Weights leave under the names of the model; a checkpoint is a moment of the run, in whatever layout."""
+class StateContract(Suite):
+    """Weights leave under the names of the model; a checkpoint is a moment of the run, in whatever layout.
 
-    layouts: ClassVar[Sequence[EngineLayout]]
+    Attributes:
+        also_continued_in: layouts, beside those in which it is run, that load what these have written.
+    """
+
+    also_continued_in: ClassVar[Sequence[EngineLayout]] = ()
 
     @pytest.mark.parametrize("architecture", ["dense", "tied", "experts"])
     def test_weights_have_the_models_names_once(
@@ -105,7 +110,7 @@ class StateContract:
         self, world: EngineWorld, engine_models: Mapping[str, Path], engine_worlds: GetWorld, tmp_path: Path
     ) -> None:
         expected = world.run(_save_and_train, engine_models["experts"], tmp_path)[0]
-        for layout in self.layouts:
+        for layout in (*self.layouts, *self.also_continued_in):
             found = engine_worlds(layout).run(_load_and_train, engine_models["experts"], tmp_path)[0]
             assert_same(found, expected, 1e-3)
 

@@ -31,6 +31,7 @@ from rollmesh.testing.engine_cases import (
     truth,
     weights,
 )
+from rollmesh.testing.suite import Suite
 from rollmesh.testing.worlds import EngineWorld, Harness
 
 Step = tuple[StepResult, dict[str, Tensor]]
@@ -51,7 +52,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 """Fields of `EngineSpec` that change no result."""
 
 
-class TrainingContract:
+class TrainingContract(Suite):
     """Gradients are those of plain forward passes, and a step changes all or nothing."""
 
     @pytest.mark.parametrize(

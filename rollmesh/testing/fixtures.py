@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rollmesh.testing.engine_cases import ARCHITECTURES, make_model
-from rollmesh.testing.worlds import EngineLayout, EngineWorld
+from rollmesh.testing.worlds import EngineLayout, EngineWorld, Processes
 
 GetWorld = Callable[[EngineLayout], EngineWorld]
 
@@ -23,15 +23,15 @@ def engine_models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path
 
 @pytest.fixture(scope="session")
 def engine_worlds() -> Iterator[GetWorld]:
-    """The world of a layout, the same one for all tests."""
-    worlds: dict[str, EngineWorld] = {}
+    """The world of a layout. Layouts of as many processes share them, for all tests."""
+    started: dict[int, Processes] = {}
     with ExitStack() as closers:
 
         def get(layout: EngineLayout) -> EngineWorld:
-            if layout.name not in worlds:
-                worlds[layout.name] = EngineWorld(layout)
-                closers.callback(worlds[layout.name].close)
-            return worlds[layout.name]
+            if layout.processes not in started:
+                started[layout.processes] = Processes(layout.processes)
+                closers.callback(started[layout.processes].close)
+            return EngineWorld(layout, started[layout.processes])
 
         yield get
 

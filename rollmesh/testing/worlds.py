@@ -1,7 +1,7 @@
-"""Worlds: the processes in which engines of one layout are tested, kept for a whole session of tests.
+"""Worlds: the processes in which engines of a layout are tested, kept for a whole session of tests.
 
-A world of one process is the test's own. For larger ones a server imports torch and transformers once and forks their
-processes. They meet over loopback, and run what they are sent.
+A world of one process is the test's own. Layouts of as many processes share them. For larger ones a server imports
+torch and transformers once and forks their processes. They meet over loopback, and run what they are sent.
 
 Invariant: a call ends within its deadline, with every process's answer or with an error. After a hang or a crash the
 next call begins with new processes.
@@ -79,22 +79,25 @@ class WorldError(Exception):
     """Processes have failed, or have not answered."""
 
 
-class EngineWorld:
-    """The processes of a layout.
+class Processes:
+    """The processes of one world after another.
 
     Args:
-        layout: says how many.
+        size: how many.
     """
 
-    def __init__(self, layout: EngineLayout) -> None:
-        self.layout = layout
+    def __init__(self, size: int) -> None:
+        self._size = size
         self._connections: list[Connection] = []
         self._closers = ExitStack()
 
-    def run(self, body: Callable[..., Answer], *arguments: Any, deadline_s: float = _DEADLINE_S) -> list[Answer]:
+    def run(
+        self, layout: EngineLayout, body: Callable[..., Answer], arguments: Sequence[Any], deadline_s: float
+    ) -> list[Answer]:
         """Runs `body(harness, *arguments)` in every process; gives their results in the order of the processes.
 
         Args:
+            layout: of the harness.
             body: a function of a module; collective.
             arguments: the same for all.
             deadline_s: for all of it.
@@ -103,11 +106,11 @@ class EngineWorld:
             WorldError: some process has failed, with its traceback, or has not answered.
             Exception: that of the body, in a world of one process.
         """
-        if self.layout.processes == 1:
-            return [_run(self.layout, body, arguments)]
+        if self._size == 1:
+            return [_run(layout, body, arguments)]
         if not self._connections:
             self._start()
-        message = pickle.dumps((self.layout, body, arguments))
+        message = pickle.dumps((layout, body, arguments))
         for connection in self._connections:
             connection.send_bytes(message)
         return self._answers(time.monotonic() + deadline_s)
@@ -122,10 +125,9 @@ class EngineWorld:
         context = get_context("forkserver")
         context.set_forkserver_preload(_IMPORTED_ONCE)
         folder = self._closers.enter_context(tempfile.TemporaryDirectory(prefix="rollmesh-world-"))
-        size = self.layout.processes
-        for number in range(size):
+        for number in range(self._size):
             ours, theirs = context.Pipe()
-            environment = dict(environment_of(number, size, Path(folder) / "meeting"))
+            environment = dict(environment_of(number, self._size, Path(folder) / "meeting"))
             process = context.Process(target=_serve, args=(theirs, environment), daemon=True)
             process.start()
             theirs.close()
@@ -148,6 +150,23 @@ class EngineWorld:
             self.close()
             raise WorldError("\n".join(failures))
         return [answers[number][1] for number in sorted(answers)]
+
+
+class EngineWorld:
+    """A layout in its processes.
+
+    Args:
+        layout: of engines.
+        processes: as many as it says.
+    """
+
+    def __init__(self, layout: EngineLayout, processes: Processes) -> None:
+        self.layout = layout
+        self._processes = processes
+
+    def run(self, body: Callable[..., Answer], *arguments: Any, deadline_s: float = _DEADLINE_S) -> list[Answer]:
+        """See `Processes.run`."""
+        return self._processes.run(self.layout, body, arguments, deadline_s)
 
 
 def _receive(connection: Connection) -> tuple[bool, Any]:

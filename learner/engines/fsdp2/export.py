@@ -3,7 +3,7 @@
 Tensors are gathered in batches, and each batch goes to the holder that has received the fewest bytes so far. Batches of
 different holders travel together, in a round. Every process casts its shards and packs them into one message per
 holder, and all exchange their messages piece by piece. A holder brings each piece to the host and puts the rows in
-their places.
+their places. Where there are several copies of the model, it gets them from the processes of its own.
 
 Invariants: in addition to the model, a holder has one batch of full tensors on the host, and `gather_bytes` that
 arrive. Every process has its own shards of one round, which are at most a batch. A batch exceeds `gather_bytes` only
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from rollmesh.learner.engines.world import World
 from rollmesh.mesh.weights.layout import aligned
@@ -43,11 +43,15 @@ class _GatherEntry:
     def nbytes(self) -> int:
         return self.tensor.shape.numel() * self.dtype.itemsize
 
-    def rows(self, process: int, processes: int) -> tuple[int, int]:
-        """First row and number of rows in a process: as `torch.chunk` divides them."""
+    @property
+    def shards(self) -> int:
+        return self.tensor.device_mesh.shape[-1]
+
+    def rows(self, shard: int) -> tuple[int, int]:
+        """First row and number of rows in a shard: as `torch.chunk` divides them."""
         total = self.tensor.shape[0]
-        most = -(-total // processes)
-        first = min(process * most, total)
+        most = -(-total // self.shards)
+        first = min(shard * most, total)
         return first, min(most, total - first)
 
 
@@ -63,23 +67,23 @@ class _Batch:
         self.entries.append(entry)
         self.nbytes += aligned(entry.nbytes)
 
-    def message_bytes(self, process: int, processes: int) -> int:
-        """Size of the message with a process's rows."""
-        return sum(aligned(entry.rows(process, processes)[1] * entry.row_bytes) for entry in self.entries)
+    def message_bytes(self, shard: int) -> int:
+        """Size of the message with a shard's rows."""
+        return sum(aligned(entry.rows(shard)[1] * entry.row_bytes) for entry in self.entries)
 
-    def parts(self, message: Tensor, process: int, processes: int) -> Iterator[tuple[_GatherEntry, Tensor]]:
-        """Each tensor with its rows in the message of a process."""
+    def parts(self, message: Tensor, shard: int) -> Iterator[tuple[_GatherEntry, Tensor]]:
+        """Each tensor with its rows in the message of a shard."""
         start = 0
         for entry in self.entries:
-            length = entry.rows(process, processes)[1] * entry.row_bytes
+            length = entry.rows(shard)[1] * entry.row_bytes
             yield entry, message[start : start + length]
             start += aligned(length)
 
-    def place(self, full: Tensor, piece: Tensor, first: int, process: int, processes: int) -> None:
-        """Puts a piece of the message of a process, from its byte `first` on, into the full tensors' bytes."""
+    def place(self, full: Tensor, piece: Tensor, first: int, shard: int) -> None:
+        """Puts a piece of the message of a shard, from its byte `first` on, into the full tensors' bytes."""
         start = -first
         for entry in self.entries:
-            row, rows = entry.rows(process, processes)
+            row, rows = entry.rows(shard)
             length = rows * entry.row_bytes
             begin, end = max(start, 0), min(start + length, len(piece))
             if begin < end:
@@ -98,7 +102,8 @@ def full_tensors(
     """Full tensors on the CPU, each in one of the holders; collective: every process exhausts the iterator.
 
     Args:
-        named: names and tensors, the same in all processes; DTensors are sharded by rows over all of them.
+        named: names and tensors, the same in all processes. DTensors are sharded by rows over all of them, or in each
+            copy of the model (`shard_mesh`).
         world: the processes.
         dtype: of floating-point tensors.
         holders: processes that receive tensors.
@@ -120,7 +125,8 @@ def full_tensors(
                 own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
                 yield name, own.detach().to("cpu", wire_dtype).contiguous()
             continue
-        assert tuple(tensor.placements) == (Shard(0),), f"{name} is sharded as {tensor.placements}"
+        *copies, shards = tensor.placements
+        assert (shards, set(copies) - {Replicate()}) == (Shard(0), set()), f"{name} is sharded as {tensor.placements}"
         if batch.entries and batch.nbytes + tensor.shape.numel() * wire_dtype.itemsize > gather_bytes:
             yield from rounds.add(batch)
             batch = _Batch()
@@ -157,23 +163,26 @@ class _Rounds:
             return
         batches, self._round = self._round, {}
         process, processes = self._world.process, self._world.processes
-        own = batches.get(process, _Batch())
-        outgoing = [batches[p].message_bytes(process, processes) if p in batches else 0 for p in range(processes)]
-        incoming = [own.message_bytes(source, processes) for source in range(processes)]
+        shards = next(iter(batches.values())).entries[0].shards
+        copy, shard = divmod(process, shards)
+        neighbours = range(copy * shards, (copy + 1) * shards)
+        own, asked = batches.get(process, _Batch()), {p: batches[p] for p in neighbours if p in batches}
+        outgoing = [asked[p].message_bytes(shard) if p in asked else 0 for p in range(processes)]
+        incoming = [own.message_bytes(p % shards) if p in neighbours else 0 for p in range(processes)]
         messages = self._reserve("sent", sum(outgoing)).split(outgoing)
-        for holder, batch in batches.items():
-            for entry, part in batch.parts(messages[holder], process, processes):
+        for holder, batch in asked.items():
+            for entry, part in batch.parts(messages[holder], shard):
                 part.view(entry.dtype).copy_(entry.tensor.to_local().detach().reshape(-1))
         full = self._reserve("full", own.nbytes)
-        longest = max(batch.message_bytes(p, processes) for batch in batches.values() for p in range(processes))
-        piece = self._gather_bytes // processes
+        longest = max(batch.message_bytes(number) for batch in batches.values() for number in range(shards))
+        piece = self._gather_bytes // shards
         for first in range(0, longest, piece):
             sizes = [min(max(length - first, 0), piece) for length in incoming]
             sent = [message[first : first + piece] for message in messages]
             arrived = self._reserve("arrived", sum(sizes))
             dist.all_to_all_single(arrived, torch.cat(sent), sizes, [len(part) for part in sent])
             for source, part in enumerate(self._to_host(arrived).split(sizes)):
-                own.place(full, part, first, source, processes)
+                own.place(full, part, first, source % shards)
         for entry in own.entries:
             data = full[entry.start : entry.start + entry.nbytes]
             yield entry.name, data.view(entry.dtype).view(entry.tensor.shape)

@@ -30,6 +30,7 @@ from rollmesh.learner.engines.fsdp2.probe import ComputedValues, read
 from rollmesh.learner.engines.fsdp2.recurrent.layers import LAYOUT, compute_apart, know_borders
 from rollmesh.learner.engines.fsdp2.recurrent.layout import build_recurrent_layout
 from rollmesh.learner.engines.fsdp2.rows import build_rows
+from rollmesh.learner.engines.fsdp2.shard_mesh import shard_mesh
 from rollmesh.learner.engines.fsdp2.sharding import Preparation, computing_in, plain_name, prepare, recover
 from rollmesh.learner.engines.fsdp2.ulysses.division import KEY as SP_KEY
 from rollmesh.learner.engines.fsdp2.ulysses.division import check_division
@@ -217,6 +218,7 @@ class ModelRunner(ABC):
             Preparation(
                 shard=self.world.processes > 1 or self._param_dtype != torch.float32,
                 param_dtype=self._param_dtype,
+                mesh=shard_mesh(self.world, spec.shards),
                 trained=spec.optimizer is not None,
                 recompute=spec.activation_checkpointing,
                 offload_activations=spec.memory.offload_activations,

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper, offload_wrapper
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts, noop_context_fn
 
@@ -34,6 +35,7 @@ class Preparation:
     Attributes:
         shard: apply FSDP2; master weights stay float32, computation is in `param_dtype`, gradients reduce in float32.
         param_dtype: compute dtype.
+        mesh: to shard over, see `shard_mesh`; None: all ranks.
         trained: False: no gradients, and no master weights in addition to those in `param_dtype`.
         recompute: compute each block's activations again in the backward pass: all, or `selective`: all but the outputs
             of products and of attention.
@@ -44,6 +46,7 @@ class Preparation:
 
     shard: bool
     param_dtype: torch.dtype
+    mesh: DeviceMesh | None = None
     trained: bool = True
     recompute: bool | Literal["selective"] = False
     offload_activations: bool = False
@@ -68,12 +71,11 @@ def prepare(model: nn.Module, how: Preparation) -> None:
     if not how.shard:
         return
     policy = MixedPrecisionPolicy(param_dtype=how.param_dtype, reduce_dtype=torch.float32)
-    reshard = how.reshard_after_forward
     for module in exact:
-        fully_shard(module, mp_policy=MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32))
+        fully_shard(module, mesh=how.mesh, mp_policy=replace(policy, param_dtype=torch.float32))
     for module in (*transformer_blocks(model), *_vocabulary_layers(model)):
-        fully_shard(module, mp_policy=policy, reshard_after_forward=reshard)
-    fully_shard(model, mp_policy=policy)
+        fully_shard(module, mesh=how.mesh, mp_policy=policy, reshard_after_forward=how.reshard_after_forward)
+    fully_shard(model, mesh=how.mesh, mp_policy=policy)
 
 
 @contextmanager
@@ -96,15 +98,20 @@ def computing_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
         _set_policies(modules, policies)
 
 
-def synchronize_gradients(model: nn.Module, synchronize: bool) -> None:
-    """Sums the gradients of the next backward passes over the ranks, or keeps them whole on each until a later one.
+def synchronize_gradients(model: nn.Module, *, last: bool, once: bool) -> None:
+    """Says how far the gradients of the next backward pass travel.
+
+    Those of the last one are summed over all ranks, with those kept before. Until then each copy of the model adds up
+    its shards, or each rank whole gradients.
 
     Args:
         model: from `prepare`.
-        synchronize: sum them, and those kept before.
+        last: it is the last one.
+        once: until then gradients stay whole on their rank.
     """
     if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(synchronize)
+        model.set_requires_gradient_sync(last or not once)
+        model.set_requires_all_reduce(last)
 
 
 def free_gathered(model: nn.Module) -> None:

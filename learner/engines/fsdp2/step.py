@@ -61,8 +61,7 @@ class TrainingStep:
         pending.computed |= bool(real or filling)
         batches = [*real, *filling]
         for number, batch in enumerate(batches, 1):
-            if self._sync_once:
-                synchronize_gradients(runner.module, number == len(batches))
+            synchronize_gradients(runner.module, last=number == len(batches), once=self._sync_once)
             output, differentiable = runner.forward(batch)
             share = _zero(differentiable)
             if number <= len(real) and runner.layout.has_results:

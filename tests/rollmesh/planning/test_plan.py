@@ -11,7 +11,7 @@ import pytest
 from rollmesh.learner.builders import build_algorithm
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.config.models import Config
-from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.planning.cluster import GIB, parse_devices
 from rollmesh.planning.command import find
 from rollmesh.planning.models import RunModels
@@ -52,6 +52,22 @@ def test_states_are_divided_over_the_ranks(model: str, ranks: int, nodes: int) -
     assert phases["optimizer"][GRADIENTS] == per_rank
     assert phases["optimizer"][OPTIMIZER] / 2 == per_rank
     assert plan.learner_peak == max(phase.total for phase in actor.phases)
+
+
+def test_copies_divide_states_over_their_shards_alone() -> None:
+    whole, copies = (
+        planned(configured("qwen2.5-7b", learner={"ranks": 16, "parallel": parallel}), "8xH100-80G", 2)
+        for parallel in ({}, {"shards": 8})
+    )
+    for component in (PARAMETERS, OPTIMIZER):
+        sizes = [plan.roles[0].phases[-1].parts[component] for plan in (whole, copies)]
+        assert sizes[1] == pytest.approx(2 * sizes[0], rel=2e-3)
+    config = configured("qwen2.5-7b", learner={"ranks": 16, "parallel": {"shards": 8}})
+    found = find(config, "8xH100-80G", 2)
+    assert "2 copies of 8 shard(s)" in "\n".join(lines(found))
+    assert {"learner.parallel.shards": 16} in [saving.settings for saving in found.savings]
+    with pytest.raises(ConfigError, match=r"shards: 8 does not divide the learner's 12 ranks"):
+        planned(with_settings(config, {"learner.ranks": 12}), "8xH100-80G", 2)
 
 
 def test_what_does_not_fit_is_said_with_the_keys_that_help() -> None:

@@ -35,11 +35,11 @@ LOGITS = LogitRoom(kept=1 << 30, tile=1 << 21, rows=1024)
 @pytest.mark.parametrize(
     ("kind", "settings", "how"),
     [
-        ("qwen3", {"tie_word_embeddings": True}, {"ranks": 1, "sharded": False, "compute_bytes": 4}),
-        ("qwen3", {"tie_word_embeddings": True}, {"ranks": 8, "recompute": False, "tokens": 4096}),
-        ("llama", {"tie_word_embeddings": False}, {"ranks": 1, "tokens": 4096, "micro_batches": 1}),
-        ("llama", {"tie_word_embeddings": False}, {"ranks": 64}),
-        ("qwen3_moe", EXPERTS, {"ranks": 8}),
+        ("qwen3", {"tie_word_embeddings": True}, {"shards": 1, "sharded": False, "compute_bytes": 4}),
+        ("qwen3", {"tie_word_embeddings": True}, {"shards": 8, "recompute": False, "tokens": 4096}),
+        ("llama", {"tie_word_embeddings": False}, {"shards": 1, "tokens": 4096, "micro_batches": 1}),
+        ("llama", {"tie_word_embeddings": False}, {"shards": 64}),
+        ("qwen3_moe", EXPERTS, {"shards": 8}),
     ],
 )
 def test_the_formula_is_the_trackers_number(kind: str, settings: dict[str, Any], how: dict[str, Any]) -> None:

@@ -3,8 +3,8 @@
 A step computes in float32. Moments are rounded stochastically when they are stored: to the nearest number, a second
 moment that changes by a thousandth per step would never change. Expectations are then those of float32.
 
-Invariant: the random numbers of a step follow from its number, the parameter's place and the rank. So a resumed run
-continues bit by bit on as many ranks, and torch's generators are not drawn from.
+Invariant: the random numbers of a step follow from its number, and the parameter's and the shard's places. So copies of
+a shard stay the same, and a resumed run continues bit by bit on as many shards. Torch's generators are not drawn from.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
 # Elements that are computed at a time: float32 copies of this many are all that a step needs besides.
@@ -34,7 +33,6 @@ class RoundedAdamW(Optimizer):
 
     def __init__(self, params: Any, lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
-        self._rank = dist.get_rank() if dist.is_initialized() else 0
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # gives no loss
@@ -53,7 +51,7 @@ class RoundedAdamW(Optimizer):
             tensors = (parameter, parameter.grad, state["exp_avg"], state["exp_avg_sq"])
             local = [_local(tensor).view(-1) for tensor in tensors]
             generator = torch.Generator(local[0].device)
-            generator.manual_seed(hash((int(state["step"]), place, self._rank)))
+            generator.manual_seed(hash((int(state["step"]), place, _shard_of(parameter))))
             for pieces in zip(*(tensor.split(_PIECE) for tensor in local), strict=True):
                 _update(group, int(state["step"]), generator, *pieces)
 
@@ -88,6 +86,14 @@ def _update(
     parameter.mul_(1.0 - rate * group["weight_decay"]).addcdiv_(mean, divisor, value=-rate / (1.0 - beta1**step))
     first.copy_(round_stochastically(mean, generator))
     second.copy_(round_stochastically(square, generator))
+
+
+def _shard_of(tensor: Tensor) -> int:
+    """The number of this rank's shard."""
+    if not isinstance(tensor, DTensor):
+        return 0
+    (dimension,) = (i for i, placement in enumerate(tensor.placements) if isinstance(placement, Shard))
+    return tensor.device_mesh.get_local_rank(dimension)
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from rollmesh.learner.algorithms.load import load_algorithm
 from rollmesh.learner.algorithms.types import UpdatePlan
 from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.batching.types import PackedBatch, TrainSequence
-from rollmesh.learner.engines.fsdp2 import export, sharding
+from rollmesh.learner.engines.fsdp2 import export
 from rollmesh.learner.engines.fsdp2.create import create_engine
 from rollmesh.learner.engines.fsdp2.loading import load_weights
 from rollmesh.learner.engines.fsdp2.output.logit_form import LogitForm
@@ -107,9 +107,9 @@ def run(case: Case) -> Seen:
     # It tries itself out, on values.
     algorithm = load_algorithm("grpo", {}, UpdatePlan())
     assert isinstance(algorithm, PolicyGradient)
-    with _ranks(case.world) as mesh, patch.object(sharding, "fully_shard", partial(sharding.fully_shard, mesh=mesh)):
-        engine = "rollmesh.learner.engines.fsdp2.runner"
-        loader = patch.multiple(engine, open_model=partial(_open, case), load_weights=_give_memory)
+    with _ranks(case.world) as mesh:
+        replaced = {"open_model": partial(_open, case), "load_weights": _give_memory, "shard_mesh": lambda *_: mesh}
+        loader = patch.multiple("rollmesh.learner.engines.fsdp2.runner", **replaced)
         # Fake tensors have no values to read it from.
         form = patch("rollmesh.learner.engines.fsdp2.language_model.read_logit_form", lambda _: LogitForm(cap=30.0))
         # All ranks have micro-batches, which is counted there.

@@ -1,4 +1,4 @@
-"""Training of models whose sequences are divided over processes: what each of the processes of a world does."""
+"""Training of models that are divided over four processes, or whose sequences are: the work of each process."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.engines.interface import Engine
 from rollmesh.mesh.config.learner import OptimizerSection
 from rollmesh.mesh.errors import ConfigError
+from rollmesh.testing.contract_state import save
 from rollmesh.testing.worlds import Harness
 from tests.learner.engines.models import make_sequences, make_spec
 from tests.learner.engines.training import critic_loss, gradients, policy_loss, train_step, weights
@@ -23,19 +24,26 @@ CASES: dict[str, dict[str, Any]] = {
     "windows": {},
     "critic": {},
 }
-SIZES = {"grouped_queries": (2, 4), "experts": (2, 4), "uneven_heads": (2,), "windows": (4,), "critic": (2,)}
+# Sequences over `sp` processes; models over `shards`, with as many copies as there are then.
+DIVISIONS: dict[str, tuple[dict[str, int], ...]] = {
+    "grouped_queries": ({"sp": 4}, {"shards": 2, "sp": 2}, {"shards": 1}),
+    "experts": ({"sp": 2}, {"sp": 4}, {"shards": 2}),
+    "uneven_heads": ({"sp": 2},),
+    "windows": ({"sp": 4},),
+    "critic": ({"sp": 2}, {"shards": 2}),
+}
 
 
-def train(harness: Harness, models: Path, case: str, sp: int) -> dict[str, Any]:
+def train(harness: Harness, models: Path, case: str, division: dict[str, int]) -> dict[str, Any]:
     """Steps on uneven batches, and the outputs between them; the same on one rank as on four."""
     critic = case == "critic"
     # A larger eps: the first steps of AdamW follow signs, which rounding may change where a gradient is nearly 0.
     optimizer = OptimizerSection(lr=1e-2, eps=1e-4, max_grad_norm=1e9)
     folder = models / ("grouped_queries" if critic else case)
-    spec = make_spec(folder, sp=sp, optimizer=optimizer, entropy_gradient=not critic, **CASES[case])
+    spec = make_spec(folder, **division, optimizer=optimizer, entropy_gradient=not critic, **CASES[case])
     engine = harness.make(spec, "value_model" if critic else "language_model")
     evidence = engine.probe()
-    assert engine.layout.dp_size == engine.layout.processes // sp
+    assert engine.layout.dp_size == engine.layout.processes // division.get("sp", 1)
     loss = critic_loss if critic else policy_loss(entropy_bonus=0.1)
     seen: dict[str, Any] = {"truth": evidence.truth.outputs, "metrics": []}
     for seed, groups, budget in ((1, 6, 48), (2, 1, 1 << 20)):
@@ -61,10 +69,20 @@ def outputs(engine: Engine) -> dict[str, torch.Tensor]:
     }
 
 
-def refusal(harness: Harness, models: Path, model: str, sp: int) -> str:
+def shards(harness: Harness, models: Path, folder: Path) -> list[torch.Tensor]:
+    """This process's shards after steps whose moments are rounded stochastically; a checkpoint too."""
+    optimizer = OptimizerSection(lr=1e-2, state_dtype="bfloat16")
+    engine: Any = harness.make(make_spec(models / "grouped_queries", shards=2, optimizer=optimizer))
+    for seed in (1, 2):
+        train_step(engine, seed=seed)
+    save(engine, folder)
+    return [parameter.to_local().clone() for parameter in engine._runner.parameters]
+
+
+def refusal(harness: Harness, models: Path, model: str, division: dict[str, int]) -> str:
     """The error of a model that cannot be divided."""
     try:
-        harness.make(make_spec(models / model, sp=sp))
+        harness.make(make_spec(models / model, **division))
     except ConfigError as error:
         return f"{error.message}; {error.hint}"
     return "not refused"

@@ -1,0 +1,54 @@
+"""The mesh of ranks over which a model is sharded: all of them, or several copies over runs of neighbours (HSDP).
+
+Neighbours have numbers that follow one another, as ranks of a machine do. Parameters are gathered and gradients
+scattered among them alone. Only sums of gradients, a shard each, travel between copies.
+"""
+
+from __future__ import annotations
+
+from torch.distributed.device_mesh import DeviceMesh
+
+from rollmesh.learner.engines.world import World
+from rollmesh.mesh.errors import ConfigError
+
+KEY = "learner.parallel.shards"
+
+
+def shard_mesh(world: World, shards: int | None) -> DeviceMesh | None:
+    """The mesh to shard over; collective.
+
+    Args:
+        world: the ranks.
+        shards: ranks that hold a model together; None: all.
+
+    Returns:
+        [copies, shards]; None for one copy over all ranks.
+
+    Raises:
+        ConfigError: the ranks cannot be divided so.
+    """
+    if shards is None or check_shards(shards, world.processes) == 1:
+        return None
+    groups = [world.counterparts(shards), world.neighbours(shards)]
+    ranks = [list(range(first, first + shards)) for first in range(0, world.processes, shards)]
+    return DeviceMesh.from_group(groups, world.device.type, ranks, mesh_dim_names=("copies", "shards"))
+
+
+def check_shards(shards: int, processes: int) -> int:
+    """The number of copies.
+
+    Args:
+        shards: ranks that hold a model together.
+        processes: of the learner.
+
+    Raises:
+        ConfigError: names the nearest number of shards that works.
+    """
+    if processes % shards == 0:
+        return processes // shards
+    works = [number for number in range(1, processes + 1) if processes % number == 0]
+    nearest = min(works, key=lambda number: (abs(number - shards), -number))
+    raise ConfigError(
+        f"{KEY}: {shards} does not divide the learner's {processes} ranks",
+        hint=f"set {KEY}: {nearest}, the nearest that does, or leave it out",
+    )

@@ -1,0 +1,77 @@
+"""Processes that divide a model or its sequences give the outputs, gradients and weights of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.checkpoint import FileSystemReader
+
+from benchmarks.learner.tiny_models import save_model
+from rollmesh.testing.contract_state import StateContract
+from rollmesh.testing.fixtures import GetWorld
+from rollmesh.testing.worlds import EngineLayout
+from tests.learner.engines.four_ranks import CASES, DIVISIONS, refusal, shards, train
+from tests.learner.engines.models import make_model
+from tests.learner.engines.test_gradients import assert_same
+
+torch.set_num_threads(1)
+
+ONE, FOUR_RANKS = EngineLayout("one_process"), EngineLayout("four_ranks", processes=4)
+COPIES = EngineLayout("two_copies", processes=4, changes={"shards": 2})
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("divided")
+    make_model(folder / "grouped_queries", "qwen3")
+    make_model(folder / "experts", "qwen3_moe")
+    make_model(folder / "windows", "gemma2")
+    make_model(folder / "state", "lfm2")
+    save_model(folder / "uneven_heads", "qwen3", num_attention_heads=6, num_key_value_heads=3)
+    return folder
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_divided_gives_the_results_of_one_process(models: Path, engine_worlds: GetWorld, case: str) -> None:
+    (alone,) = engine_worlds(ONE).run(train, models, case, {})
+    for division in DIVISIONS[case]:
+        divided = engine_worlds(FOUR_RANKS).run(train, models, case, division)[0]
+        assert divided["truth"] < 1e-5
+        assert_same(divided["gradients"], alone["gradients"])
+        assert_same(divided["outputs"], alone["outputs"])
+        assert_same(divided["weights"], alone["weights"])
+        for found, expected in zip(divided["metrics"], alone["metrics"], strict=True):
+            assert found == pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
+class TestCopies(StateContract):
+    """A model's copies train as one, and leave as one."""
+
+    layouts = (COPIES,)
+    also_continued_in = (ONE, FOUR_RANKS)
+
+    def test_copies_stay_the_same_and_are_saved_once(
+        self, models: Path, engine_worlds: GetWorld, tmp_path: Path
+    ) -> None:
+        seen = engine_worlds(FOUR_RANKS).run(shards, models, tmp_path)
+        for ours, theirs in zip(seen[:2], seen[2:], strict=True):
+            assert all(torch.equal(*pair) for pair in zip(ours, theirs, strict=True))
+        named = FileSystemReader(tmp_path).read_metadata().storage_data.values()
+        assert sum(part.length for part in named) == sum(path.stat().st_size for path in tmp_path.glob("*.distcp"))
+
+
+def test_models_that_cannot_be_divided_are_refused_with_the_nearest_number(
+    models: Path, engine_worlds: GetWorld
+) -> None:
+    world = engine_worlds(FOUR_RANKS)
+    for heads in world.run(refusal, models, "uneven_heads", {"sp": 4}):
+        assert "learner.parallel.sp: 4 does not divide the 6 attention heads" in heads
+        assert heads.endswith("set learner.parallel.sp: 2, the nearest that divides both")
+    for state in world.run(refusal, models, "state", {"sp": 2}):
+        assert "carry a state" in state
+        assert state.endswith("set learner.parallel.sp: 1")
+    for undivided in world.run(refusal, models, "state", {"shards": 3}):
+        assert undivided.startswith("learner.parallel.shards: 3 does not divide the learner's 4 ranks; set ")
+        assert "learner.parallel.shards: 4, the nearest" in undivided
