@@ -1,7 +1,8 @@
 """Time, arithmetic and memory of a batch's training, by role.
 
-Seconds are those of this process. Phases are collective, so that every process takes as long as the slowest. On CUDA a
-phase ends when the device has finished it.
+Seconds are those of this process. Phases are collective, so that every process takes as long as the slowest. On CUDA
+they are those of the device, between two events of its stream. They are read once the batch is done, so that no phase
+waits for the device.
 """
 
 from __future__ import annotations
@@ -33,16 +34,21 @@ class StepMeter:
     def __init__(self, engines: Mapping[str, Engine]) -> None:
         self._engines = engines
         self._seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self._events: list[tuple[tuple[str, str], torch.cuda.Event, torch.cuda.Event]] = []
         self._flops: defaultdict[str, float] = defaultdict(float)
 
     @contextmanager
     def timing(self, phase: str, role: str) -> Iterator[None]:
         """Adds the block's seconds to those of a role's phase (`infer`, `update`)."""
+        if self._engines[role].device.type == "cuda":
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            yield
+            end.record()
+            self._events.append(((phase, role), begin, end))
+            return
         began = time.perf_counter()
         yield
-        device = self._engines[role].device
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
         self._seconds[phase, role] += time.perf_counter() - began
 
     def count_update(self, role: str, batches: Sequence[PackedBatch]) -> None:
@@ -53,7 +59,11 @@ class StepMeter:
             self._flops[role] += _FORWARD_AND_BACKWARD * forward
 
     def metrics(self) -> dict[str, float]:
-        """The metrics of the batch; collective."""
+        """The metrics of the batch; collective. Waits until the device has done what was timed."""
+        events, self._events = self._events, []
+        for phase, begin, end in events:
+            end.synchronize()
+            self._seconds[phase] += begin.elapsed_time(end) / 1000.0
         found = {f"timing_s/{phase}/{role}": seconds for (phase, role), seconds in self._seconds.items()}
         world = next(iter(self._engines.values())).world
         own = torch.tensor([self._flops[role] for role in self._engines], dtype=torch.float64)
