@@ -170,6 +170,9 @@ class Learner(Member):
             self._status.durable = (version, "here")
         return 0.0
 
+    def metrics(self) -> dict[str, float]:
+        return {}
+
     def record_step(self, finished: FinishedStep) -> None:
         groups = [(group.group_id, group.leased.task.ordinal) for group in finished.groups]
         say(self._run, "trained", version=finished.trained_version, groups=groups, at=time.monotonic())
