@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -17,8 +18,11 @@ from rollmesh.learner.checkpoint.store import CheckpointStore
 from rollmesh.learner.distributed.trajectories import TrajectorySource
 from rollmesh.learner.distributed.worker import Worker
 from rollmesh.learner.engines.device_peaks import peak_tflops
+from rollmesh.learner.engines.flight_recorder import record_collectives
 from rollmesh.learner.engines.interface import ACTOR, Engine, EngineSpec
 from rollmesh.learner.engines.registry import ModelType, create_engine
+from rollmesh.learner.engines.rendezvous import open_board
+from rollmesh.learner.liveness.rank_watch import Place, RankWatch
 from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.mesh.config.base import DeviceName
 from rollmesh.mesh.config.inputs import ModelSection
@@ -26,9 +30,12 @@ from rollmesh.mesh.config.learner import OptimizerSection, RoleSection
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.runtime.devices import DeviceType, choose_device
+from rollmesh.mesh.runtime.ranks import world_size
 from rollmesh.mesh.runtime.threads import available_cores, plan_threads
 
 _log = logging.getLogger(__name__)
+# More than the launcher's own longest, for a process that sleeps.
+_SILENT_FACTOR = 4.0
 _MODEL_TYPES: tuple[ModelType, ...] = ("language_model", "value_model")
 
 
@@ -139,6 +146,7 @@ def _engine(
         sp=config.learner.parallel.sp,
         offload=offload,
         longest=config.rollout.max_prompt_tokens + config.rollout.max_response_tokens,
+        timeout_s=config.learner.distributed.timeout_s,
         peak_tflops=config.learner.device_peak_tflops or _peak_tflops(device, param_dtype),
     )
     return create_engine(spec, model_type=model_type, backend=config.learner.engine)
@@ -188,6 +196,21 @@ def device_of(setting: DeviceName) -> DeviceType:
             hint="let each rank see the devices of all ranks of its machine in CUDA_VISIBLE_DEVICES, or start fewer",
         )
     return "cuda"
+
+
+def open_watch(config: Config) -> RankWatch:
+    """The watch over the other ranks, by which this one is heard from now on.
+
+    Raises:
+        ConfigError: ranks of several machines do not reach one another.
+    """
+    limit_s = config.learner.distributed.timeout_s
+    if world_size() > 1:
+        record_collectives(config.run.folder)
+    # Where a launcher looks at the processes, it is the first to name one that is frozen.
+    frozen_s = _SILENT_FACTOR * config.resources.frozen_after_s or limit_s
+    place = Place(int(os.environ.get("RANK", "0")), world_size())
+    return RankWatch(open_board(timedelta(seconds=limit_s)), place, silent_s=min(limit_s, frozen_s))
 
 
 def build_worker(

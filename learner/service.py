@@ -16,7 +16,7 @@ from pathlib import Path
 import grpc
 
 from rollmesh.buffer.client.client import BufferClient
-from rollmesh.learner.builders import build_algorithm, build_engines, build_worker, set_learner_threads
+from rollmesh.learner.builders import build_algorithm, build_engines, build_worker, open_watch, set_learner_threads
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.coordinator.coordinator import Coordinator
@@ -24,20 +24,21 @@ from rollmesh.learner.coordinator.runtime import LearnerRuntime
 from rollmesh.learner.distributed.rank_group import RankChannel, RankGroup, run_follower
 from rollmesh.learner.distributed.trajectories import FetchedTrajectories, InlineTrajectories, TrajectorySource
 from rollmesh.learner.engines.interface import ACTOR
+from rollmesh.learner.liveness.rank_watch import log_lost
 from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.learner.recovery.run_identity import RunRecord
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.access.credentials import Identity, Role
 from rollmesh.mesh.access.secret_files import check_security
 from rollmesh.mesh.config import Config
-from rollmesh.mesh.errors import RollmeshError
+from rollmesh.mesh.errors import RankLostError, RollmeshError
 from rollmesh.mesh.rpc.failover_channel import FailoverChannel, open_mesh
 from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.mesh.runtime.hosts import is_loopback
 from rollmesh.mesh.runtime.log_format import setup_logging
 from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, freeze_heap, keep_freed_memory
-from rollmesh.mesh.runtime.ranks import check_ranks
+from rollmesh.mesh.runtime.ranks import check_ranks, choose_interface
 from rollmesh.mesh.runtime.service import add_health_and_reflection, advertised_address, set_serving, write_ready_file
 
 _log = logging.getLogger(__name__)
@@ -85,6 +86,9 @@ def run(
                 port=port,
                 ready_file=ready_file,
             )
+    except RankLostError as error:
+        log_lost(error)
+        return error.exit_code
     except RollmeshError as error:
         _log.error("%s", error, extra={"code": error.code})
         return error.exit_code
@@ -105,6 +109,7 @@ def _run(
 ) -> None:
     check_security(config.security, Identity(Role.LEARNER), endpoint=False)
     check_ranks(config.security)
+    choose_interface(config.learner.distributed.interface)
     if config.weights.transport == "nccl" and not is_loopback(config.network.host):
         # NCCL uses the same interfaces for all its groups; these are its own choice.
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "^lo,docker")
@@ -121,18 +126,22 @@ def _run(
         closers.callback(bridge.close)
         if rank > 0 and ready_file is not None:
             _answer_health(config, bridge, closers, ready_file.with_stem(f"{ready_file.stem}-{rank}"))
-        engines = build_engines(config, algorithm)
-        channel = RankChannel() if engines[ACTOR].layout.processes > 1 else None
+        watch = closers.enter_context(open_watch(config))
+        with watch.phase("load models"):
+            engines = build_engines(config, algorithm)
+            alone = engines[ACTOR].layout.processes == 1
+            channel = None if alone else RankChannel(config.learner.distributed)
         inline = InlineTrajectories()
         payloads: TrajectorySource = inline
         if channel is not None:
             client = _fetch_client(config, mesh, bridge, closers)
             payloads = FetchedTrajectories(bridge, client, timeout_s=config.network.retry_s)
         worker = build_worker(config, engines, algorithm, payloads, config.run.folder / CHECKPOINTS_NAME)
-        worker.check_folder()
+        with watch.phase("check the folder of checkpoints"):
+            worker.check_folder()
         freeze_heap()
         if record is not None:
-            runtime = LearnerRuntime(bridge, RankGroup(worker, channel), inline, controls, LearnerStatus())
+            runtime = LearnerRuntime(bridge, RankGroup(worker, channel, watch), inline, controls, LearnerStatus())
             Coordinator(config, mesh, runtime, algorithm, port=port).run(
                 takeover=takeover,
                 start_from=start_from,
@@ -140,8 +149,9 @@ def _run(
                 taken_over=record.write,
             )
         elif channel is not None:
-            run_follower(worker, channel)
-        worker.close()
+            run_follower(worker, channel, watch)
+        with watch.phase("leave"):
+            worker.close()
 
 
 def _answer_health(config: Config, bridge: AsyncBridge, closers: ExitStack, ready_file: Path) -> None:

@@ -133,6 +133,22 @@ class StuckError(RollmeshError):
     exit_code = 13
 
 
+class RankLostError(StuckError):
+    """A rank of the learner that has died, hangs or is cut off; the message names it.
+
+    Args:
+        message: which rank, where, and in which phase.
+        hint: see RollmeshError.
+        heard: another rank logs it.
+    """
+
+    code = "rank_lost"
+
+    def __init__(self, message: str, *, hint: str = "", heard: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.heard = heard
+
+
 class DivergedError(RollmeshError):
     """Gradients have not been finite for longer than a run may train on nothing."""
 

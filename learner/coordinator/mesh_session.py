@@ -20,7 +20,7 @@ from rollmesh.learner.coordinator.mesh_monitor import MeshMonitor
 from rollmesh.learner.coordinator.prompt_seeder import PromptSeeder, SeedingRules
 from rollmesh.learner.coordinator.train_table import TrainTable
 from rollmesh.learner.data import PromptStream
-from rollmesh.learner.liveness.hang_guard import end_process_on_hang
+from rollmesh.learner.liveness.hang_guard import end_process_on_hang, hang_after_s
 from rollmesh.learner.liveness.stall_reporter import StallReporter
 from rollmesh.learner.recording.recording import FOLDER, BatchRecorder
 from rollmesh.learner.recovery.consumption_log import LOG_NAME
@@ -200,6 +200,7 @@ class MeshSession:
             self._controls,
             judges_steps=self._config.resources.frozen_after_s > 0,
             first_s=self._config.buffer.stall_limit_s or math.inf,
+            at_least_s=hang_after_s(self._config.learner),
         )
         self._closers.callback(asyncio.create_task(watch, name="hang watch").cancel)
         batch = self._config.learner.batch.groups

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollmesh.learner.algorithms.interface import Algorithm
-from rollmesh.learner.builders import build_algorithm, build_engines, build_worker, set_learner_threads
+from rollmesh.learner.builders import build_algorithm, build_engines, build_worker, open_watch, set_learner_threads
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, STATE_NAME
 from rollmesh.learner.checkpoint.store import CheckpointStore
 from rollmesh.learner.control_requests import ControlRequests
@@ -44,7 +44,7 @@ from rollmesh.learner.weights.push_statistics import PushStatistics
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.runtime.async_bridge import AsyncBridge
-from rollmesh.mesh.runtime.ranks import check_ranks
+from rollmesh.mesh.runtime.ranks import check_ranks, choose_interface
 from rollmesh.mesh.tokenizer_files import load_tokenizer
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -91,6 +91,7 @@ def replay(
         ConfigError: the settings do not go together.
     """
     check_ranks(config.security)
+    choose_interface(config.learner.distributed.interface)
     if checkpoint is not None and not (checkpoint / STATE_NAME).is_file():
         found = [folder.name for _, folder in CheckpointStore(recorded / CHECKPOINTS_NAME).list()]
         raise DataError(
@@ -102,18 +103,20 @@ def replay(
     set_learner_threads(config)
     recording = Recording(recorded / FOLDER)
     algorithm = build_algorithm(config)
-    engines = build_engines(config, algorithm)
+    watch = open_watch(config)
+    with watch.phase("load models"):
+        engines = build_engines(config, algorithm)
     rank = int(os.environ.get("RANK", "0"))
-    channel = RankChannel() if engines[ACTOR].layout.processes > 1 else None
+    channel = RankChannel(config.learner.distributed) if engines[ACTOR].layout.processes > 1 else None
     inline = InlineTrajectories()
     payloads: TrajectorySource = inline if rank == 0 else RecordedTrajectories(recording)
     worker = build_worker(config, engines, algorithm, payloads, out / CHECKPOINTS_NAME)
     try:
         if rank > 0 and channel is not None:
-            run_follower(worker, channel)
+            run_follower(worker, channel, watch)
             return None
         _prepare(out)
-        ranks, bridge = RankGroup(worker, channel), AsyncBridge("replay")
+        ranks, bridge = RankGroup(worker, channel, watch), AsyncBridge("replay")
         runtime = LearnerRuntime(bridge, ranks, inline, ControlRequests(), LearnerStatus())
         try:
             return _train(config, recording, runtime, algorithm, checkpoint, steps)
@@ -121,7 +124,8 @@ def replay(
             bridge.close()
             ranks.shutdown()
     finally:
-        worker.close()
+        with watch, watch.phase("leave"):
+            worker.close()
 
 
 def _prepare(out: Path) -> None:

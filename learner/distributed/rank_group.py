@@ -7,7 +7,7 @@ broadcast), then every rank does the same with its `Worker`. With one rank nothi
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
@@ -23,6 +23,8 @@ from rollmesh.learner.batching.types import Packing
 from rollmesh.learner.distributed.rank_payloads import Unusable
 from rollmesh.learner.distributed.train_plan import TrainPlan
 from rollmesh.learner.distributed.worker import TrainResult, UpdateRefused, Worker
+from rollmesh.learner.liveness.rank_watch import RankWatch
+from rollmesh.mesh.config.learner import DistributedSection
 from rollmesh.mesh.errors import StoreError, UnreachableError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
@@ -31,29 +33,38 @@ if TYPE_CHECKING:
 
 TURN_S = 30.0
 """Longest wait of rank 0 before it asks the other ranks to keep waiting."""
-# Rank 0 may read checkpoints, evaluate, or wait for a lost buffer between two messages.
-_CHANNEL_TIMEOUT = timedelta(minutes=30)
 _YES, _NO = b"yes", b"no"
 
 
 class RankChannel:
-    """A gloo group over all ranks for messages, whatever backend the engine uses; making it is collective."""
+    """A gloo group over all ranks for messages, whatever backend the engine uses; making it is collective.
 
-    def __init__(self) -> None:
-        self._group = dist.new_group(backend="gloo", timeout=_CHANNEL_TIMEOUT)
+    Args:
+        limits: rank 0 sends within `timeout_s`, and the others wait `order_timeout_s` for it.
+    """
+
+    def __init__(self, limits: DistributedSection) -> None:
+        self._send_within = timedelta(seconds=limits.timeout_s)
+        self._receive_within = timedelta(seconds=limits.order_timeout_s)
+        self._group = dist.new_group(backend="gloo", timeout=self._receive_within)
 
     def send(self, message: bytes) -> None:
-        """On rank 0: sends bytes to all others."""
-        dist.broadcast(torch.tensor([len(message)]), src=0, group=self._group)
-        dist.broadcast(torch.frombuffer(bytearray(message), dtype=torch.uint8), src=0, group=self._group)
+        """On rank 0: sends bytes to all others, and waits until they take them."""
+        self._broadcast(torch.tensor([len(message)]), self._send_within)
+        self._broadcast(torch.frombuffer(bytearray(message), dtype=torch.uint8), self._send_within)
 
     def receive(self) -> bytes:
         """On the others: the next message."""
         length = torch.zeros(1, dtype=torch.int64)
-        dist.broadcast(length, src=0, group=self._group)
+        self._broadcast(length, self._receive_within)
         data = torch.empty(int(length), dtype=torch.uint8)
-        dist.broadcast(data, src=0, group=self._group)
+        self._broadcast(data, self._receive_within)
         return data.numpy().tobytes()
+
+    def _broadcast(self, data: Tensor, timeout: timedelta) -> None:
+        options = dist.BroadcastOptions()
+        options.rootRank, options.timeout = 0, timeout
+        self._group.broadcast([data], options).wait()
 
 
 class RankGroup:
@@ -62,11 +73,13 @@ class RankGroup:
     Args:
         worker: of rank 0.
         channel: to the other ranks; None where there are none.
+        watch: of this rank.
     """
 
-    def __init__(self, worker: Worker, channel: RankChannel | None) -> None:
+    def __init__(self, worker: Worker, channel: RankChannel | None, watch: RankWatch) -> None:
         self._worker = worker
         self._channel = channel
+        self._watch = watch
 
     @property
     def alone(self) -> bool:
@@ -89,9 +102,10 @@ class RankGroup:
 
     def prepare(self, plan: TrainPlan) -> Unusable:
         """Gives every rank its share; returns the groups that cannot be trained, and why."""
-        if self._channel is not None:
-            self._send_order("prepare", plan=plan.to_bytes())
-        return self._worker.prepare(plan)
+        with self._watch.phase("prepare"):
+            if self._channel is not None:
+                self._send_order("prepare", plan=plan.to_bytes())
+            return self._worker.prepare(plan)
 
     def train(self, may_update: Callable[[], bool]) -> TrainResult | None:
         """Trains every rank on the share that it prepared.
@@ -102,7 +116,6 @@ class RankGroup:
         Returns:
             None where `may_update` returned False; then nothing has changed.
         """
-        self._send_order("train")
 
         def ask() -> None:
             allowed = may_update()
@@ -111,33 +124,40 @@ class RankGroup:
             if not allowed:
                 raise UpdateRefused
 
-        try:
-            return self._worker.train(ask)
-        except UpdateRefused:
-            return None
+        with self._watch.phase("train"):
+            self._send_order("train")
+            try:
+                return self._worker.train(ask)
+            except UpdateRefused:
+                return None
 
     def export(self) -> Iterator[tuple[str, Tensor]]:
         """The weights; nothing happens before the first is asked for, and then the iterator has to be exhausted."""
-        self._send_order("export")
-        yield from self._worker.export()
+        with self._watch.phase("export"):
+            self._send_order("export")
+            yield from self._worker.export()
 
     def begin_checkpoint(self, version: PolicyVersion, extra: dict[str, object]) -> Future[Path]:
         """Has a checkpoint written, each rank its part; their state is copied when this returns."""
-        self._send_order("checkpoint", version=str(version), extra=extra)
-        return self._worker.begin_checkpoint(version, extra)
+        with self._watch.phase("checkpoint"):
+            self._send_order("checkpoint", version=str(version), extra=extra)
+            return self._worker.begin_checkpoint(version, extra)
 
     def load(self, folder: Path) -> dict[str, object]:
         """Restores a checkpoint on every rank."""
-        self._send_order("load", folder=str(folder))
-        return self._worker.load(folder)
+        with self._watch.phase("load"):
+            self._send_order("load", folder=str(folder))
+            return self._worker.load(folder)
 
     def keep_alive(self) -> None:
         """Keeps the others' wait for an order from timing out."""
-        self._send_order("wait")
+        with self._watch.phase("wait"):
+            self._send_order("wait")
 
     def shutdown(self) -> None:
         """Ends the others' work."""
-        self._send_order("end")
+        with self._watch.phase("end"):
+            self._send_order("end")
 
     def _send_order(self, order: str, **arguments: Any) -> None:
         if self._channel is not None:
@@ -153,26 +173,32 @@ def _train_if_allowed(worker: Worker, channel: RankChannel) -> None:
         worker.train(ask)
 
 
-def run_follower(worker: Worker, channel: RankChannel) -> None:
+def run_follower(worker: Worker, channel: RankChannel, watch: RankWatch) -> None:
     """Runs a rank above 0: follows orders until the last one.
 
     Rank 0 also learns which part of a batch any rank cannot get, and decides: it may write a checkpoint first.
     """
-    while True:
-        message = msgpack.unpackb(channel.receive())
-        match message["order"]:
-            case "prepare":
-                with contextlib.suppress(UnreachableError, StoreError):
-                    worker.prepare(TrainPlan.from_bytes(message["plan"]))
-            case "train":
-                _train_if_allowed(worker, channel)
-            case "export":
-                for _ in worker.export():
-                    pass
-            case "checkpoint":
-                # Where it fails it fails on rank 0 too, which decides.
-                worker.begin_checkpoint(PolicyVersion.parse(message["version"]), message["extra"])
-            case "load":
-                worker.load(Path(message["folder"]))
-            case "end":
-                return
+    order = ""
+    while order != "end":
+        with watch.phase("wait for an order"):
+            message = msgpack.unpackb(channel.receive())
+        order = message["order"]
+        with watch.phase(order):
+            _follow(worker, channel, message)
+
+
+def _follow(worker: Worker, channel: RankChannel, message: Mapping[str, Any]) -> None:
+    match message["order"]:
+        case "prepare":
+            with contextlib.suppress(UnreachableError, StoreError):
+                worker.prepare(TrainPlan.from_bytes(message["plan"]))
+        case "train":
+            _train_if_allowed(worker, channel)
+        case "export":
+            for _ in worker.export():
+                pass
+        case "checkpoint":
+            # Where it fails it fails on rank 0 too, which decides.
+            worker.begin_checkpoint(PolicyVersion.parse(message["version"]), message["extra"])
+        case "load":
+            worker.load(Path(message["folder"]))

@@ -59,6 +59,7 @@ class EngineSpec:
         sp: processes that compute a micro-batch together, each a run of its tokens (sequence parallelism).
         offload: between calls the weights rest in host memory (models that are not trained).
         longest: tokens of the longest sequence, prompt and response, that can come; None: not known.
+        timeout_s: longest wait of processes for one of them, in a collective.
         peak_tflops: as `Engine.peak_tflops`.
     """
 
@@ -77,6 +78,7 @@ class EngineSpec:
     sp: int = 1
     offload: bool = False
     longest: int | None = None
+    timeout_s: float = 600.0
     peak_tflops: float | None = None
 
 

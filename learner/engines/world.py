@@ -1,9 +1,9 @@
 """The learner's processes: their process group, and the few collectives that engines and learner need.
 
 All engines of a process share the group, whatever their layouts: the first that needs it forms it, the last that needed
-it ends it. One process needs none. Else it is gloo on CPU and nccl on CUDA; every collective has a deadline. Processes
-of one machine (`mesh.runtime.ranks`) meet in a file and listen on its loopback interface alone. Others meet by
-torchrun's environment, which calls their numbers ranks.
+it ends it. One process needs none. Else it is gloo on CPU and nccl on CUDA. Every group that is made here gives each
+collective the same deadline; torch's own default for further groups is another one (gloo: 30 min). Processes meet as
+`learner.engines.rendezvous` says; torch calls their numbers ranks.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from rollmesh.mesh.runtime.ranks import MEETING, on_loopback
-
-_TIMEOUT = timedelta(minutes=10)
+from rollmesh.learner.engines.rendezvous import open_store
 
 
 class World:
@@ -30,10 +28,12 @@ class World:
     Args:
         device_type: `cpu` or `cuda`.
         need_group: form a process group also for a single process.
+        timeout_s: deadline of each collective.
 
     Attributes:
         process, processes: the number of this one, and how many there are.
         device: of this process.
+        timeout: deadline of each collective, also for further groups.
         first: no other world was open in this process when this one was made.
     """
 
@@ -43,7 +43,8 @@ class World:
     _neighbours: ClassVar[dict[int, dist.ProcessGroup]] = {}
     _counterparts: ClassVar[dict[int, dist.ProcessGroup]] = {}
 
-    def __init__(self, device_type: str, *, need_group: bool) -> None:
+    def __init__(self, device_type: str, *, need_group: bool, timeout_s: float = 600.0) -> None:
+        self.timeout = timedelta(seconds=timeout_s)
         self.processes = int(os.environ.get("WORLD_SIZE", "1"))
         self.process = int(os.environ.get("RANK", "0"))
         self.device = torch.device(device_type)
@@ -53,11 +54,12 @@ class World:
         self._needs_group = self.processes > 1 or need_group
         if self._needs_group and not dist.is_initialized():
             backend = "nccl" if device_type == "cuda" else "gloo"
-            store = _meeting_of(self.processes)
-            if store is not None:
-                os.environ.update(on_loopback())
             dist.init_process_group(
-                backend, timeout=_TIMEOUT, rank=self.process, world_size=self.processes, store=store
+                backend,
+                timeout=self.timeout,
+                rank=self.process,
+                world_size=self.processes,
+                store=open_store(self.timeout),
             )
             World._formed = True
         self.first = not World._open
@@ -126,7 +128,7 @@ class World:
             size: processes in it; divides the number of all. Their numbers follow one another.
         """
         if size not in World._neighbours:
-            World._neighbours[size] = dist.new_subgroups(size, timeout=_TIMEOUT)[0]
+            World._neighbours[size] = dist.new_subgroups(size, timeout=self.timeout)[0]
         return World._neighbours[size]
 
     def counterparts(self, size: int) -> dist.ProcessGroup:
@@ -137,7 +139,7 @@ class World:
         """
         if size not in World._counterparts:
             ranks = [list(range(place, self.processes, size)) for place in range(size)]
-            World._counterparts[size] = dist.new_subgroups_by_enumeration(ranks, timeout=_TIMEOUT)[0]
+            World._counterparts[size] = dist.new_subgroups_by_enumeration(ranks, timeout=self.timeout)[0]
         return World._counterparts[size]
 
     def barrier(self) -> None:
@@ -163,14 +165,3 @@ class World:
         reduced = values.to(self.device, copy=True)
         dist.all_reduce(reduced, operation)
         return reduced
-
-
-def _meeting_of(size: int) -> dist.Store | None:
-    """The file in which the processes of this machine meet; None: the others may be elsewhere."""
-    if size == 1:
-        return dist.HashStore()
-    if MEETING not in os.environ:
-        return None
-    store = dist.FileStore(os.environ[MEETING], size)
-    store.set_timeout(_TIMEOUT)
-    return store

@@ -1,1 +1,1 @@
-"""Liveness: detection and reports of stalled runs, and the end of a learner that hangs."""
+"""Liveness: stalled runs, learners that hang and ranks that are lost are found, named and ended."""

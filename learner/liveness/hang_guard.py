@@ -20,12 +20,22 @@ from typing import NoReturn
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.liveness.stall_detector import MAX_OBSERVATION_S
 from rollmesh.learner.status import LearnerStatus
+from rollmesh.mesh.config.learner import LearnerSection
 from rollmesh.mesh.errors import RollmeshError, StuckError
 
 _log = logging.getLogger(__name__)
 AT_LEAST_S = 600.0
 FACTOR = 20.0
 _OBSERVATION_S = 1.0
+# For ranks to find out which one does not take part.
+_NAMING_S = 60.0
+
+
+def hang_after_s(learner: LearnerSection) -> float:
+    """Seconds before which nothing hangs: ranks that wait for one of them name it first."""
+    if learner.ranks == 1:
+        return AT_LEAST_S
+    return max(AT_LEAST_S, learner.distributed.timeout_s + _NAMING_S)
 
 
 class HangWatch:

@@ -146,6 +146,43 @@ class ParallelSection(Section):
     )
 
 
+class DistributedSection(Section):
+    timeout_s: PositiveFloat = Field(
+        600.0,
+        description="Longest wait of ranks for one of them in an exchange, as for gradients. Then all end, and the log "
+        "names the rank (exit code 13). Loading and writing may differ by as much between ranks.",
+    )
+    order_timeout_s: PositiveFloat = Field(
+        1800.0,
+        description="Longest wait of the other ranks for rank 0, which may read a checkpoint or write one meanwhile.",
+    )
+    nodes: PositiveInt = Field(
+        1,
+        description="Machines over which `ranks` are divided evenly. `rollmesh learner --node N` is started on each, "
+        "N from 0 on. All see the same `run.dir`.",
+    )
+    rendezvous: str | None = Field(
+        None,
+        description="Address of node 0 at which ranks of several nodes meet, `HOST:PORT`. Node 0 listens there and at "
+        "no other address.",
+    )
+    interface: str | None = Field(
+        None,
+        description="Network interface of the ranks' connections, for gloo and NCCL. None: loopback for one node; for "
+        "several, that of the route to `rendezvous`.",
+    )
+
+    @model_validator(mode="after")
+    def _meets(self) -> DistributedSection:
+        if self.nodes > 1 and self.rendezvous is None:
+            raise ValueError("nodes is more than 1: set rendezvous to HOST:PORT of node 0")
+        if self.rendezvous is not None:
+            host, _, port = self.rendezvous.rpartition(":")
+            if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+                raise ValueError(f"rendezvous is {self.rendezvous!r}, and should be HOST:PORT")
+        return self
+
+
 class LearnerSection(Section):
     engine: str = Field(
         "fsdp2", description="Training engine: `fsdp2`, or one that another package brings (docs/training-engines.md)."
@@ -156,8 +193,11 @@ class LearnerSection(Section):
     )
     ranks: PositiveInt = Field(
         1,
-        description="Ranks of the learner, one process each, on one machine. They are data-parallel, but for "
+        description="Ranks of the learner, one process each, over all nodes. They are data-parallel, but for "
         "`parallel`.",
+    )
+    distributed: DistributedSection = Field(
+        default_factory=DistributedSection, description="How ranks meet, and how long they wait for one another."
     )
     parallel: ParallelSection = Field(default_factory=ParallelSection, description="Division of a batch over ranks.")
     python: Path | None = Field(None, description="Interpreter of the learner; none: that of `rollmesh`.")
@@ -206,6 +246,12 @@ class LearnerSection(Section):
         description="Models that the algorithm needs in addition to the actor, by role: `critic`, `reference`, "
         "`teacher`, ... (`rollmesh config explain` says which).",
     )
+
+    @model_validator(mode="after")
+    def _divides_ranks(self) -> LearnerSection:
+        if self.ranks % self.distributed.nodes:
+            raise ValueError(f"ranks: {self.ranks} cannot be divided evenly over {self.distributed.nodes} nodes")
+        return self
 
     @model_validator(mode="after")
     def _offloads_what_is_kept(self) -> LearnerSection:

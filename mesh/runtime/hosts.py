@@ -7,6 +7,8 @@ import os
 import socket
 from pathlib import Path
 
+import psutil
+
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _IPC_NAMESPACE = Path("/proc/self/ns/ipc")
 
@@ -19,6 +21,19 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def interface_to(host: str) -> str | None:
+    """Name of the network interface over which a host is reached; None: there is no route, or no such host."""
+    try:
+        ((family, kind, _, _, address), *_) = socket.getaddrinfo(host.strip("[]"), 9, type=socket.SOCK_DGRAM)
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)  # of datagrams: nothing is sent
+            own = probe.getsockname()[0]
+    except OSError:
+        return None
+    found = psutil.net_if_addrs().items()
+    return next((name for name, addresses in found if any(a.address.split("%")[0] == own for a in addresses)), None)
 
 
 def host_id() -> str:

@@ -1,8 +1,9 @@
-"""The ranks of one program on this machine: started by the program itself, watched, and ended together.
+"""The ranks of one program: started by the program itself on each machine, watched, and ended together.
 
 Invariants:
-- they meet in a file that their user alone can read, and talk over the loopback interface. Nothing listens elsewhere,
-  and nothing is unpickled from a peer (both is otherwise with torchrun's stores);
+- on one machine they meet in a file that their user alone can read, and talk over the loopback interface. Nothing
+  listens elsewhere;
+- those of several machines meet at one address of the first, and talk over one interface. Neither asks for credentials;
 - a rank that fails ends all: at once if a signal killed it, else the others get a moment to log their errors;
 - the program ends as its first rank that says more than "a crash", by its exit status or its signal. A crash may be the
   echo of another's end;
@@ -16,38 +17,83 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.liveness.process_ends import signal_name
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
+from rollmesh.mesh.runtime.hosts import interface_to, is_loopback
 from rollmesh.mesh.runtime.log_format import setup_logging
+from rollmesh.mesh.runtime.rank_board import BOARD, FileBoard
 
 if TYPE_CHECKING:
+    from rollmesh.mesh.config.learner import DistributedSection
     from rollmesh.mesh.config.network import SecuritySection
 
 _log = logging.getLogger(__name__)
-# The file in which ranks meet, in the environment of those that were started here.
+# The file in which ranks of one machine meet, in their environment.
 MEETING = "ROLLMESH_RANKS_MEET_IN"
+# In the environment of those that were started here.
+_STARTED_HERE = "ROLLMESH_STARTED_RANK"
+_GROUPS = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 # Seconds for the last work of a rank after another has ended: to log an error, to leave a process group.
 _TOGETHER_S = 10.0
 _CRASHED = 1
 _INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 
 
-def become_ranks(ranks: int) -> None:
-    """Starts the present command once for each rank, and ends as they do; returns only in a rank.
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One machine among those of the ranks.
+
+    Attributes:
+        number, nodes: its own, from 0 on, and how many there are.
+        rendezvous: HOST:PORT of node 0 where ranks meet; empty with one node.
+    """
+
+    number: int = 0
+    nodes: int = 1
+    rendezvous: str = ""
+
+
+def node_of(distributed: DistributedSection, number: int | None) -> Node:
+    """This machine's place.
 
     Args:
-        ranks: their number; with one, or in a rank that torchrun has started, nothing happens.
+        distributed: of the learner.
+        number: as the command line says; None: as Slurm says, or 0 where there is one node.
+
+    Raises:
+        ConfigError: no one says it, or there is no such node.
+    """
+    if number is None:
+        number = int(os.environ.get("SLURM_NODEID", "-1")) if distributed.nodes > 1 else 0
+    if not 0 <= number < distributed.nodes:
+        named = f"there is no node {number}" if number >= 0 else "nothing says which node this is"
+        raise ConfigError(
+            f"learner.distributed.nodes is {distributed.nodes}, and {named}",
+            hint="start the learner with --node N on each, N from 0 on; Slurm's SLURM_NODEID is used without it",
+        )
+    return Node(number, distributed.nodes, distributed.rendezvous or "")
+
+
+def become_ranks(ranks: int, node: Node = Node()) -> None:
+    """Starts the present command once for each rank of this machine, and ends as they do; returns only in a rank.
+
+    Args:
+        ranks: their number on all nodes; with one, or in a rank that another program has started, nothing happens.
+        node: this machine.
     """
     if ranks == 1 or world_size() > 1:
         return
-    setup_logging("ranks")
-    status = asyncio.run(_run([sys.executable, *sys.orig_argv[1:]], ranks))
+    setup_logging("ranks" if node.nodes == 1 else f"ranks of node {node.number}")
+    status = asyncio.run(_run([sys.executable, *sys.orig_argv[1:]], ranks, node))
     if status < 0:
         # A waiting parent sees the signal itself.
         with contextlib.suppress(OSError):  # SIGKILL has no handler
@@ -63,28 +109,85 @@ def world_size() -> int:
 
 def started_here() -> bool:
     """True if this process is a rank that its own program has started."""
-    return MEETING in os.environ
+    return _STARTED_HERE in os.environ
+
+
+def under_torchrun() -> bool:
+    """True if the store in which the ranks meet is torchrun's."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def check_ranks(security: SecuritySection) -> None:
-    """Refuses ranks that others reach, as torchrun starts them.
+    """Refuses ranks that others reach, unless that is allowed.
 
     Raises:
-        ConfigError: without `security.allow_insecure`.
+        ConfigError: without `security.allow_insecure`; ranks have no place to meet.
     """
-    if world_size() > 1 and not started_here() and not security.allow_insecure:
+    if world_size() == 1 or MEETING in os.environ:
+        return
+    if not os.environ.get("MASTER_ADDR") or not os.environ.get("MASTER_PORT", "").isdecimal():
+        raise ConfigError(
+            f"this is a rank of {world_size()}, and MASTER_ADDR and MASTER_PORT do not say where they meet",
+            hint="set both, the address being one of rank 0's machine; or learner.distributed.rendezvous",
+        )
+    if security.allow_insecure:
+        return
+    if under_torchrun():
         raise ConfigError(
             "refusing to be a rank that torchrun has started: its stores and the ranks' connections know neither "
             "token nor TLS, listen on all addresses, and run what is written to them",
-            hint="on one machine set learner.ranks and leave torchrun out; for several, on a network of your own, "
-            "security.allow_insecure: true",
+            hint="set learner.ranks, and learner.distributed.nodes for several machines, and leave torchrun out; or, "
+            "on a network of your own, security.allow_insecure: true",
+        )
+    if not is_loopback(os.environ["MASTER_ADDR"]):
+        raise ConfigError(
+            f"refusing to meet other ranks at {os.environ['MASTER_ADDR']}: their connections know neither token nor "
+            "TLS, and who reaches them can change the weights",
+            hint="on a network of your own set security.allow_insecure: true",
         )
 
 
 def on_loopback() -> dict[str, str]:
     """Variables by which collectives use the loopback interface; without those with which the user chooses another."""
-    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-    return {name: _INTERFACE for name in names if name not in os.environ}
+    return {name: _INTERFACE for name in _GROUPS if name not in os.environ}
+
+
+def choose_interface(name: str | None) -> None:
+    """Has the ranks of several machines talk over one interface; those of one machine use its loopback.
+
+    Args:
+        name: of the interface; None: that of the route to the ranks' meeting place.
+
+    Raises:
+        ConfigError: this machine has no such interface.
+    """
+    if world_size() == 1 or MEETING in os.environ:
+        return
+    host = os.environ["MASTER_ADDR"]
+    found = name or (_INTERFACE if is_loopback(host) else interface_to(host))
+    known = [known for _, known in socket.if_nameindex()]
+    if found not in known:
+        raise ConfigError(
+            f"{socket.gethostname()} has no network interface {name!r}"
+            if name
+            else f"{socket.gethostname()} has no route to {host}",
+            hint=f"set learner.distributed.interface to one of {', '.join(known)}",
+        )
+    os.environ.update({group: found for group in _GROUPS if name or group not in os.environ})
+
+
+def environment_on(node: Node, place: int, ranks: int) -> Mapping[str, str]:
+    """The environment of a rank of several machines.
+
+    Args:
+        node: its machine.
+        place: its number there.
+        ranks: their number on all nodes.
+    """
+    here = ranks // node.nodes
+    host, _, port = node.rendezvous.rpartition(":")
+    numbers = {"RANK": node.number * here + place, "LOCAL_RANK": place, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": here}
+    return {**{name: str(number) for name, number in numbers.items()}, "MASTER_ADDR": host, "MASTER_PORT": port}
 
 
 def environment_of(rank: int, ranks: int, meeting: Path) -> Mapping[str, str]:
@@ -106,23 +209,29 @@ def status_of(ends: Iterable[int]) -> int:
     return next((status for status in failed if status != _CRASHED), _CRASHED if failed else 0)
 
 
-async def _run(command: Sequence[str], ranks: int) -> int:
+async def _run(command: Sequence[str], ranks: int, node: Node) -> int:
+    here = ranks // node.nodes
+    first = node.number * here
     with tempfile.TemporaryDirectory(prefix="rollmesh-ranks-") as folder:
         meeting = Path(folder) / "meeting"
+        environments = [
+            environment_of(place, ranks, meeting) if node.nodes == 1 else environment_on(node, place, ranks)
+            for place in range(here)
+        ]
         processes = [
             await asyncio.create_subprocess_exec(
                 *die_with_parent(command),
-                env={**os.environ, **environment_of(rank, ranks, meeting)},
+                env={**os.environ, **environment, _STARTED_HERE: "1"},
                 # A Ctrl-C in the terminal reaches this process alone, which tells rank 0 once.
                 process_group=0,
             )
-            for rank in range(ranks)
+            for environment in environments
         ]
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, _send_signal, processes[0], number)
         try:
-            return status_of(await _wait_for_ends(processes))
+            return status_of(await _wait_for_ends(processes, first, meeting.with_name(BOARD)))
         finally:
             for process in processes:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -131,10 +240,16 @@ async def _run(command: Sequence[str], ranks: int) -> int:
             await asyncio.gather(*(process.wait() for process in processes))
 
 
-async def _wait_for_ends(processes: Sequence[asyncio.subprocess.Process]) -> list[int]:
-    """Statuses of the ranks that ended by themselves, in that order; returns when no other is worth waiting for."""
+async def _wait_for_ends(processes: Sequence[asyncio.subprocess.Process], first: int, board: Path) -> list[int]:
+    """Statuses of the ranks that ended by themselves, in that order; returns when no other is worth waiting for.
+
+    Args:
+        processes: of the ranks of this machine.
+        first: number of the first one.
+        board: file in which they may have said in which phase they are.
+    """
     loop = asyncio.get_running_loop()
-    waits = {asyncio.create_task(process.wait()): rank for rank, process in enumerate(processes)}
+    waits = {asyncio.create_task(process.wait()): rank for rank, process in enumerate(processes, first)}
     left, ends = set(waits), list[int]()
     until: float | None = None
     while left:
@@ -144,13 +259,26 @@ async def _wait_for_ends(processes: Sequence[asyncio.subprocess.Process]) -> lis
         ends += [status for _, status in ended]
         for rank, status in ended:
             if status:
-                _log.warning("rank %d has ended with status %d", rank, status)
+                _log.warning("%s has ended %s", _describe(rank, board), _manner(status))
         if left and (not done or any(_killed(status) for _, status in ended)):
             _log.warning("killing ranks %s", sorted(waits[wait] for wait in left))
             break
         if until is None and any(rank == 0 or status for rank, status in ended):
             until = loop.time() + _TOGETHER_S
     return ends
+
+
+def _describe(rank: int, board: Path) -> str:
+    """The rank, with its last phase where it has said one."""
+    if not board.exists():
+        return f"rank {rank} on {socket.gethostname()}"
+    with contextlib.closing(FileBoard(board)) as opened:
+        state = opened.read([rank]).get(rank)
+    return state.describe(rank) if state is not None else f"rank {rank}"
+
+
+def _manner(status: int) -> str:
+    return f"by {signal_name(-status)}" if status < 0 else f"with status {status}"
 
 
 def _killed(status: int) -> bool:

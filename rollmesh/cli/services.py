@@ -29,7 +29,7 @@ from rollmesh.cli.options import (
     security_of,
 )
 from rollmesh.mesh.access.code_permissions import AllowCode, rule_of
-from rollmesh.mesh.runtime.ranks import become_ranks
+from rollmesh.mesh.runtime.ranks import become_ranks, node_of
 from rollmesh.mesh.runtime.threads import thread_environment
 
 Host = Annotated[str | None, typer.Option("--host", help="Address to bind; network.host if left out.")]
@@ -199,12 +199,18 @@ def _learner(
     ] = False,
     allow_changes: AllowChanges = False,
     from_checkpoint: FromCheckpoint = None,
+    node: Annotated[
+        int | None,
+        typer.Option(
+            "--node", min=0, help="Number of this machine among learner.distributed.nodes; SLURM_NODEID if left out."
+        ),
+    ] = None,
     port: Port = 0,
     ready_file: ReadyFile = None,
 ) -> None:
-    """Serve the learner, in as many processes as learner.ranks says; under torchrun, one rank of it."""
+    """Serve the learner: all of its ranks, or those of one node; where a starter has set RANK, that one."""
     config = read_config(config_path, context)
-    become_ranks(config.learner.ranks)
+    become_ranks(config.learner.ranks, node_of(config.learner.distributed, node))
     from rollmesh.checkpoint_choice import checkpoint_path
     from rollmesh.learner import service
 

@@ -17,7 +17,9 @@ from rollmesh.learner.distributed.train_plan import TrainPlan
 from rollmesh.learner.distributed.trajectories import InlineTrajectories
 from rollmesh.learner.distributed.worker import Worker
 from rollmesh.learner.engines.interface import Engine
+from rollmesh.learner.liveness.rank_watch import Place, RankWatch
 from rollmesh.learner.rollouts.group import SampledGroup
+from rollmesh.mesh.config.learner import DistributedSection
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.learner.engines.models import VOCABULARY
@@ -74,14 +76,15 @@ def train_without_what_rank_1_cannot_read(
     plan: Callable[[list[SampledGroup]], TrainPlan],
 ) -> dict[str, Any]:
     """Rank 0 leads, rank 1 follows and has an unknown token in a group of its share; gives what rank 0 sees."""
-    whole, channel = plan(groups), RankChannel()
+    whole, channel = plan(groups), RankChannel(DistributedSection())
+    watch = RankWatch(None, Place(dist.get_rank(), 2), silent_s=1.0)
     place = next(index for micro in whole.divisions[2].minibatches[0][1] for index in micro)
     bad = whole.members[place].group_id
     if dist.get_rank() == 1:
         held.set_batch([_with_unknown_token(group) if group.group_id == bad else group for group in groups])
-        run_follower(worker, channel)
+        run_follower(worker, channel, watch)
         return {}
-    ranks = RankGroup(worker, channel)
+    ranks = RankGroup(worker, channel, watch)
     unusable = ranks.prepare(whole)
     again = ranks.prepare(plan([group for group in groups if group.group_id not in unusable]))
     result = ranks.train(lambda: True)

@@ -11,7 +11,6 @@ import rollmesh.buffer.server.process
 import rollmesh.learner.coordinator.checkpoint_scheduler
 import rollmesh.learner.coordinator.coordinator
 import rollmesh.learner.coordinator.training_loop
-import rollmesh.learner.distributed.rank_group
 from rollmesh.learner.coordinator.mesh_monitor import MeshMonitor
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.config import Config
@@ -52,7 +51,6 @@ def test_every_deadline_is_a_setting_or_a_constant() -> None:
     for words, seconds in CONSTANTS.items():
         (row,) = [row for row in rows if words in row[0]]
         assert f"{seconds:g} s" in row[1]
-    assert f"{rollmesh.learner.distributed.rank_group._CHANNEL_TIMEOUT.seconds // 60} min" in str(rows)
 
 
 def test_every_wait_has_a_deadline_and_an_end() -> None:

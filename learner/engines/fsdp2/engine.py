@@ -43,7 +43,7 @@ class Fsdp2Engine(Engine):
 
     def __init__(self, spec: EngineSpec, make_runner: MakeRunner) -> None:
         self._spec = spec
-        self.world = World(spec.device, need_group=spec.param_dtype != "float32")
+        self.world = World(spec.device, need_group=spec.param_dtype != "float32", timeout_s=spec.timeout_s)
         self.device = self.world.device
         self.trained = spec.optimizer is not None
         self._runner = runner = make_runner(spec, self.world)

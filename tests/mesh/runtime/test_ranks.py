@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from rollmesh.mesh.config.learner import DistributedSection
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.liveness.process_ends import survivors
@@ -115,7 +116,9 @@ def test_the_status_is_the_first_that_says_more_than_a_crash(ends: list[int], st
 def test_ranks_that_others_reach_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As torchrun starts them, on one machine or on several."""
     ranks.check_ranks(SecuritySection())
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    torchrun = {"WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "::1", "MASTER_PORT": "7"}
+    for name, value in torchrun.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=r"torchrun.*neither token nor TLS.*learner\.ranks.*allow_insecure"):
         ranks.check_ranks(SecuritySection())
     ranks.check_ranks(SecuritySection(allow_insecure=True))
@@ -123,6 +126,42 @@ def test_ranks_that_others_reach_are_refused(monkeypatch: pytest.MonkeyPatch, tm
     for name, value in ranks.environment_of(1, 2, tmp_path / "meeting").items():
         monkeypatch.setenv(name, value)
     ranks.check_ranks(SecuritySection())
+
+
+def test_ranks_of_several_machines_are_refused_off_loopback_and_without_a_place_to_meet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # A copy, which the ranks' variables may change.
+    unset = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT", ranks.MEETING)
+    monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items() if name not in unset})
+    os.environ["WORLD_SIZE"] = "4"
+    with pytest.raises(ConfigError, match=r"rank of 4, and MASTER_ADDR and MASTER_PORT"):
+        ranks.check_ranks(SecuritySection())
+    node = ranks.Node(1, 2, "10.0.0.5:29500")
+    os.environ.update(ranks.environment_on(node, 1, 4))
+    assert [os.environ[name] for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")] == ["3", "1", "2"]
+    with pytest.raises(ConfigError, match=r"refusing to meet other ranks at 10\.0\.0\.5"):
+        ranks.check_ranks(SecuritySection())
+    ranks.check_ranks(SecuritySection(allow_insecure=True))
+    with pytest.raises(ConfigError, match=r"no network interface 'eth77'.*one of .*lo"):
+        ranks.choose_interface("eth77")
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    ranks.check_ranks(SecuritySection())
+    ranks.choose_interface(None)
+    assert os.environ["GLOO_SOCKET_IFNAME"] == os.environ["NCCL_SOCKET_IFNAME"] == ranks._INTERFACE
+
+
+def test_a_node_is_numbered_by_the_command_line_or_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_NODEID", raising=False)
+    two = DistributedSection(nodes=2, rendezvous="a:1")
+    assert ranks.node_of(DistributedSection(), None) == ranks.Node()
+    with pytest.raises(ConfigError, match="nothing says which node this is"):
+        ranks.node_of(two, None)
+    with pytest.raises(ConfigError, match="there is no node 2"):
+        ranks.node_of(two, 2)
+    monkeypatch.setenv("SLURM_NODEID", "1")
+    assert ranks.node_of(two, None) == ranks.Node(1, 2, "a:1")
+    assert ranks.node_of(two, 0).number == 0
 
 
 def test_collectives_stay_on_this_machine_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
