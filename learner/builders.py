@@ -15,8 +15,10 @@ from rollmesh.learner.algorithms.load import load_algorithm
 from rollmesh.learner.algorithms.settings import SettingsError
 from rollmesh.learner.algorithms.types import ModelRole, UpdatePlan
 from rollmesh.learner.checkpoint.store import CheckpointStore
+from rollmesh.learner.distributed.step_profiler import FOLDER as PROFILE_FOLDER
+from rollmesh.learner.distributed.step_profiler import StepProfiler
 from rollmesh.learner.distributed.trajectories import TrajectorySource
-from rollmesh.learner.distributed.worker import Worker
+from rollmesh.learner.distributed.worker import Worker, WorkerRules
 from rollmesh.learner.engines.device_peaks import peak_tflops
 from rollmesh.learner.engines.flight_recorder import record_collectives
 from rollmesh.learner.engines.interface import ACTOR, Engine, EngineSpec
@@ -225,15 +227,18 @@ def build_worker(
         payloads: this rank's trajectories.
         checkpoints: folder of the checkpoints.
     """
-    batch = config.learner.batch
+    batch, profile = config.learner.batch, config.learner.profile
     return Worker(
         engines,
         algorithm,
         payloads,
         CheckpointStore(checkpoints),
-        epochs=batch.epochs,
-        token_budget=batch.tokens_per_micro_batch,
-        seed=config.run.seed,
+        WorkerRules(
+            epochs=batch.epochs,
+            token_budget=batch.tokens_per_micro_batch,
+            seed=config.run.seed,
+            profiler=StepProfiler(profile, engines[ACTOR].device, profile.dir or config.run.folder / PROFILE_FOLDER),
+        ),
     )
 
 

@@ -25,6 +25,7 @@ from rollmesh.learner.distributed.batch_agreement import agree_on_state
 from rollmesh.learner.distributed.mismatch import Mismatch
 from rollmesh.learner.distributed.rank_payloads import Unusable, gather_sequences
 from rollmesh.learner.distributed.rollout_batch import RolloutBatch
+from rollmesh.learner.distributed.step_profiler import StepProfiler
 from rollmesh.learner.distributed.train_plan import TrainPlan
 from rollmesh.learner.distributed.trajectories import TrajectorySource
 from rollmesh.learner.engines.interface import ACTOR, Engine
@@ -61,6 +62,23 @@ class TrainResult:
     speed: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerRules:
+    """How a worker trains.
+
+    Attributes:
+        epochs: passes over a batch.
+        token_budget: tokens per micro-batch.
+        seed: of the run.
+        profiler: records chosen steps.
+    """
+
+    epochs: int
+    token_budget: int
+    seed: int
+    profiler: StepProfiler
+
+
 class Worker:
     """Trains with the engines of this rank.
 
@@ -69,9 +87,7 @@ class Worker:
         algorithm: stages and losses.
         payloads: this rank's trajectories.
         store: of the checkpoints.
-        epochs: passes over a batch.
-        token_budget: tokens per micro-batch.
-        seed: of the run.
+        rules: of the training.
     """
 
     def __init__(
@@ -80,19 +96,14 @@ class Worker:
         algorithm: Algorithm,
         payloads: TrajectorySource,
         store: CheckpointStore,
-        *,
-        epochs: int,
-        token_budget: int,
-        seed: int,
+        rules: WorkerRules,
     ) -> None:
         self._engines = engines
         self._actor = engines[ACTOR]
         self._algorithm = algorithm
         self._payloads = payloads
         self._store = store
-        self._epochs = epochs
-        self._token_budget = token_budget
-        self._seed = seed
+        self._rules = rules
         self._needs = algorithm.needs
         self._kinds = {ACTOR: "language_model"} | {role.name: role.kind for role in self._needs.roles}
         self._prepared: tuple[TrainPlan, dict[int, TrainSequence]] | None = None
@@ -146,6 +157,13 @@ class Worker:
         if self._prepared is None:
             raise RuntimeError("no batch is prepared")
         (plan, sequences), self._prepared = self._prepared, None
+        # The step makes the next version.
+        with self._rules.profiler.step(plan.version + 1):
+            return self._train(plan, sequences, before_first_update)
+
+    def _train(
+        self, plan: TrainPlan, sequences: dict[int, TrainSequence], before_first_update: Callable[[], None]
+    ) -> TrainResult:
         before_update = _CallOnce(before_first_update)
         before = copy.deepcopy(self._algorithm.state())
         try:
@@ -155,8 +173,8 @@ class Worker:
                 self._engines,
                 self._kinds,
                 before_update,
-                token_budget=self._token_budget,
-                seed=self._seed,
+                token_budget=self._rules.token_budget,
+                seed=self._rules.seed,
             )
             self._algorithm.batch_stage(batch)
             if (state := agree_on_state(self._actor, self._algorithm.state())) is not None:
@@ -219,7 +237,7 @@ class Worker:
         losses = self._algorithm.losses(batch.version)
         silent = self._algorithm.silent_without_advantage
         steps = {role: batch.steps(role, skip_zero_advantage=silent and role == ACTOR) for role in losses}
-        for _ in range(self._epochs):
+        for _ in range(self._rules.epochs):
             for minibatch in range(batch.minibatches):
                 for role, loss in losses.items():
                     step = steps[role][minibatch]

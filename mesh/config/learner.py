@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, NonNegativeInt, model_validator
 
 from rollmesh.mesh.config.base import DeviceName, DeviceNumbers, ModelPath, PositiveFloat, PositiveInt, Section
 
@@ -146,6 +146,19 @@ class ParallelSection(Section):
     )
 
 
+class ProfileSection(Section):
+    steps: tuple[PositiveInt, ...] = Field(
+        (), description="Steps that torch's profiler records, by their number in the metrics; each makes a file."
+    )
+    ranks: tuple[NonNegativeInt, ...] = Field((0,), description="Ranks that record.")
+    memory: bool = Field(
+        False, description="Record where each block of device memory was allocated, too. CUDA alone; refused elsewhere."
+    )
+    shapes: bool = Field(False, description="Record the shapes of operators' inputs.")
+    stack: bool = Field(False, description="Record the Python lines that call operators; slow.")
+    dir: Path | None = Field(None, description="Folder of the files; none: `profile` in the run's folder.")
+
+
 class DistributedSection(Section):
     timeout_s: PositiveFloat = Field(
         600.0,
@@ -237,6 +250,7 @@ class LearnerSection(Section):
         description="Dense peak of a device in the compute dtype, TFLOP/s: the denominator of MFU. None: that of the "
         "data sheet for bfloat16 on a known CUDA device; elsewhere no MFU is reported.",
     )
+    profile: ProfileSection = Field(default_factory=ProfileSection, description="Traces of chosen steps.")
     mismatch: MismatchSection = Field(
         default_factory=MismatchSection, description="Bounds on the difference of learner and generators."
     )

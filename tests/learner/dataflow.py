@@ -30,13 +30,14 @@ from rollmesh.learner.algorithms.types import (
     UpdatePlan,
 )
 from rollmesh.learner.checkpoint.store import CheckpointStore
+from rollmesh.learner.distributed.step_profiler import StepProfiler
 from rollmesh.learner.distributed.train_plan import TrainPlan, plan_training
 from rollmesh.learner.distributed.trajectories import InlineTrajectories
-from rollmesh.learner.distributed.worker import TrainResult, Worker
+from rollmesh.learner.distributed.worker import TrainResult, Worker, WorkerRules
 from rollmesh.learner.engines.interface import Engine
 from rollmesh.learner.engines.registry import create_engine
 from rollmesh.learner.rollouts.group import SampledGroup, decode_group
-from rollmesh.mesh.config.learner import OptimizerSection
+from rollmesh.mesh.config.learner import OptimizerSection, ProfileSection
 from rollmesh.mesh.trajectory.lineage import Lineage
 from rollmesh.mesh.trajectory.payload_codec import Trajectory, encode
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
@@ -134,7 +135,9 @@ def make_worker(
     if not isinstance(groups, InlineTrajectories):
         held.set_batch(groups)
     store = CheckpointStore(folder)
-    return Worker(engines, algorithm, held, store, epochs=epochs, token_budget=token_budget, seed=3)
+    profiler = StepProfiler(ProfileSection(), engines["actor"].device, folder / "profile")
+    rules = WorkerRules(epochs=epochs, token_budget=token_budget, seed=3, profiler=profiler)
+    return Worker(engines, algorithm, held, store, rules)
 
 
 def make_engines(model: Path, algorithm: Algorithm) -> dict[str, Engine]:
