@@ -64,7 +64,7 @@ class TrainResult:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRules:
-    """How a worker trains.
+    """Sizes of the training, and what is recorded of it.
 
     Attributes:
         epochs: passes over a batch.

@@ -50,9 +50,9 @@ class SecuritySection(Section):
     allow_insecure: bool = Field(
         False,
         description="Allow what others on the network could reach unprotected, each refused otherwise. Off loopback "
-        "these are services without a token, metrics and endpoints without a key, broadcasts of weights (`gloo`, "
-        "`nccl`, SGLang's `distributed`), and ranks of several machines. On all addresses they are the store of "
-        "torchrun, and SGLang's `data_parallel`.",
+        "these are services without a token, and metrics and endpoints without a key. So are broadcasts of weights "
+        "(`gloo`, `nccl`, SGLang's `distributed`), and ranks of several machines. On all addresses they are the store "
+        "of torchrun, and SGLang's `data_parallel`.",
     )
 
     @model_validator(mode="after")
