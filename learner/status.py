@@ -8,7 +8,9 @@ from typing import Literal
 
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
-Phase = Literal["starting", "waiting_for_groups", "training", "publishing", "checkpointing", "evaluating", "ending"]
+Phase = Literal[
+    "starting", "waiting_for_groups", "training", "publishing", "checkpointing", "evaluating", "exporting", "ending"
+]
 
 
 @dataclass(slots=True)

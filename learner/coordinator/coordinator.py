@@ -15,11 +15,12 @@ from __future__ import annotations
 import concurrent.futures
 import logging
 from collections.abc import Callable
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 from rollmesh.learner.algorithms.interface import Algorithm
+from rollmesh.learner.checkpoint.hf_folders import leave_hf_folders
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME
 from rollmesh.learner.checkpoint.retention import sweep
 from rollmesh.learner.coordinator.batch_claim import BatchClaimer, ClaimRules
@@ -166,7 +167,18 @@ class Coordinator:
             waiting=session.monitor.clocks(),
             refused_prompts=self._prompts.refused,
         )
+        if reason in _NATURAL_ENDS and config.checkpoint.hf:
+            self._leave_hf_folders()
         return reason in (*_NATURAL_ENDS, "request")
+
+    def _leave_hf_folders(self) -> None:
+        """Writes the folders of `checkpoint.hf`, while the other ranks wait."""
+        self._status.phase = "exporting"
+        with ThreadPoolExecutor(1, "export") as thread:
+            written = thread.submit(leave_hf_folders, self._config)
+            while not concurrent.futures.wait([written], TURN_S).done:
+                self._runtime.ranks.keep_alive()
+        written.result()
 
     def _run_loop(
         self, run: TakeoverResult, writer: MetricsWriter, consumption: ConsumptionLog

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
+from typing import get_args
 
 import psutil
 from prometheus_client import CollectorRegistry, Gauge
@@ -21,7 +22,7 @@ from rollmesh.buffer.client.client import BufferClient
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.coordinator.batch_claim import MAX_DROPPED_BATCHES
 from rollmesh.learner.liveness.stall_reporter import StallReporter
-from rollmesh.learner.status import LearnerStatus
+from rollmesh.learner.status import LearnerStatus, Phase
 from rollmesh.mesh.errors import FencedError, RollmeshError, StarvedError, ended_by
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.tables import TRAIN
@@ -219,4 +220,4 @@ _GAUGES = (
     "actor/loss",
     "response_length/mean",
 )
-_PHASES = ("starting", "waiting_for_groups", "training", "publishing", "checkpointing", "evaluating", "ending")
+_PHASES = get_args(Phase)

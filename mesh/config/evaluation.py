@@ -24,6 +24,11 @@ class CheckpointSection(Section):
         description="Write a checkpoint of every version that is evaluated, and keep that of the best one "
         "(`eval.metric`).",
     )
+    hf: tuple[Literal["last", "best"], ...] = Field(
+        (),
+        description="Checkpoints that a complete run leaves as Hugging Face folders too, in `RUN/hf/last` and "
+        "`RUN/hf/best`. `rollmesh export` makes one of any checkpoint at any time.",
+    )
 
 
 class EvalSection(Section):

@@ -36,6 +36,7 @@ def test_the_best_version_is_kept_listed_exported_and_gone_on_from(
         "eval.direction": "min",
         "eval.metric": "mean@2",
         "eval.keep_rows": 3,
+        "checkpoint.hf": ["last", "best"],
     }
     config = make_config(tmp_path, overrides)
     run = config.run.folder
@@ -51,6 +52,7 @@ def test_the_best_version_is_kept_listed_exported_and_gone_on_from(
             assert run_learner(config, mesh) == 0
         results = ResultLog(run).results()
         assert results[0]["version"] == 0
+        assert not (run / "hf").exists(), "the run is not complete"
         best = best_checkpoint(run / "checkpoints")
         assert best is not None
         least = min(result["figures"]["mean@2"] for result in results)
@@ -96,3 +98,6 @@ def test_the_best_version_is_kept_listed_exported_and_gone_on_from(
     assert exported.exit_code == 0, exported.output
     assert str(best_checkpoint_path(run)) in exported.output
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    weights = "model.safetensors"
+    assert (run / "hf" / "best" / weights).read_bytes() == (tmp_path / "out" / weights).read_bytes()
+    assert sorted(path.name for path in (run / "hf").iterdir()) == ["best", "last"]

@@ -1,0 +1,88 @@
+"""Checkpoints as Hugging Face folders, which `transformers` and inference engines load.
+
+They are read from a checkpoint's files, tensor by tensor: without an engine, a device or other ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+
+import torch
+
+from rollmesh.learner.checkpoint.best import best_checkpoint
+from rollmesh.learner.checkpoint.digests import check_actor_digests
+from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, STATE_NAME, checkpoint_name, newest_version
+from rollmesh.learner.engines.fsdp2.checkpoint_tensors import read_tensors
+from rollmesh.learner.model_files.folder_writer import write_folder
+from rollmesh.learner.model_files.stored_model import StoredModel
+from rollmesh.mesh.config import Config
+from rollmesh.mesh.errors import ConfigError, DataError
+
+_log = logging.getLogger(__name__)
+FOLDER = "hf"
+"""Folder in a run's, of the folders that it leaves."""
+
+
+def write_hf_folder(checkpoint: Path, model: Path, dtype: torch.dtype, out: Path) -> None:
+    """Writes model and tokenizer with a checkpoint's weights.
+
+    Args:
+        checkpoint: of any world size.
+        model: folder that gives architecture and tokenizer.
+        dtype: of floating-point tensors.
+        out: folder to write; must not hold files yet.
+
+    Raises:
+        ConfigError: `out` is not empty.
+        DataError: no such checkpoint, or a damaged one, or one of another model; or a model that cannot be loaded.
+    """
+    if not (checkpoint / STATE_NAME).is_file():
+        raise DataError(f"{checkpoint} is not a checkpoint", hint="give a folder below RUN/checkpoints")
+    if out.exists() and any(out.iterdir()):
+        raise ConfigError(f"{out} is not empty", hint="choose a new folder")
+    with StoredModel(model) as source:
+        check_actor_digests(checkpoint)
+        described = source.describe()
+        tensors = read_tensors(checkpoint, described, dtype)
+        try:
+            write_folder(out, source, described, tensors, dtype)
+        except BaseException:
+            # Half a model is of no use, and the folder could not be given again.
+            shutil.rmtree(out, ignore_errors=True)
+            raise
+
+
+def leave_hf_folders(config: Config) -> None:
+    """Writes the folders that `checkpoint.hf` names, in place of those of an earlier end of the run.
+
+    One that cannot be written costs that folder alone: the log says so, and `rollmesh export` can do it later.
+
+    Args:
+        config: of a run that is complete; the model's path is a local folder.
+    """
+    checkpoints = config.run.folder / CHECKPOINTS_NAME
+    for which in config.checkpoint.hf:
+        out = config.run.folder / FOLDER / which
+        unfinished = out.with_name(f".partial-{which}")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        try:
+            checkpoint = checkpoints / _name(checkpoints, best=which == "best")
+            write_hf_folder(checkpoint, Path(config.model.path), getattr(torch, config.model.dtype), unfinished)
+            shutil.rmtree(out, ignore_errors=True)
+            unfinished.rename(out)
+        except (DataError, OSError) as error:
+            _log.warning("%s is not written: %s; `rollmesh export` writes it later", out, error)
+        else:
+            _log.info("%s has the weights of %s", out, checkpoint.name)
+
+
+def _name(checkpoints: Path, *, best: bool) -> str:
+    if best:
+        if (found := best_checkpoint(checkpoints)) is None:
+            raise DataError("no checkpoint is the best", hint="see data.eval and checkpoint.best")
+        return found.checkpoint
+    if (last := newest_version(checkpoints)) is None:
+        raise DataError("there is no checkpoint")
+    return checkpoint_name(last)
