@@ -17,7 +17,8 @@ from rollmesh.learner.checkpoint.collective_write import Ranks
 from rollmesh.learner.checkpoint.names import STATE_NAME
 from rollmesh.mesh.errors import DataError
 
-_FILE = "digests.json"
+DIGESTS_NAME = "digests.json"
+"""File that names all others of a checkpoint."""
 _DIGESTS = TypeAdapter(dict[str, str])
 _PIECE_BYTES = 1 << 20
 # The pattern of torch's names for a rank's files.
@@ -39,7 +40,7 @@ def write_digests(ranks: Ranks, folder: Path) -> None:
                 own_digests[str(path.relative_to(folder))] = _digest(path)
 
     def write() -> None:
-        (folder / _FILE).write_text(json.dumps(all_digests, indent=1), encoding="utf-8")
+        (folder / DIGESTS_NAME).write_text(json.dumps(all_digests, indent=1), encoding="utf-8")
 
     ranks.on_every_rank(read)
     all_digests: dict[str, str] = {}
@@ -79,12 +80,12 @@ def check_actor_digests(folder: Path) -> None:
 
 def _read(folder: Path) -> dict[str, str]:
     try:
-        digests = _DIGESTS.validate_json((folder / _FILE).read_bytes())
+        digests = _DIGESTS.validate_json((folder / DIGESTS_NAME).read_bytes())
     except (OSError, ValueError) as error:
-        raise OSError(f"{_FILE} is missing or damaged") from error
+        raise OSError(f"{DIGESTS_NAME} is missing or damaged") from error
     # Every checkpoint has one: a list without it would let any file pass.
     if STATE_NAME not in digests:
-        raise OSError(f"{_FILE} is damaged: it does not name {STATE_NAME}")
+        raise OSError(f"{DIGESTS_NAME} is damaged: it does not name {STATE_NAME}")
     return digests
 
 

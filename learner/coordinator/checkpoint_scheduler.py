@@ -20,8 +20,10 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from rollmesh.learner.checkpoint.collective_write import WRITE_S
+from rollmesh.learner.checkpoint.copy_thread import CopyThread
 from rollmesh.learner.checkpoint.retention import prune
 from rollmesh.learner.checkpoint.store import UnwrittenCheckpointError
 from rollmesh.learner.coordinator.best_tracker import BestTracker
@@ -33,6 +35,7 @@ from rollmesh.mesh.config.evaluation import CheckpointSection
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 MAX_FAILED = 3
 """Checkpoints in a row that a disk may refuse before the run ends with the error."""
@@ -68,6 +71,7 @@ class CheckpointScheduler:
         progress: stored with every checkpoint; the version from which it was resumed is durable already.
         announcer: of the versions; commits.
         best: keeps the best one; None: nothing is kept for its result.
+        copies: of checkpoints elsewhere; None: there are none.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class CheckpointScheduler:
         progress: RunProgress,
         announcer: VersionAnnouncer,
         best: BestTracker | None,
+        copies: CopyThread | None = None,
     ) -> None:
         self._bridge = runtime.bridge
         self._ranks = runtime.ranks
@@ -86,6 +91,7 @@ class CheckpointScheduler:
         self._progress = progress
         self._announcer = announcer
         self._best = best
+        self._copies = copies
         self._thread = ThreadPoolExecutor(1, "commit")
         self._ending = threading.Event()
         self._writing: CheckpointWrite | None = None
@@ -148,7 +154,8 @@ class CheckpointScheduler:
         if self._write_s is None and not self._all_failed:
             return {}
         written = {} if self._write_s is None else {"checkpoint/write_s": self._write_s}
-        return {**written, "checkpoint/failed": self._all_failed}
+        copied = {} if self._copies is None else {"checkpoint/copies_failed": self._copies.failed}
+        return {**written, **copied, "checkpoint/failed": self._all_failed}
 
     def write(self, version: int) -> Path:
         """Writes and commits a checkpoint; one of this version is not written twice.
@@ -191,6 +198,17 @@ class CheckpointScheduler:
             return f"the next start continues from version {version}"
         return f"steps {durable + 1} to {version} are undone at the next start"
 
+    def wait_for_copies(self) -> None:
+        """Waits until the last checkpoint has been copied, or could not be."""
+        if self._copies is None:
+            return
+        before, self._status.phase = self._status.phase, "checkpointing"
+        try:
+            self._await(self._copies.start(), WRITE_S)
+        except UnwrittenCheckpointError as error:
+            _log.warning("the last checkpoint is not copied: %s", error.message)
+        self._status.phase = before
+
     def close(self) -> None:
         """Commits nothing more: a checkpoint that is still being written is left to the next learner."""
         self._ending.set()
@@ -220,6 +238,8 @@ class CheckpointScheduler:
                 prune(folder.parent, committed=folder.name, keep=self._section.keep)
                 if self._best is not None and writing.evaluated:
                     self._best.checkpoint_written(writing.policy, folder.name)
+                if self._copies is not None:
+                    self._copies.start()
             writing.committed.set_result(folder)
         except BaseException as error:  # noqa: BLE001 - the training thread raises it
             writing.committed.set_exception(error)
@@ -256,12 +276,17 @@ class CheckpointScheduler:
             self._status.phase = before
         self._collect(last_try=last_try)
 
-    def _await(self, future: Future[Path]) -> Future[Path]:
-        """Waits in turns, so that the other ranks wait too; the bound is for a writer that has given up its own."""
-        until = time.monotonic() + 2 * WRITE_S + _COMMIT_S
+    def _await(self, future: Future[T], most_s: float = 2 * WRITE_S + _COMMIT_S) -> Future[T]:
+        """Waits in turns, so that the other ranks wait too.
+
+        Args:
+            future: what is waited for.
+            most_s: bound of the wait; by default for a writer that has given up its own.
+        """
+        until = time.monotonic() + most_s
         while not wait([future], TURN_S).done:
             if time.monotonic() > until:
-                raise UnwrittenCheckpointError("the disk does not answer", hint="look at the disk of run.dir")
+                raise UnwrittenCheckpointError(f"no end after {most_s:.0f} s", hint="look at the disk of run.dir")
             self._ranks.keep_alive()
         return future
 

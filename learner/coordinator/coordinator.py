@@ -20,8 +20,10 @@ from functools import partial
 from pathlib import Path
 
 from rollmesh.learner.algorithms.interface import Algorithm
+from rollmesh.learner.checkpoint.copy_thread import CopyThread
 from rollmesh.learner.checkpoint.hf_folders import leave_hf_folders
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME
+from rollmesh.learner.checkpoint.remote_copies import RemoteCopies
 from rollmesh.learner.checkpoint.retention import sweep
 from rollmesh.learner.coordinator.batch_claim import BatchClaimer, ClaimRules
 from rollmesh.learner.coordinator.checkpoint_scheduler import CheckpointScheduler
@@ -83,6 +85,7 @@ class Coordinator:
         self._priority = priority_function(config)
         greedy = int(algorithm.needs.greedy_baseline)
         self._prompts, self._eval_tasks = open_prompts(config, self._tokenizer, greedy=greedy)
+        self._copies = _open_copies(config)
         self._publisher = WeightPublisher(
             config.run.name,
             read_model_bundle(folder),
@@ -207,7 +210,9 @@ class Coordinator:
         )
         announcement = AnnouncementRules.of(config, progress, self._patience_s)
         announcer = VersionAnnouncer(runtime, client, self._publisher, evaluation.evaluator, announcement)
-        checkpoints = CheckpointScheduler(runtime, config.checkpoint, progress, announcer, evaluation.best)
+        checkpoints = CheckpointScheduler(
+            runtime, config.checkpoint, progress, announcer, evaluation.best, self._copies
+        )
         claims = ClaimRules.of(config, progress)
         priorities = self._priorities(progress)
         claimer = BatchClaimer(runtime.bridge, table, self._algorithm, consumption, checkpoints, claims, priorities)
@@ -224,6 +229,7 @@ class Coordinator:
                 self._evaluate_last(evaluation.evaluator, PolicyVersion(progress.incarnation, loop.version), reason)
                 checkpoints.write(loop.version)
             checkpoints.serve_requests(loop.version)
+            checkpoints.wait_for_copies()
             self._bridge.call(session.monitor.refresh(), self._patience_s)
         except (StalledError, StarvedError, StoreError, UnreachableError) as end:
             self._status.phase = "ending"
@@ -255,3 +261,17 @@ class Coordinator:
             return None
         reuse = self._config.buffer.max_reuse
         return PrioritySetter(self._session.client, self._priority, incarnation=progress.incarnation, max_reuse=reuse)
+
+
+def _open_copies(config: Config) -> CopyThread | None:
+    """The copies of the run's checkpoints elsewhere; None: nobody asks for any.
+
+    Raises:
+        ConfigError: there they cannot be written.
+    """
+    if config.checkpoint.copy_to is None:
+        return None
+    copies = RemoteCopies(f"{config.checkpoint.copy_to}/{config.run.name}")
+    checkpoints = config.run.folder / CHECKPOINTS_NAME
+    copies.check(checkpoints)
+    return CopyThread(copies, checkpoints, config.run.folder / LOG_NAME)

@@ -217,6 +217,7 @@ TIMING = [
     ),
     Metric("checkpoint/write_s", "From the step of the last checkpoint to its commit, while training continued.", "s"),
     Metric("checkpoint/failed", "Checkpoints that a disk has refused, of this learner.", ""),
+    Metric("checkpoint/copies_failed", "Times that `checkpoint.copy_to` could not be brought up to date.", ""),
     Metric(
         "timing_s/infer/<role>",
         "Forward passes of a role before the batch's first update.",

@@ -24,6 +24,12 @@ class CheckpointSection(Section):
         description="Write a checkpoint of every version that is evaluated, and keep that of the best one "
         "(`eval.metric`).",
     )
+    copy_to: str | None = Field(
+        None,
+        description="URL below which every checkpoint is copied once it is committed, as `s3://bucket/runs`; the "
+        "folder there has the run's name. The store's package for fsspec, as s3fs, has to be installed. "
+        "`rollmesh fetch` brings a run back.",
+    )
     hf: tuple[Literal["last", "best"], ...] = Field(
         (),
         description="Checkpoints that a complete run leaves as Hugging Face folders too, in `RUN/hf/last` and "

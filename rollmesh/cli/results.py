@@ -1,4 +1,4 @@
-"""`rollmesh samples|report|evals|export`: the results of a run."""
+"""`rollmesh samples|report|evals|export|fetch`: the results of a run."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ def register(app: typer.Typer) -> None:
     app.command("report")(_report)
     app.command("evals")(_evals)
     app.command("export")(_export)
+    app.command("fetch")(_fetch)
 
 
 def _samples(
@@ -70,3 +71,15 @@ def _export(
     chosen = checkpoint or (best_checkpoint_path(run) if best else latest_checkpoint(run))
     export_checkpoint(config, chosen, out)
     typer.echo(f"{out}: {config.model.path} with the weights of {chosen}")
+
+
+def _fetch(
+    url: Annotated[str, typer.Argument(metavar="URL/NAME", help="`checkpoint.copy_to` of the run, and its name.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder for the run, as runs/NAME.")],
+) -> None:
+    """Bring a run back from its copies: the newest checkpoint, and what its learners have used."""
+    from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME
+    from rollmesh.learner.checkpoint.remote_copies import RemoteCopies
+    from rollmesh.learner.recovery.consumption_log import LOG_NAME
+
+    typer.echo(RemoteCopies(url).fetch(run / CHECKPOINTS_NAME, run / LOG_NAME))

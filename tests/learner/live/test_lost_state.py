@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 from redis import Redis
+from typer.testing import CliRunner
 
-from rollmesh.learner.checkpoint.names import newest_version
+from rollmesh.cli.app import app
+from rollmesh.learner.checkpoint.names import version_of
 from rollmesh.mesh.config import Config
 from tests.learner.live.test_runs import assert_nothing_twice, ledger, summary, uses, wait_for_line
 from tests.learner.live.tiny import Mesh, make_config, meanwhile, mesh_of, open_mesh, run_learner, start_learner
@@ -52,19 +54,23 @@ def test_a_running_learner_tells_an_emptied_redis_what_it_has_used(tmp_path: Pat
 
 
 def test_a_learner_that_starts_on_an_empty_redis_goes_on_from_its_disk(tmp_path: Path) -> None:
-    config = make_config(tmp_path, {**CALM, "learner.steps": 6, "buffer.max_staleness": 40})
+    """Also where that disk was lost, and the checkpoint on it is a copy that was kept elsewhere."""
+    copies = tmp_path / "copies"
+    settings = {**CALM, "learner.steps": 6, "buffer.max_staleness": 40, "checkpoint.copy_to": copies.as_uri()}
+    config = make_config(tmp_path, settings)
     with mesh_of(config) as mesh:
         first = start_learner(config, mesh, tmp_path, "first")
         wait_for_line(config.run.folder / "consumption.jsonl", lambda line: line["train_version"] == 4)
         for _ in range(6000):
-            if newest_version(config.run.folder / "checkpoints"):
+            if list(copies.glob("*/*/digests.json")):
                 break
             time.sleep(0.01)  # another process's folder: there is nothing to wait on
         first.send(signal.SIGKILL)
         first.wait()
-    left = newest_version(config.run.folder / "checkpoints")
-    assert left is not None
-    shutil.rmtree(config.run.folder / "redis")
+    shutil.rmtree(config.run.folder)
+    fetched = CliRunner().invoke(app, ["fetch", f"{copies.as_uri()}/{config.run.name}", str(config.run.folder)])
+    left = version_of(Path(fetched.output.strip()).name)
+    assert left is not None, fetched.output
     with mesh_of(config) as mesh:
         assert run_learner(config, mesh) == 0
         ledger(mesh)

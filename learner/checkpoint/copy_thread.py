@@ -1,0 +1,62 @@
+"""Copies of checkpoints are brought up to date in a thread of their own, while training continues.
+
+An update that fails costs nothing but the copy: the next one makes up for it. The thread does not keep a process that
+ends: an upload that breaks off leaves no copy.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from queue import SimpleQueue
+
+from rollmesh.learner.checkpoint.remote_copies import CopyError, RemoteCopies
+
+_log = logging.getLogger(__name__)
+
+
+class CopyThread:
+    """Updates the copies of one run.
+
+    Args:
+        copies: where they are.
+        checkpoints: their folder.
+        log: the consumption log.
+
+    Attributes:
+        failed: updates that could not be made.
+    """
+
+    def __init__(self, copies: RemoteCopies, checkpoints: Path, log: Path) -> None:
+        self._copies = copies
+        self._checkpoints = checkpoints
+        self._log = log
+        self._asked: SimpleQueue[Future[None]] = SimpleQueue()
+        self.failed = 0
+        threading.Thread(target=self._run, name="copies", daemon=True).start()
+
+    def start(self) -> Future[None]:
+        """Has the copies updated; done when they are as the folder is now, or could not be."""
+        asked: Future[None] = Future()
+        self._asked.put(asked)
+        return asked
+
+    def _run(self) -> None:
+        while True:
+            waiting = [self._asked.get()]
+            while not self._asked.empty():
+                waiting.append(self._asked.get())
+            self._update()
+            for asked in waiting:
+                asked.set_result(None)
+
+    def _update(self) -> None:
+        try:
+            added = self._copies.update(self._checkpoints, self._log)
+        except CopyError as error:
+            self.failed += 1
+            _log.warning("%s; it is tried again with the next checkpoint", error.message)
+        else:
+            _log.info("copied: %s", ", ".join(added) or "nothing is new")
