@@ -88,7 +88,7 @@ def run(
             )
     except RankLostError as error:
         log_lost(error)
-        return error.exit_code
+        return error.status
     except RollmeshError as error:
         _log.error("%s", error, extra={"code": error.code})
         return error.exit_code
@@ -142,12 +142,14 @@ def _run(
         freeze_heap()
         if record is not None:
             runtime = LearnerRuntime(bridge, RankGroup(worker, channel, watch), inline, controls, LearnerStatus())
-            Coordinator(config, mesh, runtime, algorithm, port=port).run(
-                takeover=takeover,
-                start_from=start_from,
-                ready_file=ready_file,
-                taken_over=record.write,
-            )
+            # Also for what a thread that writes a checkpoint has met.
+            with watch.phase("take the run over"):
+                Coordinator(config, mesh, runtime, algorithm, port=port).run(
+                    takeover=takeover,
+                    start_from=start_from,
+                    ready_file=ready_file,
+                    taken_over=record.write,
+                )
         elif channel is not None:
             run_follower(worker, channel, watch)
         with watch.phase("leave"):

@@ -139,14 +139,19 @@ class RankLostError(StuckError):
     Args:
         message: which rank, where, and in which phase.
         hint: see RollmeshError.
-        heard: another rank logs it.
+        heard: the exit status of rank 0, which logs the cause; None: no other rank does.
     """
 
     code = "rank_lost"
 
-    def __init__(self, message: str, *, hint: str = "", heard: bool = False) -> None:
+    def __init__(self, message: str, *, hint: str = "", heard: int | None = None) -> None:
         super().__init__(message, hint=hint)
         self.heard = heard
+
+    @property
+    def status(self) -> int:
+        """The exit status of the rank: that of rank 0, where that one ends too."""
+        return self.exit_code if self.heard is None else self.heard
 
 
 class DivergedError(RollmeshError):

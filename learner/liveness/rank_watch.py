@@ -95,6 +95,8 @@ class RankWatch:
         self._change(phase=name, failed="", echo=False)
         try:
             yield
+        except RankLostError:
+            raise  # of a phase within this one
         except Exception as error:
             echo = is_collective_failure(error)
             first_line = (str(error).splitlines() or [""])[0]
@@ -114,7 +116,7 @@ class RankWatch:
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         """Ends the watch. Where rank 0 leaves by an error, the others hear of it first."""
         if error is not None and self._board is not None and self._place.rank == 0:
-            self._change(cause=str(error))
+            self._change(cause=str(error) or type(error).__name__, status=getattr(error, "exit_code", 1))
             self._board.write(0, self._state)
             time.sleep(2 * self._beat_s)
         self._closed.set()
@@ -175,7 +177,7 @@ class RankWatch:
         seen = board.read(others if leads or failed_s is not None else [0])
         self._silence.observe(now, seen)
         if not leads and 0 in seen and seen[0].cause:
-            return RankLostError(seen[0].cause, heard=True)
+            return RankLostError(seen[0].cause, heard=seen[0].status)
         if failed_s is None:
             cause = name_silent(seen, self._silence, self._silent_s)
         else:
@@ -189,7 +191,7 @@ class RankWatch:
         if not cause:
             return None
         if leads:
-            self._change(cause=cause)
+            self._change(cause=cause, status=RankLostError.exit_code)
             board.write(0, self._state)
         return RankLostError(cause, hint=_HINT)
 
@@ -198,7 +200,7 @@ class RankWatch:
             self._explained.set_result(error)
             return
         log_lost(error)
-        self._end(error.exit_code)
+        self._end(error.status)
 
 
 def is_collective_failure(error: BaseException) -> bool:
@@ -208,5 +210,7 @@ def is_collective_failure(error: BaseException) -> bool:
 
 def log_lost(error: RankLostError) -> None:
     """Logs the end of a rank: as an error where no other rank does."""
-    level = logging.WARNING if error.heard else logging.ERROR
-    _log.log(level, "%s", "ends with rank 0, whose log names the cause" if error.heard else error)
+    if error.heard is None:
+        _log.error("%s", error, extra={"code": error.code})
+    else:
+        _log.warning("ends with rank 0, whose log names the cause")

@@ -30,6 +30,7 @@ class RankState:
         failed: the error by which its work has ended; empty: none has.
         echo: that error only says that others did not take part.
         cause: of rank 0 alone: why all ranks end.
+        status: the exit status that goes with it.
     """
 
     host: str
@@ -40,6 +41,7 @@ class RankState:
     failed: str = ""
     echo: bool = False
     cause: str = ""
+    status: int = 0
 
     @classmethod
     def of_this_process(cls) -> RankState:

@@ -73,6 +73,25 @@ def test_a_bad_value_is_one_error_that_says_what_the_key_needs(override: str, me
     assert caught.value.message == message
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["learner.distributed.nodes=2"], "nodes is more than 1: set rendezvous to HOST:PORT of node 0"),
+        (["learner.distributed.rendezvous=a"], "rendezvous is 'a', and should be HOST:PORT"),
+        (
+            ["learner.distributed={nodes: 2, rendezvous: a:1}", "learner.ranks=3"],
+            "ranks: 3 cannot be divided evenly over 2 nodes",
+        ),
+    ],
+)
+def test_ranks_of_several_nodes_have_a_place_to_meet_and_are_as_many_on_each(
+    overrides: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(MINIMAL, overrides)
+    assert message in caught.value.message
+
+
 def test_the_algorithm_section_is_flat() -> None:
     given = {"name": "dapo", "loss": "gspo", "kl": {"where": "loss"}, "horizon": 7}
     config = load_config({**MINIMAL, "algorithm": given}, ["--algorithm.loss.clip_high=0.3", "--algorithm.kl.cap=1"])

@@ -94,3 +94,9 @@ def test_what_is_given_goes_before_what_the_run_folder_says(authority: Authority
         given = target(tmp_path, None, token_file=look, tls_ca=None).security
     assert given == SecuritySection(**{**security, "token_file": look})
     assert target(None, "127.0.0.1:9", token_file=look).security == SecuritySection(token_file=look)
+
+
+def test_a_learner_over_several_nodes_is_not_started_by_one() -> None:
+    absent = {"model": {"path": "/absent/model"}, "data": {"train": "/absent.jsonl"}}
+    with pytest.raises(ConfigError, match=r"nodes is 2.*rollmesh learner --node N on each"):
+        check_files(load_config(absent, ["learner.distributed={nodes: 2, rendezvous: a:1}", "learner.ranks=2"]))

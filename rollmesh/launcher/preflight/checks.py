@@ -31,7 +31,7 @@ def check_files(config: Config) -> None:
 
     Raises:
         ConfigError: an unusable file of a secret; an interpreter that cannot run its service; a model's too short
-            context; one port for two services.
+            context; one port for two services. Several nodes are refused too.
         DataError: model folders or data files are not there, or are damaged.
         RewardError: an unknown scorer.
     """
@@ -39,6 +39,11 @@ def check_files(config: Config) -> None:
         raise ConfigError(
             "network.metrics_port is one, and all services of this run share this machine",
             hint="leave it out: each service takes a free port, and its log names it",
+        )
+    if config.learner.distributed.nodes > 1:
+        raise ConfigError(
+            f"learner.distributed.nodes is {config.learner.distributed.nodes}, and `rollmesh run` starts one machine",
+            hint="start the services one by one, and rollmesh learner --node N on each node (deploy/README.md: Slurm)",
         )
     check_security(config.security, None, endpoint=True)
     check_keys(config)

@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 from collections.abc import Mapping
+from concurrent.futures import Future
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,7 +25,7 @@ from rollmesh.learner.liveness import rank_watch
 from rollmesh.learner.liveness.lost_ranks import Silence, all_explained, name_cause, name_silent
 from rollmesh.learner.liveness.rank_watch import Place, RankWatch, is_collective_failure
 from rollmesh.mesh.config.learner import DistributedSection
-from rollmesh.mesh.errors import RankLostError
+from rollmesh.mesh.errors import RankLostError, StalledError
 from rollmesh.mesh.runtime.rank_board import FileBoard, RankState
 from rollmesh.mesh.runtime.ranks import Node, choose_interface, environment_of, environment_on
 
@@ -173,6 +174,25 @@ def test_rank_0_names_the_rank_that_is_lost_within_the_time_out(
     assert (f"rank 1 (process {ranks[1].pid} on " in message) == ("has" in said or "runs" in said)
     assert {host for host, _ in listens} <= {"127.0.0.1", "127.0.0.7"}
     assert (meeting in [f"{host}:{port}" for host, port in listens]) == (nodes == 2 and survivor == 0)
+
+
+def test_others_end_as_rank_0_does_where_that_ends_by_an_error_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_watch, "_BEAT_S", 0.05)
+    ended: Future[int] = Future()
+    board = FileBoard(tmp_path / "board")
+    with RankWatch(board, Place(1, 2), silent_s=_DEADLINE_S, end=ended.set_result):
+        leader = RankWatch(board, Place(0, 2), silent_s=_DEADLINE_S)
+        with pytest.raises(StalledError), leader, leader.phase("lead"):
+            raise StalledError("nothing has moved")
+        assert ended.result(_DEADLINE_S) == StalledError.exit_code
+
+
+def test_an_error_within_a_phase_within_another_is_explained_once() -> None:
+    watch = RankWatch(None, Place(0, 1), silent_s=1.0)
+    with pytest.raises(RankLostError, match="rank 7"), watch.phase("lead"), watch.phase("train"):
+        raise RankLostError("rank 7")
 
 
 def test_only_what_says_no_more_than_that_others_were_away_is_explained() -> None:
