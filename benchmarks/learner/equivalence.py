@@ -1,0 +1,332 @@
+"""Every layout of the learner next to plain transformers: losses, gradient norms, log-probs and weights of real steps.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.learner.equivalence docs/equivalence.md
+
+The reference is transformers' eager forward pass of one sequence at a time, autograd, `clip_grad_norm_` and
+`torch.optim.AdamW`. It shares no line with the engines but the batch: the clipped surrogate, weight decay and clipping
+are written here again. Models are tiny and random, and all is float32. Behaviour log-probs are the model's own with
+noise, so that ratios are near 1 and some are clipped.
+
+Each of `ROWS` trains on three batches, of which the last has less than one micro-batch for every rank. A cell has four
+largest differences: of the losses, and of the gradient norms before clipping (as a part of the norm). The others are of
+the log-probs of other sequences after the last step, and of the weights. Minutes on a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from benchmarks.common import HelpFormatter
+from benchmarks.learner.tiny_models import save_model
+from rollmesh.learner.algorithms.aggregation import aggregate
+from rollmesh.learner.algorithms.docs_reference import fill, markdown_table
+from rollmesh.learner.algorithms.losses.ppo import ppo
+from rollmesh.learner.algorithms.types import GlobalCounts, LossOutput, ModelOutput, TokenBatch
+from rollmesh.learner.batching.pack import pack
+from rollmesh.learner.batching.types import Packing, TrainSequence
+from rollmesh.learner.engines.interface import Engine
+from rollmesh.mesh.config.learner import MemorySection, OptimizerSection
+from rollmesh.mesh.errors import ConfigError
+from rollmesh.testing.engine_cases import MEMBERS, make_batches, make_sequences, make_spec, weights
+from rollmesh.testing.worlds import EngineLayout, EngineWorld, Harness, Processes
+
+BOUND = 1e-5
+"""Upper bound of every difference."""
+REFUSED = "refused"
+Differences = tuple[float, float, float, float]
+"""The largest of losses, gradient norms (relative), log-probs and weights."""
+MODELS = {"dense": "qwen3", "experts": "qwen3_moe", "hybrid": "qwen3_5_text"}
+"""Architectures of `tiny_models` by the columns of the table."""
+# A step of AdamW follows signs; eps is far above what rounding leaves of a gradient that is 0.
+OPTIMIZER = OptimizerSection(lr=1e-3, eps=1e-4, weight_decay=0.1, max_grad_norm=0.5)
+_GROUPS = (6, 6, 1)
+_BUDGET = 48
+_CLIP = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A way to lay out the learner, or to compute in it: one row of the table.
+
+    Attributes:
+        name: in the table.
+        processes: of the learner.
+        changes: the fields of `EngineSpec` that make it.
+        padded: a row for each sequence, whatever the model allows.
+        shared: responses share their prompts, else each has its own.
+        rests: the engine's memory is offloaded between the halves of every step.
+    """
+
+    name: str
+    processes: int = 1
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    padded: bool = False
+    shared: bool = True
+    rests: bool = False
+
+    @property
+    def layout(self) -> EngineLayout:
+        """The layout of the engines."""
+        return EngineLayout(self.name, self.processes, changes=self.changes)
+
+
+_TILES = {"memory": MemorySection(logits_mib=0)}
+_ON_HOST = {"activation_checkpointing": True, "memory": MemorySection(offload_activations=True)}
+_GATHERED = {"memory": MemorySection(reshard_after_forward=False)}
+ROWS = (
+    Row("one rank, prompts shared"),
+    Row("one rank, packed, a prompt each", shared=False),
+    Row("one rank, padded", padded=True),
+    Row("one rank, logits computed again", changes=_TILES),
+    Row("one rank, activations computed again", changes={"activation_checkpointing": True}),
+    Row("one rank, activations but products computed again", changes={"activation_checkpointing": "selective"}),
+    Row("one rank, activations on the host", changes=_ON_HOST),
+    Row("one rank, offloaded amid each step", rests=True),
+    Row("FSDP2 x2", 2),
+    Row("FSDP2 x2, packed, a prompt each", 2, shared=False),
+    Row("FSDP2 x2, padded", 2, padded=True),
+    Row("FSDP2 x2, logits computed again", 2, _TILES),
+    Row("FSDP2 x2, gradients travel once", 2, {"sync_once": True}),
+    Row("FSDP2 x2, layers stay gathered", 2, _GATHERED),
+    Row("FSDP2 x2, offloaded amid each step", 2, rests=True),
+    Row("FSDP2 x4", 4),
+    Row("HSDP 2x2", 4, {"shards": 2}),
+    Row("HSDP 2x2, padded", 4, {"shards": 2}, padded=True),
+    Row("HSDP 2x2, gradients travel once", 4, {"shards": 2, "sync_once": True}),
+    Row("Ulysses x2", 2, {"sp": 2}),
+    Row("Ulysses x2 in FSDP2 x4", 4, {"sp": 2}),
+    Row("Ulysses x2 in HSDP 2x2", 4, {"sp": 2, "shards": 2}),
+    Row("Ulysses x4", 4, {"sp": 4}),
+    Row("Ulysses x4, packed, a prompt each", 4, {"sp": 4}, shared=False),
+    Row("Ulysses x4, logits computed again", 4, {"sp": 4, **_TILES}),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """Numbers of some steps, and what they lead to.
+
+    Attributes:
+        losses, grad_norms: by step.
+        log_probs: float32, of `Case.unseen`, sequence after sequence, after the last step.
+        weights: float32, by name, after the last step.
+    """
+
+    losses: list[float]
+    grad_norms: list[float]
+    log_probs: Tensor
+    weights: dict[str, Tensor]
+
+    def differences(self, reference: Training) -> Differences:
+        """The largest of the losses, of the norms (relative), of the log-probs and of the weights.
+
+        Raises:
+            ValueError: the weights are not of the same names.
+        """
+        if self.weights.keys() != reference.weights.keys():
+            raise ValueError(f"other weights: {sorted(self.weights.keys() ^ reference.weights.keys())}")
+        norms = zip(self.grad_norms, reference.grad_norms, strict=True)
+        return (
+            max(abs(found - true) for found, true in zip(self.losses, reference.losses, strict=True)),
+            max(abs(found - true) / true for found, true in norms),
+            float((self.log_probs - reference.log_probs).abs().max()),
+            max(float((self.weights[name] - true).abs().max()) for name, true in reference.weights.items()),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model, the batches of its steps, and the result of the reference.
+
+    Attributes:
+        folder: of the model.
+        batches: by step.
+        unseen: sequences that are not trained.
+        reference: its numbers.
+        moved: the largest change of a weight in these steps.
+    """
+
+    folder: Path
+    batches: Sequence[Sequence[TrainSequence]]
+    unseen: Sequence[TrainSequence]
+    reference: Training
+    moved: float
+
+
+def make_case(folder: Path, architecture: str, *, shared: bool) -> Case:
+    """Writes a model, and trains it with transformers and torch alone.
+
+    Args:
+        folder: to write.
+        architecture: of `tiny_models`.
+        shared: responses share their prompts, else each has its own.
+    """
+    save_model(folder, architecture)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    batches = [
+        _near(
+            model, make_sequences(seed, groups) if shared else make_sequences(seed, MEMBERS * groups)[::MEMBERS], seed
+        )
+        for seed, groups in enumerate(_GROUPS)
+    ]
+    unseen = make_sequences(len(_GROUPS))
+    reference = _train_plainly(model, batches, unseen)
+    moved = max(float((reference.weights[name] - tensor).abs().max()) for name, tensor in before.items())
+    return Case(folder, batches, unseen, reference, moved)
+
+
+def train_in(harness: Harness, case: Case, row: Row) -> Training | None:
+    """Trains an engine of a row; collective.
+
+    Returns:
+        Its numbers, in the leading process; None: the layout is refused for this model.
+    """
+    try:
+        engine = harness.make(make_spec(case.folder, optimizer=OPTIMIZER))
+        if row.padded:
+            engine._runner.repack("of a comparison")  # type: ignore[attr-defined]  # of FSDP2
+            engine.packing = Packing.ROWS
+    except ConfigError:
+        return None
+    results = [_step(engine, batch, rests=row.rests) for batch in case.batches]
+    # Every data-parallel rank computes all of them.
+    outputs = engine.infer([pack(case.unseen)])
+    log_probs = outputs[0].policy()[0] if outputs else torch.empty(0)
+    return Training([r["loss"] for r in results], [r["grad_norm"] for r in results], log_probs, weights(engine))
+
+
+def compare(cases: Mapping[str, Case], row: Row, processes: Processes) -> dict[str, Differences | None]:
+    """Trains models in the layout of a row; gives the differences of each, see `Training`; None: refused.
+
+    Args:
+        cases: by any names.
+        row: of the table.
+        processes: as many as it says.
+    """
+    found = EngineWorld(row.layout, processes).run(_train_all, list(cases.values()), row)[0]
+    return {
+        name: None if training is None else training.differences(case.reference)
+        for (name, case), training in zip(cases.items(), found, strict=True)
+    }
+
+
+def _train_all(harness: Harness, cases: Sequence[Case], row: Row) -> list[Training | None]:
+    return [train_in(harness, case, row) for case in cases]
+
+
+def _step(engine: Engine, sequences: Sequence[TrainSequence], *, rests: bool) -> dict[str, float]:
+    batches = make_batches(engine, sequences, _BUDGET)
+    engine.accumulate(batches, surrogate, engine.global_counts(batches))
+    if rests:
+        engine.offload()
+        engine.onload()
+    return engine.apply().metrics
+
+
+def surrogate(output: ModelOutput, tokens: TokenBatch, counts: GlobalCounts) -> LossOutput:
+    """The clipped surrogate as algorithms compute it, the mean over sequences of their means."""
+    per_token, metrics = ppo(output.policy()[0], tokens.behaviour_log_probs, tokens, dual_clip=None)
+    return LossOutput(aggregate(per_token, tokens, counts, "seq_mean_token_mean"), metrics)
+
+
+def _train_plainly(
+    model: nn.Module, batches: Sequence[Sequence[TrainSequence]], unseen: Sequence[TrainSequence]
+) -> Training:
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    vectors = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": OPTIMIZER.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = AdamW(groups, lr=OPTIMIZER.lr, betas=OPTIMIZER.betas, eps=OPTIMIZER.eps)
+    losses, norms = [], []
+    for batch in batches:
+        per_sequence = []
+        for sequence in batch:
+            trained = torch.from_numpy(sequence.response_mask == 1)
+            behaviour = torch.from_numpy(sequence.behaviour_log_probs)[trained]
+            ratios = (_log_probs(model, sequence)[trained] - behaviour).exp()
+            surrogates = sequence.advantages * torch.stack([ratios, ratios.clamp(1 - _CLIP, 1 + _CLIP)])
+            per_sequence.append(-surrogates.min(0).values.mean())
+        loss = torch.stack(per_sequence).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), OPTIMIZER.max_grad_norm)))
+        optimizer.step()
+        losses.append(loss.item())
+    with torch.no_grad():
+        log_probs = torch.cat([_log_probs(model, s)[torch.from_numpy(s.response_mask == 1)] for s in unseen])
+    return Training(losses, norms, log_probs, {name: p.detach() for name, p in model.named_parameters()})
+
+
+def _log_probs(model: nn.Module, sequence: TrainSequence) -> Tensor:
+    """Log-probs of the response's tokens, [T]."""
+    ids = torch.from_numpy(np.concatenate([sequence.prompt_ids, sequence.response_ids])).long()
+    first = len(sequence.prompt_ids)
+    logits = model(ids[None], use_cache=False).logits[0, first - 1 : -1] / sequence.temperature
+    return logits.log_softmax(-1).gather(1, ids[first:, None])[:, 0]
+
+
+@torch.no_grad()
+def _near(model: nn.Module, sequences: Sequence[TrainSequence], seed: int) -> list[TrainSequence]:
+    """The sequences as a policy near the model samples them."""
+    noise = np.random.default_rng(seed)
+    return [
+        replace(
+            s,
+            behaviour_log_probs=_log_probs(model, s).numpy()
+            + noise.normal(0, 0.15, len(s.response_ids)).astype(np.float32),
+        )
+        for s in sequences
+    ]
+
+
+def table() -> str:
+    """The table of all rows, as Markdown."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as closers:
+        processes = {size: Processes(size) for size in (1, 2, 4)}
+        for each in processes.values():
+            closers.callback(each.close)
+        cases = {
+            shared: {
+                name: make_case(Path(folder) / f"{name}-{shared}", architecture, shared=shared)
+                for name, architecture in MODELS.items()
+            }
+            for shared in (True, False)
+        }
+        lines = []
+        for row in ROWS:
+            found = compare(cases[row.shared], row, processes[row.processes])
+            lines.append((row.name, *(_cell(found[name]) for name in MODELS)))
+            print(*lines[-1], sep=" | ", file=sys.stderr)
+    return markdown_table(("layout", *MODELS), lines)
+
+
+def _cell(differences: Differences | None) -> str:
+    return REFUSED if differences is None else ", ".join(f"{each:.0e}" for each in differences)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
+    parser.add_argument("page", type=Path, help="page with the markers of the table")
+    page: Path = parser.parse_args(arguments).page
+    torch.set_num_threads(1)
+    transformers_logging.set_verbosity_error()
+    page.write_text(fill(page.read_text(encoding="utf-8"), {"equivalence": table()}), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Layouts train as plain transformers does: some rows of docs/equivalence.md again, and the page has all of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import pytest
+import torch
+
+from benchmarks.learner.equivalence import BOUND, MODELS, REFUSED, ROWS, Case, make_case, train_in
+from rollmesh.testing.fixtures import GetWorld
+from tests.repository import REPOSITORY
+
+torch.set_num_threads(1)
+
+PAGE = REPOSITORY / "docs" / "equivalence.md"
+BY_NAME = {row.name: row for row in ROWS}
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Case]:
+    folder = tmp_path_factory.mktemp("equivalence")
+    return {name: make_case(folder / name, architecture, shared=True) for name, architecture in MODELS.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("one rank, padded", "hybrid"),
+        ("one rank, offloaded amid each step", "dense"),
+        ("FSDP2 x2, logits computed again", "experts"),
+        ("HSDP 2x2", "hybrid"),
+        ("Ulysses x4", "dense"),
+    ],
+)
+def test_a_layout_trains_as_plain_transformers_does(
+    cases: Mapping[str, Case], engine_worlds: GetWorld, name: str, model: str
+) -> None:
+    row, case = BY_NAME[name], cases[model]
+    found = engine_worlds(row.layout).run(train_in, case, row)[0]
+    assert found is not None
+    assert max(found.differences(case.reference)) < BOUND < 1e-2 * case.moved
+    assert min(case.reference.grad_norms) > 0
+
+
+def test_the_page_has_every_layout_and_no_difference_above_the_bound() -> None:
+    lines = re.findall(r"^\| (.*) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    (_, *models), _, *rows = (line.split(" | ") for line in lines)
+    assert models == list(MODELS)
+    assert [name for name, *_ in rows] == list(BY_NAME)
+    for name, *cells in rows:
+        refused = {model for model, cell in zip(models, cells, strict=True) if cell == REFUSED}
+        assert refused == ({"hybrid"} if "sp" in BY_NAME[name].changes else set()), name
+        differences = [float(each) for cell in cells if cell != REFUSED for each in cell.split(", ")]
+        assert len(differences) == 4 * (len(models) - len(refused))
+        assert max(differences) < BOUND, name
