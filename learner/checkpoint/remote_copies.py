@@ -35,14 +35,14 @@ class RemoteCopies:
         url: as `s3://bucket/runs/NAME`; what stands before `://` names fsspec's file system.
 
     Raises:
-        ConfigError: there is no such file system, or its package is not installed.
+        ConfigError: there is no such file system, its package is not installed, or it does not answer.
     """
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
         try:
             self._files, root = fsspec.core.url_to_fs(self._url)
-        except (ImportError, ValueError) as error:
+        except Exception as error:  # every file system has errors of its own
             raise ConfigError(f"cannot copy to {self._url}: {error}", hint="see checkpoint.copy_to") from error
         self._root = str(root).rstrip("/")
 

@@ -11,12 +11,14 @@ import fsspec
 import pytest
 import xxhash
 from fsspec.implementations.memory import MemoryFileSystem
+from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from rollmesh.cli.app import app
 from rollmesh.learner.checkpoint.copy_thread import CopyThread
 from rollmesh.learner.checkpoint.names import list_checkpoints
 from rollmesh.learner.checkpoint.remote_copies import CopyError, RemoteCopies
+from rollmesh.mesh.config.evaluation import CheckpointSection
 from rollmesh.mesh.errors import ConfigError
 
 URL = "memory://bucket/runs/demo"
@@ -142,8 +144,19 @@ def test_a_damaged_copy_and_none_at_all_are_named(run: Run, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("url", "said"),
-    [("nowhere://bucket", "Protocol not known"), ("file:///proc/nothing", "cannot write file:///proc/nothing")],
+    [
+        ("nowhere://bucket", "Protocol not known"),
+        ("file:///proc/nothing", "cannot write file:///proc/nothing"),
+        ("ftp://127.0.0.1:1/runs", "cannot copy to ftp://127"),
+    ],
 )
 def test_a_place_that_cannot_be_written_is_refused(url: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         RemoteCopies(url).check(Path("none"))
+
+
+@pytest.mark.parametrize("url", ["bucket/runs", "s3://me:secret@host/bucket"])
+def test_a_folder_and_a_login_are_no_url(url: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        CheckpointSection(copy_to=url)
+    assert "secret" not in str(refused.value)
