@@ -140,6 +140,7 @@ def _engine(
         param_dtype=param_dtype,
         float32_logits=config.learner.float32_logits,
         activation_checkpointing=recompute,
+        compile=config.learner.compile,
         seed=config.run.seed,
         entropy_gradient=entropy_gradient,
         sync_once=config.learner.gradient_sync == "step",

@@ -48,6 +48,7 @@ class EngineSpec:
         float32_logits: logits are not rounded to the compute dtype (language models).
         activation_checkpointing: recompute activations in the backward pass; `selective`: all but the outputs of
             products and of attention.
+        compile: layers are compiled (`torch.compile`).
         seed: of weights that the folder does not hold (a new value head); the first engine of a process seeds the
             process with it too.
         entropy_gradient: the loss differentiates the entropy (language models).
@@ -70,6 +71,7 @@ class EngineSpec:
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     float32_logits: bool = True
     activation_checkpointing: bool | Literal["selective"] = False
+    compile: bool = False
     seed: int = 0
     entropy_gradient: bool = False
     sync_once: bool = False

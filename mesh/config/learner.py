@@ -233,6 +233,11 @@ class LearnerSection(Section):
         description="The same batches give the same bits, also on CUDA and after a resumption on as many ranks. It "
         "costs time, and an operation that has no such form ends the run by its name. A CPU does so in any case.",
     )
+    compile: bool = Field(
+        False,
+        description="Compile each layer with `torch.compile`, which fuses what stands between products; a run starts "
+        "later. Attention stays as it is. Models whose attention is their own are not compiled, and the start says so.",
+    )
     gradient_sync: Literal["micro_batch", "step"] = Field(
         "micro_batch",
         description="When ranks add up their gradients. `micro_batch`: after each, so that a device keeps its shard "
@@ -273,6 +278,11 @@ class LearnerSection(Section):
             raise ValueError(
                 "memory.offload_activations moves what activation_checkpointing: true keeps, and this is "
                 f"{str(self.activation_checkpointing).lower()}: set it to true"
+            )
+        if self.compile and self.activation_checkpointing == "selective":
+            raise ValueError(
+                "compile: true fuses the operations among which activation_checkpointing: selective chooses: set that "
+                "to true or false"
             )
         return self
 

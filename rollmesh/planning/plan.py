@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from rollmesh.learner.algorithms.types import ModelRole
-from rollmesh.learner.engines.fsdp2.shard_mesh import check_shards
+from rollmesh.learner.engines.fsdp2.preparation.shard_mesh import check_shards
 from rollmesh.learner.engines.interface import ACTOR
 from rollmesh.mesh.config.base import DeviceName
 from rollmesh.mesh.config.learner import OptimizerSection

@@ -22,6 +22,7 @@ from rollmesh.mesh.errors import DataError
 ATTENTION = "rollmesh_packed"
 
 
+@torch.compiler.disable(reason="the layout of a batch decides the calls")
 def packed_attention(
     module: nn.Module,
     query: Tensor,

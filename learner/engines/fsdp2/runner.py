@@ -15,6 +15,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import TorchDynamoException
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from rollmesh.learner.algorithms.types import ModelOutput
@@ -26,11 +27,12 @@ from rollmesh.learner.engines.fsdp2.attention import ATTENTION
 from rollmesh.learner.engines.fsdp2.dense_attention import describe_dense_attention
 from rollmesh.learner.engines.fsdp2.layout import AttentionLayout, build_layout
 from rollmesh.learner.engines.fsdp2.loading import load_weights, open_model
+from rollmesh.learner.engines.fsdp2.preparation.compilation import CompiledLayers
+from rollmesh.learner.engines.fsdp2.preparation.shard_mesh import shard_mesh
 from rollmesh.learner.engines.fsdp2.probe import ComputedValues, read
 from rollmesh.learner.engines.fsdp2.recurrent.layers import LAYOUT, compute_apart, know_borders
 from rollmesh.learner.engines.fsdp2.recurrent.layout import build_recurrent_layout
 from rollmesh.learner.engines.fsdp2.rows import build_rows
-from rollmesh.learner.engines.fsdp2.shard_mesh import shard_mesh
 from rollmesh.learner.engines.fsdp2.sharding import Preparation, computing_in, plain_name, prepare, recover
 from rollmesh.learner.engines.fsdp2.ulysses.division import KEY as SP_KEY
 from rollmesh.learner.engines.fsdp2.ulysses.division import check_division
@@ -71,6 +73,7 @@ class ModelRunner(ABC):
         self._spec = spec
         self.world, self.device = world, world.device
         self._param_dtype: torch.dtype = getattr(torch, spec.param_dtype)
+        self._proving = False
         if world.first:
             torch.manual_seed(spec.seed)
         with torch.random.fork_rng(devices=[]):
@@ -82,21 +85,20 @@ class ModelRunner(ABC):
             self._divide(stored.model.config)
             choice = choose_packing(stored.model)
             self._own_attention: str = stored.model.config._attn_implementation
-            self._refuse_to_divide(
-                "its layers carry a state from token to token" if choice.recurrent else choice.reason
-            )
+            self._why_whole = "its layers carry a state from token to token" if choice.recurrent else choice.reason
+            self._refuse_to_divide(self._why_whole)
             self.why_rows = choice.reason
             for layer in choice.recurrent:
                 compute_apart(layer)
             self._know_borders = self.device.type == "cuda" and know_borders(choice.recurrent)
+            self._layers = CompiledLayers(self.transformer) if spec.compile and not self._why_whole else None
             self._use(choice.packing)
             self.vocab_size = len(cast(Tensor, stored.model.get_input_embeddings().weight))
             self.module = self._build(stored.model)
             self._shard_and_load(stored)
         self.parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         self._varlen = has_varlen(self.device, self._param_dtype)
-        if not self._varlen:
-            self._warn_of_dense_attention()
+        self._warn()
 
     @abstractmethod
     def _build(self, language_model: PreTrainedModel) -> nn.Module:
@@ -141,7 +143,14 @@ class ModelRunner(ABC):
 
     def read(self, batches: Sequence[PackedBatch]) -> ComputedValues:
         """Computes the engine's outputs and gradients as it is now, for the probe."""
-        return read(batches, lambda batch: self.forward(batch)[1], self.parameters)
+        try:
+            return read(batches, lambda batch: self.forward(batch)[1], self.parameters)
+        except TorchDynamoException as error:
+            reason = " ".join(str(error).split("\n")[:2])
+            raise ConfigError(
+                f"the layers of model {self._spec.model.path!r} cannot be compiled: {type(error).__name__}: {reason}",
+                hint="set learner.compile: false",
+            ) from error
 
     @contextmanager
     def in_eager_rows(self) -> Iterator[None]:
@@ -157,11 +166,15 @@ class ModelRunner(ABC):
     def in_float32(self) -> Iterator[None]:
         """Computes in float32, without kernels that round more, for the probe."""
         varlen, self._varlen = self._varlen, False
+        # Compiled code of another dtype than that of training would prove nothing, and take as long again.
+        self._proving = self._param_dtype != torch.float32
+        self._compile()
         try:
             with computing_in(self.module, torch.float32), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
                 yield
         finally:
-            self._varlen = varlen
+            self._varlen, self._proving = varlen, False
+            self._compile()
 
     def recover(self) -> bool:
         """Prepares the engine for another pass after one that broke off, for the probe; False: impossible."""
@@ -187,7 +200,7 @@ class ModelRunner(ABC):
         self._refuse_to_divide(reason)
         self.why_rows = reason
         self._use(Packing.ROWS)
-        self._warn_of_dense_attention()
+        self._warn()
 
     def embedding(self) -> nn.Module:
         """The embedding of the tokens, for the probe."""
@@ -202,14 +215,28 @@ class ModelRunner(ABC):
         if packing is Packing.ROWS and self.transformer.config._attn_implementation != implementation:
             # transformers does not switch attention outside of its interface; layers that can look here.
             self.transformer.config._attn_implementation = implementation
+        self._compile()
 
-    def _warn_of_dense_attention(self) -> None:
+    def _compile(self) -> None:
+        """Computes with compiled layers where their attention is ours."""
+        if self._layers is not None:
+            self._layers.use(self.transformer.config._attn_implementation == ATTENTION and not self._proving)
+
+    def _warn(self) -> None:
+        """Warns of what the packing makes slow or large."""
         heads = getattr(self.transformer.config.get_text_config(), "num_attention_heads", 0)
-        warning = describe_dense_attention(
-            self.packing, self._own_attention, self.device, self._param_dtype, heads, self._spec.longest
-        )
-        if warning and self.layout.leads:
-            _log.warning("model %r: %s", self._spec.model.path, warning)
+        warnings = []
+        if not self._varlen:
+            warnings.append(
+                describe_dense_attention(
+                    self.packing, self._own_attention, self.device, self._param_dtype, heads, self._spec.longest
+                )
+            )
+        if self._spec.compile and (reason := self.why_rows or self._why_whole):
+            warnings.append(f"its layers are not compiled: {reason}")
+        for warning in warnings:
+            if warning and self.layout.leads:
+                _log.warning("model %r: %s", self._spec.model.path, warning)
 
     def _shard_and_load(self, stored: StoredModel) -> None:
         spec = self._spec
