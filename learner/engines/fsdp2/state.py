@@ -39,7 +39,8 @@ class StateWriter:
     Args:
         world: the processes.
 
-    On CUDA the copy's memory is pinned and kept from one checkpoint to the next.
+    The copy's memory is kept from one checkpoint to the next: to get fresh memory takes longer than to fill it. It is
+    pinned on CUDA.
     """
 
     def __init__(self, world: World) -> None:
@@ -67,8 +68,12 @@ class StateWriter:
         if dist.is_initialized() and self._group is None:
             # A group of its own: the writing thread's collectives must not come between those of the training thread.
             self._group = dist.new_group(backend="gloo")
-        if self._world.device.type == "cuda" and self._stager is None:
-            self._stager = DefaultStager(StagingOptions(use_shared_memory=False, use_async_staging=False))
+        if self._stager is None:
+            pinned = self._world.device.type == "cuda"
+            options = StagingOptions(
+                pinned, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=pinned
+            )
+            self._stager = DefaultStager(options)
         text = json.dumps({"steps": steps, "extra": extra})
         written: Future[None] = Future()
         saving = dcp.async_save(
