@@ -36,7 +36,7 @@ def check_needs(config: Config, needs: Needs) -> None:
         if config.learner.roles[section].offload and roles[section].trained:
             raise ConfigError(
                 f"learner.roles.{section}.offload: algorithm {name} trains this role in every step",
-                hint="leave offload out",
+                hint="leave it out; for such roles there are learner.memory.offload_params and its neighbours",
             )
     known = _component_names(config.reward)
     for component in needs.components:

@@ -109,6 +109,20 @@ class MemorySection(Section):
         description="What `learner.activation_checkpointing: true` keeps, the inputs of the layers, waits in pinned "
         "host memory for the backward pass. For long sequences.",
     )
+    offload_params: bool = Field(
+        False,
+        description="The parameters of models that are trained rest in (pinned) host memory between uses, while other "
+        "roles compute. `learner.roles.NAME.offload` is the same for a role that is not trained.",
+    )
+    offload_gradients: bool = Field(
+        False,
+        description="The same for gradients, between the passes of all roles and the optimizers' steps.",
+    )
+    offload_optimizer: bool = Field(
+        False,
+        description="The same for the optimizers' states: they are on the device during a step of the optimizer alone, "
+        "when there are no activations.",
+    )
     reshard_after_forward: bool = Field(
         True,
         description="Layers that were gathered from the ranks are gathered again for the backward pass. false: they "

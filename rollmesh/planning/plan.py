@@ -11,7 +11,7 @@ from rollmesh.learner.algorithms.types import ModelRole
 from rollmesh.learner.engines.fsdp2.preparation.shard_mesh import check_shards
 from rollmesh.learner.engines.interface import ACTOR
 from rollmesh.mesh.config.base import DeviceName
-from rollmesh.mesh.config.learner import OptimizerSection
+from rollmesh.mesh.config.learner import OptimizerSection, RoleSection
 from rollmesh.mesh.config.models import Config
 from rollmesh.planning.cluster import Cluster
 from rollmesh.planning.generation import GeneratorMemory, generator_memory
@@ -158,7 +158,7 @@ def _setup(config: Config, cluster: Cluster, role: ModelRole, models: Models) ->
     device = _device_of(learner.device, cluster)
     dtype, recompute = learner.compute_on(device)
     shape = models.shape(role.name)
-    section = learner.roles.get(role.name)
+    section = learner.roles.get(role.name) or RoleSection()
     tokens, micro_batches = micro_batch(config)
     shards = learner.parallel.shards or learner.ranks
     check_shards(shards, learner.ranks)
@@ -172,11 +172,12 @@ def _setup(config: Config, cluster: Cluster, role: ModelRole, models: Models) ->
         compute_bytes=_BYTES[dtype],
         # Selective recomputation keeps less than all: taken as all, an upper bound.
         recompute=recompute is True and role.trained,
-        offload=section is not None and section.offload and device == "cuda",
+        offload=device == "cuda" and (learner.memory.offload_params if role.trained else section.offload),
+        offload_optimizer=device == "cuda" and learner.memory.offload_optimizer,
         tokens=math.ceil(tokens / learner.parallel.sp),
         micro_batches=micro_batches,
         logits=LogitRoom(learner.memory.logits_mib << 20, math.prod(_TILES[device]), _TILES[device][0]),
-        moments=_moments((section.optimizer if section is not None else None) or learner.optimizer),
+        moments=_moments(section.optimizer or learner.optimizer),
         sync_once=learner.gradient_sync == "step",
         host_inputs=learner.memory.offload_activations and device == "cuda",
         reshard=learner.memory.reshard_after_forward,
@@ -210,8 +211,10 @@ def _host(
     config: Config, cluster: Cluster, roles: Sequence[RolePlan], shape: ModelShape, travelling: int
 ) -> dict[str, int]:
     ranks_here = math.ceil(config.learner.ranks / cluster.nodes) if cluster.cuda else config.learner.ranks
-    offloaded = ranks_here * sum(role.setup.parameters for role in roles if role.setup.offload)
-    parts = learner_host(config, shape, travelling, offloaded)
+    setups = [role.setup for role in roles]
+    offloaded = sum(setup.parameters for setup in setups if setup.offload)
+    offloaded += sum(setup.optimizer for setup in setups if setup.trained and setup.offload_optimizer)
+    parts = learner_host(config, shape, travelling, ranks_here * offloaded)
     for name, nbytes in generator_host(config, shape, travelling, same_node=cluster.nodes == 1).items():
         parts[name] = nbytes * math.ceil(config.rollout.replicas / cluster.nodes)
     return parts

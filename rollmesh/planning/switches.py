@@ -106,6 +106,18 @@ SWITCHES = (
         "copies to pinned host memory and back",
     ),
     Switch(
+        "learner.memory.offload_optimizer",
+        lambda config, plan: _if(plan.cluster.cuda and not config.learner.memory.offload_optimizer, True),
+        "copies from and to the host for every step of the optimizer",
+    ),
+    Switch(
+        "learner.memory.offload_params",
+        lambda config, plan: _if(
+            plan.cluster.cuda and len(plan.roles) > 1 and not config.learner.memory.offload_params, True
+        ),
+        "copies from and to the host for every use",
+    ),
+    Switch(
         "learner.memory.logits_mib",
         lambda config, _: _if(config.learner.memory.logits_mib > 0, 0),
         "logits are computed a second time in the backward pass",

@@ -69,7 +69,8 @@ class RoleSetup:
         compute_bytes: of an element of the compute dtype.
         recompute: blocks keep their input alone for the backward pass.
         host_inputs: these inputs wait in host memory.
-        offload: it rests in host memory between its uses.
+        offload: its parameters rest in host memory between its uses.
+        offload_optimizer: the optimizer's state too, but for the optimizer's step.
         tokens: of a micro-batch.
         micro_batches: of an optimizer step; from the second one on gradients are there already.
         logits: room for them.
@@ -93,6 +94,7 @@ class RoleSetup:
     moments: Moments = Moments()
     sync_once: bool = False
     host_inputs: bool = False
+    offload_optimizer: bool = False
     reshard: bool = True
 
     @property
@@ -115,11 +117,16 @@ class RoleSetup:
 
 def resting(setup: RoleSetup) -> dict[str, int]:
     """Components between the uses of a role; a step ends without gradients."""
-    if setup.offload:
-        return {}
-    if not setup.trained:
-        return {PARAMETERS: setup.parameters}
-    return {PARAMETERS: setup.parameters, OPTIMIZER: setup.optimizer}
+    return ({} if setup.offload else {PARAMETERS: setup.parameters}) | _moments(setup)
+
+
+def _in_use(setup: RoleSetup) -> dict[str, int]:
+    """Components while it computes."""
+    return {PARAMETERS: setup.parameters} | _moments(setup)
+
+
+def _moments(setup: RoleSetup) -> dict[str, int]:
+    return {OPTIMIZER: setup.optimizer} if setup.trained and not setup.offload_optimizer else {}
 
 
 def phases(setup: RoleSetup) -> Iterator[Phase]:
@@ -131,16 +138,16 @@ def phases(setup: RoleSetup) -> Iterator[Phase]:
     yield _output_layer(setup)
     yield _largest_block(setup)
     yield _last_gradients(setup)
-    yield Phase("optimizer", resting(setup) | {GRADIENTS: setup.parameters})
+    states = {PARAMETERS: setup.parameters, OPTIMIZER: setup.optimizer, GRADIENTS: setup.parameters}
+    yield Phase("optimizer", states)
 
 
 def _inference(setup: RoleSetup) -> Phase:
     most = max((cost.inference.at(setup.tokens) for cost in setup.costs), default=0)
-    held = resting(setup) or {PARAMETERS: setup.parameters}
     activations = max(most + setup.hidden_states, 2 * setup.hidden_states)
     return Phase(
         "inference",
-        held | {GATHERED: _gathered(setup), ACTIVATIONS: activations, LOGITS: _logits(setup, gradient=False)},
+        _in_use(setup) | {GATHERED: _gathered(setup), ACTIVATIONS: activations, LOGITS: _logits(setup, gradient=False)},
     )
 
 
@@ -249,11 +256,11 @@ def _last_gradients(setup: RoleSetup) -> Phase:
 
 
 def _held(setup: RoleSetup) -> dict[str, int]:
-    """Resting parts during a backward pass, and gradients of former micro-batches."""
+    """States during a backward pass, and gradients of former micro-batches."""
     if setup.micro_batches == 1:
-        return resting(setup) | {GRADIENTS: 0}
+        return _in_use(setup) | {GRADIENTS: 0}
     whole = setup.sync_once and setup.sharded
-    return resting(setup) | {GRADIENTS: MASTER * setup.shape.elements if whole else setup.parameters}
+    return _in_use(setup) | {GRADIENTS: MASTER * setup.shape.elements if whole else setup.parameters}
 
 
 def _gathered(setup: RoleSetup, near: int | None = None) -> int:

@@ -13,8 +13,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rollmesh.learner.engines.interface import Engine
+from rollmesh.mesh.config.learner import MemorySection
 from rollmesh.testing.contract_inference import infer
-from rollmesh.testing.contract_state import Weights
+from rollmesh.testing.contract_state import Weights, save
 from rollmesh.testing.engine_cases import (
     assert_same,
     critic_loss,
@@ -41,6 +42,13 @@ class MemoryContract(Suite):
     ) -> None:
         expected, found = world.run(_rested, engine_models["tied"], parts)[0]
         assert_same(found, expected, 0.0)
+
+    def test_what_rests_between_calls_changes_nothing(
+        self, world: EngineWorld, engine_models: Mapping[str, Path], tmp_path: Path
+    ) -> None:
+        present, resting = world.run(_resting_between_calls, engine_models["tied"], tmp_path)[0]
+        for found, expected in zip(resting, present, strict=True):
+            assert_same(found, expected, 0.0)
 
     def test_a_call_that_needs_what_rests_is_refused(
         self, world: EngineWorld, engine_models: Mapping[str, Path], tmp_path: Path
@@ -84,6 +92,32 @@ def _rested(harness: Harness, model: Path, parts: tuple[str, ...]) -> tuple[Weig
             each.onload()
         train(each, make_sequences(3))
     return weights(untouched), weights(engine)
+
+
+def _resting_between_calls(harness: Harness, model: Path, folder: Path) -> list[list[Weights]]:
+    rest = MemorySection(offload_params=True, offload_gradients=True, offload_optimizer=True)
+    return [
+        _stepped(harness.make(make_spec(model, memory=how)), folder / str(number))
+        for number, how in enumerate((MemorySection(), rest))
+    ]
+
+
+def _stepped(engine: Engine, folder: Path) -> list[Weights]:
+    """Weights and outputs after a step, one that was given up, a checkpoint, another step, and the checkpoint again."""
+    folder.mkdir(exist_ok=True)
+    train(engine, make_sequences(1))
+    first, second = (make_batches(engine, make_sequences(seed)) for seed in (2, 3))
+    engine.accumulate(first, policy_loss, engine.global_counts(first))
+    engine.discard()
+    save(engine, folder)
+    counts = engine.global_counts([*first, *second])
+    for batches in (first, second):
+        engine.accumulate(batches, policy_loss, counts)
+    engine.apply()
+    found = [weights(engine), infer(engine, make_sequences(4))]
+    engine.load_checkpoint(folder)
+    train(engine, make_sequences(5))
+    return [*found, weights(engine)]
 
 
 def _used_at_rest(harness: Harness, model: Path, folder: Path) -> None:

@@ -47,6 +47,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "activations are computed again": {"activation_checkpointing": True},
     "gradients travel once": {"sync_once": True},
     "both": {"activation_checkpointing": True, "sync_once": True},
+    "everything rests between calls": {
+        "memory": MemorySection(offload_params=True, offload_gradients=True, offload_optimizer=True)
+    },
     "logits are whole": {"memory": MemorySection(logits_mib=0)},
 }
 """Fields of `EngineSpec` that change no result."""
@@ -201,7 +204,8 @@ def _given_up(harness: Harness, model: Path, changes: dict[str, Any]) -> list[di
     for each in (untouched, engine):
         train(each, make_sequences(1))
     before = weights(engine)
-    batches = make_batches(engine, make_sequences(2), 24)
+    # At least two micro-batches for each of four ranks.
+    batches = make_batches(engine, make_sequences(2, 8), 24)
     counts = engine.global_counts(batches)
     engine.accumulate(batches, policy_loss, counts)
     engine.discard()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -57,30 +58,27 @@ class Fsdp2Engine(Engine):
             self._step = TrainingStep(runner, self._optimizer, section, spec.total_steps, sync_once=spec.sync_once)
         self._writer = StateWriter(self.world)
         self._memory = EngineMemory(runner.module, self._optimizer, self.device)
-        if spec.offload:
-            self.offload()
+        self._resting = _resting_parts(spec)
+        self._memory.offload(self._resting)
 
     def probe(self) -> Evidence:
-        if self._spec.offload:
-            self.onload()
         config = self._runner.transformer.config
         name = f"model {self._spec.model.path!r} ({config.model_type})"
         vocabulary = config.get_text_config().vocab_size
-        evidence = run_probe(self._runner, name, vocabulary, self.world, self._spec.param_dtype)
+        with self._using(PARAMS):
+            evidence = run_probe(self._runner, name, vocabulary, self.world, self._spec.param_dtype)
         self.packing = self._runner.packing
-        if self._spec.offload:
-            self.offload()
         return evidence
 
     def accumulate(self, batches: Sequence[PackedBatch], loss: Loss, counts: GlobalCounts) -> None:
         step = self._training()[0]
-        self._memory.require(PARAMS, GRADIENTS)
-        step.accumulate(batches, loss, counts)
+        with self._using(PARAMS, GRADIENTS):
+            step.accumulate(batches, loss, counts)
 
     def apply(self) -> StepResult:
         step = self._training()[0]
-        self._memory.require(PARAMS, OPTIMIZER, GRADIENTS)
-        return step.apply()
+        with self._using(PARAMS, OPTIMIZER, GRADIENTS):
+            return step.apply()
 
     def discard(self) -> None:
         if self._step is not None:
@@ -96,15 +94,11 @@ class Fsdp2Engine(Engine):
                 f"model {self._spec.model.path!r} has no adapter that could be left out",
                 hint="give the reference a role of its own",
             )
-        if self._spec.offload:
-            self.onload()
-        self._memory.require(PARAMS)
-        real, filling = self._runner.even(batches)
-        outputs = iter([self._runner.forward(batch, sum_pi_squared=sum_pi_squared)[0] for batch in real])
-        for batch in filling:
-            self._runner.forward(batch)
-        if self._spec.offload:
-            self.offload()
+        with self._using(PARAMS):
+            real, filling = self._runner.even(batches)
+            outputs = iter([self._runner.forward(batch, sum_pi_squared=sum_pi_squared)[0] for batch in real])
+            for batch in filling:
+                self._runner.forward(batch)
         if not self.layout.has_results:
             return []
         return [
@@ -115,21 +109,21 @@ class Fsdp2Engine(Engine):
     def export_weights(
         self, dtype: torch.dtype | None = None, *, holders: Sequence[int] = (0,)
     ) -> Iterator[tuple[str, Tensor]]:
-        self._memory.require(PARAMS)
         dtype = dtype or getattr(torch, self._spec.model.dtype)
-        return full_tensors(self._runner.named_tensors(), self.world, dtype, holders)
+        with self._using(PARAMS):
+            yield from full_tensors(self._runner.named_tensors(), self.world, dtype, holders)
 
     def begin_checkpoint(self, folder: Path, extra: dict[str, object]) -> Future[None]:
         step, optimizer = self._training()
         if step.pending is not None:
             raise RuntimeError("a checkpoint is of the state between two steps")
-        self._memory.require(PARAMS, OPTIMIZER)
-        return self._writer.begin(folder, self._runner.module, optimizer, step.steps, extra)
+        with self._using(PARAMS, OPTIMIZER):
+            return self._writer.begin(folder, self._runner.module, optimizer, step.steps, extra)
 
     def load_checkpoint(self, folder: Path) -> dict[str, object]:
         step, optimizer = self._training()
-        self._memory.require(PARAMS, OPTIMIZER)
-        step.steps, extra = load_state(folder, self.world, self._runner.module, optimizer)
+        with self._using(PARAMS, OPTIMIZER):
+            step.steps, extra = load_state(folder, self.world, self._runner.module, optimizer)
         return extra
 
     def export_hf(self, folder: Path) -> None:
@@ -159,12 +153,29 @@ class Fsdp2Engine(Engine):
         gc.collect()
         self.world.close()
 
+    @contextmanager
+    def _using(self, *parts: str) -> Iterator[None]:
+        """Has parts on the device; those that rest between calls return to the host at the end."""
+        resting = [part for part in parts if part in self._resting]
+        self._memory.onload(resting)
+        self._memory.require(*parts)
+        yield
+        self._memory.offload(resting)
+
     def _training(self) -> tuple[TrainingStep, Optimizer]:
         if self._step is None or self._optimizer is None:
             raise ConfigError(
                 f"model {self._spec.model.path!r} was made without an optimizer", hint="declare its role as trained"
             )
         return self._step, self._optimizer
+
+
+def _resting_parts(spec: EngineSpec) -> list[str]:
+    """The parts that rest in host memory between calls."""
+    if spec.optimizer is None:
+        return [PARAMS] if spec.offload else []
+    memory = spec.memory
+    return _parts(memory.offload_params, memory.offload_optimizer, memory.offload_gradients)
 
 
 def _parts(params: bool, optimizer: bool, gradients: bool) -> list[str]:

@@ -11,12 +11,12 @@ from transformers import AutoModelForCausalLM
 from rollmesh.learner.checkpoint.store import CheckpointStore, load_checkpoint
 from rollmesh.learner.engines.fsdp2.state import StateWriter, load_state
 from rollmesh.learner.engines.world import World
-from rollmesh.mesh.config.learner import OptimizerSection
+from rollmesh.mesh.config.learner import MemorySection, OptimizerSection
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.learner.engines.models import make_engine, make_model
 from tests.learner.engines.test_gradients import assert_same
-from tests.learner.engines.training import train_step, weights
+from tests.learner.engines.training import make_batches, policy_loss, train_step, weights
 
 torch.set_num_threads(1)
 
@@ -53,6 +53,18 @@ def test_a_checkpoint_before_the_first_step_changes_nothing(model_folder, tmp_pa
         train_step(engine, seed=1)
     assert_same(weights(saved), weights(untouched), 0.0)
     assert_same(weights(resumed), weights(untouched), 0.0)
+
+
+def test_each_part_rests_by_a_switch_of_its_own(model_folder):
+    batches = make_batches(make_engine(model_folder), seed=1)
+    for number, key in enumerate(("offload_params", "offload_gradients", "offload_optimizer")):
+        engine = make_engine(model_folder, memory=MemorySection(**{key: True}))
+        train_step(engine, seed=1)
+        engine.accumulate(batches, policy_loss(), engine.global_counts(batches))
+        parameters, moments = engine._runner.parameters, engine._optimizer.state
+        parts = (parameters, [p.grad for p in parameters], [moments[p]["exp_avg"] for p in parameters])
+        resting = [{tensor.untyped_storage().nbytes() == 0 for tensor in part} for part in parts]
+        assert resting == [{number == place} for place in range(3)]
 
 
 def test_a_parameter_that_has_had_no_gradient_yet_is_resumed(tmp_path):
