@@ -51,10 +51,10 @@ class OptimizerSection(Section):
     weight_decay: float = Field(
         0.0, ge=0, description="Decoupled weight decay of matrices; norms, biases and other vectors have none."
     )
-    state_dtype: Literal["float32", "bfloat16"] = Field(
+    state_dtype: Literal["float32", "bfloat16", "8bit"] = Field(
         "float32",
-        description="Dtype in which AdamW's two moments rest. bfloat16, rounded stochastically: 4 bytes per parameter "
-        "less.",
+        description="Form in which AdamW's two moments rest. Rounded stochastically, bfloat16 takes 4 bytes per "
+        "parameter less, `8bit` (codes and scales by blocks of 256) 6 bytes less.",
     )
     schedule: Literal["constant", "cosine", "linear", "wsd"] = Field(
         "constant", description="Course after the warm-up. `wsd`: constant, then linear in the last `decay_ratio`."

@@ -188,7 +188,8 @@ def _moments(optimizer: OptimizerSection) -> Moments:
     if optimizer.name == "muon":
         # One momentum, for matrices of the layers alone.
         return Moments(matrices=4)
-    moment = _BYTES[optimizer.state_dtype]
+    # Scales are a 64th of what codes of 8 bits take.
+    moment = 1 if optimizer.state_dtype == "8bit" else _BYTES[optimizer.state_dtype]
     return Moments(2 * moment, 2 * moment)
 
 

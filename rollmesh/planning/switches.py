@@ -130,6 +130,13 @@ SWITCHES = (
         "moments are rounded stochastically",
     ),
     Switch(
+        "learner.optimizer.state_dtype",
+        lambda config, _: _if(
+            config.learner.optimizer.name == "adamw" and config.learner.optimizer.state_dtype != "8bit", "8bit"
+        ),
+        "moments are rounded to 256 numbers",
+    ),
+    Switch(
         "learner.parallel.shards",
         lambda config, _: _if(config.learner.parallel.shards not in (None, config.learner.ranks), config.learner.ranks),
         "layers and gradients travel between all ranks",
@@ -185,7 +192,8 @@ def savings(config: Config, plan: Plan, planner: Planner) -> Iterator[Saving]:
     found.sort(key=lambda saving: (-saving.device_bytes, -saving.host_bytes))
     yield from found
     together: dict[str, Any] = {}
-    for saving in found:
+    # The value that saves most is the last one of its key.
+    for saving in reversed(found):
         together |= saving.settings
     if len(found) > 1 and not any(saving.fits for saving in found):
         every = _try(config, plan, planner, together, "all of these together")

@@ -71,7 +71,7 @@ def outputs(engine: Engine) -> dict[str, torch.Tensor]:
 
 def shards(harness: Harness, models: Path, folder: Path) -> list[torch.Tensor]:
     """This process's shards after steps whose moments are rounded stochastically; a checkpoint too."""
-    optimizer = OptimizerSection(lr=1e-2, state_dtype="bfloat16")
+    optimizer = OptimizerSection(lr=1e-2, state_dtype="8bit")
     engine: Any = harness.make(make_spec(models / "grouped_queries", shards=2, optimizer=optimizer))
     for seed in (1, 2):
         train_step(engine, seed=seed)

@@ -23,7 +23,7 @@ torch.set_num_threads(1)
 
 @pytest.mark.parametrize(
     "keys",
-    [{"state_dtype": "bfloat16", "weight_decay": 0.1}, {"name": "muon"}],
+    [{"state_dtype": "bfloat16", "weight_decay": 0.1}, {"state_dtype": "8bit"}, {"name": "muon"}],
 )
 def test_resume_continues_exactly(model_folder, tmp_path, keys):
     store = CheckpointStore(tmp_path)
@@ -36,11 +36,16 @@ def test_resume_continues_exactly(model_folder, tmp_path, keys):
     second = make_engine(model_folder, optimizer=optimizer)
     extra = load_checkpoint({"actor": second}, path)
     assert extra == {"cursor": {"epoch": 3}, "incarnation": 1, "version": 1}
+    assert _dtypes(second) == _dtypes(first)
     assert train_step(second, seed=2) == expected
     assert_same(weights(second), weights(first), 0.0)
 
 
-@pytest.mark.parametrize("keys", [{"state_dtype": "bfloat16"}, {"name": "muon"}])
+def _dtypes(engine):
+    return {value.dtype for state in engine._optimizer.state.values() for value in state.values()}
+
+
+@pytest.mark.parametrize("keys", [{"state_dtype": "bfloat16"}, {"state_dtype": "8bit"}, {"name": "muon"}])
 def test_a_checkpoint_before_the_first_step_changes_nothing(model_folder, tmp_path, keys):
     """Neither for the engine that wrote it nor for the one that continues from it. The optimizer has taken no step,
     by its own count too.
@@ -59,7 +64,9 @@ def test_each_part_rests_by_a_switch_of_its_own(model_folder):
     batches = make_batches(make_engine(model_folder), seed=1)
     for number, key in enumerate(("offload_params", "offload_gradients", "offload_optimizer")):
         engine = make_engine(model_folder, memory=MemorySection(**{key: True}))
-        train_step(engine, seed=1)
+        for _ in range(2):
+            engine.accumulate(batches, policy_loss(), engine.global_counts(batches))
+            engine.apply()
         engine.accumulate(batches, policy_loss(), engine.global_counts(batches))
         parameters, moments = engine._runner.parameters, engine._optimizer.state
         parts = (parameters, [p.grad for p in parameters], [moments[p]["exp_avg"] for p in parameters])

@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from rollmesh.learner.engines.fsdp2.optimizers.muon import Muon
+from rollmesh.learner.engines.fsdp2.optimizers.quantized_adamw import QuantizedAdamW
 from rollmesh.learner.engines.fsdp2.optimizers.rounded_adamw import RoundedAdamW
 from rollmesh.mesh.config.learner import OptimizerSection
 
@@ -41,8 +42,9 @@ def build_optimizer(section: OptimizerSection, model: nn.Module, blocks: Iterabl
     }
     if section.name == "muon":
         return Muon(groups, **common)
-    if section.state_dtype == "bfloat16":
-        return RoundedAdamW(groups, **common)
+    compact = {"bfloat16": RoundedAdamW, "8bit": QuantizedAdamW}
+    if section.state_dtype in compact:
+        return compact[section.state_dtype](groups, **common)
     return torch.optim.AdamW(groups, fused=True, **common)
 
 
