@@ -39,7 +39,12 @@ class StepMeter:
 
     @contextmanager
     def timing(self, phase: str, role: str) -> Iterator[None]:
-        """Adds the block's seconds to those of a role's phase (`infer`, `update`)."""
+        """Adds the block's seconds to those of a role's phase (`infer`, `update`), which a trace shows by name."""
+        with torch.profiler.record_function(f"{phase}/{role}"), self._timing(phase, role):
+            yield
+
+    @contextmanager
+    def _timing(self, phase: str, role: str) -> Iterator[None]:
         if self._engines[role].device.type == "cuda":
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()

@@ -7,7 +7,7 @@ reads, none of them pickled. Under torchrun its own store is used, which listens
 
 from __future__ import annotations
 
-import functools
+import errno
 import os
 import socket
 from collections.abc import Sequence
@@ -16,13 +16,15 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.errors import ConfigError, PortInUseError, UnreachableError
 from rollmesh.mesh.runtime.rank_board import BOARD, FileBoard, RankBoard, RankState
 from rollmesh.mesh.runtime.ranks import MEETING, on_loopback, under_torchrun, world_size
 
 # Longest wait for one answer of a store that is there.
 _ANSWER = timedelta(seconds=30)
 _BACKLOG = 4096
+# By address: the one who listens does so once.
+_made: dict[tuple[str, int], dist.TCPStore] = {}
 
 
 def open_store(timeout: timedelta) -> dist.Store | None:
@@ -30,6 +32,11 @@ def open_store(timeout: timedelta) -> dist.Store | None:
 
     Args:
         timeout: longest wait for another process to come.
+
+    Raises:
+        ConfigError: the address of the ranks' meeting place is not one of rank 0's machine.
+        PortInUseError: another program has it.
+        UnreachableError: rank 0 does not come.
     """
     size = world_size()
     if size == 1 or MEETING in os.environ:
@@ -58,10 +65,14 @@ def open_board(timeout: timedelta) -> RankBoard | None:
     return _StoreBoard(dist.PrefixStore(f"{BOARD}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", own))
 
 
-@functools.cache
 def _tcp_store(timeout: timedelta) -> dist.TCPStore:
-    if os.environ["RANK"] != "0":
-        return _connect(timeout)
+    address = _address()
+    if address not in _made:
+        _made[address] = _listen(timeout) if os.environ["RANK"] == "0" else _connect(timeout)
+    return _made[address]
+
+
+def _listen(timeout: timedelta) -> dist.TCPStore:
     host, port = _address()
     try:
         ((family, kind, _, _, address), *_) = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -70,7 +81,9 @@ def _tcp_store(timeout: timedelta) -> dist.TCPStore:
         listener.bind(address)
         listener.listen(_BACKLOG)
     except OSError as error:
-        raise ConfigError(
+        # A learner that is just ending frees the port soon.
+        kind_of = PortInUseError if error.errno == errno.EADDRINUSE else ConfigError
+        raise kind_of(
             f"cannot listen at {host}:{port}, where the ranks are to meet: {error}",
             hint="set learner.distributed.rendezvous (or MASTER_ADDR and MASTER_PORT) to a free port of node 0",
         ) from error
@@ -84,7 +97,7 @@ def _connect(timeout: timedelta) -> dist.TCPStore:
     try:
         return dist.TCPStore(host, port, timeout=timeout, wait_for_workers=False)
     except dist.DistError as error:
-        raise ConfigError(
+        raise UnreachableError(
             f"rank {os.environ['RANK']} on {socket.gethostname()} does not reach the ranks' meeting place at "
             f"{host}:{port} within {timeout.total_seconds():.0f} s: {error}",
             hint="start node 0 too, and look at learner.distributed.rendezvous and the firewall",
