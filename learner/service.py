@@ -88,7 +88,8 @@ def run(
             )
     except RankLostError as error:
         log_lost(error)
-        return error.status
+        # A thread that writes a checkpoint may wait for the lost rank, and Python would wait for that thread.
+        os._exit(error.status)
     except RollmeshError as error:
         _log.error("%s", error, extra={"code": error.code})
         return error.exit_code
