@@ -18,10 +18,11 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -38,6 +39,7 @@ from rollmesh.learner.algorithms.losses.ppo import ppo
 from rollmesh.learner.algorithms.types import GlobalCounts, LossOutput, ModelOutput, TokenBatch
 from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.batching.types import Packing, TrainSequence
+from rollmesh.learner.engines.fsdp2.output import layer as output_layer
 from rollmesh.learner.engines.interface import Engine
 from rollmesh.mesh.config.learner import MemorySection, OptimizerSection
 from rollmesh.mesh.errors import ConfigError
@@ -56,6 +58,8 @@ OPTIMIZER = OptimizerSection(lr=1e-3, eps=1e-4, weight_decay=0.1, max_grad_norm=
 _GROUPS = (6, 6, 1)
 _BUDGET = 48
 _CLIP = 0.2
+# Tokens and columns: neither a micro-batch nor the vocabulary fits into one tile.
+_TILE = (16, 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,7 @@ class Row:
         padded: a row for each sequence, whatever the model allows.
         shared: responses share their prompts, else each has its own.
         rests: the engine's memory is offloaded between the halves of every step.
+        tiles: logits are computed in tiles of 16 tokens and 16 columns, and again in the backward pass.
     """
 
     name: str
@@ -77,6 +82,7 @@ class Row:
     padded: bool = False
     shared: bool = True
     rests: bool = False
+    tiles: bool = False
 
     @property
     def layout(self) -> EngineLayout:
@@ -84,14 +90,14 @@ class Row:
         return EngineLayout(self.name, self.processes, changes=self.changes)
 
 
-_TILES = {"memory": MemorySection(logits_mib=0)}
+_RECOMPUTED = {"memory": MemorySection(logits_mib=0)}
 _ON_HOST = {"activation_checkpointing": True, "memory": MemorySection(offload_activations=True)}
 _GATHERED = {"memory": MemorySection(reshard_after_forward=False)}
 ROWS = (
     Row("one rank, prompts shared"),
     Row("one rank, packed, a prompt each", shared=False),
     Row("one rank, padded", padded=True),
-    Row("one rank, logits computed again", changes=_TILES),
+    Row("one rank, output layer in tiles", changes=_RECOMPUTED, tiles=True),
     Row("one rank, activations computed again", changes={"activation_checkpointing": True}),
     Row("one rank, activations but products computed again", changes={"activation_checkpointing": "selective"}),
     Row("one rank, activations on the host", changes=_ON_HOST),
@@ -99,7 +105,7 @@ ROWS = (
     Row("FSDP2 x2", 2),
     Row("FSDP2 x2, packed, a prompt each", 2, shared=False),
     Row("FSDP2 x2, padded", 2, padded=True),
-    Row("FSDP2 x2, logits computed again", 2, _TILES),
+    Row("FSDP2 x2, output layer in tiles", 2, _RECOMPUTED, tiles=True),
     Row("FSDP2 x2, gradients travel once", 2, {"sync_once": True}),
     Row("FSDP2 x2, layers stay gathered", 2, _GATHERED),
     Row("FSDP2 x2, offloaded amid each step", 2, rests=True),
@@ -112,7 +118,7 @@ ROWS = (
     Row("Ulysses x2 in HSDP 2x2", 4, {"sp": 2, "shards": 2}),
     Row("Ulysses x4", 4, {"sp": 4}),
     Row("Ulysses x4, packed, a prompt each", 4, {"sp": 4}, shared=False),
-    Row("Ulysses x4, logits computed again", 4, {"sp": 4, **_TILES}),
+    Row("Ulysses x4, output layer in tiles", 4, {"sp": 4, **_RECOMPUTED}, tiles=True),
 )
 
 
@@ -196,6 +202,12 @@ def train_in(harness: Harness, case: Case, row: Row) -> Training | None:
     Returns:
         Its numbers, in the leading process; None: the layout is refused for this model.
     """
+    tiles = patch.dict(output_layer._TILES, {"cpu": _TILE}) if row.tiles else nullcontext()
+    with tiles:
+        return _train(harness, case, row)
+
+
+def _train(harness: Harness, case: Case, row: Row) -> Training | None:
     try:
         engine = harness.make(make_spec(case.folder, optimizer=OPTIMIZER))
         if row.padded:
