@@ -143,6 +143,7 @@ def _engine(
         compile=config.learner.compile,
         seed=config.run.seed,
         entropy_gradient=entropy_gradient,
+        attention=config.learner.attention,
         sync_once=config.learner.gradient_sync == "step",
         memory=config.learner.memory,
         shards=config.learner.parallel.shards,

@@ -28,7 +28,7 @@ from rollmesh.learner.engines.model_cost import ModelCost
 from rollmesh.learner.engines.tolerances import Evidence
 from rollmesh.learner.engines.world import World
 from rollmesh.mesh.config.inputs import ModelSection
-from rollmesh.mesh.config.learner import MemorySection, OptimizerSection
+from rollmesh.mesh.config.learner import AttentionName, MemorySection, OptimizerSection
 
 ACTOR = "actor"
 """The role of the policy, which every algorithm trains."""
@@ -46,6 +46,7 @@ class EngineSpec:
         device: `cpu` or `cuda`.
         param_dtype: compute dtype; master weights and optimizer state are float32.
         float32_logits: logits are not rounded to the compute dtype (language models).
+        attention: kernel of packed attention.
         activation_checkpointing: recompute activations in the backward pass; `selective`: all but the outputs of
             products and of attention.
         compile: layers are compiled (`torch.compile`).
@@ -70,6 +71,7 @@ class EngineSpec:
     device: Literal["cpu", "cuda"] = "cpu"
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     float32_logits: bool = True
+    attention: AttentionName = "auto"
     activation_checkpointing: bool | Literal["selective"] = False
     compile: bool = False
     seed: int = 0

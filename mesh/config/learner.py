@@ -145,6 +145,9 @@ class MismatchSection(Section):
     )
 
 
+AttentionName = Literal["auto", "flash_attention_2", "flash_attention_3", "torch_varlen", "flex", "exact"]
+
+
 class ParallelSection(Section):
     shards: PositiveInt | None = Field(
         None,
@@ -236,6 +239,12 @@ class LearnerSection(Section):
         True,
         description="Logits stay as the output layer's products sum up, in float32. false: they are rounded to "
         "`param_dtype`, as transformers does it.",
+    )
+    attention: AttentionName = Field(
+        "auto",
+        description="Kernel of packed attention. `auto`: the first of `flash_attention_3`, `flash_attention_2`, "
+        "`torch_varlen` and `exact` that can run. `exact`: padded calls with masks, up to 16,384 tokens. `flex`: "
+        "compiled at the start, and in float32 too.",
     )
     activation_checkpointing: bool | Literal["selective"] | None = Field(
         None,

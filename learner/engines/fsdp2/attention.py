@@ -1,8 +1,8 @@
 """Attention over packed sequences, registered with transformers under `ATTENTION`.
 
 The model calls it like any of its attention functions. The keyword `layout`, which the model's forward hands through to
-every layer, says which tokens belong together. On the CPU, and on CUDA without a varlen kernel, it computes padded
-calls over gathered segments (`layout`), exactly; see `varlen` for CUDA.
+every layer, says which tokens belong together, and which kernel computes them. On the CPU, and on CUDA without a kernel
+(`kernels`), it computes padded calls over gathered segments (`layout`), exactly.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface
 
-from rollmesh.learner.engines.fsdp2.layout import AttentionCall, AttentionLayout, Scoring
+from rollmesh.learner.engines.fsdp2.kernels.choice import PackedLayout
+from rollmesh.learner.engines.fsdp2.kernels.flex import FlexLayout, flex_packed
+from rollmesh.learner.engines.fsdp2.kernels.varlen import VarlenLayout, varlen_attention
+from rollmesh.learner.engines.fsdp2.layout import AttentionCall, Scoring
 from rollmesh.learner.engines.fsdp2.ulysses.exchange import DividedLayout
-from rollmesh.learner.engines.fsdp2.varlen import VarlenLayout, varlen_attention
 from rollmesh.mesh.errors import DataError
 
 ATTENTION = "rollmesh_packed"
@@ -33,7 +35,7 @@ def packed_attention(
     dropout: float = 0.0,  # noqa: ARG001 - part of the interface
     sliding_window: int | None = None,
     softcap: float | None = None,
-    layout: AttentionLayout | VarlenLayout | DividedLayout | None = None,
+    layout: PackedLayout | DividedLayout | None = None,
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
@@ -48,7 +50,7 @@ def packed_attention(
         dropout: ignored: the current policy must be the one whose log-probs are compared.
         sliding_window: keys a query sees, itself included; none: all.
         softcap: scores become softcap * tanh(scores / softcap).
-        layout: from `build_layout` or `build_varlen_layout`; or divided: N are this process's tokens.
+        layout: from `kernels.choice.build_layout_for`; or divided: N are this process's tokens.
         s_aux: attention sinks, not supported.
 
     Returns:
@@ -79,12 +81,12 @@ def packed_attention(
     return output.view(len(output), scoring.heads, -1)[None], None
 
 
-def _compute(
-    query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, layout: AttentionLayout | VarlenLayout
-) -> Tensor:
+def _compute(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, layout: PackedLayout) -> Tensor:
     """Attention of a whole row, [N, H * E]."""
     if isinstance(layout, VarlenLayout):
         return varlen_attention(query, key, value, layout, scoring).flatten(1)
+    if isinstance(layout, FlexLayout):
+        return flex_packed(query, key, value, layout, scoring)
     outputs = [_attend(query, key, value, call, scoring) for call in layout.calls]
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return output if layout.restore is None else _gather(layout.restore, output)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 
 from rollmesh.learner.batching.types import Packing
+from rollmesh.learner.engines.fsdp2.kernels.varlen import KERNEL_DTYPES
 from rollmesh.learner.engines.fsdp2.layout import LONGEST_MASKED
-from rollmesh.learner.engines.fsdp2.varlen import KERNEL_DTYPES
 from rollmesh.mesh.errors import ConfigError
 
 # Tokens up to which a CPU's masks are not worth a word: 64 MiB.
@@ -38,9 +38,9 @@ def describe_dense_attention(
     if device.type == "cpu":
         remedy = _SHORTEN
     elif dtype in KERNEL_DTYPES:
-        remedy = f"install flash-attn, or torch 2.13 or later; or {_SHORTEN}"
+        remedy = f"install flash-attn, or torch 2.13 or later; or set learner.attention: flex; or {_SHORTEN}"
     else:
-        remedy = f"set learner.param_dtype: bfloat16, or leave it out; or {_SHORTEN}"
+        remedy = f"set learner.param_dtype: bfloat16, or learner.attention: flex; or {_SHORTEN}"
     name = f"no kernel for packed attention in {dtype} on {device.type}"
     if longest is not None and longest > LONGEST_MASKED:
         raise ConfigError(

@@ -25,7 +25,8 @@ from rollmesh.learner.batching.types import PackedBatch, PackedRow, Packing, Tra
 from rollmesh.learner.engines.fsdp2.architecture import choose_packing
 from rollmesh.learner.engines.fsdp2.attention import ATTENTION
 from rollmesh.learner.engines.fsdp2.dense_attention import describe_dense_attention
-from rollmesh.learner.engines.fsdp2.layout import AttentionLayout, build_layout
+from rollmesh.learner.engines.fsdp2.kernels.choice import EXACT, build_layout_for, choose_kernel
+from rollmesh.learner.engines.fsdp2.kernels.choice import KEY as ATTENTION_KEY
 from rollmesh.learner.engines.fsdp2.loading import load_weights, open_model
 from rollmesh.learner.engines.fsdp2.preparation.compilation import CompiledLayers
 from rollmesh.learner.engines.fsdp2.preparation.shard_mesh import shard_mesh
@@ -38,7 +39,6 @@ from rollmesh.learner.engines.fsdp2.ulysses.division import KEY as SP_KEY
 from rollmesh.learner.engines.fsdp2.ulysses.division import check_division
 from rollmesh.learner.engines.fsdp2.ulysses.exchange import DividedLayout, Exchange
 from rollmesh.learner.engines.fsdp2.ulysses.row_parts import RowPart, part_of
-from rollmesh.learner.engines.fsdp2.varlen import VarlenLayout, build_varlen_layout, has_varlen
 from rollmesh.learner.engines.interface import EngineSpec
 from rollmesh.learner.engines.layout import Layout
 from rollmesh.learner.engines.model_cost import ModelCost, cost_of
@@ -87,6 +87,9 @@ class ModelRunner(ABC):
             self._own_attention: str = stored.model.config._attn_implementation
             self._why_whole = "its layers carry a state from token to token" if choice.recurrent else choice.reason
             self._refuse_to_divide(self._why_whole)
+            self._refuse_kernel(choice.reason)
+            capped = getattr(stored.model.config.get_text_config(), "attn_logit_softcapping", None) is not None
+            self._kernel = choose_kernel(spec.attention, self.device, self._param_dtype, capped=capped)
             self.why_rows = choice.reason
             for layer in choice.recurrent:
                 compute_apart(layer)
@@ -97,7 +100,6 @@ class ModelRunner(ABC):
             self.module = self._build(stored.model)
             self._shard_and_load(stored)
         self.parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
-        self._varlen = has_varlen(self.device, self._param_dtype)
         self._warn()
 
     @abstractmethod
@@ -165,7 +167,7 @@ class ModelRunner(ABC):
     @contextmanager
     def in_float32(self) -> Iterator[None]:
         """Computes in float32, without kernels that round more, for the probe."""
-        varlen, self._varlen = self._varlen, False
+        kernel, self._kernel = self._kernel, EXACT
         # Compiled code of another dtype than that of training would prove nothing, and take as long again.
         self._proving = self._param_dtype != torch.float32
         self._compile()
@@ -173,7 +175,7 @@ class ModelRunner(ABC):
             with computing_in(self.module, torch.float32), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
                 yield
         finally:
-            self._varlen, self._proving = varlen, False
+            self._kernel, self._proving = kernel, False
             self._compile()
 
     def recover(self) -> bool:
@@ -198,6 +200,7 @@ class ModelRunner(ABC):
     def repack(self, reason: str) -> None:
         """Gives every sequence a row from now on, for the probe."""
         self._refuse_to_divide(reason)
+        self._refuse_kernel(reason)
         self.why_rows = reason
         self._use(Packing.ROWS)
         self._warn()
@@ -226,7 +229,7 @@ class ModelRunner(ABC):
         """Warns of what the packing makes slow or large."""
         heads = getattr(self.transformer.config.get_text_config(), "num_attention_heads", 0)
         warnings = []
-        if not self._varlen:
+        if self._kernel == EXACT:
             warnings.append(
                 describe_dense_attention(
                     self.packing, self._own_attention, self.device, self._param_dtype, heads, self._spec.longest
@@ -273,6 +276,15 @@ class ModelRunner(ABC):
                 hint=f"set {SP_KEY}: 1",
             )
 
+    def _refuse_kernel(self, why_rows: str) -> None:
+        """Refuses a kernel of packed attention for sequences that need rows."""
+        if why_rows and self._spec.attention not in ("auto", EXACT):
+            raise ConfigError(
+                f"{ATTENTION_KEY}: {self._spec.attention} is for packed sequences, and those of model "
+                f"{self._spec.model.path!r} are computed in rows: {why_rows}",
+                hint=f"set {ATTENTION_KEY}: auto",
+            )
+
     def _own_part(self, row: PackedRow) -> RowPart:
         """The part of a micro-batch that this process computes; all of it in rows, which nothing divides."""
         if self._exchange is None or self.packing is Packing.ROWS:
@@ -285,8 +297,7 @@ class ModelRunner(ABC):
         if self.packing is Packing.ROWS:
             rows = build_rows(part.segments, self.device)
             return {"input_ids": part.input_ids[0, rows.tokens]}, rows.places[predictors]
-        build = build_varlen_layout if self._varlen else build_layout
-        whole: AttentionLayout | VarlenLayout = build(part.segments, self.device)
+        whole = build_layout_for(self._kernel, part.segments, self.device)
         layout = whole if self._exchange is None else DividedLayout(whole, self._exchange)
         inputs: dict[str, Any] = {"input_ids": part.input_ids, "position_ids": part.position_ids, "layout": layout}
         if self.packing is Packing.REPEATED:

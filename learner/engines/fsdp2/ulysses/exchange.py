@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional
 
-from rollmesh.learner.engines.fsdp2.layout import AttentionLayout, Scoring
+from rollmesh.learner.engines.fsdp2.kernels.choice import PackedLayout
+from rollmesh.learner.engines.fsdp2.layout import Scoring
 from rollmesh.learner.engines.fsdp2.ulysses.row_parts import RowPart
-from rollmesh.learner.engines.fsdp2.varlen import VarlenLayout
 from rollmesh.mesh.errors import DataError
 
 
@@ -108,7 +108,7 @@ class DividedLayout:
         exchange: with the others.
     """
 
-    whole: AttentionLayout | VarlenLayout
+    whole: PackedLayout
     exchange: Exchange
 
 

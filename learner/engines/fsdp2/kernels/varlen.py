@@ -1,27 +1,29 @@
-"""Attention over packed sequences with a variable-length kernel on CUDA.
+"""Attention over packed sequences with a variable-length kernel on CUDA: FlashAttention 2 or 3, or torch's own.
 
-Uses flash-attn where it is installed, else torch's own varlen kernel. Both align a causal mask at the last key, so a
-response's queries can stand against the gathered keys of its prompt and itself. Not exercised by the tests that run
-without a GPU.
+All align a causal mask at the last key, so a response's queries can stand against the gathered keys of its prompt and
+itself. Not exercised by the tests that run without a GPU.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import inspect
 from dataclasses import dataclass
-from functools import cache
 from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
+from transformers.modeling_flash_attention_utils import lazy_import_flash_attention
 
 from rollmesh.learner.batching.transfer import to_device
 from rollmesh.learner.batching.types import Segments
 from rollmesh.learner.engines.fsdp2.layout import Scoring
+from rollmesh.mesh.config.learner import AttentionName
 from rollmesh.mesh.errors import DataError
+
+FLASH_2: AttentionName = "flash_attention_2"
+FLASH_3: AttentionName = "flash_attention_3"
+TORCH_VARLEN: AttentionName = "torch_varlen"
 
 KERNEL_DTYPES = (torch.float16, torch.bfloat16)
 """Compute dtypes of the kernels."""
@@ -35,6 +37,7 @@ class VarlenLayout:
         keys: int64 [M], places of the keys, segment after segment.
         cu_queries, cu_keys: int32 [S + 1], borders of the segments.
         max_queries, max_keys: longest segment and context.
+        kernel: that computes it.
     """
 
     keys: Tensor
@@ -42,14 +45,10 @@ class VarlenLayout:
     cu_keys: Tensor
     max_queries: int
     max_keys: int
+    kernel: AttentionName
 
 
-def has_varlen(device: torch.device, dtype: torch.dtype) -> bool:
-    """True where a varlen kernel can serve this device and compute dtype."""
-    return device.type == "cuda" and dtype in KERNEL_DTYPES and (_has_flash_attn() or _has_torch_varlen())
-
-
-def build_varlen_layout(segments: Segments, device: torch.device) -> VarlenLayout:
+def build_varlen_layout(segments: Segments, device: torch.device, kernel: AttentionName) -> VarlenLayout:
     """Index arithmetic for `varlen_attention`."""
     lengths, prefixes = segments.lengths, segments.prefix_lengths
     contexts = lengths + prefixes
@@ -64,6 +63,7 @@ def build_varlen_layout(segments: Segments, device: torch.device) -> VarlenLayou
         cu_keys=to_device(cu_keys, device, torch.int32),
         max_queries=int(lengths.max()),
         max_keys=int(contexts.max()),
+        kernel=kernel,
     )
 
 
@@ -81,7 +81,7 @@ def varlen_attention(query: Tensor, key: Tensor, value: Tensor, layout: VarlenLa
         [N, H, E].
 
     Raises:
-        DataError: soft-capped scores without flash-attn.
+        DataError: soft-capped scores, with torch's kernel.
     """
     q = query.view(len(query), scoring.heads, -1)
     k, v = (
@@ -92,10 +92,9 @@ def varlen_attention(query: Tensor, key: Tensor, value: Tensor, layout: VarlenLa
     v = functional.pad(v, (0, q.shape[-1] - width))
     borders = (layout.cu_queries, layout.cu_keys, layout.max_queries, layout.max_keys)
     window = (-1 if scoring.window is None else scoring.window - 1, 0)
-    if _has_flash_attn():
-        from flash_attn import flash_attn_varlen_func
-
-        capped: Tensor = flash_attn_varlen_func(
+    if layout.kernel != TORCH_VARLEN:
+        (_, flash_varlen, *_), _ = lazy_import_flash_attention(layout.kernel)
+        found = flash_varlen(
             q,
             k,
             v,
@@ -106,26 +105,16 @@ def varlen_attention(query: Tensor, key: Tensor, value: Tensor, layout: VarlenLa
             softcap=scoring.softcap or 0.0,
             deterministic=torch.are_deterministic_algorithms_enabled(),
         )
+        # Some versions give the sums of the scores as well.
+        capped: Tensor = found[0] if isinstance(found, tuple) else found
         return capped[..., :width]
     if scoring.softcap is not None:
-        raise DataError("the model caps its attention scores, which torch's kernel cannot", hint="install flash-attn")
+        raise DataError(
+            "the model caps its attention scores, which torch's kernel cannot",
+            hint="set learner.attention: flash_attention_2, flex or exact",
+        )
     from torch.nn.attention.varlen import varlen_attn
 
     grouped = scoring.heads != scoring.kv_heads
     output = varlen_attn(q, k, v, *borders, scale=scoring.scale, window_size=window, enable_gqa=grouped)
     return cast(Tensor, output)[..., :width]
-
-
-@cache
-def _has_flash_attn() -> bool:
-    return importlib.util.find_spec("flash_attn") is not None
-
-
-@cache
-def _has_torch_varlen() -> bool:
-    # The keywords used here came with torch 2.13.
-    if importlib.util.find_spec("torch.nn.attention.varlen") is None:
-        return False
-    from torch.nn.attention.varlen import varlen_attn
-
-    return {"window_size", "enable_gqa", "scale"} <= inspect.signature(varlen_attn).parameters.keys()
