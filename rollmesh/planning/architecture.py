@@ -81,6 +81,7 @@ def read_shape(name: str, model: PreTrainedModel) -> ModelShape:
         name=name,
         model_type=model.config.model_type,
         hidden=text.hidden_size,
+        heads=getattr(text, "num_attention_heads", 0),
         vocabulary=len(weight),
         kinds=tuple(_group(blocks[layers.index(kind)].parameters()) for kind in range(kinds)),
         layers=tuple(layers),

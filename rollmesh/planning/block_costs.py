@@ -18,13 +18,16 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from rollmesh.learner.batching.types import Packing, Segments
 from rollmesh.learner.engines.fsdp2.architecture import choose_packing
 from rollmesh.learner.engines.fsdp2.attention import ATTENTION
 from rollmesh.learner.engines.fsdp2.layout import build_layout
-from rollmesh.learner.engines.fsdp2.sharding import transformer_blocks
+from rollmesh.learner.engines.fsdp2.sharding import is_product, transformer_blocks
+from rollmesh.learner.engines.fsdp2.ulysses.division import refuse_division
+from rollmesh.learner.engines.fsdp2.ulysses.exchange import DividedLayout, Exchange
 from rollmesh.learner.model_files.stored_model import quiet_transformers
 from rollmesh.planning.architecture import kinds_of
 from rollmesh.planning.shape import BlockCosts, TokenCost
@@ -34,16 +37,20 @@ _POINTS = (8192, 16384)
 _TOTAL = "Total"
 
 
-def count_block_costs(config: PreTrainedConfig, dtype: torch.dtype) -> tuple[BlockCosts, ...]:
+def count_block_costs(config: PreTrainedConfig, dtype: torch.dtype, sp: int = 1) -> tuple[BlockCosts, ...]:
     """The costs of every kind of block, in the order of `ModelShape.kinds`.
 
     Args:
         config: of the model.
         dtype: compute dtype.
+        sp: processes that divide sequences; costs are of one of them, for its own tokens.
+
+    Raises:
+        ConfigError: the model's sequences cannot be divided.
     """
     with FakeTensorMode(allow_non_fake_inputs=True), quiet_transformers(), grouped_products_by_shape():
         model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype, trust_remote_code=False).eval()
-        measured = [_count(model, tokens) for tokens in _POINTS]
+        measured = [_count(model, tokens, sp) for tokens in _POINTS]
     return tuple(
         BlockCosts(*(_line(*pair) for pair in zip(few, many, strict=True))) for few, many in zip(*measured, strict=True)
     )
@@ -55,11 +62,11 @@ def _line(few: int, many: int) -> TokenCost:
     return TokenCost(few - slope * low, slope)
 
 
-def _count(model: Any, tokens: int) -> list[tuple[int, int, int, int]]:
-    """Saved, working, accumulating and inference bytes by kind."""
+def _count(model: Any, tokens: int, sp: int) -> list[tuple[int, ...]]:
+    """Saved, product, working, accumulating and inference bytes by kind."""
     blocks = transformer_blocks(model)
     kinds, layers = kinds_of(blocks, list(getattr(model.config.get_text_config(), "layer_types", None) or ()))
-    calls = _arguments(model, blocks, model_inputs(model, tokens))
+    calls = _arguments(model, blocks, model_inputs(model, tokens, sp))
     for block in blocks:
         block.zero_grad()
     return [_block(blocks[place], *calls[place]) for place in map(layers.index, range(kinds))]
@@ -82,7 +89,8 @@ class _GroupedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, experts: Tensor) -> Tensor:
         ctx.save_for_backward(rows, experts)
-        return rows.new_empty(len(rows), experts.shape[2])
+        # A product by its name, as selective recomputation looks for.
+        return rows.mm(experts[0])
 
     @staticmethod
     def backward(ctx: Any, _: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,14 +103,48 @@ def _by_shape(rows: Tensor, experts: Tensor, **_: Any) -> Tensor:
     return product
 
 
-def model_inputs(model: Any, tokens: int) -> dict[str, Any]:
-    """Inputs of a forward pass over one sequence, as the engine makes them; sets the attention that belongs to it."""
+class _ExchangeByShape(Exchange):
+    """Allocates what an exchange between processes does, without them."""
+
+    def __init__(self, parts: int) -> None:
+        self.parts, self.part = parts, 0
+
+    def _swap(self, blocks: Tensor) -> Tensor:
+        swapped: Tensor = _Swapped.apply(blocks.contiguous())
+        return swapped
+
+
+class _Swapped(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx: Any, blocks: Tensor) -> Tensor:
+        return torch.empty_like(blocks)
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: Tensor) -> Tensor:
+        return torch.empty_like(gradient.contiguous())
+
+
+def model_inputs(model: Any, tokens: int, sp: int = 1) -> dict[str, Any]:
+    """Inputs of a forward pass over one sequence, as the engine makes them; sets the attention that belongs to it.
+
+    Args:
+        model: without memory.
+        tokens: of the sequence, those of one process.
+        sp: processes that divide it.
+
+    Raises:
+        ConfigError: it cannot be divided.
+    """
     ids = torch.zeros(1, tokens, dtype=torch.int64)
-    if choose_packing(model).packing is Packing.ROWS:
+    choice = choose_packing(model)
+    if sp > 1 and choice.undivided:
+        refuse_division(model.config.model_type, choice.undivided)
+    if choice.packing is Packing.ROWS:
         return {"input_ids": ids, "use_cache": False}
     model.set_attn_implementation(ATTENTION)
-    segments = Segments(*(np.array([number]) for number in (0, tokens, 0, 0)))
-    layout = build_layout(segments, torch.device("cpu"))
+    segments = Segments(*(np.array([number]) for number in (0, tokens * sp, 0, 0)))
+    whole = build_layout(segments, torch.device("cpu"))
+    layout = whole if sp == 1 else DividedLayout(whole, _ExchangeByShape(sp))
     return {
         "input_ids": ids,
         "position_ids": torch.arange(tokens)[None],
@@ -139,7 +181,7 @@ def _skipped(blocks: list[nn.Module], note: Callable[..., None]) -> Iterator[Non
             block.forward = forward
 
 
-def _block(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int, int, int]:
+def _block(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
     parameters = sum(parameter.nbytes for parameter in block.parameters())
     entering = _input_of(args, kwargs).nbytes
 
@@ -162,7 +204,7 @@ def _block(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     inference = run(gradient=False)
     saved = _saved(block, args, kwargs)
     working = run(gradient=True)
-    return saved, working, run(gradient=True), inference
+    return saved, _products(block, args, kwargs), working, run(gradient=True), inference
 
 
 def _saved(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -182,6 +224,30 @@ def _saved(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> i
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         block(*given_args, **given)
     return sum(nbytes for nbytes, _ in found.values())
+
+
+class _Products(TorchDispatchMode):
+    """Collects the outputs that selective recomputation keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[int, torch.UntypedStorage] = {}
+
+    def __torch_dispatch__(self, operation: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = operation(*args, **(kwargs or {}))
+        if is_product(operation):
+            for tensor in output if isinstance(output, tuple) else (output,):
+                if isinstance(tensor, Tensor):
+                    storage = tensor.untyped_storage()
+                    self.found[storage._cdata] = storage
+        return output
+
+
+def _products(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Bytes of the outputs of products and of attention."""
+    with _Products() as products, torch.no_grad():
+        block(*args, **kwargs)
+    return sum(storage.nbytes() for storage in products.found.values())
 
 
 def _input_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

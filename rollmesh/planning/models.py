@@ -45,9 +45,13 @@ class RunModels:
         """
         return _shape(*self._key(role))
 
-    def costs(self, role: str, dtype: str) -> tuple[BlockCosts, ...]:
-        """The costs of its blocks in a compute dtype."""
-        return _costs(*self._key(role), dtype)
+    def costs(self, role: str, dtype: str, sp: int) -> tuple[BlockCosts, ...]:
+        """The costs of its blocks in a compute dtype, for the tokens of one of `sp` processes that divide them.
+
+        Raises:
+            ConfigError: the model's sequences cannot be divided.
+        """
+        return _costs(*self._key(role), dtype, sp)
 
     def _key(self, role: str) -> tuple[str, str | None]:
         section = self._sections.get(role, self._sections[ACTOR])
@@ -65,5 +69,5 @@ def _shape(path: str, revision: str | None) -> ModelShape:
 
 
 @cache
-def _costs(path: str, revision: str | None, dtype: str) -> tuple[BlockCosts, ...]:
-    return count_block_costs(_config(path, revision), getattr(torch, dtype))
+def _costs(path: str, revision: str | None, dtype: str, sp: int) -> tuple[BlockCosts, ...]:
+    return count_block_costs(_config(path, revision), getattr(torch, dtype), sp)

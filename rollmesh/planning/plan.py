@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from rollmesh.learner.algorithms.types import ModelRole
+from rollmesh.learner.engines.fsdp2.output.layer import TILES
 from rollmesh.learner.engines.fsdp2.preparation.shard_mesh import check_shards
+from rollmesh.learner.engines.fsdp2.ulysses.division import check_division
 from rollmesh.learner.engines.interface import ACTOR
 from rollmesh.mesh.config.base import DeviceName
 from rollmesh.mesh.config.learner import OptimizerSection, RoleSection
@@ -21,8 +23,6 @@ from rollmesh.planning.shape import BlockCosts, ModelShape
 from rollmesh.planning.training import LogitRoom, Moments, Phase, RoleSetup, phases, resting
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-# Tokens and columns of a tile of logits: `learner/engines/fsdp2/output/layer.py`.
-_TILES = {"cuda": (8192, 8192), "cpu": (512, 1024)}
 _VALUE_MODEL = "value_model"
 
 
@@ -32,8 +32,8 @@ class Models(Protocol):
     def shape(self, role: str) -> ModelShape:
         """The sizes of a role's model."""
 
-    def costs(self, role: str, dtype: str) -> tuple[BlockCosts, ...]:
-        """The costs of its blocks in a compute dtype."""
+    def costs(self, role: str, dtype: str, sp: int) -> tuple[BlockCosts, ...]:
+        """The costs of its blocks in a compute dtype, for the tokens of one of `sp` processes that divide them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,24 +159,26 @@ def _setup(config: Config, cluster: Cluster, role: ModelRole, models: Models) ->
     dtype, recompute = learner.compute_on(device)
     shape = models.shape(role.name)
     section = learner.roles.get(role.name) or RoleSection()
+    sp = learner.parallel.sp
+    check_division(sp, heads=shape.heads, processes=learner.ranks, name=shape.name)
     tokens, micro_batches = micro_batch(config)
     shards = learner.parallel.shards or learner.ranks
     check_shards(shards, learner.ranks)
     return RoleSetup(
         name=role.name,
         shape=shape.as_value_model() if role.kind == _VALUE_MODEL else shape,
-        costs=models.costs(role.name, dtype),
+        costs=models.costs(role.name, dtype, sp),
         trained=role.trained,
         shards=shards,
         sharded=learner.ranks > 1 or dtype != "float32",
         compute_bytes=_BYTES[dtype],
-        # Selective recomputation keeps less than all: taken as all, an upper bound.
-        recompute=recompute is True and role.trained,
+        recompute=role.trained and recompute,
         offload=device == "cuda" and (learner.memory.offload_params if role.trained else section.offload),
         offload_optimizer=device == "cuda" and learner.memory.offload_optimizer,
-        tokens=math.ceil(tokens / learner.parallel.sp),
+        tokens=math.ceil(tokens / sp),
+        sp=sp,
         micro_batches=micro_batches,
-        logits=LogitRoom(learner.memory.logits_mib << 20, math.prod(_TILES[device]), _TILES[device][0]),
+        logits=LogitRoom(learner.memory.logits_mib << 20, math.prod(TILES[device]), TILES[device][0]),
         moments=_moments(section.optimizer or learner.optimizer),
         sync_once=learner.gradient_sync == "step",
         host_inputs=learner.memory.offload_activations and device == "cuda",

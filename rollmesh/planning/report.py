@@ -13,6 +13,7 @@ from rollmesh.planning.proposal import Proposal
 from rollmesh.planning.switches import Saving
 from rollmesh.planning.training import COMPONENTS
 
+_ACTIVATIONS = {True: "recomputed", False: "kept", "selective": "recomputed but for products and attention"}
 NOT_MODELLED = (
     "not modelled: fragmentation and kernels' workspaces beyond the reserve; images; compilation; side data; experts "
     "that get more than their share of tokens; the optimizer's temporaries"
@@ -94,7 +95,8 @@ def lines(found: Findings) -> Iterator[str]:
     layout = f"FSDP2, {_shards(actor.shards, copies)}" if actor.sharded else "not sharded"
     yield (
         f"learner: {ranks} rank(s), {layout}, compute dtype of {actor.compute_bytes} bytes, activations "
-        f"{'recomputed' if actor.recompute else 'kept'}, {actor.tokens} tokens to a micro-batch, "
+        f"{_ACTIVATIONS[actor.recompute]}, {actor.tokens} tokens to a micro-batch"
+        f"{f' on each of the {actor.sp} ranks that divide it' if actor.sp > 1 else ''}, "
         f"{'one' if actor.micro_batches == 1 else f'up to {actor.micro_batches}'} to a step"
     )
     for role in plan.roles:

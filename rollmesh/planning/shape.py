@@ -67,12 +67,14 @@ class BlockCosts:
 
     Attributes:
         saved: kept from the forward pass for the backward pass.
+        products: of these, the outputs of products and of attention, as selective recomputation keeps them.
         working: most during its forward and its backward pass together, its fresh gradients included.
         accumulating: the same where it has gradients already, to which new ones are added.
         inference: most during a forward pass without gradient.
     """
 
     saved: TokenCost
+    products: TokenCost
     working: TokenCost
     accumulating: TokenCost
     inference: TokenCost
@@ -85,6 +87,7 @@ class ModelShape:
     Attributes:
         name, model_type: from the configuration, and `config.json`.
         hidden: width of the hidden states.
+        heads: of its attention's queries.
         vocabulary: rows of the output layer.
         kinds: one group for every kind of block.
         layers: kind of every block, in order.
@@ -98,6 +101,7 @@ class ModelShape:
     name: str
     model_type: str
     hidden: int
+    heads: int
     vocabulary: int
     kinds: tuple[ParameterGroup, ...]
     layers: tuple[int, ...]

@@ -67,6 +67,12 @@ def _more_ranks(config: Config, plan: Plan) -> int | None:
     return ranks if plan.cluster.cuda and ranks + taken <= plan.cluster.count else None
 
 
+def _more_division(config: Config, plan: Plan) -> int | None:
+    parts = 2 * config.learner.parallel.sp
+    divides = config.learner.ranks % parts == 0 and plan.roles[0].setup.shape.heads % parts == 0
+    return parts if divides else None
+
+
 def _smaller_share(plan: Plan) -> float | None:
     """The largest share that leaves the other users of a device their room."""
     use = next((use for use in plan.devices if "generator" in use.users and not use.fits), None)
@@ -84,7 +90,7 @@ def _if(condition: bool, value: Any) -> Any:
 SWITCHES = (
     Switch(
         "learner.activation_checkpointing",
-        lambda _, plan: _if(not plan.roles[0].setup.recompute, True),
+        lambda _, plan: _if(plan.roles[0].setup.recompute is not True, True),
         "a second forward pass of every block, about a third more time",
     ),
     Switch(
@@ -101,7 +107,10 @@ SWITCHES = (
     Switch(
         "learner.memory.offload_activations",
         lambda config, plan: _if(
-            plan.cluster.cuda and plan.roles[0].setup.recompute and not config.learner.memory.offload_activations, True
+            plan.cluster.cuda
+            and plan.roles[0].setup.recompute is True
+            and not config.learner.memory.offload_activations,
+            True,
         ),
         "copies to pinned host memory and back",
     ),
@@ -142,6 +151,11 @@ SWITCHES = (
         "layers and gradients travel between all ranks",
     ),
     Switch("learner.batch.tokens_per_micro_batch", _halved_budget, "more and smaller passes"),
+    Switch(
+        "learner.parallel.sp",
+        _more_division,
+        "half the data-parallel ranks; two exchanges in each layer between ranks of a micro-batch",
+    ),
     Switch("learner.ranks", _more_ranks, "devices, which generators lack then"),
     Switch(
         "model.dtype",

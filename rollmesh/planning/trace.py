@@ -54,7 +54,7 @@ def trace_step(config: PreTrainedConfig, setup: RoleSetup) -> int:
             dist.init_process_group("fake", rank=0, world_size=setup.shards, store=FakeStore())
             stack.callback(dist.destroy_process_group)
         whole = build_on_meta(copy.deepcopy(config))
-        inputs = model_inputs(whole, setup.tokens)
+        inputs = model_inputs(whole, setup.tokens, setup.sp)
         model = LanguageModel(whole, read_logit_form(whole), LogitMemory(setup.logits.kept))
         how = Preparation(setup.sharded, dtype, recompute=setup.recompute, reshard_after_forward=setup.reshard)
         prepare(model, how)
@@ -92,9 +92,9 @@ def _peak(model: nn.Module, setup: RoleSetup, inputs: dict[str, Any]) -> int:
 @contextmanager
 def _tiles_of(room: LogitRoom) -> Iterator[None]:
     """Logits come in tiles of the planned device, within the context: a few large ones on CUDA."""
-    before = dict(layer._TILES)
-    layer._TILES["cpu"] = (room.rows, room.tile // room.rows)
+    before = dict(layer.TILES)
+    layer.TILES["cpu"] = (room.rows, room.tile // room.rows)
     try:
         yield
     finally:
-        layer._TILES.update(before)
+        layer.TILES.update(before)

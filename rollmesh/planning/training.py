@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 from rollmesh.planning.shape import BlockCosts, ModelShape
 
@@ -67,14 +68,16 @@ class RoleSetup:
         shards: into which its parameters are divided.
         sharded: FSDP2 is used, on a single rank too.
         compute_bytes: of an element of the compute dtype.
-        recompute: blocks keep their input alone for the backward pass.
+        recompute: blocks keep their input alone for the backward pass; `selective`: and the outputs of products and of
+            attention.
         host_inputs: these inputs wait in host memory.
         offload: its parameters rest in host memory between its uses.
         offload_optimizer: the optimizer's state too, but for the optimizer's step.
-        tokens: of a micro-batch.
+        tokens: of a micro-batch, those of this rank alone where `sp` ranks divide it.
         micro_batches: of an optimizer step; from the second one on gradients are there already.
         logits: room for them.
         moments: of the optimizer.
+        sp: ranks that divide a micro-batch.
         reshard: what was gathered for the forward pass is gathered again for the backward pass.
         sync_once: gradients stay whole on every rank until a step's last micro-batch.
     """
@@ -86,13 +89,14 @@ class RoleSetup:
     shards: int
     sharded: bool
     compute_bytes: int
-    recompute: bool
+    recompute: bool | Literal["selective"]
     offload: bool
     tokens: int
     micro_batches: int
     logits: LogitRoom
     moments: Moments = Moments()
     sync_once: bool = False
+    sp: int = 1
     host_inputs: bool = False
     offload_optimizer: bool = False
     reshard: bool = True
@@ -209,9 +213,10 @@ def _blocks_backward(setup: RoleSetup) -> Iterator[Phase]:
         cost = setup.costs[shape.layers[place]]
         fresh = setup.sharded or setup.micro_batches == 1
         working = (cost.working if fresh else cost.accumulating).at(setup.tokens)
-        if not setup.recompute:
+        if setup.recompute is not True:
             # Counted with what is kept.
-            working = max(0, working - cost.saved.at(setup.tokens))
+            counted = cost.products if setup.recompute else cost.saved
+            working = max(0, working - counted.at(setup.tokens))
         kept = _kept(setup, place + 1)
         parts = _held(setup)
         if setup.sharded:
@@ -282,9 +287,12 @@ def _gathered(setup: RoleSetup, near: int | None = None) -> int:
 
 def _kept(setup: RoleSetup, blocks: int) -> int:
     """Kept for the backward pass by the first `blocks` blocks."""
-    if setup.recompute:
+    if setup.recompute is True:
         return (min(blocks, 2) if setup.host_inputs else blocks) * setup.hidden_states
-    return sum(setup.costs[kind].saved.at(setup.tokens) for kind in setup.shape.layers[:blocks])
+    costs = [setup.costs[kind] for kind in setup.shape.layers[:blocks]]
+    if setup.recompute:
+        return sum(setup.hidden_states + cost.products.at(setup.tokens) for cost in costs)
+    return sum(cost.saved.at(setup.tokens) for cost in costs)
 
 
 def _last_norm(setup: RoleSetup) -> int:

@@ -50,6 +50,11 @@ class PackingChoice:
     reason: str = ""
     recurrent: tuple[nn.Module, ...] = ()
 
+    @property
+    def undivided(self) -> str:
+        """The reason why processes cannot divide a sequence; empty where they can."""
+        return "its layers carry a state from token to token" if self.recurrent else self.reason
+
 
 def choose_packing(model: PreTrainedModel) -> PackingChoice:
     """The densest packing that can be exact.

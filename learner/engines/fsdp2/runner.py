@@ -35,8 +35,7 @@ from rollmesh.learner.engines.fsdp2.recurrent.layers import LAYOUT, compute_apar
 from rollmesh.learner.engines.fsdp2.recurrent.layout import build_recurrent_layout
 from rollmesh.learner.engines.fsdp2.rows import build_rows
 from rollmesh.learner.engines.fsdp2.sharding import Preparation, computing_in, plain_name, prepare, recover
-from rollmesh.learner.engines.fsdp2.ulysses.division import KEY as SP_KEY
-from rollmesh.learner.engines.fsdp2.ulysses.division import check_division
+from rollmesh.learner.engines.fsdp2.ulysses.division import check_division, refuse_division
 from rollmesh.learner.engines.fsdp2.ulysses.exchange import DividedLayout, Exchange
 from rollmesh.learner.engines.fsdp2.ulysses.row_parts import RowPart, part_of
 from rollmesh.learner.engines.interface import EngineSpec
@@ -85,7 +84,7 @@ class ModelRunner(ABC):
             self._divide(stored.model.config)
             choice = choose_packing(stored.model)
             self._own_attention: str = stored.model.config._attn_implementation
-            self._why_whole = "its layers carry a state from token to token" if choice.recurrent else choice.reason
+            self._why_whole = choice.undivided
             self._refuse_to_divide(self._why_whole)
             self._refuse_kernel(choice.reason)
             capped = getattr(stored.model.config.get_text_config(), "attn_logit_softcapping", None) is not None
@@ -268,13 +267,9 @@ class ModelRunner(ABC):
         self.layout = Layout.of_replicas(self.world.process, processes, sp)
         self._exchange = Exchange(self.world.neighbours(sp)) if sp > 1 else None
 
-    def _refuse_to_divide(self, why_rows: str) -> None:
-        """Refuses to divide sequences that need rows."""
-        if why_rows and self._exchange is not None:
-            raise ConfigError(
-                f"the sequences of model {self._spec.model.path!r} cannot be divided over processes: {why_rows}",
-                hint=f"set {SP_KEY}: 1",
-            )
+    def _refuse_to_divide(self, why: str) -> None:
+        if why and self._exchange is not None:
+            refuse_division(self._spec.model.path, why)
 
     def _refuse_kernel(self, why_rows: str) -> None:
         """Refuses a kernel of packed attention for sequences that need rows."""

@@ -159,6 +159,12 @@ def transformer_blocks(model: nn.Module) -> list[nn.Module]:
     return list(best) if best is not None else []
 
 
+def is_product(operation: torch._ops.OpOverload) -> bool:
+    """True for products of matrices and for attention, whose outputs selective recomputation keeps."""
+    name = operation.name()
+    return name.rpartition("::")[2].partition(".")[0] in _PRODUCTS or "attention" in name or "attn" in name
+
+
 def plain_name(name: str) -> str:
     """A parameter's name as the model has it without wrappers."""
     return name.replace(_WRAPPED, "")
@@ -214,6 +220,4 @@ def _recompute_blocks(model: nn.Module, how: Preparation) -> None:
 
 def _keep(_context: Any, operation: Any, *_args: Any, **_keywords: Any) -> CheckpointPolicy:
     """Decides by the operation: products and attention cost the time, all else the memory."""
-    name = operation.name()
-    kept = name.rpartition("::")[2].partition(".")[0] in _PRODUCTS or "attention" in name or "attn" in name
-    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE if is_product(operation) else CheckpointPolicy.PREFER_RECOMPUTE

@@ -33,7 +33,7 @@ ALL, NOTHING = 1 << 40, 0
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of which neither tokens nor vocabulary are a multiple."""
-    monkeypatch.setitem(output_layer._TILES, "cpu", (16, 32))
+    monkeypatch.setitem(output_layer.TILES, "cpu", (16, 32))
 
 
 def make_case(dtype: torch.dtype = torch.float32, *, bias: bool = True) -> tuple[Tensor, nn.Linear, Targets]:

@@ -144,6 +144,18 @@ def test_a_cpu_holds_all_processes_and_the_versions_between_them() -> None:
     assert node.users["learner, 2 rank(s)"] == 2 * plan.learner_peak
 
 
+def test_ranks_that_divide_sequences_have_a_part_of_a_micro_batch_each() -> None:
+    config = configured("qwen3-0.6b", learner={"ranks": 8, "batch": {"tokens_per_micro_batch": 32768}})
+    divided = with_settings(config, {"learner.parallel.sp": 4})
+    before, after = (planned(each, "8xH100-80G").roles[0] for each in (config, divided))
+
+    assert after.setup.tokens == before.setup.tokens / 4 == 8192
+    assert after.largest.total < 0.6 * before.largest.total
+    assert after.resting == before.resting
+    with pytest.raises(ConfigError, match=r"learner\.parallel\.sp: 3 does not divide the 16 attention heads"):
+        planned(with_settings(config, {"learner.parallel.sp": 3}), "8xH100-80G")
+
+
 def test_micro_batches_are_no_larger_than_a_ranks_part_of_a_step() -> None:
     batch = {"groups": 2, "tokens_per_micro_batch": 1 << 20}
     config = configured("qwen3-0.6b", learner={"ranks": 4, "batch": batch})

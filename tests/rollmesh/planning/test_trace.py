@@ -39,7 +39,8 @@ LOGITS = LogitRoom(kept=1 << 30, tile=1 << 21, rows=1024)
         ("qwen3", {"tie_word_embeddings": True}, {"shards": 8, "recompute": False, "tokens": 4096}),
         ("llama", {"tie_word_embeddings": False}, {"shards": 1, "tokens": 4096, "micro_batches": 1}),
         ("llama", {"tie_word_embeddings": False}, {"shards": 64}),
-        ("qwen3_moe", EXPERTS, {"shards": 8}),
+        ("qwen3_moe", EXPERTS, {"shards": 8, "recompute": "selective"}),
+        ("llama", {"tie_word_embeddings": False}, {"shards": 8, "sp": 4, "recompute": "selective", "tokens": 4096}),
     ],
 )
 def test_the_formula_is_the_trackers_number(kind: str, settings: dict[str, Any], how: dict[str, Any]) -> None:
@@ -47,7 +48,7 @@ def test_the_formula_is_the_trackers_number(kind: str, settings: dict[str, Any],
     values = {"sharded": True, "compute_bytes": 2, "recompute": True, "tokens": 1024, "micro_batches": 2} | how
     dtype = torch.float32 if values["compute_bytes"] == 4 else torch.bfloat16
     shape = read_shape(kind, build_on_meta(config))
-    costs = count_block_costs(config, dtype)
+    costs = count_block_costs(config, dtype, values.get("sp", 1))
     setup = RoleSetup("actor", shape, costs, trained=True, offload=False, logits=LOGITS, **values)
 
     formula = max(phase.total for phase in phases(setup) if phase.name not in ("inference", "optimizer"))

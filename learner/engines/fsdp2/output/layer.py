@@ -25,8 +25,8 @@ from rollmesh.learner.engines.fsdp2.output.log_probs import mark
 from rollmesh.learner.engines.fsdp2.output.logit_form import LogitForm
 from rollmesh.learner.engines.fsdp2.output.softmax_pieces import RowGradients, RowSums, Targets
 
-# Tokens and columns of a tile. CPU: 2 MiB, which the caches of a core hold. CUDA: 256 MiB, large enough for a product.
-_TILES = {"cpu": (512, 1024), "cuda": (8192, 8192)}
+TILES = {"cpu": (512, 1024), "cuda": (8192, 8192)}
+"""Tokens and columns of a tile. CPU: 2 MiB, which the caches of a core hold. CUDA: 256 MiB, enough for a product."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class _Tiles:
 
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, form: LogitForm, *, rounded: bool) -> None:
         self._hidden, self._weight, self._bias, self._rounded = hidden, weight, bias, rounded
-        rows, columns = _TILES[hidden.device.type]
+        rows, columns = TILES[hidden.device.type]
         self.shape = len(hidden), form.columns or len(weight)
         self._rows = max(1, min(rows, self.shape[0]))
         self._columns = min(self.shape[1], rows * columns // self._rows)

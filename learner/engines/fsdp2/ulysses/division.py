@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NoReturn
 
 from rollmesh.mesh.errors import ConfigError
 
@@ -32,3 +33,13 @@ def check_division(parts: int, *, heads: int, processes: int, name: str) -> None
     raise ConfigError(
         f"{KEY}: {parts} does not divide {what}", hint=f"set {KEY}: {nearest}, the nearest that divides both"
     )
+
+
+def refuse_division(name: str, why: str) -> NoReturn:
+    """Refuses to divide the sequences of a model.
+
+    Args:
+        name: the model.
+        why: they cannot be divided.
+    """
+    raise ConfigError(f"the sequences of model {name!r} cannot be divided over processes: {why}", hint=f"set {KEY}: 1")
