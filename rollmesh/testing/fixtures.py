@@ -1,4 +1,7 @@
-"""Fixtures of the engines' contract: import all of them into a `conftest.py`."""
+"""The engines' contract as a plugin of pytest: its fixtures.
+
+A package's `conftest.py` names this module in its `pytest_plugins`.
+"""
 
 from __future__ import annotations
 

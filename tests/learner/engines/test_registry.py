@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from rollmesh.learner.engines.registry import create_engine
 from rollmesh.mesh.errors import ConfigError
 from tests.learner.engines.models import make_spec
+from tests.repository import REPOSITORY
 
 
 def test_another_package_brings_an_engine_by_an_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,3 +26,17 @@ def test_another_package_brings_an_engine_by_an_entry_point(tmp_path: Path, monk
     with pytest.raises(ConfigError, match="no engine 'yours'") as refused:
         create_engine(spec, backend="yours")
     assert refused.value.hint == "known: fsdp2, mine"
+
+
+def test_the_contract_is_collected_as_the_page_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (REPOSITORY / "docs" / "training-engines.md").read_text()
+    blocks = re.findall(r"```python\n *# (\w+\.py)\n(.*?)```", page, re.DOTALL)
+    for name, code in blocks:
+        (tmp_path / name).write_text(textwrap.dedent(code))
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    options = ["--setup-plan", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", "-p", "no:asyncio"]
+    assert pytest.main([*options, str(tmp_path)]) == 0
+    planned = capsys.readouterr().out
+    assert {name for name, _ in blocks} == {"conftest.py", "test_contract.py"}
+    for layout in "one_process", "two_ranks":
+        assert re.search(rf"test_contract.py::TestMine::\w+\[{layout}\] \(fixtures used:.*\bworld\b", planned)
