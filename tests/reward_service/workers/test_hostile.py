@@ -235,17 +235,31 @@ async def test_nothing_is_left_of_workers(make_engine: Any, make_item: Any, work
 
 
 async def test_workers_that_die_one_after_another_are_started_ever_more_slowly(
-    make_engine: Any, make_item: Any
+    make_engine: Any, make_item: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = make_engine("compute_score", workers=1, call_timeout_s=_LIMIT_S)
-    await engine.start()
-    results = await engine.score([make_item(str(n), "exit") for n in range(200)], 15.0)
-    codes = [said(result) for result in results]
-    assert codes.count("crashed") == engine.workers.died < 20
-    assert codes.count("timeout") == 200 - engine.workers.died
-    assert "reward workers ended one after another, at last: exit code 3" in results[-1].error.message
+    pauses: list[float] = []
+    long_paused, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 4:
+            long_paused.set()
+            await goes_on.wait()
+
+    clock = SimpleNamespace(**vars(asyncio) | {"sleep": pause})
+    monkeypatch.setattr("rollmesh.reward_service.workers.unit_queue.asyncio", clock)
+    engine = make_engine("compute_score", workers=1, call_timeout_s=60.0)
+    items = [*(make_item(str(n), "exit") for n in range(8)), make_item("good")]
+    scoring = asyncio.create_task(engine.score(items, 120.0))
+    await asyncio.wait_for(long_paused.wait(), 60.0)
+    assert engine.workers.died == 7
+    assert pauses == [0.2, 0.4, 0.8, 1.6], "the first few start at once"
+    (late,) = await engine.score([make_item("late")], 0.5)
+    assert said(late) == "timeout"
+    assert "reward workers ended one after another, at last: exit code 3" in late.error.message
     assert "exit code 3" in engine.present_wait().reason
-    assert said((await engine.score([make_item()], 30.0))[0]) == "1"
+    goes_on.set()
+    assert [said(result) for result in await scoring] == ["crashed"] * 8 + ["1"]
     assert not engine.present_wait()
 
 
