@@ -1,4 +1,4 @@
-"""Host memory of the learner's node and of a generator: published versions, and what is offloaded."""
+"""Host memory for published versions, of the learner's node and of a generator."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ _LINK_SHARE = 0.7
 _GATHERED = 3 * (64 << 20)
 
 
-def learner_host(config: Config, shape: ModelShape, dtype_bytes: int, offloaded: int) -> dict[str, int]:
-    """Bytes of host memory on the node of the learner's first rank, by component.
+def learner_host(config: Config, shape: ModelShape, dtype_bytes: int) -> dict[str, int]:
+    """Bytes on the node of the learner's first rank, by component.
 
     Args:
         config: of the run.
         shape: of the actor.
         dtype_bytes: of an element of the weights that travel.
-        offloaded: bytes of roles that rest on this host.
     """
     version = shape.elements * dtype_bytes
     weights = config.weights
@@ -28,8 +27,6 @@ def learner_host(config: Config, shape: ModelShape, dtype_bytes: int, offloaded:
     parts = {where: (weights.keep_versions + _IN_FLIGHT) * version, "export's staging": _GATHERED}
     if weights.encoding != "full" and weights.transport != "shm":
         parts["deltas"] = round(weights.chain * _LINK_SHARE * version)
-    if offloaded:
-        parts["offloaded roles"] = offloaded
     return parts
 
 

@@ -20,7 +20,7 @@ from rollmesh.planning.generation import GeneratorMemory, generator_memory
 from rollmesh.planning.host import generator_host, learner_host
 from rollmesh.planning.placement import Placement, place
 from rollmesh.planning.shape import BlockCosts, ModelShape
-from rollmesh.planning.training import LogitRoom, Moments, Phase, RoleSetup, phases, resting
+from rollmesh.planning.training import LogitRoom, Moments, Phase, RoleSetup, on_host, phases, resting, staged
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _VALUE_MODEL = "value_model"
@@ -175,6 +175,7 @@ def _setup(config: Config, cluster: Cluster, role: ModelRole, models: Models) ->
         recompute=role.trained and recompute,
         offload=device == "cuda" and (learner.memory.offload_params if role.trained else section.offload),
         offload_optimizer=device == "cuda" and learner.memory.offload_optimizer,
+        offload_gradients=device == "cuda" and learner.memory.offload_gradients,
         tokens=math.ceil(tokens / sp),
         sp=sp,
         micro_batches=micro_batches,
@@ -214,10 +215,10 @@ def _host(
     config: Config, cluster: Cluster, roles: Sequence[RolePlan], shape: ModelShape, travelling: int
 ) -> dict[str, int]:
     ranks_here = math.ceil(config.learner.ranks / cluster.nodes) if cluster.cuda else config.learner.ranks
-    setups = [role.setup for role in roles]
-    offloaded = sum(setup.parameters for setup in setups if setup.offload)
-    offloaded += sum(setup.optimizer for setup in setups if setup.trained and setup.offload_optimizer)
-    parts = learner_host(config, shape, travelling, ranks_here * offloaded)
+    parts = learner_host(config, shape, travelling)
+    for name, nbytes_of in (("copy for checkpoints", staged), ("offloaded roles", on_host)):
+        if nbytes := ranks_here * sum(nbytes_of(role.setup) for role in roles):
+            parts[name] = nbytes
     for name, nbytes in generator_host(config, shape, travelling, same_node=cluster.nodes == 1).items():
         parts[name] = nbytes * math.ceil(config.rollout.replicas / cluster.nodes)
     return parts
@@ -236,7 +237,7 @@ def _uses(
         # One memory for all of a node's processes, and for what they share.
         ranks = math.ceil(config.learner.ranks / cluster.nodes)
         replicas = math.ceil(config.rollout.replicas / cluster.nodes)
-        users = {f"learner, {ranks} rank(s)": ranks * peak, "weights in flight": sum(host.values())}
+        users = {f"learner, {ranks} rank(s)": ranks * peak, "versions and copies": sum(host.values())}
         if generator is not None:
             users[f"{replicas} generator(s)"] = replicas * generator.total
         return [DeviceUse("node", users, cluster.reserve(ranks + replicas), memory)]

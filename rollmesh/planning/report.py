@@ -106,7 +106,7 @@ def lines(found: Findings) -> Iterator[str]:
     yield f"learner's peak, all roles together: {_gib(plan.learner_peak)} GiB per rank"
     yield from _generator_lines(plan)
     host = ", ".join(f"{name} {_gib(size)}" for name, size in plan.host.items())
-    yield f"host memory for weights, first rank's node, GiB: {host}"
+    yield f"host memory on the first rank's node, GiB: {host}"
     for use in plan.devices:
         users = " + ".join(f"{name} {_gib(size)}" for name, size in use.users.items())
         verdict = "fits" if use.fits else "does NOT fit"

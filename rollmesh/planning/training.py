@@ -73,6 +73,7 @@ class RoleSetup:
         host_inputs: these inputs wait in host memory.
         offload: its parameters rest in host memory between its uses.
         offload_optimizer: the optimizer's state too, but for the optimizer's step.
+        offload_gradients: its gradients too, between the backward passes and the optimizer's step.
         tokens: of a micro-batch, those of this rank alone where `sp` ranks divide it.
         micro_batches: of an optimizer step; from the second one on gradients are there already.
         logits: room for them.
@@ -99,6 +100,7 @@ class RoleSetup:
     sp: int = 1
     host_inputs: bool = False
     offload_optimizer: bool = False
+    offload_gradients: bool = False
     reshard: bool = True
 
     @property
@@ -117,6 +119,18 @@ class RoleSetup:
         matrices = sum(block.matrices.shard(self.shards) for block in self.shape.blocks)
         rest = self.shape.shard(self.shards) - matrices
         return matrices * self.moments.matrices + rest * self.moments.rest
+
+
+def on_host(setup: RoleSetup) -> int:
+    """Bytes of host memory for what is not on the device all the time; kept by the engine until the next time."""
+    optimizer = setup.optimizer if setup.offload_optimizer else 0
+    gradients = setup.parameters if setup.offload_gradients else 0
+    return setup.parameters * setup.offload + (optimizer + gradients) * setup.trained
+
+
+def staged(setup: RoleSetup) -> int:
+    """Bytes of host memory for the copy from which a checkpoint is written; kept from one to the next."""
+    return setup.parameters + setup.optimizer if setup.trained else 0
 
 
 def resting(setup: RoleSetup) -> dict[str, int]:

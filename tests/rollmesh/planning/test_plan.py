@@ -140,8 +140,27 @@ def test_a_cpu_holds_all_processes_and_the_versions_between_them() -> None:
     plan = planned(configured("qwen3-0.6b", rollout=rollout, learner={"ranks": 2}), "1xCPU-24G")
 
     (node,) = plan.devices
-    assert set(node.users) == {"learner, 2 rank(s)", "1 generator(s)", "weights in flight"}
+    assert set(node.users) == {"learner, 2 rank(s)", "1 generator(s)", "versions and copies"}
     assert node.users["learner, 2 rank(s)"] == 2 * plan.learner_peak
+    assert plan.host["copy for checkpoints"] == 2 * plan.roles[0].resting
+
+
+def test_host_memory_has_the_checkpoints_copy_and_all_that_is_offloaded() -> None:
+    critic = {"algorithm": {"name": "ppo"}, "learner": {"ranks": 16}}
+    plan = planned(configured("qwen2.5-7b", **critic), "8xH100-80G", 2)
+    states = sum(role.setup.parameters + role.setup.optimizer for role in plan.roles)
+    assert len(plan.roles) == 2
+    assert plan.host["copy for checkpoints"] == 8 * states == 8 * sum(role.resting for role in plan.roles)
+    assert "offloaded roles" not in plan.host
+
+    for part, share in (("params", 1), ("optimizer", 2), ("gradients", 1)):
+        changed = planned(
+            configured("qwen2.5-7b", **(critic | {"learner": {"ranks": 16, "memory": {f"offload_{part}": True}}})),
+            "8xH100-80G",
+            2,
+        )
+        assert changed.host["offloaded roles"] == 8 * sum(share * role.setup.parameters for role in changed.roles)
+        assert changed.host["copy for checkpoints"] == 8 * states
 
 
 def test_ranks_that_divide_sequences_have_a_part_of_a_micro_batch_each() -> None:
