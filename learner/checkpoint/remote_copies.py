@@ -58,10 +58,7 @@ class RemoteCopies:
         probe = f"{self._root}/.probe-{uuid.uuid4().hex}"
         try:
             with self._named("cannot write"):
-                bucket = self._root.partition("/")[0]
-                if bucket and not self._files.exists(bucket):
-                    # To make its folder would make it.
-                    raise CopyError(f"cannot write {self._url}: there is no bucket {bucket}")
+                self._require_bucket()
                 self._make(self._root)
                 self._files.pipe_file(probe, b"probe")
                 self._files.rm_file(probe)
@@ -90,6 +87,7 @@ class RemoteCopies:
             CopyError: the copies that were complete before still are.
         """
         with self._named("cannot write"):
+            self._require_bucket()
             there, added = self._complete(), []
             here = {path.name: path for _, path in reversed(list_checkpoints(checkpoints))}
             for name, folder in here.items():
@@ -136,6 +134,12 @@ class RemoteCopies:
         final = checkpoints / checkpoint_name(version)
         unfinished.rename(final)
         return final
+
+    def _require_bucket(self) -> None:
+        bucket = self._root.partition("/")[0]
+        if bucket and not self._files.exists(bucket):
+            # To make its folder would make it, with rights that no one has chosen.
+            raise CopyError(f"cannot write {self._url}: there is no bucket {bucket}")
 
     def _complete(self) -> dict[str, bytes]:
         """The complete copies by name, with their lists of digests."""

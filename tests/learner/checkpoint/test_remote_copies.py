@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
 import pytest
-import xxhash
 from fsspec.implementations.memory import MemoryFileSystem
 from pydantic import ValidationError
 from typer.testing import CliRunner
@@ -20,49 +17,25 @@ from rollmesh.learner.checkpoint.names import list_checkpoints
 from rollmesh.learner.checkpoint.remote_copies import CopyError, RemoteCopies
 from rollmesh.mesh.config.evaluation import CheckpointSection
 from rollmesh.mesh.errors import ConfigError
+from tests.learner.checkpoint.saved_run import SavedRun
 
 URL = "memory://bucket/runs/demo"
-FILES = {"state.json": "{}", "__0_0.distcp": "weights", "critic/state.json": "{}"}
-
-
-class Run:
-    """A run's folder, and copies of its checkpoints."""
-
-    def __init__(self, folder: Path) -> None:
-        self.checkpoints, self.log = folder / "checkpoints", folder / "consumption.jsonl"
-        self.copies = RemoteCopies(URL)
-
-    def save(self, name: str) -> Path:
-        folder = self.checkpoints / name
-        for file, text in FILES.items():
-            (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            (folder / file).write_text(name + text)
-        digests = {file: xxhash.xxh3_128((name + text).encode()).hexdigest() for file, text in FILES.items()}
-        (folder / "digests.json").write_text(json.dumps(digests))
-        self.log.write_text(f"up to {name}\n")
-        return folder
-
-    def update(self) -> list[str]:
-        return self.copies.update(self.checkpoints, self.log)
-
-    def names(self) -> list[str]:
-        return sorted(self.copies._complete())
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    run = Run(tmp_path / "runs" / "demo")
+def run(tmp_path: Path) -> Iterator[SavedRun]:
+    run = SavedRun(tmp_path / "runs" / "demo", URL)
     run.copies.check(run.checkpoints)
     yield run
     MemoryFileSystem.store.clear()
     MemoryFileSystem.pseudo_dirs[:] = [""]
 
 
-def test_what_is_kept_here_is_kept_there(run: Run) -> None:
+def test_what_is_kept_here_is_kept_there(run: SavedRun) -> None:
     run.save("i0001-v00000010")
     run.save("i0001-v00000020")
     assert run.update() == ["i0001-v00000020", "i0001-v00000010"], "the newest is worth most"
-    shutil.rmtree(run.checkpoints / "i0001-v00000010")
+    run.remove("i0001-v00000010")
     run.save("i0002-v00000015")
     assert run.update() == ["i0002-v00000015"]
     assert run.names() == ["i0001-v00000020", "i0002-v00000015"]
@@ -74,11 +47,11 @@ def test_what_is_kept_here_is_kept_there(run: Run) -> None:
 
 
 def test_an_upload_that_breaks_off_leaves_no_copy_and_is_made_up_for(
-    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    run: SavedRun, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     run.save("i0001-v00000010")
     run.update()
-    shutil.rmtree(run.checkpoints / "i0001-v00000010")
+    run.remove("i0001-v00000010")
     run.save("i0001-v00000020")
     thread = CopyThread(run.copies, run.checkpoints, run.log)
     put, left = MemoryFileSystem.put_file, iter([True, True])
@@ -98,14 +71,14 @@ def test_an_upload_that_breaks_off_leaves_no_copy_and_is_made_up_for(
     assert run.names() == ["i0001-v00000020"]
 
 
-def test_a_checkpoint_that_is_removed_meanwhile_is_left_out(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_is_removed_meanwhile_is_left_out(run: SavedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     run.save("i0001-v00000010")
     run.save("i0001-v00000020")
     put = MemoryFileSystem.put_file
 
     def put_and_remove(self: MemoryFileSystem, source: str, target: str) -> None:
         if target.endswith("i0001-v00000010/__0_0.distcp"):
-            shutil.rmtree(run.checkpoints / "i0001-v00000010")
+            run.remove("i0001-v00000010")
         put(self, source, target)
 
     monkeypatch.setattr(MemoryFileSystem, "put_file", put_and_remove)
@@ -113,7 +86,7 @@ def test_a_checkpoint_that_is_removed_meanwhile_is_left_out(run: Run, monkeypatc
     assert run.names() == ["i0001-v00000020"]
 
 
-def test_a_lost_run_comes_back_and_nothing_is_overwritten(run: Run, tmp_path: Path) -> None:
+def test_a_lost_run_comes_back_and_nothing_is_overwritten(run: SavedRun, tmp_path: Path) -> None:
     run.save("i0001-v00000020")
     run.save("i0002-v00000015")
     run.update()
@@ -131,7 +104,7 @@ def test_a_lost_run_comes_back_and_nothing_is_overwritten(run: Run, tmp_path: Pa
         run.copies.fetch(other / "checkpoints", other / "consumption.jsonl")
 
 
-def test_a_damaged_copy_and_none_at_all_are_named(run: Run, tmp_path: Path) -> None:
+def test_a_damaged_copy_and_none_at_all_are_named(run: SavedRun, tmp_path: Path) -> None:
     with pytest.raises(CopyError, match="no copy of a checkpoint below memory://"):
         run.copies.fetch(tmp_path / "checkpoints", tmp_path / "log")
     run.save("i0001-v00000010")
