@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -24,7 +25,10 @@ from rollmesh.mesh.errors import DataError, FencedError
 from rollmesh.mesh.files import write_atomically
 
 FILE = "best.json"
+LOCK_S = 30.0
+"""Longest wait for another learner, which holds the lock for the time of one small write."""
 _LOCK = ".best.lock"
+_LOOK_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,7 @@ class BestCheckpoint:
 
         Raises:
             FencedError: a later incarnation has it.
+            DataError: the file cannot be read, or another learner keeps its lock.
         """
         self._root.mkdir(parents=True, exist_ok=True)
         return self._change(lambda record: dataclasses.replace(record, writer=self._incarnation, candidates=())).best
@@ -161,7 +166,18 @@ def _without(record: _Record, checkpoint: str) -> _Record:
 @contextmanager
 def _locked(root: Path) -> Iterator[None]:
     with (root / _LOCK).open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        end = time.monotonic() + LOCK_S
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise DataError(
+                        f"another learner has held {root / _LOCK} for {LOCK_S:.0f} s; it may be stopped",
+                        hint="end that process, then start this learner again",
+                    ) from None
+                time.sleep(_LOOK_S)
         yield
 
 

@@ -58,17 +58,23 @@ class Ranks:
 
         Raises:
             OSError: on every rank, where a part has failed on any; names the first rank that met each failure.
+            Exception: this rank's own failure, where it is none of files.
         """
-        failure = ""
+        failure, own = "", None
         try:
             part()
-        except OSError as error:
-            failure = error.strerror or str(error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks wait for this one
+            if isinstance(error, OSError):
+                failure = error.strerror or str(error)
+            else:
+                failure, own = f"{type(error).__name__}: {error}", error
             if self.processes > 1:
                 failure = f"{failure} (rank {self.process} on {socket.gethostname()})"
         # The first rank's text comes last, and stays.
         texts = [message.decode() for message in reversed(self.gather_bytes(failure.encode())) if message]
         met = {text.partition(" (rank ")[0]: text for text in texts}
+        if own is not None:
+            raise own
         if met:
             raise OSError("; ".join(met.values()))
 

@@ -84,12 +84,15 @@ class RemoteCopies:
             Names of the new copies.
 
         Raises:
-            CopyError: the copies that were complete before still are.
+            CopyError: something could not be copied, or the run has no checkpoint; copies that were complete still are.
         """
         with self._named("cannot write"):
             self._require_bucket()
             there, added = self._complete(), []
             here = {path.name: path for _, path in reversed(list_checkpoints(checkpoints))}
+            if there and not here:
+                # As where a disk is not mounted any more: then the copies are all there is.
+                raise CopyError(f"{checkpoints} has no checkpoint: the copies in {self._url} stay")
             for name, folder in here.items():
                 if self._add(folder, log, there.get(name)):
                     added.append(name)

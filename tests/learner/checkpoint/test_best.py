@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
+from rollmesh.learner.checkpoint import best
 from rollmesh.learner.checkpoint.best import FILE, Best, BestCheckpoint, best_checkpoint, protected_names
 from rollmesh.learner.checkpoint.retention import prune
 from rollmesh.learner.checkpoint.store import CheckpointStore
@@ -176,3 +178,12 @@ def test_a_file_that_cannot_be_read_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(text)
     with pytest.raises(DataError, match=FILE):
         best_checkpoint(tmp_path)
+
+
+def test_a_stopped_learner_that_keeps_the_lock_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(best, "LOCK_S", 0.1)
+    with (tmp_path / ".best.lock").open("a") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(DataError, match=r"another learner has held .*\.best\.lock for"):
+            BestCheckpoint(tmp_path, 2).claim()
+    assert BestCheckpoint(tmp_path, 2).claim() is None

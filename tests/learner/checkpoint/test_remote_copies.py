@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -102,6 +103,17 @@ def test_a_lost_run_comes_back_and_nothing_is_overwritten(run: SavedRun, tmp_pat
         run.copies.check(tmp_path / "nothing")
     with pytest.raises(ConfigError, match="has a run already"):
         run.copies.fetch(other / "checkpoints", other / "consumption.jsonl")
+
+
+def test_copies_outlive_a_folder_that_is_gone(run: SavedRun) -> None:
+    run.save("i0001-v00000010")
+    run.update()
+    shutil.rmtree(run.checkpoints)
+    for _ in range(2):
+        with pytest.raises(CopyError, match="has no checkpoint: the copies in memory://bucket/runs/demo stay"):
+            run.update()
+        run.checkpoints.mkdir(exist_ok=True)
+    assert run.names() == ["i0001-v00000010"]
 
 
 def test_a_damaged_copy_and_none_at_all_are_named(run: SavedRun, tmp_path: Path) -> None:
