@@ -1,11 +1,11 @@
 """The engine: one interface to hold, evaluate and update a model, whatever trains it and however it is divided.
 
-Invariants: every method is collective, but for `discard`: each process calls it, in the same order. A process passes
-the micro-batches of its data-parallel rank (`Layout.dp_rank`). Gradients are sums over all micro-batches of all ranks,
-so they depend neither on the split nor on the layout. Between `apply` and the next `accumulate` an engine has no
-gradients, so nothing of a batch that was given up is in a checkpoint. Tensor names leave an engine as Hugging Face
-names. Engines run in one thread. Several may live in a process (actor, critic, reference), created in the same order in
-every process and closed in any order.
+Invariants: every method is collective, but for `discard`, `exported_tensors` and `exported_shards`: each process calls
+it, in the same order. A process passes the micro-batches of its data-parallel rank (`Layout.dp_rank`). Gradients are
+sums over all micro-batches of all ranks, so they depend neither on the split nor on the layout. Between `apply` and the
+next `accumulate` an engine has no gradients, so nothing of a batch that was given up is in a checkpoint. Tensor names
+leave an engine as Hugging Face names. Engines run in one thread. Several may live in a process (actor, critic,
+reference), created in the same order in every process and closed in any order.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -98,6 +98,26 @@ class StepResult:
 
     metrics: dict[str, float]
     skipped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedTensor:
+    """A full tensor as it leaves an engine.
+
+    Attributes:
+        name: Hugging Face name.
+        dtype, shape: of the tensor.
+        holder: the process that receives it.
+    """
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    holder: int = 0
+
+
+WeightShard: TypeAlias = tuple[str, tuple[slice, ...], Tensor]
+"""A tensor's name, a place in the full tensor (as an index; empty: all of it), and the part that belongs there."""
 
 
 class Engine(ABC):
@@ -200,6 +220,28 @@ class Engine(ABC):
         return [parts[source] for source in self.layout.sources]
 
     @abstractmethod
+    def exported_tensors(
+        self, dtype: torch.dtype | None = None, *, holders: Sequence[int] = (0,)
+    ) -> Sequence[ExportedTensor]:
+        """The tensors that `export_weights` gives for these arguments, those of all holders, in the order of the model.
+
+        The same in every process and at any time. It reads no weights and waits for no process.
+        """
+
+    @abstractmethod
+    def exported_shards(self, dtype: torch.dtype | None = None) -> Iterator[WeightShard]:
+        """This process's parts of the full tensors, for processes that fill the tensors together.
+
+        The parts of all processes fill each tensor of `exported_tensors` once. No process waits for another.
+
+        Args:
+            dtype: dtype of floating-point tensors; none: the model section's.
+
+        Yields:
+            Shards on the CPU. Memory is used again once the next is asked for.
+        """
+
+    @abstractmethod
     def export_weights(
         self, dtype: torch.dtype | None = None, *, holders: Sequence[int] = (0,)
     ) -> Iterator[tuple[str, Tensor]]:
@@ -208,8 +250,7 @@ class Engine(ABC):
         Every process exhausts the iterator, at the same time: to advance it is collective. A holder gets its tensors in
         the order of the model; the other processes get none. With the leader alone as holder everything passes through
         it. With `range(layout.processes)` each process gets a part, and parts have about the same number of bytes. So
-        weights can leave on every machine at once. The part of a tensor depends on names, shapes and `dtype`
-        alone, so it is the same for every version.
+        weights can leave on every machine at once. `exported_tensors` says which process receives which tensor.
 
         No process holds the full model. Beyond what it trains it has a batch of full tensors (64 MiB, or one tensor
         that is larger) and messages of that size. Tensors may share memory with the model or with one another: copy

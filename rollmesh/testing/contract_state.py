@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from rollmesh.learner.engines.interface import Engine
+from rollmesh.learner.engines.interface import Engine, ExportedTensor, WeightShard
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.config.learner import OptimizerSection
 from rollmesh.mesh.errors import DataError
@@ -66,10 +66,23 @@ class StateContract(Suite):
     ) -> None:
         seen = world.run(_exported_in_parts, engine_models[architecture])
         whole = seen[0][0]
-        parts = [parts for _, parts, _ in seen]
+        parts = [parts for _, parts, _, _, _ in seen]
         assert sum(len(part) for part in parts) == len(whole)
         assert_same({name: tensor for part in parts for name, tensor in part.items()}, whole, 0.0)
-        assert [list(part) for part in parts] == [later for _, _, later in seen], "the same in the next version"
+        assert [list(part) for part in parts] == [later for _, _, later, _, _ in seen], "the same in the next version"
+        described = seen[0][3]
+        assert all(each == described for _, _, _, each, _ in seen)
+        assert [(tensor.name, tensor.dtype, tensor.shape) for tensor in described] == [
+            (name, tensor.dtype, tuple(tensor.shape)) for name, tensor in whole.items()
+        ]
+        for process, part in enumerate(parts):
+            assert list(part) == [tensor.name for tensor in described if tensor.holder == process]
+        filled = {name: torch.full_like(tensor, torch.nan) for name, tensor in whole.items()}
+        for *_, shards in seen:
+            for name, place, shard in shards:
+                assert filled[name][place].isnan().all(), f"{name} is filled twice"
+                filled[name][place] = shard
+        assert_same(filled, whole, 0.0)
 
     @pytest.mark.parametrize("architecture", ["dense", "tied", "experts"])
     def test_an_exported_folder_gives_the_same_log_probs(
@@ -139,13 +152,17 @@ def _exported(harness: Harness, model: Path) -> Weights:
     return {name: tensor.clone() for name, tensor in engine.export_weights()}
 
 
-def _exported_in_parts(harness: Harness, model: Path) -> tuple[Weights, Weights, list[str]]:
+def _exported_in_parts(
+    harness: Harness, model: Path
+) -> tuple[Weights, Weights, list[str], Sequence[ExportedTensor], list[WeightShard]]:
     engine = harness.make(make_spec(model))
     holders = range(engine.layout.processes)
+    described = engine.exported_tensors(torch.float32, holders=holders)
     part = {name: tensor.clone() for name, tensor in engine.export_weights(holders=holders)}
     whole = weights(engine)
+    shards = [(name, place, tensor.clone()) for name, place, tensor in engine.exported_shards(torch.float32)]
     train(engine, make_sequences(1))
-    return whole, part, [name for name, _ in engine.export_weights(holders=holders)]
+    return whole, part, [name for name, _ in engine.export_weights(holders=holders)], described, shards
 
 
 def _export_and_load(harness: Harness, model: Path, folder: Path) -> tuple[Tensor, Tensor]:

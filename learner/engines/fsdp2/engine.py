@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from rollmesh.learner.algorithms.interface import Loss
 from rollmesh.learner.algorithms.types import GlobalCounts, ModelOutput
 from rollmesh.learner.batching.types import PackedBatch
-from rollmesh.learner.engines.fsdp2.export import full_tensors
+from rollmesh.learner.engines.fsdp2.export import exported_tensors, full_tensors, own_shards
 from rollmesh.learner.engines.fsdp2.memory import GRADIENTS, OPTIMIZER, PARAMS, EngineMemory
 from rollmesh.learner.engines.fsdp2.optimizers.build import build_optimizer
 from rollmesh.learner.engines.fsdp2.probe import run_probe
@@ -23,7 +23,7 @@ from rollmesh.learner.engines.fsdp2.runner import ModelRunner
 from rollmesh.learner.engines.fsdp2.sharding import transformer_blocks
 from rollmesh.learner.engines.fsdp2.state import StateWriter, load_state
 from rollmesh.learner.engines.fsdp2.step import TrainingStep
-from rollmesh.learner.engines.interface import Engine, EngineSpec, StepResult
+from rollmesh.learner.engines.interface import Engine, EngineSpec, ExportedTensor, StepResult, WeightShard
 from rollmesh.learner.engines.tolerances import Evidence
 from rollmesh.learner.engines.world import World
 from rollmesh.learner.model_files.folder_writer import write_folder
@@ -105,6 +105,17 @@ class Fsdp2Engine(Engine):
             next(outputs) if batch.tokens.num_tokens else self._runner.empty_output(sum_pi_squared=sum_pi_squared)
             for batch in batches
         ]
+
+    def exported_tensors(
+        self, dtype: torch.dtype | None = None, *, holders: Sequence[int] = (0,)
+    ) -> Sequence[ExportedTensor]:
+        dtype = dtype or getattr(torch, self._spec.model.dtype)
+        return exported_tensors(self._runner.named_tensors(), self.world.processes, dtype, holders)
+
+    def exported_shards(self, dtype: torch.dtype | None = None) -> Iterator[WeightShard]:
+        self._memory.require(PARAMS)
+        dtype = dtype or getattr(torch, self._spec.model.dtype)
+        return own_shards(self._runner.named_tensors(), self.world, dtype)
 
     def export_weights(
         self, dtype: torch.dtype | None = None, *, holders: Sequence[int] = (0,)

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from rollmesh.learner.engines.interface import ExportedTensor, WeightShard
 from rollmesh.learner.engines.world import World
 from rollmesh.mesh.weights.layout import aligned
 
@@ -31,7 +32,7 @@ class _GatherEntry:
     """A tensor of a batch: its shards, the dtype in which it travels, and its first byte, aligned for any dtype."""
 
     name: str
-    tensor: DTensor
+    tensor: Tensor
     dtype: torch.dtype
     start: int
 
@@ -45,7 +46,7 @@ class _GatherEntry:
 
     @property
     def shards(self) -> int:
-        return self.tensor.device_mesh.shape[-1]
+        return self.tensor.device_mesh.shape[-1] if isinstance(self.tensor, DTensor) else 1
 
     def rows(self, shard: int) -> tuple[int, int]:
         """First row and number of rows in a shard: as `torch.chunk` divides them."""
@@ -57,12 +58,14 @@ class _GatherEntry:
 
 @dataclass(slots=True)
 class _Batch:
-    """Tensors for one holder, side by side."""
+    """Tensors for one holder, side by side; or a single one that the holder has whole, which is not gathered."""
 
     entries: list[_GatherEntry] = field(default_factory=list)
     nbytes: int = 0
+    holder: int = 0
+    whole: bool = False
 
-    def add(self, name: str, tensor: DTensor, dtype: torch.dtype) -> None:
+    def add(self, name: str, tensor: Tensor, dtype: torch.dtype) -> None:
         entry = _GatherEntry(name, tensor, dtype, self.nbytes)
         self.entries.append(entry)
         self.nbytes += aligned(entry.nbytes)
@@ -110,52 +113,124 @@ def full_tensors(
         gather_bytes: full bytes that a holder receives at a time.
 
     Yields:
-        Name and tensor of those that this process holds, in order. The memory of a DTensor's is used again once the
-        next is asked for.
+        Name and tensor of those that this process holds, in order. Memory is used again once the next is asked for.
     """
-    rounds = _Rounds(world, holders, gather_bytes)
+    rounds = _Rounds(world, gather_bytes)
+    for batch in _batches(named, world.processes, dtype, holders, gather_bytes):
+        if not batch.whole:
+            yield from rounds.add(batch)
+            continue
+        yield from rounds.flush()
+        if world.process == batch.holder:
+            for entry in batch.entries:
+                yield entry.name, rounds.on_host(entry.tensor, entry.dtype)
+    yield from rounds.flush()
+
+
+def own_shards(named: Iterable[tuple[str, Tensor]], world: World, dtype: torch.dtype) -> Iterator[WeightShard]:
+    """This process's rows of every tensor, on the CPU; the leader has those that are not sharded.
+
+    Copies of the model take turns, tensor by tensor.
+
+    Args:
+        named, world, dtype: as for `full_tensors`.
+
+    Yields:
+        Shards. Memory is used again once the next is asked for.
+    """
+    staging = _Rounds(world, 0)
+    for index, (name, tensor) in enumerate(named):
+        wire_dtype = dtype if tensor.is_floating_point() else tensor.dtype
+        place: tuple[slice, ...] = ()
+        if world.processes > 1 and isinstance(tensor, DTensor):
+            entry = _GatherEntry(name, tensor, wire_dtype, 0)
+            copy, shard = divmod(world.process, entry.shards)
+            first, rows = entry.rows(shard)
+            if not rows or index % (world.processes // entry.shards) != copy:
+                continue
+            place = (slice(first, first + rows),)
+        elif world.process:
+            continue
+        yield name, place, staging.on_host(tensor, wire_dtype)
+
+
+def exported_tensors(
+    named: Iterable[tuple[str, Tensor]],
+    processes: int,
+    dtype: torch.dtype,
+    holders: Sequence[int] = (0,),
+    gather_bytes: int = GATHER_BYTES,
+) -> list[ExportedTensor]:
+    """The tensors that `full_tensors` yields in all of its processes, in the order of `named`."""
+    return [
+        ExportedTensor(entry.name, entry.dtype, tuple(entry.tensor.shape), batch.holder)
+        for batch in _batches(named, processes, dtype, holders, gather_bytes)
+        for entry in batch.entries
+    ]
+
+
+def _batches(
+    named: Iterable[tuple[str, Tensor]],
+    processes: int,
+    dtype: torch.dtype,
+    holders: Sequence[int],
+    gather_bytes: int,
+) -> Iterator[_Batch]:
+    """Batches in the order of `named`, each for the holder that has received the fewest bytes."""
+    named = list(named)
+    if len(holders) > 1:
+        # A small model has fewer full batches than holders.
+        total = sum(
+            tensor.numel() * (dtype if tensor.is_floating_point() else tensor.dtype).itemsize for _, tensor in named
+        )
+        gather_bytes = min(gather_bytes, -(-total // len(holders)))
+    received = dict.fromkeys(holders, 0)
+
+    def for_holder(batch: _Batch) -> Iterator[_Batch]:
+        if batch.entries:
+            batch.holder = holders[0] if batch.whole else min(received, key=lambda process: received[process])
+            received[batch.holder] += batch.nbytes
+            yield batch
+
     batch = _Batch()
     for name, tensor in named:
         wire_dtype = dtype if tensor.is_floating_point() else tensor.dtype
-        if world.processes == 1 or not isinstance(tensor, DTensor):
-            yield from rounds.add(batch)
-            yield from rounds.flush()
-            batch = _Batch()
-            if world.process == holders[0]:
-                own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-                yield name, own.detach().to("cpu", wire_dtype).contiguous()
-            continue
-        *copies, shards = tensor.placements
-        assert (shards, set(copies) - {Replicate()}) == (Shard(0), set()), f"{name} is sharded as {tensor.placements}"
-        if batch.entries and batch.nbytes + tensor.shape.numel() * wire_dtype.itemsize > gather_bytes:
-            yield from rounds.add(batch)
-            batch = _Batch()
+        whole = processes == 1 or not isinstance(tensor, DTensor)
+        if whole or (batch.entries and batch.nbytes + tensor.shape.numel() * wire_dtype.itemsize > gather_bytes):
+            yield from for_holder(batch)
+            batch = _Batch(whole=whole)
         batch.add(name, tensor, wire_dtype)
-    yield from rounds.add(batch)
-    yield from rounds.flush()
+        if whole:
+            yield from for_holder(batch)
+            batch = _Batch()
+        elif isinstance(tensor, DTensor):
+            *copies, shards = tensor.placements
+            known = (shards, set(copies) - {Replicate()}) == (Shard(0), set())
+            assert known, f"{name} is sharded as {tensor.placements}"
+    yield from for_holder(batch)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """This process's part of a tensor."""
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 class _Rounds:
     """Exchanges batches, one per holder at a time; keeps its memory from one round to the next."""
 
-    def __init__(self, world: World, holders: Sequence[int], gather_bytes: int) -> None:
+    def __init__(self, world: World, gather_bytes: int) -> None:
         self._world = world
         self._gather_bytes = gather_bytes
-        self._received = dict.fromkeys(holders, 0)
         self._round: dict[int, _Batch] = {}
         cpu = torch.device("cpu")
         devices = {"full": cpu, "on_host": cpu, "sent": world.device, "arrived": world.device}
         self._memory = {use: torch.empty(0, dtype=torch.uint8, device=device) for use, device in devices.items()}
 
     def add(self, batch: _Batch) -> Iterator[tuple[str, Tensor]]:
-        """Gives a batch to a holder; the tensors of the round before, where that holder has a batch of it."""
-        if not batch.entries:
-            return
-        holder = min(self._received, key=lambda process: self._received[process])
-        if holder in self._round:
+        """Takes a batch into the round; the tensors of the round before, where that has a batch for the same holder."""
+        if batch.holder in self._round:
             yield from self.flush()
-        self._received[holder] += batch.nbytes
-        self._round[holder] = batch
+        self._round[batch.holder] = batch
 
     def flush(self) -> Iterator[tuple[str, Tensor]]:
         """The tensors of the present round that this process holds."""
@@ -172,7 +247,7 @@ class _Rounds:
         messages = self._reserve("sent", sum(outgoing)).split(outgoing)
         for holder, batch in asked.items():
             for entry, part in batch.parts(messages[holder], shard):
-                part.view(entry.dtype).copy_(entry.tensor.to_local().detach().reshape(-1))
+                part.view(entry.dtype).copy_(_local(entry.tensor).reshape(-1))
         full = self._reserve("full", own.nbytes)
         longest = max(batch.message_bytes(number) for batch in batches.values() for number in range(shards))
         piece = self._gather_bytes // shards
@@ -187,8 +262,14 @@ class _Rounds:
             data = full[entry.start : entry.start + entry.nbytes]
             yield entry.name, data.view(entry.dtype).view(entry.tensor.shape)
 
+    def on_host(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        """This process's part of a tensor, cast; valid until the next call."""
+        # Cast on the device: fewer bytes come to the host.
+        own = _local(tensor).to(dtype).contiguous()
+        return self._to_host(own.reshape(-1).view(torch.uint8)).view(dtype).view(own.shape)
+
     def _to_host(self, messages: Tensor) -> Tensor:
-        """Copies messages to host memory, valid until the next round."""
+        """Copies bytes to host memory, valid until the next call."""
         if messages.device.type == "cpu":
             return messages
         return self._reserve("on_host", len(messages), pinned=True).copy_(messages)
