@@ -21,8 +21,10 @@ from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.coordinator.coordinator import Coordinator
 from rollmesh.learner.coordinator.runtime import LearnerRuntime
-from rollmesh.learner.distributed.rank_group import RankChannel, RankGroup, run_follower
+from rollmesh.learner.distributed.rank_channel import RankChannel
+from rollmesh.learner.distributed.rank_group import RankGroup, run_follower
 from rollmesh.learner.distributed.trajectories import FetchedTrajectories, InlineTrajectories, TrajectorySource
+from rollmesh.learner.distributed.weight_export import WeightExport
 from rollmesh.learner.engines.interface import ACTOR
 from rollmesh.learner.liveness.rank_watch import log_lost
 from rollmesh.learner.model_files.location import resolve_model
@@ -140,9 +142,13 @@ def _run(
         worker = build_worker(config, engines, algorithm, payloads, config.run.folder / CHECKPOINTS_NAME)
         with watch.phase("check the folder of checkpoints"):
             worker.check_folder()
+        with watch.phase("lay the weights out"):
+            background = None if alone else RankChannel(config.learner.distributed)
+            export = WeightExport(engines[ACTOR], background, config.weights.bucket_bytes)
         freeze_heap()
         if record is not None:
-            runtime = LearnerRuntime(bridge, RankGroup(worker, channel, watch), inline, controls, LearnerStatus())
+            ranks = RankGroup(worker, channel, watch, export)
+            runtime = LearnerRuntime(bridge, ranks, inline, controls, LearnerStatus())
             # Also for what a thread that writes a checkpoint has met.
             with watch.phase("take the run over"):
                 Coordinator(config, mesh, runtime, algorithm, port=port).run(
@@ -152,8 +158,9 @@ def _run(
                     taken_over=record.write,
                 )
         elif channel is not None:
-            run_follower(worker, channel, watch)
+            run_follower(worker, channel, watch, export)
         with watch.phase("leave"):
+            export.close()
             worker.close()
 
 

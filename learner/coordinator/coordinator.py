@@ -92,6 +92,7 @@ class Coordinator:
             PublishRules.of(config.weights),
             offers=configured_transports(config),
         )
+        self._publisher.reckon_memory(runtime.ranks.version_bytes)
         self._session = MeshSession(config, mesh, self._publisher, runtime.status, runtime.controls, port=port)
 
     def run(

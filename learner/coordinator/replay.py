@@ -15,7 +15,6 @@ import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rollmesh.learner.algorithms.interface import Algorithm
 from rollmesh.learner.builders import build_algorithm, build_engines, build_worker, open_watch, set_learner_threads
@@ -27,7 +26,8 @@ from rollmesh.learner.coordinator.run_progress import RunProgress
 from rollmesh.learner.coordinator.runtime import LearnerRuntime
 from rollmesh.learner.coordinator.step_recorder import StepRecorder
 from rollmesh.learner.coordinator.training_loop import LoopRules, TrainingLoop
-from rollmesh.learner.distributed.rank_group import RankChannel, RankGroup, run_follower
+from rollmesh.learner.distributed.rank_channel import RankChannel
+from rollmesh.learner.distributed.rank_group import RankGroup, run_follower
 from rollmesh.learner.distributed.rank_payloads import Unusable
 from rollmesh.learner.distributed.train_plan import PlannedMember
 from rollmesh.learner.distributed.trajectories import InlineTrajectories, TrajectoryOrError, TrajectorySource
@@ -48,9 +48,6 @@ from rollmesh.mesh.runtime.ranks import check_ranks, choose_interface
 from rollmesh.mesh.tokenizer_files import load_tokenizer
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.mesh.trajectory.versions import PolicyVersion
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _log = logging.getLogger(__name__)
 
@@ -275,13 +272,13 @@ def _trajectories(group: SampledGroup) -> Iterable[tuple[tuple[str, int], Trajec
 
 
 class _DiscardWeights:
-    """Discards weights: a replay has no generators."""
+    """Publishes nothing: a replay has no generators."""
 
-    def publish(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Exhausts the tensors: exporting is collective."""
-        del version
-        for _ in tensors:
-            pass
+    def publish(self, version: int, *, changed: bool) -> None:
+        """Does nothing."""
+
+    def wait_in_force(self) -> None:
+        """Returns at once."""
 
     async def in_force(self) -> None:
         """Returns at once."""

@@ -30,9 +30,10 @@ class StepTimings:
     Attributes:
         wait_s: for groups, and screening them.
         prepare_s: planning, and getting the payloads.
-        claim_s: for the claim's answer, beyond what ran concurrently (packing, forward and backward).
+        claim_s: until the version is in force and for the claim's answer, beyond what ran concurrently (packing,
+            forward and backward).
         train_s: the batch stage, packing, forward, backward and optimizer.
-        publish_s: storing the weights and waiting for the announcement before.
+        publish_s: copying the weights; they are published in the background.
         checkpoint_s: copying the state for a checkpoint, and waiting for the one before.
     """
 

@@ -1,17 +1,16 @@
 """The training loop, on one page.
 
-One turn gathers a batch for the present version, trains on it and publishes the next version. Then it records the step,
-and begins a checkpoint where one is due. During forward and backward the batch is claimed, the last version is
-announced and the groups of the next batch arrive. The optimizer waits for the claim's answer; a refused batch changes
-nothing.
+One turn gathers a batch for the present version, trains on it and copies the next version's weights. Then it records
+the step, and begins a checkpoint where one is due. During the next gathering, forward and backward the version is
+published and announced. Then that batch is claimed, while the groups of the one after it arrive. The optimizer waits
+for the claim's answer; a refused batch changes nothing.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from rollmesh.learner.algorithms.interface import Algorithm
 from rollmesh.learner.coordinator.batch_claim import CandidateBatch
@@ -29,9 +28,6 @@ from rollmesh.mesh.config import Config
 from rollmesh.mesh.config.learner import BatchSection, MismatchSection
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.trajectory.lineage import Lineage
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # Longest wait for the answer of a claim; its client repeats the call for less than this.
 _CLAIM_S = 180.0
@@ -56,8 +52,12 @@ class BatchSource(Protocol):
 class WeightSink(Protocol):
     """The destination of new weights: `learner.coordinator.version_announcer.VersionAnnouncer`, or nowhere."""
 
-    def publish(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Takes the weights of a version; exhausts `tensors`."""
+    def publish(self, version: int, *, changed: bool) -> None:
+        """Takes the weights of a version as they are now; `changed` where they are others than those before."""
+        ...
+
+    def wait_in_force(self) -> None:
+        """Waits until the last version can be used."""
         ...
 
     async def in_force(self) -> None:
@@ -172,7 +172,7 @@ class TrainingLoop:
             FencedError: another learner has taken over.
             RollmeshError: the run cannot continue.
         """
-        self._publish()
+        self._publish(changed=True)
         self._timings.checkpoint_s = self._checkpoints.write_if_due(self.version, changed=True)
         self._recorder.start_clock()
         while (reason := self._end_reason()) is None:
@@ -223,6 +223,7 @@ class TrainingLoop:
         def claimed() -> bool:
             began = time.perf_counter()
             try:
+                self._weights.wait_in_force()
                 is_claimed = self._bridge.result(claim, _CLAIM_S)
             except RollmeshError as error:
                 # Every rank returns to its earlier state, as after a refusal, before the run ends.
@@ -266,7 +267,7 @@ class TrainingLoop:
         try:
             if self._guard is not None:
                 warning = self._guard.check(batch.version, result.mismatch)
-            self._publish()
+            self._publish(changed=result.policy_changed)
         finally:
             # The batch is trained, also where its publication fails.
             self._record_step(batch, result, warning)
@@ -289,8 +290,8 @@ class TrainingLoop:
             )
         )
 
-    def _publish(self) -> None:
+    def _publish(self, *, changed: bool) -> None:
         self._status.phase = "publishing"
         began = time.perf_counter()
-        self._weights.publish(self.version, self._ranks.export())
+        self._weights.publish(self.version, changed=changed)
         self._timings.publish_s = time.perf_counter() - began

@@ -1,28 +1,33 @@
 """Publication of versions in the one right order: weights fetchable, evaluation seeded, version in force.
 
-Invariants: a version comes into force only when its weights can be fetched. Announcements never overtake one another,
-because each waits for the one before; neither do commits. Training continues during an announcement.
+Invariants: a version comes into force only when its weights can be fetched. Publications and announcements never
+overtake one another, because each waits for the one before; neither do commits. The training thread copies the weights;
+all else happens while the next batch is gathered and trained, and ends before that batch is claimed. Weights that have
+not changed are announced under the next version, and travel no more.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import contextlib
+import logging
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rollmesh.buffer.client.client import BufferClient
 from rollmesh.learner.coordinator.run_progress import RunProgress
 from rollmesh.learner.coordinator.runtime import LearnerRuntime
+from rollmesh.learner.distributed.weight_export import PUBLICATION_S
 from rollmesh.learner.evaluation.evaluator import Evaluator
+from rollmesh.learner.liveness.rank_watch import is_collective_failure
 from rollmesh.learner.weights.publisher import WeightPublisher
 from rollmesh.mesh.config import Config
+from rollmesh.mesh.errors import RollmeshError, WeightsError, ended_by
 from rollmesh.mesh.tables import TRAIN
 from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.protos import weights_pb2
 
-if TYPE_CHECKING:
-    import torch
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +36,13 @@ class AnnouncementRules:
 
     Attributes:
         incarnation: of this learner.
-        wire_dtype: dtype in which weights travel.
         commit_each: every step counts as trained at once (`commit: step`).
-        timeout_s: deadline of one announcement.
+        timeout_s: deadline of one announcement, from the moment at which its weights can be fetched.
         evaluate_first: version that is evaluated whatever `evaluate_every` is; None: no such version.
         evaluate_every: versions from one evaluation to the next; None: only the first and the last.
     """
 
     incarnation: int
-    wire_dtype: str
     commit_each: bool
     timeout_s: float
     evaluate_first: int | None
@@ -50,7 +53,6 @@ class AnnouncementRules:
         """The rules of a run that a learner continues; a run without a result begins with an evaluation."""
         return cls(
             incarnation=progress.incarnation,
-            wire_dtype=config.model.dtype,
             commit_each=config.buffer.commit == "step",
             timeout_s=timeout_s,
             evaluate_first=None if progress.totals.evals else progress.resumed_at,
@@ -83,6 +85,8 @@ class VersionAnnouncer:
         rules: AnnouncementRules,
     ) -> None:
         self._bridge = runtime.bridge
+        self._ranks = runtime.ranks
+        self._controls = runtime.controls
         self._status = runtime.status
         self._client = client
         self._publisher = publisher
@@ -92,8 +96,12 @@ class VersionAnnouncer:
         self._running: Future[None] | None = None
         self._evaluating: PolicyVersion | None = None
 
-    def publish(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Makes the weights fetchable and starts to announce them; raises errors of the announcement before.
+    def publish(self, version: int, *, changed: bool) -> None:
+        """Copies the weights and starts to publish and announce them; raises errors of the version before.
+
+        Args:
+            version: the next.
+            changed: its weights are others than those of the version before.
 
         Raises:
             FencedError: another learner has taken over.
@@ -101,11 +109,15 @@ class VersionAnnouncer:
         """
         self.wait_in_force()
         policy = PolicyVersion(self._rules.incarnation, version)
-        self._publisher.publish(policy, tensors, self._rules.wire_dtype)
-        self._status.published = policy
+        publishing = None
+        if changed:
+            publishing = self._ranks.export(self._publisher, policy)
+        else:
+            self._publisher.republish(policy)
         due = self._evaluator is not None and (self._evaluator.retry_due or self._rules.evaluates(version))
         self._evaluating = policy if due else None
-        self._running = self._bridge.submit(self._announce(policy))
+        self._running = self._bridge.submit(self._announce(policy, publishing))
+        self._running.add_done_callback(self._end_run_on_failure)
 
     def is_evaluated(self, version: int) -> bool:
         """True where `version`, the last one, is or was evaluated; waits until it is in force if it is due.
@@ -125,15 +137,32 @@ class VersionAnnouncer:
             RollmeshError: the announcement failed.
         """
         if self._running is not None:
-            running, self._running = self._running, None
-            self._bridge.result(running, self._rules.timeout_s)
+            before = self._status.phase
+            if not self._running.done():
+                # A slow weights.dir is no step that hangs.
+                self._status.phase = "publishing"
+            self._bridge.result(self._running, PUBLICATION_S + self._rules.timeout_s)
+            self._running, self._status.phase = None, before
 
     async def in_force(self) -> None:
-        """Returns when the last version is in force; its errors are raised by `wait_in_force`."""
-        if (running := self._running) is not None:
-            await asyncio.gather(asyncio.shield(asyncio.wrap_future(running)), return_exceptions=True)
+        """Returns when the last version is in force.
 
-    async def _announce(self, policy: PolicyVersion) -> None:
+        Raises:
+            RollmeshError: its publication or announcement failed.
+        """
+        if (running := self._running) is not None:
+            await asyncio.shield(asyncio.wrap_future(running))
+
+    async def _announce(self, policy: PolicyVersion, publishing: Future[weights_pb2.Manifest | None] | None) -> None:
+        if publishing is not None:
+            try:
+                await asyncio.wait_for(asyncio.wrap_future(publishing), PUBLICATION_S)
+            except TimeoutError:
+                raise WeightsError(
+                    f"version {policy} could not be fetched after {PUBLICATION_S:.0f} s",
+                    hint="is weights.dir slow, or does a rank hang?",
+                ) from None
+        self._status.published = policy
         if self._evaluator is not None and self._evaluating == policy:
             await self._evaluator.start_round(policy)
         await self._client.set_policy_version(self._rules.incarnation, policy.version)
@@ -147,7 +176,8 @@ class VersionAnnouncer:
             FencedError: another learner has taken over; the checkpoint stays, but `latest` does not name it.
             RollmeshError: the buffer did not take it.
         """
-        await self.in_force()
+        with contextlib.suppress(RollmeshError):
+            await self.in_force()
         await self._commit(version, folder)
 
     async def _commit(self, version: int, checkpoint: str) -> None:
@@ -158,3 +188,15 @@ class VersionAnnouncer:
             self._status.durable = durable = (max(version, committed), checkpoint or latest)
             await self._client.commit(TRAIN, self._rules.incarnation, durable[0], checkpoint=checkpoint)
             self._status.committed = durable[0]
+
+    def _end_run_on_failure(self, announced: Future[None]) -> None:
+        """Ends a wait for groups, which do not come without the version."""
+        if announced.cancelled() or (error := announced.exception()) is None:
+            return
+        if is_collective_failure(error):
+            # The next order to the ranks fails as well, and the watch says which one was lost.
+            self._controls.wake()
+            return
+        if not isinstance(error, RollmeshError):
+            _log.error("a publication failed", exc_info=error)
+        self._controls.fail(ended_by(error, "the publication of the weights"))

@@ -7,64 +7,29 @@ broadcast), then every rank does the same with its `Worker`. With one rank nothi
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgpack
 import numpy as np
-import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
 
 from rollmesh.learner.batching.types import Packing
+from rollmesh.learner.distributed.rank_channel import RankChannel
 from rollmesh.learner.distributed.rank_payloads import Unusable
 from rollmesh.learner.distributed.train_plan import TrainPlan
+from rollmesh.learner.distributed.weight_export import VersionSink, WeightExport
 from rollmesh.learner.distributed.worker import TrainResult, UpdateRefused, Worker
 from rollmesh.learner.liveness.rank_watch import RankWatch
-from rollmesh.mesh.config.learner import DistributedSection
 from rollmesh.mesh.errors import StoreError, UnreachableError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from rollmesh.protos import weights_pb2
 
 TURN_S = 30.0
 """Longest wait of rank 0 before it asks the other ranks to keep waiting."""
 _YES, _NO = b"yes", b"no"
-
-
-class RankChannel:
-    """A gloo group over all ranks for messages, whatever backend the engine uses; making it is collective.
-
-    Args:
-        limits: rank 0 sends within `timeout_s`, and the others wait `order_timeout_s` for it.
-    """
-
-    def __init__(self, limits: DistributedSection) -> None:
-        self._send_within = timedelta(seconds=limits.timeout_s)
-        self._receive_within = timedelta(seconds=limits.order_timeout_s)
-        self._group = dist.new_group(backend="gloo", timeout=self._receive_within)
-
-    def send(self, message: bytes) -> None:
-        """On rank 0: sends bytes to all others, and waits until they take them."""
-        self._broadcast(torch.tensor([len(message)]), self._send_within)
-        self._broadcast(torch.frombuffer(bytearray(message), dtype=torch.uint8), self._send_within)
-
-    def receive(self) -> bytes:
-        """On the others: the next message."""
-        length = torch.zeros(1, dtype=torch.int64)
-        self._broadcast(length, self._receive_within)
-        data = torch.empty(int(length), dtype=torch.uint8)
-        self._broadcast(data, self._receive_within)
-        return data.numpy().tobytes()
-
-    def _broadcast(self, data: Tensor, timeout: timedelta) -> None:
-        options = dist.BroadcastOptions()
-        options.rootRank, options.timeout = 0, timeout
-        self._group.broadcast([data], options).wait()
 
 
 class RankGroup:
@@ -74,12 +39,16 @@ class RankGroup:
         worker: of rank 0.
         channel: to the other ranks; None where there are none.
         watch: of this rank.
+        export: rank 0's; None where nothing is published.
     """
 
-    def __init__(self, worker: Worker, channel: RankChannel | None, watch: RankWatch) -> None:
+    def __init__(
+        self, worker: Worker, channel: RankChannel | None, watch: RankWatch, export: WeightExport | None = None
+    ) -> None:
         self._worker = worker
         self._channel = channel
         self._watch = watch
+        self._export = export
 
     @property
     def alone(self) -> bool:
@@ -131,11 +100,18 @@ class RankGroup:
             except UpdateRefused:
                 return None
 
-    def export(self) -> Iterator[tuple[str, Tensor]]:
-        """The weights; nothing happens before the first is asked for, and then the iterator has to be exhausted."""
+    @property
+    def version_bytes(self) -> int:
+        """Bytes of one version of the weights."""
+        assert self._export is not None, "weights are published"
+        return self._export.layout.nbytes
+
+    def export(self, sink: VersionSink, policy: PolicyVersion) -> Future[weights_pb2.Manifest | None]:
+        """Has every rank copy its part of the weights, and publishes them in the background (`WeightExport`)."""
+        assert self._export is not None, "weights are published"
         with self._watch.phase("export"):
-            self._send_order("export")
-            yield from self._worker.export()
+            self._send_order("export", version=str(policy))
+            return self._export.export(sink, policy)
 
     def begin_checkpoint(self, version: PolicyVersion, extra: dict[str, object]) -> Future[Path]:
         """Has a checkpoint written, each rank its part; their state is copied when this returns."""
@@ -173,7 +149,7 @@ def _train_if_allowed(worker: Worker, channel: RankChannel) -> None:
         worker.train(ask)
 
 
-def run_follower(worker: Worker, channel: RankChannel, watch: RankWatch) -> None:
+def run_follower(worker: Worker, channel: RankChannel, watch: RankWatch, export: WeightExport | None = None) -> None:
     """Runs a rank above 0: follows orders until the last one.
 
     Rank 0 also learns which part of a batch any rank cannot get, and decides: it may write a checkpoint first.
@@ -184,10 +160,10 @@ def run_follower(worker: Worker, channel: RankChannel, watch: RankWatch) -> None
             message = msgpack.unpackb(channel.receive())
         order = message["order"]
         with watch.phase(order):
-            _follow(worker, channel, message)
+            _follow(worker, channel, message, export)
 
 
-def _follow(worker: Worker, channel: RankChannel, message: Mapping[str, Any]) -> None:
+def _follow(worker: Worker, channel: RankChannel, message: Mapping[str, Any], export: WeightExport | None) -> None:
     match message["order"]:
         case "prepare":
             with contextlib.suppress(UnreachableError, StoreError):
@@ -195,8 +171,8 @@ def _follow(worker: Worker, channel: RankChannel, message: Mapping[str, Any]) ->
         case "train":
             _train_if_allowed(worker, channel)
         case "export":
-            for _ in worker.export():
-                pass
+            assert export is not None, "rank 0 publishes"
+            export.export(None, PolicyVersion.parse(message["version"]))
         case "checkpoint":
             # Where it fails it fails on rank 0 too, which decides.
             worker.begin_checkpoint(PolicyVersion.parse(message["version"]), message["extra"])

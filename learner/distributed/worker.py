@@ -8,11 +8,10 @@ A batch that is refused has changed neither weights nor algorithm.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +29,6 @@ from rollmesh.learner.distributed.train_plan import TrainPlan
 from rollmesh.learner.distributed.trajectories import TrajectorySource
 from rollmesh.learner.engines.interface import ACTOR, Engine
 from rollmesh.mesh.trajectory.versions import PolicyVersion
-
-if TYPE_CHECKING:
-    import torch
 
 # Names of the engine's own metrics where the field has its own word for them.
 _METRIC_NAMES = {"critic": {"loss": "vf_loss"}}
@@ -60,6 +56,11 @@ class TrainResult:
     stopped: dict[str, bool] = field(default_factory=dict)
     mismatch: Mismatch | None = None
     speed: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def policy_changed(self) -> bool:
+        """The policy has other weights than before: some step of it was not skipped."""
+        return not self.stopped.get(ACTOR, True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,10 +201,6 @@ class Worker:
             batch.mismatch,
             speed=batch.meter.metrics(),
         )
-
-    def export(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The actor's weights under Hugging Face names; every rank has to exhaust the iterator."""
-        return self._actor.export_weights()
 
     def check_folder(self) -> None:
         """Refuses a folder of checkpoints that some rank cannot write or see.

@@ -5,8 +5,9 @@ way) with the learner loses by waiting. One with a slow connection wins: the few
 them. The speed of a receiver's connection is known from its reports of full transfers.
 
 Invariants: no receiver waits longer than a full transfer would have taken beyond that of the link (`delta_wait_s`),
-except where `weights.encoding: delta` always asks for links. The first manifest of a stream comes at once. A stream
-never returns to an older version, and always reaches the newest one.
+except where `weights.encoding: delta` always asks for links. The first manifest of a stream comes at once, and so do
+versions whose weights the stream has announced already. A stream never returns to an older version, and always reaches
+the newest one.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class AnnouncementStream:
         self._host_id = request.host_id
         self._clock = clock
         self._sent: PolicyVersion | None = None
+        self._sent_digest = ""
         self._until: float | None = None
 
     def next(self) -> tuple[weights_pb2.Manifest | None, float | None]:
@@ -62,22 +64,23 @@ class AnnouncementStream:
         if newest is None or PolicyVersion.from_proto(newest.policy) == self._sent:
             return None, None
         chain = self._publisher.chain
-        if chain is None or self._sent is None:
+        if chain is None or self._sent is None or newest.digest == self._sent_digest:
             return self._announce(newest), None
         tip = chain.tip
-        if tip is not None and tip.policy > self._sent and self._continues(chain, tip.policy):
+        if tip is not None and tip.policy > self._sent and self._continues(chain, tip.manifest.digest):
             return self._announce(tip.manifest), None
         remaining = self._remaining_wait(newest, chain)
-        if remaining > 0 and chain.link_pending(self._sent):
+        if remaining > 0 and chain.link_pending(self._sent_digest):
             return None, remaining if remaining < math.inf else None
         return self._announce(newest), None
 
     def _announce(self, manifest: weights_pb2.Manifest) -> weights_pb2.Manifest:
-        self._sent, self._until = PolicyVersion.from_proto(manifest.policy), None
+        self._sent, self._sent_digest = PolicyVersion.from_proto(manifest.policy), manifest.digest
+        self._until = None
         return self._publisher.with_links(manifest)
 
-    def _continues(self, chain: DeltaChain, policy: PolicyVersion) -> bool:
-        return any(link.base == self._sent for link in chain.links_to(policy))
+    def _continues(self, chain: DeltaChain, digest: str) -> bool:
+        return any(link.delta.base_digest == self._sent_digest for link in chain.links_to(digest))
 
     def _remaining_wait(self, newest: weights_pb2.Manifest, chain: DeltaChain) -> float:
         """Seconds left to wait, counted from the first version that this stream has not announced."""

@@ -1,9 +1,10 @@
 """The chain of deltas that leads receivers from earlier versions to the newest.
 
 Invariants: links are contiguous, each begins where the one before ends, and there are at most `length` of them. Only
-versions of equal layout are linked. Encoding happens in threads of its own, one link at a time, so that neither
-training nor the event loop waits for it. Where versions come faster than they are encoded, the next link leads from
-the last one's end to the newest, over those between. A chain without a request for `length` versions is dropped.
+versions of equal layout are linked. A link begins and ends at weights, named by their digest: versions of equal weights
+share their links. Encoding happens in threads of its own, one link at a time, so that neither training nor the event
+loop waits for it. Where versions come faster than they are encoded, the next link leads from the last one's end to the
+newest, over those between. A chain without a request for `length` versions is dropped.
 
 Memory: the links themselves, and the version at which the next one begins (mostly one that is kept anyway). Both are
 released when the chain is dropped. All methods may be called from any thread.
@@ -118,20 +119,20 @@ class DeltaChain:
             else:
                 self._begin()
 
-    def links_to(self, policy: PolicyVersion) -> list[DeltaLink]:
-        """The links that lead to a version, oldest first; none where there is no link to it."""
+    def links_to(self, digest: str) -> list[DeltaLink]:
+        """The links that lead to weights, oldest first; none where there is no link to them."""
         with self._lock:
-            ends = [link.policy for link in self._links]
-            return self._links[: ends.index(policy) + 1] if policy in ends else []
+            ends = [link.delta.digest for link in self._links]
+            return self._links[: ends.index(digest) + 1] if digest in ends else []
 
-    def link_pending(self, base: PolicyVersion) -> bool:
-        """True where a link is being encoded that continues a receiver's way from `base`."""
+    def link_pending(self, base: str) -> bool:
+        """True where a link is being encoded that continues a receiver's way from the weights with digest `base`."""
         with self._lock:
             if self._target is None or self._tip is None:
                 return False
-            if self._wanted_next and base == self._target.policy:
+            if self._wanted_next and base == self._target.manifest.digest:
                 return True
-            return base == self._tip.policy or any(base == link.base for link in self._links)
+            return base == self._tip.manifest.digest or any(base == link.delta.base_digest for link in self._links)
 
     def bucket(self, base: PolicyVersion, policy: PolicyVersion, index: int) -> bytes:
         """One encoded bucket of a link.
@@ -162,7 +163,7 @@ class DeltaChain:
         """Starts on the link from the tip to the newest version; the caller holds the lock."""
         self._wanted_next = False
         base, target = self._tip, self._newest
-        if self._closed or base is None or target is None or base.policy == target.policy:
+        if self._closed or base is None or target is None or base.manifest.digest == target.manifest.digest:
             return
         self._target = target
         self._worker.submit(self._work, base, target).add_done_callback(_log_failure)

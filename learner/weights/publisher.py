@@ -1,11 +1,14 @@
 """Versions of the policy, kept fetchable.
 
-Invariants: `publish` returns only when the version can be fetched. The last `keep_versions` stay fetchable, and so does
+`allocate` takes the memory of a version. The learner's processes write and digest their parts of it
+(`learner.weights.version_part`). `complete` makes a manifest of their digests and announces it.
+
+Invariants: a version is announced only when it can be fetched. The last `keep_versions` stay fetchable, and so does
 the oldest one that is being fetched. A slow connection receives a version in the end, however fast they come. The
 others are unlinked. Versions of one publisher only go up. Nothing of it is left in shared memory after `close`, nor
 after `kill -9` once another publisher starts on the machine.
 
-`publish` belongs to the thread that trains; everything else may be called from any thread.
+One thread at a time calls `complete`, `republish` and `publish`; everything else may be called from any.
 """
 
 from __future__ import annotations
@@ -14,54 +17,31 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import torch
 
+from rollmesh.learner.engines.interface import ExportedTensor
 from rollmesh.learner.weights.delta_chain import DeltaChain
+from rollmesh.learner.weights.publish_rules import PublishRules
 from rollmesh.learner.weights.published_version import PublishedVersion
 from rollmesh.learner.weights.push_statistics import PushStatistics
 from rollmesh.learner.weights.transports import SenderTransport, shared_memory
-from rollmesh.learner.weights.version_storage import VersionBytes, VersionWriter
-from rollmesh.mesh.config.weights import EncodingName, TransportName, WeightsSection
+from rollmesh.learner.weights.version_layout import PartDigests, VersionLayout
+from rollmesh.learner.weights.version_part import copy_part, digest_part
+from rollmesh.learner.weights.version_storage import VersionFile
 from rollmesh.mesh.errors import VersionGoneError, WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
-from rollmesh.mesh.weights import ALIGNMENT, BucketLayout, Digest, bucket_starts, digest_of, manifest_digest
+from rollmesh.mesh.weights import bucket_starts
 from rollmesh.mesh.weights.active_readers import ActiveReaders
-from rollmesh.mesh.weights.layout import DTYPE_BYTES
 from rollmesh.mesh.weights.shared_files import SHARED_MEMORY
-from rollmesh.mesh.weights.tensors import bytes_of, dtype_name, dtype_of, to_wire
+from rollmesh.mesh.weights.tensors import dtype_of
 from rollmesh.protos import weights_pb2
 
 log = logging.getLogger(__name__)
-_PADDING = bytes(ALIGNMENT)
 # At most this many of the learner's compute threads encode deltas.
 _ENCODING_THREADS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class PublishRules:
-    """Rules of publication; the fields are those of `weights` in the configuration.
-
-    Attributes:
-        keep_versions: versions that stay fetchable.
-        bucket_bytes: size of a bucket, the unit of transfer and of digests.
-        transport: `shm`: shared memory must work; `auto`: it is used where possible; others: not.
-        encoding: `full`: no deltas are made; `delta`: of every version; `auto`: on request.
-        chain: deltas kept.
-    """
-
-    keep_versions: int = 2
-    bucket_bytes: int = 64 << 20
-    transport: TransportName = "auto"
-    encoding: EncodingName = "full"
-    chain: int = 4
-
-    @classmethod
-    def of(cls, weights: WeightsSection) -> PublishRules:
-        """The rules of a configuration."""
-        return cls(weights.keep_versions, weights.bucket_bytes, weights.transport, weights.encoding, weights.chain)
 
 
 class WeightPublisher:
@@ -97,15 +77,16 @@ class WeightPublisher:
         self.model_bundle = dict(model_bundle)
         self.pushes = PushStatistics()
         self.readers = ActiveReaders()
-        self._keep_versions = rules.keep_versions
         self._bucket_bytes = rules.bucket_bytes
+        self._keep_versions = rules.keep_versions
         self._required = rules.transport == "shm"
         local = rules.transport in ("auto", "shm")
-        shared = shared_memory(directory, required=self._required) if local else None
-        self.offers: tuple[SenderTransport, ...] = (*([shared] if shared else []), *offers)
+        self._shared = shared_memory(directory, required=self._required) if local else None
+        self.offers: tuple[SenderTransport, ...] = (*([self._shared] if self._shared else []), *offers)
         self._lock = threading.Lock()
         self._versions: dict[PolicyVersion, PublishedVersion] = {}
         self._newest: PublishedVersion | None = None
+        self._closed = False
         self._listeners: list[Callable[[], None]] = []
 
     @property
@@ -153,7 +134,7 @@ class WeightPublisher:
 
     def with_links(self, manifest: weights_pb2.Manifest) -> weights_pb2.Manifest:
         """The manifest of one of its versions, with the deltas that lead there at present."""
-        links = self.chain.links_to(PolicyVersion.from_proto(manifest.policy)) if self.chain else []
+        links = self.chain.links_to(manifest.digest) if self.chain else []
         if not links:
             return manifest
         linked = weights_pb2.Manifest()
@@ -172,15 +153,104 @@ class WeightPublisher:
 
         return unsubscribe
 
-    def publish(
-        self, policy: PolicyVersion, named_tensors: Iterable[tuple[str, torch.Tensor]], wire_dtype: torch.dtype | str
+    def reckon_memory(self, nbytes: int) -> None:
+        """Reckons before the first version if all that are kept will fit; gives shared memory up where they will not.
+
+        Args:
+            nbytes: of a version.
+
+        Raises:
+            WeightsError: they do not fit into shared memory, and `weights.transport` is `shm`.
+        """
+        # The next version is prepared while the last ones are kept.
+        count = self._keep_versions + 1
+        total = count * nbytes
+        what = f"{count} versions of the weights (weights.keep_versions and the next), {nbytes / 1e9:.2f} GB each"
+        lacks = self._shared.shortage(total) if self._shared is not None else ""
+        if lacks and self._required:
+            raise WeightsError(
+                f"weights.transport is shm, but {lacks} for {what}",
+                hint="lower weights.keep_versions, enlarge it (containers: --shm-size), or set weights.transport: auto",
+            )
+        if lacks:
+            log.warning("%s for %s: they travel over grpc; lower weights.keep_versions or enlarge it", lacks, what)
+            self.offers, self._shared = tuple(offer for offer in self.offers if offer is not self._shared), None
+        available = psutil.virtual_memory().available
+        if total > available:
+            log.warning(
+                "%s, need %.2f GB of memory, %.2f GB are available: lower weights.keep_versions",
+                what,
+                total / 1e9,
+                available / 1e9,
+            )
+
+    def allocate(self, nbytes: int) -> VersionFile:
+        """Memory for one more version, in shared memory where receivers of this host can fetch it from there.
+
+        Raises:
+            WeightsError: there is no memory left.
+        """
+        directory = self._shared.directory if self._shared is not None else None
+        return VersionFile(directory, nbytes, fall_back=not self._required)
+
+    def complete(
+        self, policy: PolicyVersion, layout: VersionLayout, file: VersionFile, parts: Mapping[int, PartDigests]
     ) -> weights_pb2.Manifest:
-        """Copies the tensors, announces the version and releases the oldest.
+        """Announces a version whose parts are written, and releases the oldest.
 
         Args:
             policy: above every version published before.
-            named_tensors: (Hugging Face name, tensor), any device, each read once before the next is asked for. A
-                tensor seen before under another name is sent once.
+            layout: of its bytes.
+            file: has them; given up where this fails.
+            parts: digests by process.
+
+        Returns:
+            The manifest, not to be changed.
+
+        Raises:
+            WeightsError: a version that does not go up, or the publisher was closed meanwhile.
+        """
+        try:
+            self._check_goes_up(policy)
+            manifest = layout.manifest(self.run, policy, parts)
+            data = file.seal(f"{self.run}-{policy.incarnation}-{policy.version}")
+        except BaseException:
+            file.close()
+            raise
+        return self._announce(PublishedVersion(manifest, data, bucket_starts(manifest.buckets)))
+
+    def republish(self, policy: PolicyVersion) -> weights_pb2.Manifest:
+        """Announces the newest weights under another version: they have not changed, and nothing is written.
+
+        Receivers that have them fetch nothing; others fetch the same bytes.
+
+        Args:
+            policy: above every version published before; there is one.
+
+        Returns:
+            The manifest, not to be changed.
+
+        Raises:
+            WeightsError: a version that does not go up.
+        """
+        self._check_goes_up(policy)
+        newest = self._newest
+        assert newest is not None, "a run begins with weights"
+        manifest = weights_pb2.Manifest()
+        manifest.CopyFrom(newest.manifest)
+        manifest.policy.CopyFrom(policy.to_proto())
+        del manifest.offers[:]
+        return self._announce(PublishedVersion(manifest, newest.data, newest.starts))
+
+    def publish(
+        self, policy: PolicyVersion, named_tensors: Iterable[tuple[str, torch.Tensor]], wire_dtype: torch.dtype | str
+    ) -> weights_pb2.Manifest:
+        """Publishes tensors of this process, at once.
+
+        Args:
+            policy: above every version published before.
+            named_tensors: (Hugging Face name, tensor), any device. A parameter seen before under another name is sent
+                once.
             wire_dtype: dtype in which floating-point tensors travel.
 
         Returns:
@@ -189,41 +259,28 @@ class WeightPublisher:
         Raises:
             WeightsError: no tensors, a dtype that cannot travel, a version that does not go up, or no memory left.
         """
-        if self._newest is not None and policy <= PolicyVersion.from_proto(self._newest.manifest.policy):
-            raise WeightsError(f"version {policy} was published already, or is older than what was")
-        manifest = weights_pb2.Manifest(run=self.run, policy=policy.to_proto())
+        self._check_goes_up(policy)
         dtype = dtype_of(wire_dtype) if isinstance(wire_dtype, str) else wire_dtype
-        data = self._write(manifest, named_tensors, dtype)
-        manifest.digest = manifest_digest(manifest.tensors)
-        published = PublishedVersion(manifest, data, bucket_starts(manifest.buckets))
-        try:
-            manifest.offers.extend(found for found in (offer.offer(published) for offer in self.offers) if found)
-        except BaseException:
-            self._retire([published])
-            raise
-        manifest.announced_unix_ns = time.time_ns()
-        with self._lock:
-            self._versions[policy] = published
-            self._newest = published
-            older = sorted(self._versions)[: -self._keep_versions]
-            fetched = next(filter(self.readers.active, older), None)
-            retired = [self._versions.pop(old) for old in older if old != fetched]
-        if self.chain is not None:
-            self.chain.set_newest(published)
-            if self.encoding == "delta":
-                self.chain.request_link()
-        self._retire(retired)
-        self.pushes.record_announcement(policy, manifest.announced_unix_ns)
-        self._notify_listeners()
-        # Giving memory back takes the kernel as long as filling it did: a third of a second per gigabyte, seen here.
-        threading.Thread(target=retired.clear, name="free-weights").start()
-        return manifest
+        tensors: dict[str, torch.Tensor] = {}
+        names: dict[torch.Tensor, str] = {}
+        ties: dict[str, str] = {}
+        for name, tensor in named_tensors:
+            if isinstance(tensor, torch.nn.Parameter) and names.setdefault(tensor, name) != name:
+                ties[name] = names[tensor]
+            else:
+                tensors[name] = tensor.detach().to(dtype if tensor.is_floating_point() else tensor.dtype)
+        exported = [ExportedTensor(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
+        layout = VersionLayout(exported, self._bucket_bytes, ties)
+        file = self.allocate(layout.nbytes)
+        copy_part(layout.part(0), tensors.items(), file.view())
+        return self.complete(policy, layout, file, {0: digest_part(layout.part(0), file.view())})
 
     def close(self) -> None:
         """Withdraws every version."""
         if self.chain is not None:
             self.chain.close()
         with self._lock:
+            self._closed = True
             retired = list(self._versions.values())
             self._versions.clear()
         self._retire(retired)
@@ -241,73 +298,32 @@ class WeightPublisher:
             for offer in self.offers:
                 offer.retire(version)
 
-    def _write(
-        self,
-        manifest: weights_pb2.Manifest,
-        named_tensors: Iterable[tuple[str, torch.Tensor]],
-        dtype: torch.dtype,
-    ) -> VersionBytes:
-        directory = next((offer.directory for offer in self.offers if offer.directory), None)
-        writer = VersionWriter(directory, fall_back=not self._required)
+    def _check_goes_up(self, policy: PolicyVersion) -> None:
+        if self._newest is not None and policy <= self._newest.policy:
+            raise WeightsError(f"version {policy} was published already, or is older than what was")
+
+    def _announce(self, published: PublishedVersion) -> weights_pb2.Manifest:
+        """Makes a version the newest, and releases the oldest."""
+        manifest, policy = published.manifest, published.policy
         try:
-            total = _fill(writer, manifest, named_tensors, dtype, BucketLayout(self._bucket_bytes))
-            if total == 0:
-                raise WeightsError(f"version {PolicyVersion.from_proto(manifest.policy)} has no weights")
+            manifest.offers.extend(found for found in (offer.offer(published) for offer in self.offers) if found)
+            manifest.announced_unix_ns = time.time_ns()
+            with self._lock:
+                if self._closed:
+                    raise WeightsError(f"version {policy} was not published: the learner ends")
+                self._versions[policy] = published
+                self._newest = published
+                older = sorted(self._versions)[: -self._keep_versions]
+                fetched = next(filter(self.readers.active, older), None)
+                retired = [self._versions.pop(old) for old in older if old != fetched]
         except BaseException:
-            writer.abandon()
+            self._retire([published])
             raise
-        return writer.seal(f"{self.run}-{manifest.policy.incarnation}-{manifest.policy.version}", total)
-
-
-def _fill(
-    writer: VersionWriter,
-    manifest: weights_pb2.Manifest,
-    named_tensors: Iterable[tuple[str, torch.Tensor]],
-    dtype: torch.dtype,
-    layout: BucketLayout,
-) -> int:
-    """Writes the tensors and lists them and their buckets; returns the bytes written, padding included."""
-    bucket_digest = Digest()
-    sent: dict[int, str] = {}
-    kept: list[torch.Tensor] = []
-    for name, tensor in named_tensors:
-        if isinstance(tensor, torch.nn.Parameter):
-            # Parameters stay alive during the publish, so that their identity shows ties. Other tensors may be
-            # temporary and share an address with one that is gone.
-            if id(tensor) in sent:
-                twin = sent[id(tensor)]
-                manifest.tensors.add(name=name, dtype=_wire_name(tensor, dtype), shape=tensor.shape, tied_to=twin)
-                continue
-            sent[id(tensor)] = name
-            kept.append(tensor)
-        ready = to_wire(tensor, dtype)
-        if dtype_name(ready.dtype) not in DTYPE_BYTES:
-            hint = f"known: {', '.join(DTYPE_BYTES)}"
-            raise WeightsError(f"tensor {name} has dtype {dtype_name(ready.dtype)}, which cannot be sent", hint=hint)
-        data = bytes_of(ready)
-        place = layout.place(data.nbytes)
-        if place.opens_bucket:
-            if manifest.buckets:
-                manifest.buckets[-1].digest = bucket_digest.hexdigest()
-            manifest.buckets.add()
-            bucket_digest = Digest()
-        writer.write(data, place.start)
-        bucket_digest.update(_PADDING[: place.padding])
-        bucket_digest.update(data)
-        manifest.buckets[-1].nbytes = place.offset + data.nbytes
-        manifest.tensors.add(
-            name=name,
-            dtype=dtype_name(ready.dtype),
-            shape=ready.shape,
-            digest=digest_of(data),
-            bucket=place.bucket,
-            offset=place.offset,
-            nbytes=data.nbytes,
-        )
-    if manifest.buckets:
-        manifest.buckets[-1].digest = bucket_digest.hexdigest()
-    return layout.total_bytes
-
-
-def _wire_name(tensor: torch.Tensor, dtype: torch.dtype) -> str:
-    return dtype_name(dtype if tensor.is_floating_point() else tensor.dtype)
+        if self.chain is not None:
+            self.chain.set_newest(published)
+            if self.encoding == "delta":
+                self.chain.request_link()
+        self._retire(retired)
+        self.pushes.record_announcement(policy, manifest.announced_unix_ns)
+        self._notify_listeners()
+        return manifest

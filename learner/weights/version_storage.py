@@ -1,12 +1,14 @@
 """The bytes of one published version: a file in shared memory, or anonymous memory.
 
-Invariants: a shared file appears under its name only when it is whole, and never changes afterwards. It is locked
-(flock) for as long as its publisher lives. So a free lock marks the file of a killed publisher, whatever the namespace
-of process ids. A reader that has it open keeps it after it was unlinked.
+Invariants: a shared file appears under its name only when it is whole, and never changes afterwards. Until then the
+processes of its publisher write into it, by its address in /proc. It is locked (flock) for as long as its publisher
+lives. So a free lock marks the file of a killed publisher, whatever the namespace of process ids. A reader that has it
+open keeps it after it was unlinked. All memory of a file is taken when it is made: writing into it never fails.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import logging
@@ -16,11 +18,11 @@ import secrets
 from pathlib import Path
 
 from rollmesh.mesh.errors import WeightsError
-from rollmesh.mesh.weights.digest import Buffer
 from rollmesh.mesh.weights.shared_files import FILE_PREFIX
 
 log = logging.getLogger(__name__)
-_COPY_BYTES = 16 << 20
+_LIBC = ctypes.CDLL(None)
+_POPULATE_WRITE = 23
 
 
 class VersionBytes:
@@ -31,15 +33,15 @@ class VersionBytes:
         nbytes: length.
     """
 
-    def __init__(self, descriptor: int, nbytes: int, path: Path | None) -> None:
+    def __init__(self, mapping: mmap.mmap, path: Path | None) -> None:
         # The mapping duplicates the descriptor, and with it holds the lock.
-        self._map = mmap.mmap(descriptor, nbytes, access=mmap.ACCESS_READ)
+        self._map = mapping
         self.path = path
-        self.nbytes = nbytes
+        self.nbytes = len(mapping)
 
     def view(self) -> memoryview:
         """All bytes, read-only and not copied; they stay as long as a view of them."""
-        return memoryview(self._map)
+        return memoryview(self._map).toreadonly()
 
     def unlink(self) -> None:
         """Unlinks the file; running transfers continue, the memory is freed with the last reader."""
@@ -47,70 +49,110 @@ class VersionBytes:
             self.path.unlink(missing_ok=True)
 
 
-class VersionWriter:
-    """Writes one version from front to back, then `seal`s it, or is `abandon`ed.
+class VersionFile:
+    """The bytes of a version that is being written; then it is sealed, or closed.
 
     Args:
         directory: a tmpfs that receivers can see; None for anonymous memory.
-        fall_back: continue in anonymous memory where the tmpfs is full.
+        nbytes: of the version.
+        fall_back: take anonymous memory where the tmpfs is full.
+
+    Raises:
+        WeightsError: there is not so much memory.
     """
 
-    def __init__(self, directory: Path | None, *, fall_back: bool) -> None:
+    def __init__(self, directory: Path | None, nbytes: int, *, fall_back: bool) -> None:
+        try:
+            self._descriptor = _allocate(directory, nbytes)
+        except OSError as error:
+            if directory is None or not fall_back:
+                raise WeightsError(
+                    f"no memory for a version of the weights ({nbytes / 1e9:.1f} GB) in {directory or 'this host'}: "
+                    f"{error.strerror}",
+                    hint="give the machine more memory or shared memory (containers: --shm-size), lower "
+                    "weights.keep_versions, or set weights.transport: grpc",
+                ) from error
+            log.warning(
+                "%s is full: weights of this run travel over grpc from now on; lower weights.keep_versions", directory
+            )
+            directory = None
+            self._descriptor = _allocate(None, nbytes)
         self._directory = directory
-        self._fall_back = fall_back
-        self._descriptor = _open_unnamed(directory)
-        self._end = 0
+        self._map = mmap.mmap(self._descriptor, nbytes)
 
-    def write(self, data: Buffer, offset: int) -> None:
-        """Writes `data` at `offset` bytes; gaps read as zeros.
+    @property
+    def address(self) -> str:
+        """Where other processes of this host and user open it, and its identity: see `open_version`."""
+        status = os.fstat(self._descriptor)
+        return f"/proc/{os.getpid()}/fd/{self._descriptor}:{status.st_dev}:{status.st_ino}"
 
-        Raises:
-            WeightsError: the memory is exhausted.
-        """
-        view = memoryview(data)
-        done = 0
-        while done < len(view):
-            try:
-                done += os.pwrite(self._descriptor, view[done:], offset + done)
-            except OSError as error:
-                if error.errno != errno.ENOSPC or self._directory is None or not self._fall_back:
-                    raise WeightsError(
-                        f"cannot write the weights to {self._directory or 'memory'}: {error.strerror}",
-                        hint="give the machine more memory or shared memory (containers: --shm-size), "
-                        "or set weights.transport: grpc",
-                    ) from error
-                self._move_to_anonymous_memory()
-        self._end = max(self._end, offset + done)
+    def view(self) -> memoryview:
+        """All bytes, writable; zeros at first."""
+        return memoryview(self._map)
 
-    def seal(self, name: str, nbytes: int) -> VersionBytes:
-        """Ends the writing and gives a shared file its name.
+    def seal(self, name: str) -> VersionBytes:
+        """Gives a shared file its name; no one writes any more.
 
         Args:
             name: readable part of the file name.
-            nbytes: final length; at least the written one.
         """
+        path = None
         try:
-            os.ftruncate(self._descriptor, nbytes)
-            path = None
             if self._directory is not None:
                 path = self._directory / f"{FILE_PREFIX}{name}-{os.getpid()}-{secrets.token_hex(4)}"
                 _link(self._descriptor, path)
-            return VersionBytes(self._descriptor, nbytes, path)
         finally:
+            self.close()
+        return VersionBytes(self._map, path)
+
+    def close(self) -> None:
+        """Gives the file up, where it was not sealed; its memory is freed with the last view."""
+        if self._descriptor >= 0:
             os.close(self._descriptor)
+            self._descriptor = -1
 
-    def abandon(self) -> None:
-        """Drops everything written."""
-        os.close(self._descriptor)
 
-    def _move_to_anonymous_memory(self) -> None:
-        log.warning("%s is full: weights of this run travel over grpc from now on", self._directory)
-        target = _open_unnamed(None)
-        for offset in range(0, self._end, _COPY_BYTES):
-            part = os.pread(self._descriptor, min(_COPY_BYTES, self._end - offset), offset)
-            os.pwrite(target, part, offset)
-        os.close(self._descriptor)
-        self._descriptor, self._directory = target, None
+def open_version(address: str) -> memoryview:
+    """A version's bytes in another process of its publisher, writable.
+
+    Args:
+        address: as of `VersionFile`.
+
+    Raises:
+        OSError: it is not on this host.
+    """
+    path, device, inode = address.split(":")
+    descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        status = os.fstat(descriptor)
+        if (status.st_dev, status.st_ino) != (int(device), int(inode)):
+            raise FileNotFoundError(errno.ENOENT, "another file is there", path)
+        return memoryview(mmap.mmap(descriptor, status.st_size))
+    finally:
+        os.close(descriptor)
+
+
+def touch_pages(data: memoryview) -> None:
+    """Maps the pages of a writable range, so that writing into it later takes no faults: most of what it would cost.
+
+    A kernel before 5.14 refuses, and nothing happens.
+    """
+    if data:
+        first = ctypes.addressof(ctypes.c_char.from_buffer(data))
+        start = first - first % mmap.PAGESIZE
+        # Unlike Python's own call this one lets other threads run.
+        _LIBC.madvise(ctypes.c_void_p(start), ctypes.c_size_t(first + len(data) - start), _POPULATE_WRITE)
+
+
+def _allocate(directory: Path | None, nbytes: int) -> int:
+    """A descriptor of an unnamed file whose memory is all there."""
+    descriptor = _open_unnamed(directory)
+    try:
+        os.posix_fallocate(descriptor, 0, nbytes)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _open_unnamed(directory: Path | None) -> int:

@@ -26,6 +26,7 @@ class BucketSet:
         base: the version that they are applied to; None: they are the version's full bytes.
         buckets: length and digest of each.
         offers: where the full bytes are, in addition to the learner's service; none for deltas.
+        digest: of the version's manifest; empty for deltas.
         starts: `bucket_starts` of them.
     """
 
@@ -33,6 +34,7 @@ class BucketSet:
     base: PolicyVersion | None
     buckets: Sequence[weights_pb2.BucketEntry]
     offers: Sequence[weights_pb2.Offer] = ()
+    digest: str = ""
     starts: Sequence[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -41,7 +43,8 @@ class BucketSet:
     @classmethod
     def full(cls, manifest: weights_pb2.Manifest) -> BucketSet:
         """All bytes of a version."""
-        return cls(PolicyVersion.from_proto(manifest.policy), None, manifest.buckets, manifest.offers)
+        policy = PolicyVersion.from_proto(manifest.policy)
+        return cls(policy, None, manifest.buckets, manifest.offers, manifest.digest)
 
     @classmethod
     def of_delta(cls, delta: weights_pb2.Delta) -> BucketSet:

@@ -1,8 +1,8 @@
 """The path from a receiver's weights to the announced ones: a chain of deltas, or all bytes.
 
-Invariants: the chain leads without a gap from exactly the receiver's weights (version and digest) to exactly the
-announced ones. Together its deltas have fewer bytes than the version in full. So no announcement can make a receiver
-fetch more than the version's own size.
+Invariants: the chain leads without a gap from exactly the receiver's weights to exactly the announced ones, by their
+digests. So versions of equal weights are one place. Together its deltas have fewer bytes than the version in full. So
+no announcement can make a receiver fetch more than the version's own size.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def delta_path(base: weights_pb2.Manifest, target: weights_pb2.Manifest) -> Sequ
     if not same_layout(base, target):
         return ()
     path: list[weights_pb2.Delta] = []
-    at, digest = base.policy, base.digest
+    digest = base.digest
     for delta in target.deltas:
-        if (delta.base, delta.base_digest) == (at, digest) and len(delta.buckets) == len(target.buckets):
+        if delta.base_digest == digest and len(delta.buckets) == len(target.buckets):
             path.append(delta)
-            at, digest = delta.policy, delta.digest
-    if (at, digest) != (target.policy, target.digest):
+            digest = delta.digest
+    if digest != target.digest:
         return ()
     return path if sum(map(_nbytes, path)) < _nbytes(target) else ()
 

@@ -71,6 +71,7 @@ class BucketLayout:
 
     def __init__(self, bucket_bytes: int) -> None:
         self._bucket_bytes = bucket_bytes
+        self._open = False
         self._bucket = -1
         self._bucket_start = 0
         self._end = 0
@@ -83,13 +84,18 @@ class BucketLayout:
     def place(self, nbytes: int) -> Placement:
         """The place of the next tensor, which has `nbytes` bytes."""
         start = aligned(self._end)
-        opens = self._bucket < 0 or start + nbytes - self._bucket_start > self._bucket_bytes
+        opens = not self._open or start + nbytes - self._bucket_start > self._bucket_bytes
         if opens:
+            self._open = True
             self._bucket += 1
             self._bucket_start = start
         padding = 0 if opens else start - self._end
         self._end = start + nbytes
         return Placement(self._bucket, start - self._bucket_start, start, opens, padding)
+
+    def close_bucket(self) -> None:
+        """Has the next tensor open a bucket."""
+        self._open = False
 
 
 def aligned(offset: int) -> int:

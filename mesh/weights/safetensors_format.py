@@ -73,8 +73,13 @@ def header_length(prefix: bytes) -> int:
     return length
 
 
-def parse_header(header: bytes, policy: PolicyVersion, bucket_bytes: int) -> list[StoredTensor]:
+def parse_header(header: bytes, digest: str, bucket_bytes: int) -> list[StoredTensor]:
     """The places of the tensors of a bucket, every one inside the bucket.
+
+    Args:
+        header: of the bucket's file.
+        digest: of the manifest of the version that is wanted; versions of equal weights share files.
+        bucket_bytes: length of the bucket.
 
     Raises:
         WeightsError: the header is cut off, not one of ours, or of another version.
@@ -82,7 +87,7 @@ def parse_header(header: bytes, policy: PolicyVersion, bucket_bytes: int) -> lis
     try:
         entries = json.loads(header)
         metadata = entries.pop("__metadata__")
-        found, offsets = metadata[POLICY_KEY], json.loads(metadata[OFFSETS_KEY])
+        policy, found, offsets = metadata[POLICY_KEY], metadata[DIGEST_KEY], json.loads(metadata[OFFSETS_KEY])
         start = LENGTH_BYTES + len(header)
         tensors = []
         for name, entry in entries.items():
@@ -90,8 +95,8 @@ def parse_header(header: bytes, policy: PolicyVersion, bucket_bytes: int) -> lis
             tensors.append(StoredTensor(start + begin, end - begin, int(offsets[name])))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise WeightsError(f"its header cannot be read: {type(error).__name__}: {error}") from error
-    if found != str(policy):
-        raise WeightsError(f"it belongs to version {found}")
+    if found != digest:
+        raise WeightsError(f"it belongs to version {policy}")
     for tensor in tensors:
         if min(tensor.nbytes, tensor.offset) < 0 or tensor.offset + tensor.nbytes > bucket_bytes:
             raise WeightsError("a tensor lies outside its bucket")

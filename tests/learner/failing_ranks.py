@@ -12,7 +12,8 @@ from typing import Any
 import torch.distributed as dist
 
 from rollmesh.learner.checkpoint.store import CheckpointStore
-from rollmesh.learner.distributed.rank_group import RankChannel, RankGroup, run_follower
+from rollmesh.learner.distributed.rank_channel import RankChannel
+from rollmesh.learner.distributed.rank_group import RankGroup, run_follower
 from rollmesh.learner.distributed.train_plan import TrainPlan
 from rollmesh.learner.distributed.trajectories import InlineTrajectories
 from rollmesh.learner.distributed.worker import Worker

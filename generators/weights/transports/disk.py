@@ -92,7 +92,7 @@ def _read(path: Path, bucket_set: BucketSet, index: int, target: memoryview) -> 
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         try:
             length = header_length(os.pread(descriptor, LENGTH_BYTES, 0))
-            tensors = parse_header(os.pread(descriptor, length, LENGTH_BYTES), bucket_set.policy, len(target))
+            tensors = parse_header(os.pread(descriptor, length, LENGTH_BYTES), bucket_set.digest, len(target))
             for tensor in tensors:
                 _fill(descriptor, tensor.position, target[tensor.offset : tensor.offset + tensor.nbytes])
         finally:

@@ -4,7 +4,8 @@ Invariants: a version's folder appears under its name only when all its files ar
 below a run are those of the present incarnation's kept versions, apart from the one being written. Folders of an
 earlier incarnation, finished or not, are removed with the first version of the next: generators refuse them by then.
 
-Writing happens in the thread that trains, before the version is announced, and takes as long as the file system takes.
+Writing happens before the version is announced, while the next batch trains, and takes as long as the file system
+takes.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import logging
 import re
 import secrets
 import shutil
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 from safetensors import SafetensorError, TensorSpec, serialize_file
 
 from rollmesh.learner.weights.published_version import PublishedVersion
 from rollmesh.learner.weights.transports.interface import SenderTransport
+from rollmesh.learner.weights.version_storage import VersionBytes
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.files import fsync_path
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -49,7 +51,8 @@ class Disk(SenderTransport):
     def __init__(self, folder: Path, run: str) -> None:
         self._folder = folder
         self._run = run
-        self._written: set[PolicyVersion] = set()
+        # Versions of equal weights share a folder.
+        self._written: dict[PolicyVersion, tuple[VersionBytes, PurePosixPath]] = {}
         probe = folder / run / f"{_UNFINISHED}{secrets.token_hex(4)}"
         try:
             probe.mkdir(parents=True)
@@ -62,29 +65,38 @@ class Disk(SenderTransport):
     def offer(self, version: PublishedVersion) -> weights_pb2.Offer | None:
         """Writes the version's files; None where the disk refuses. See `SenderTransport`."""
         policy = version.policy
+        relative = next((folder for data, folder in self._written.values() if data is version.data), None)
+        if relative is None and (relative := self._write(version)) is None:
+            return None
+        self._written[policy] = (version.data, relative)
+        return weights_pb2.Offer(transport=self.name, address=relative.as_posix())
+
+    def retire(self, version: PublishedVersion) -> None:
+        """Removes the version's files, where no other version has them; a reader in the middle finds a file missing."""
+        _, folder = self._written.pop(version.policy, (None, None))
+        if folder is not None and all(folder != other for _, other in self._written.values()):
+            shutil.rmtree(self._folder / folder, ignore_errors=True)
+
+    def _write(self, version: PublishedVersion) -> PurePosixPath | None:
+        """Writes a version's folder, below that which all share; None where the disk refuses."""
+        policy = version.policy
         unfinished = self._folder / self._run / f"{_UNFINISHED}{_name(policy)}-{secrets.token_hex(4)}"
         relative = version_folder(self._run, policy)
         try:
             self._sweep(policy.incarnation)
             unfinished.mkdir()
-            _write(version, unfinished)
+            _write_files(version, unfinished)
             unfinished.rename(self._folder / relative)
             fsync_path(self._folder / self._run)
         except (OSError, SafetensorError) as error:
             log.warning("version %s is not on disk, generators get it over grpc: %s", policy, error)
             shutil.rmtree(unfinished, ignore_errors=True)
             return None
-        self._written.add(policy)
-        return weights_pb2.Offer(transport=self.name, address=relative.as_posix())
-
-    def retire(self, version: PublishedVersion) -> None:
-        """Removes the version's files; a reader in the middle finds a file missing. See `SenderTransport`."""
-        self._written.discard(version.policy)
-        shutil.rmtree(self._folder / version_folder(self._run, version.policy), ignore_errors=True)
+        return relative
 
     def _sweep(self, incarnation: int) -> None:
         """Removes folders of earlier incarnations, and those that this one could not finish or remove."""
-        kept = {_name(policy) for policy in self._written}
+        kept = {folder.name for _, folder in self._written.values()}
         for entry in (self._folder / self._run).iterdir():
             found = _incarnation(entry.name)
             if found is not None and found <= incarnation and entry.name not in kept:
@@ -92,7 +104,7 @@ class Disk(SenderTransport):
                 shutil.rmtree(entry, ignore_errors=True)
 
 
-def _write(version: PublishedVersion, folder: Path) -> None:
+def _write_files(version: PublishedVersion, folder: Path) -> None:
     """Writes all files and makes sure that they are on the disk."""
     manifest = version.manifest
     weight_map: dict[str, str] = {}

@@ -2,8 +2,9 @@
 
 Invariants every offer keeps:
 
-- `offer` returns when the version can be fetched, and never changes it. A version that cannot be offered is no error:
-  `offer` returns None and logs the cause, because the service still serves it.
+- `offer` returns when the version can be fetched, and never changes it. Versions of equal weights may share their bytes
+  (`PublishedVersion.data`): those are written once, and stay until the last of them is retired. A version that cannot
+  be offered is no error: `offer` returns None and logs the cause, because the service still serves it.
 - After `retire` nothing of the version is left; receivers that are in the middle of it end with whole bytes or with an
   error. `close` retires all.
 - No receiver, dead, slow or stopped, holds up `offer`, `retire` or `close`.
@@ -12,21 +13,15 @@ Invariants every offer keeps:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from pathlib import Path
 
 from rollmesh.learner.weights.published_version import PublishedVersion
 from rollmesh.protos import weights_pb2
 
 
 class SenderTransport(ABC):
-    """Makes versions available by one transport. `offer` and `retire` belong to the thread that trains.
-
-    Attributes:
-        directory: where versions have to be written to be offered without a copy; None: anywhere.
-    """
+    """Makes versions available by one transport. One thread at a time calls `offer` and `retire`."""
 
     name: str
-    directory: Path | None = None
 
     @abstractmethod
     def offer(self, version: PublishedVersion) -> weights_pb2.Offer | None:

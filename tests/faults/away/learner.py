@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -74,9 +73,6 @@ class _Ranks:
 
     def train(self, may_update: Any) -> TrainResult | None:
         return TrainResult({}, 0) if may_update() else None
-
-    def export(self) -> Iterator[Any]:
-        return iter(())
 
     def keep_alive(self) -> None:
         pass
@@ -153,9 +149,12 @@ class Learner(Member):
     def request(self) -> None:
         """The buffer wants a checkpoint: there is one every few steps."""
 
-    def publish(self, version: int, tensors: Iterable[Any]) -> None:
+    def publish(self, version: int, *, changed: bool) -> None:
         self._status.published = PolicyVersion(self._incarnation, version)
         self._announced = self._bridge.submit(self.client.set_policy_version(self._incarnation, version))
+
+    def wait_in_force(self) -> None:
+        self._bridge.result(self._announced, PATIENCE_S)
 
     async def in_force(self) -> None:
         await asyncio.wrap_future(self._announced)

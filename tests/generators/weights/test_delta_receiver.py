@@ -137,7 +137,7 @@ async def test_one_that_was_away_takes_the_chain_as_far_as_it_reaches(
         # It serves version 0 still, and cannot take any other, while these are made.
         for _ in range(missed):
             manifest = trained.publish(learner)
-            while not chain.links_to(PolicyVersion.from_proto(manifest.policy)):
+            while not chain.links_to(manifest.digest):
                 links.clear()
                 await asyncio.wait_for(links.wait(), 30)
         async with asyncio.timeout(30):

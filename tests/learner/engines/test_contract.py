@@ -40,6 +40,24 @@ def test_the_first_rank_never_holds_more_than_a_batch_of_full_tensors(engine_wor
     assert 2 * held < sum(sizes)
 
 
+def test_two_ranks_publish_what_one_publishes_while_they_train_on(engine_worlds, engine_models, tmp_path):
+    """Each writes about half of a version, which is that of the moment at which it was exported."""
+    (own, manifests, fetched, expected), (other, *nothing, _) = engine_worlds(TWO).run(
+        two_ranks.publish, engine_models["tied"], tmp_path
+    )
+    assert nothing == [[], []]
+    assert 0.4 * sum(own) < sum(other) < 2.5 * sum(own)
+    for found, wanted in zip(fetched, expected, strict=True):
+        assert list(found) == list(wanted)
+        assert_same(found, wanted, 0.0)
+    alone = engine_worlds(ONE).run(two_ranks.publish, engine_models["tied"], tmp_path)[0]
+    for here, there in zip(alone[2], fetched, strict=True):
+        assert list(here) == list(there)
+        assert_same(here, there, 1e-4)
+    assert manifests[0] != manifests[1]
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("architecture", ["qwen3_moe", "olmo_hybrid", "gpt2"])
 def test_a_part_of_every_tensor_is_on_each_rank(engine_worlds, tmp_path, architecture):
     """Rows, experts, and rows of tensors that are made of several stored ones."""

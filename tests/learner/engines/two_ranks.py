@@ -6,9 +6,15 @@ from pathlib import Path
 
 import torch
 
+from rollmesh.learner.distributed.rank_channel import RankChannel
+from rollmesh.learner.distributed.weight_export import WeightExport
 from rollmesh.learner.engines.fsdp2.export import full_tensors
-from rollmesh.mesh.config.learner import MemorySection, OptimizerSection
+from rollmesh.learner.weights import WeightPublisher
+from rollmesh.mesh.config.learner import DistributedSection, MemorySection, OptimizerSection
 from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.mesh.weights import BucketSet, check_manifest
+from rollmesh.mesh.weights.tensors import named_tensors
 from rollmesh.testing.contract_state import Weights, save
 from rollmesh.testing.engine_cases import make_sequences, make_spec, train, weights
 from rollmesh.testing.worlds import Harness
@@ -71,3 +77,35 @@ def save_and_export(harness: Harness, model: Path, out: Path) -> None:
     train(engine, make_sequences(1))
     save(engine, out / "checkpoint")
     engine.export_hf(out / "exported")
+
+
+def publish(harness: Harness, model: Path, folder: Path) -> tuple[list[int], list[bytes], list[Weights], list[Weights]]:
+    """Publishes two versions, each while another step is trained.
+
+    Gives the bytes of this rank's tensors, the manifests, the tensors that can be fetched, and the model's then.
+    """
+    engine = harness.make(make_spec(model))
+    channel = RankChannel(DistributedSection()) if engine.layout.processes > 1 else None
+    export = WeightExport(engine, channel, GATHER_BYTES)
+    own = [place.nbytes for place in export.layout.part(engine.layout.process)]
+    publisher = WeightPublisher("run", {}, directory=folder) if engine.layout.leads else None
+    manifests, fetched, expected = [], [], []
+    for version in range(2):
+        train(engine, make_sequences(version))
+        expected.append(weights(engine))
+        published = export.export(publisher, PolicyVersion(1, version))
+        train(engine, make_sequences(9))
+        manifest = published.result(60)
+        if publisher is not None:
+            assert manifest is not None
+            check_manifest(manifest)
+            manifests.append(manifest.SerializeToString())
+            data = memoryview(Path(manifest.offers[0].address).read_bytes())
+            full = BucketSet.full(manifest)
+            for index in range(len(full.buckets)):
+                full.verify(index, full.part(data, index))
+            fetched.append({name: tensor.clone() for name, tensor in named_tensors(manifest, bytearray(data))})
+    export.close()
+    if publisher is not None:
+        publisher.close()
+    return own, manifests, fetched, expected

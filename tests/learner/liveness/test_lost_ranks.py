@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 from collections.abc import Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,7 +18,7 @@ import psutil
 import pytest
 import torch
 
-from rollmesh.learner.distributed.rank_group import RankChannel
+from rollmesh.learner.distributed.rank_channel import RankChannel
 from rollmesh.learner.engines.rendezvous import open_board
 from rollmesh.learner.engines.world import World
 from rollmesh.learner.liveness import rank_watch
@@ -106,7 +106,14 @@ def _rank(rank: int, environment: Mapping[str, str], scene: str, pipe: Connectio
                 world.barrier()
                 _leave(scene)
             world.barrier()
-            channel.send(b"order") if scene == "stopped" else world.barrier()
+            match scene:
+                case "stopped":
+                    channel.send(b"order")
+                case "killed amid a publication":
+                    # In the background, while the main thread waits for groups or for the version.
+                    ThreadPoolExecutor(1).submit(channel.gather, b"copied").result(_DEADLINE_S)
+                case _:
+                    world.barrier()
     except Exception as error:  # noqa: BLE001 - whatever it is, the test sees it
         pipe.send((type(error).__name__, str(error)))
     os._exit(0)
@@ -114,7 +121,7 @@ def _rank(rank: int, environment: Mapping[str, str], scene: str, pipe: Connectio
 
 def _leave(scene: str) -> None:
     match scene:
-        case "killed" | "killed rank 0":
+        case "killed" | "killed amid a publication" | "killed rank 0":
             os.kill(os.getpid(), signal.SIGKILL)
         case "failed":
             raise ValueError("no such token")
@@ -127,7 +134,7 @@ def _leave(scene: str) -> None:
 @pytest.mark.parametrize(
     ("scene", "nodes", "error", "said"),
     [
-        ("killed", 1, "RankLostError", "has not been heard for"),
+        ("killed amid a publication", 1, "RankLostError", "has not been heard for"),
         # In the middle of an order, and amid a collective that would wait for longer.
         ("stopped", 1, "RankLostError", "has not been heard for"),
         ("stopped for long", 1, RankLostError.exit_code, ""),

@@ -83,7 +83,7 @@ class Published:
         assert self.told.acquire(timeout=DEADLINE_S)
 
     def links(self, version: int = -1) -> list[tuple[int, int]]:
-        found = self.chain.links_to(PolicyVersion.from_proto(self.manifests[version].policy))
+        found = self.chain.links_to(self.manifests[version].digest)
         return [(link.base.version, link.policy.version) for link in found]
 
 

@@ -13,14 +13,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from rollmesh.learner.engines.interface import ExportedTensor
 from rollmesh.learner.weights import PublishRules, WeightPublisher, read_model_bundle
 from rollmesh.learner.weights.published_version import PublishedVersion
 from rollmesh.learner.weights.transports import SenderTransport
-from rollmesh.learner.weights.version_storage import VersionWriter, sweep
+from rollmesh.learner.weights.version_layout import VersionLayout
+from rollmesh.learner.weights.version_part import copy_part, digest_part
+from rollmesh.learner.weights.version_storage import VersionFile, open_version, sweep
 from rollmesh.mesh.errors import DataError, WeightsError
 from rollmesh.mesh.runtime.hosts import host_id
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import check_manifest, digest_of
+from rollmesh.mesh.weights.tensors import named_tensors
 from rollmesh.protos import weights_pb2
 from tests.repository import REPOSITORY
 
@@ -83,24 +87,20 @@ def test_shared_memory_that_is_asked_for_must_be_there(tmp_path: Path) -> None:
 
 
 def test_a_full_tmpfs_is_left_for_anonymous_memory(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, full = os.pwrite, []
+    real = os.posix_fallocate
 
-    def pwrite(descriptor: int, data: bytes, offset: int) -> int:
-        if "memfd" not in os.readlink(f"/proc/self/fd/{descriptor}") and offset > 1000:
-            full.append(offset)
+    def full(descriptor: int, offset: int, length: int) -> None:
+        if "memfd" not in os.readlink(f"/proc/self/fd/{descriptor}"):
             raise OSError(28, "No space left on device")
-        return real(descriptor, data, offset)
+        real(descriptor, offset, length)
 
-    monkeypatch.setattr(os, "pwrite", pwrite)
+    monkeypatch.setattr(os, "posix_fallocate", full)
     publisher = WeightPublisher("run", {}, directory=shared)
     manifest = publisher.publish(PolicyVersion(1, 0), weights(), "float32")
-    assert full
     assert not manifest.offers
     assert digest_of(publisher.bucket(PolicyVersion(1, 0), 0)) == manifest.buckets[0].digest
-    strict = VersionWriter(shared, fall_back=False)
-    with pytest.raises(WeightsError, match="No space left"):
-        strict.write(b"x", 2000)
-    strict.abandon()
+    with pytest.raises(WeightsError, match=r"No space left on device.*lower weights\.keep_versions"):
+        VersionFile(shared, 1000, fall_back=False)
 
 
 def test_ties_travel_once(shared: Path) -> None:
@@ -118,7 +118,7 @@ def test_ties_travel_once(shared: Path) -> None:
 
 def test_versions_go_up_and_have_tensors(shared: Path) -> None:
     publisher = WeightPublisher("run", {}, directory=shared)
-    with pytest.raises(WeightsError, match="has no weights"):
+    with pytest.raises(WeightsError, match="the model has no weights"):
         publisher.publish(PolicyVersion(1, 0), [], "float32")
     publisher.publish(PolicyVersion(1, 5), weights(), "float32")
     with pytest.raises(WeightsError, match="1:5 was published already"):
@@ -140,18 +140,32 @@ def test_publishing_a_tiny_model_is_cheap(shared: Path) -> None:
 
 
 _KILLED = """
-import sys, time, torch
+import sys, torch
 from pathlib import Path
+from types import SimpleNamespace
+from rollmesh.learner.distributed import weight_export
+from rollmesh.learner.engines.interface import ExportedTensor
+from rollmesh.learner.engines.layout import Layout
 from rollmesh.learner.weights import WeightPublisher
 from rollmesh.mesh.trajectory.versions import PolicyVersion
+tensors = {"w": torch.zeros(100)}
+engine = SimpleNamespace(
+    layout=Layout(),
+    exported_tensors=lambda holders: [ExportedTensor("w", torch.float32, (100,))],
+    exported_shards=lambda: ((name, (), tensor) for name, tensor in tensors.items()),
+)
+export = weight_export.WeightExport(engine, None, 1000)
 publisher = WeightPublisher("run", {}, directory=Path(sys.argv[1]))
-publisher.publish(PolicyVersion(1, 0), [("w", torch.zeros(100))], "float32")
-sys.stdout.write("ready\\n"); sys.stdout.flush()
-sys.stdin.read()
+export.export(publisher, PolicyVersion(1, 0)).result(30)
+def digest_part(part, data):
+    sys.stdout.write("ready\\n"); sys.stdout.flush()
+    sys.stdin.read()
+weight_export.digest_part = digest_part
+export.export(publisher, PolicyVersion(1, 1))
 """
 
 
-def test_what_a_killed_publisher_left_is_swept(shared: Path) -> None:
+def test_a_publisher_killed_amid_a_publication_leaves_whole_versions_alone_until_they_are_swept(shared: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", _KILLED, str(shared)], cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
@@ -160,8 +174,91 @@ def test_what_a_killed_publisher_left_is_swept(shared: Path) -> None:
         assert sweep(shared) == [], "its publisher lives"
         process.send_signal(signal.SIGKILL)
         process.wait(10)
-    assert len(list(shared.iterdir())) == 1
+    (left,) = shared.iterdir()
+    assert left.name.startswith("rollmesh-weights-run-1-0-"), "the version that was written had no name yet"
     WeightPublisher("other", {}, directory=shared)
+    assert not list(shared.iterdir())
+
+
+def test_parts_of_several_processes_make_the_version_that_one_makes(shared: Path) -> None:
+    made = {**dict(weights()), "empty": torch.zeros(0, 3), "count": torch.tensor(7)}
+    exported = [
+        ExportedTensor(name, tensor.dtype, tuple(tensor.shape), index % 3)
+        for index, (name, tensor) in enumerate(made.items())
+    ]
+    layout = VersionLayout(exported, 700)
+    publisher = WeightPublisher("run", {}, PublishRules(bucket_bytes=700), directory=shared)
+    file = publisher.allocate(layout.nbytes)
+    for holder in (2, 0, 1):
+        part = [(placed.name, made[placed.name]) for placed in layout.part(holder)]
+        copy_part(layout.part(holder), part, open_version(file.address))
+    copy_part(layout.part(3), [], memoryview(b""))
+    parts = {holder: digest_part(layout.part(holder), file.view()) for holder in range(4)}
+    manifest = publisher.complete(PolicyVersion(1, 0), layout, file, parts)
+    check_manifest(manifest)
+    assert [entry.name for entry in manifest.tensors] == list(made)
+    for index, bucket in enumerate(manifest.buckets):
+        assert digest_of(publisher.bucket(PolicyVersion(1, 0), index)) == bucket.digest
+        assert (
+            len({t.holder for t in exported for e in manifest.tensors if e.name == t.name and e.bucket == index}) == 1
+        )
+    for name, tensor in named_tensors(manifest, bytearray(publisher.version(PolicyVersion(1, 0)).data.view())):
+        assert torch.equal(tensor, made[name])
+    assert publisher.publish(PolicyVersion(1, 1), made.items(), "float32").digest == manifest.digest
+    publisher.close()
+
+
+def test_a_file_is_opened_by_its_own_address_alone(shared: Path) -> None:
+    file, other = (VersionFile(shared, 100, fall_back=False) for _ in range(2))
+    path, device, inode = file.address.split(":")
+    with pytest.raises(FileNotFoundError, match="another file"):
+        open_version(f"{other.address.split(':')[0]}:{device}:{inode}")
+    file.close()
+    with pytest.raises(FileNotFoundError):
+        open_version(f"{path}:{device}:{inode}")
+    other.close()
+
+
+def test_weights_that_have_not_changed_are_kept_once(shared: Path) -> None:
+    publisher = WeightPublisher("run", {}, PublishRules(keep_versions=2), directory=shared)
+    first = publisher.publish(PolicyVersion(1, 0), weights(), "float32")
+    for version in range(1, 5):
+        manifest = publisher.republish(PolicyVersion(1, version))
+        assert (manifest.digest, manifest.offers) == (first.digest, first.offers)
+        assert digest_of(publisher.bucket(PolicyVersion(1, version), 0)) == first.buckets[0].digest
+        assert publisher.newest == manifest
+    assert len(list(shared.iterdir())) == 1
+    with pytest.raises(WeightsError, match="1:4 was published already"):
+        publisher.republish(PolicyVersion(1, 4))
+    publisher.publish(PolicyVersion(1, 5), weights(5), "float32")
+    assert len(list(shared.iterdir())) == 2, "version 4 is still kept"
+    publisher.publish(PolicyVersion(1, 6), weights(6), "float32")
+    assert Path(first.offers[0].address) not in list(shared.iterdir())
+    publisher.close()
+    assert not list(shared.iterdir())
+
+
+def test_a_version_that_is_complete_once_its_publisher_is_closed_leaves_nothing(shared: Path) -> None:
+    publisher = WeightPublisher("run", {}, directory=shared)
+    publisher.close()
+    with pytest.raises(WeightsError, match="the learner ends"):
+        publisher.publish(PolicyVersion(1, 0), weights(), "float32")
+    assert publisher.newest is None
+    assert not list(shared.iterdir())
+
+
+def test_memory_is_reckoned_before_it_is_used(shared: Path, caplog: pytest.LogCaptureFixture) -> None:
+    required = WeightPublisher("run", {}, PublishRules(transport="shm", keep_versions=3), directory=shared)
+    with pytest.raises(WeightsError, match=r"GB free of .* for 4 versions .*lower weights\.keep_versions"):
+        required.reckon_memory(1 << 50)
+    required.reckon_memory(1000)
+    auto = WeightPublisher("run", {}, directory=shared)
+    auto.reckon_memory(1000)
+    assert not caplog.records
+    auto.reckon_memory(1 << 50)
+    assert "they travel over grpc; lower weights.keep_versions" in caplog.text
+    assert "GB are available: lower weights.keep_versions" in caplog.text
+    assert not auto.publish(PolicyVersion(1, 0), weights(), "float32").offers
     assert not list(shared.iterdir())
 
 

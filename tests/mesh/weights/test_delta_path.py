@@ -64,9 +64,13 @@ def test_a_version_of_other_bytes_is_no_base() -> None:
     other = manifest(4)
     other.digest = "another"
     assert not delta_path(other, target)
-    of_another_learner = manifest(4)
-    of_another_learner.policy.incarnation = 2
-    assert not delta_path(of_another_learner, target)
+
+
+def test_a_version_of_equal_bytes_is_a_base_and_an_end() -> None:
+    """The weights of version 4 under another number, and those of 5 announced once more."""
+    held, target = manifest(4), announced(5, CHAIN)
+    held.policy.incarnation, target.policy.version = 2, 6
+    assert [link.policy.version for link in delta_path(held, target)] == [5]
 
 
 def test_links_lead_to_the_announced_bytes_only() -> None:

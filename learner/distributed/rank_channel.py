@@ -1,0 +1,55 @@
+"""Messages between the ranks."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rollmesh.mesh.config.learner import DistributedSection
+
+
+class RankChannel:
+    """A gloo group over all ranks for messages, whatever backend the engine uses; making it is collective.
+
+    Each channel belongs to one thread of every rank.
+
+    Args:
+        limits: rank 0 sends within `timeout_s`, and the others wait `order_timeout_s` for it.
+    """
+
+    def __init__(self, limits: DistributedSection) -> None:
+        self._send_within = timedelta(seconds=limits.timeout_s)
+        self._receive_within = timedelta(seconds=limits.order_timeout_s)
+        self._group = dist.new_group(backend="gloo", timeout=self._receive_within)
+
+    def send(self, message: bytes) -> None:
+        """On rank 0: sends bytes to all others, and waits until they take them."""
+        self._broadcast(torch.tensor([len(message)]), self._send_within)
+        self._broadcast(torch.frombuffer(bytearray(message), dtype=torch.uint8), self._send_within)
+
+    def receive(self) -> bytes:
+        """On the others: the next message."""
+        length = torch.zeros(1, dtype=torch.int64)
+        self._broadcast(length, self._receive_within)
+        data = torch.empty(int(length), dtype=torch.uint8)
+        self._broadcast(data, self._receive_within)
+        return data.numpy().tobytes()
+
+    def _broadcast(self, data: Tensor, timeout: timedelta) -> None:
+        options = dist.BroadcastOptions()
+        options.rootRank, options.timeout = 0, timeout
+        self._group.broadcast([data], options).wait()
+
+    def gather(self, message: bytes) -> list[bytes]:
+        """Every rank's message, in the order of the ranks; collective."""
+        ranks = dist.get_world_size(self._group)
+        lengths = list(torch.zeros(ranks, 1, dtype=torch.int64))
+        dist.all_gather(lengths, torch.tensor([len(message)]), group=self._group)
+        longest = max(int(length) for length in lengths)
+        padded = torch.frombuffer(bytearray(message.ljust(longest, b"\0")), dtype=torch.uint8)
+        messages = list(torch.empty(ranks, longest, dtype=torch.uint8))
+        dist.all_gather(messages, padded, group=self._group)
+        return [found.numpy().tobytes()[: int(length)] for found, length in zip(messages, lengths, strict=True)]

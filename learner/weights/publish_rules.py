@@ -1,0 +1,31 @@
+"""The rules of publication, from the configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rollmesh.mesh.config.weights import EncodingName, TransportName, WeightsSection
+
+
+@dataclass(frozen=True, slots=True)
+class PublishRules:
+    """Rules of publication; the fields are those of `weights` in the configuration.
+
+    Attributes:
+        keep_versions: versions that stay fetchable.
+        bucket_bytes: size of a bucket, the unit of transfer and of digests.
+        transport: `shm`: shared memory must work; `auto`: it is used where possible; others: not.
+        encoding: `full`: no deltas are made; `delta`: of every version; `auto`: on request.
+        chain: deltas kept.
+    """
+
+    keep_versions: int = 2
+    bucket_bytes: int = 64 << 20
+    transport: TransportName = "auto"
+    encoding: EncodingName = "full"
+    chain: int = 4
+
+    @classmethod
+    def of(cls, weights: WeightsSection) -> PublishRules:
+        """The rules of a configuration."""
+        return cls(weights.keep_versions, weights.bucket_bytes, weights.transport, weights.encoding, weights.chain)
