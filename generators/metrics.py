@@ -105,7 +105,8 @@ class GeneratorMetrics:
             return
         for stage in _STAGES:
             self._weights.labels(stage).observe(getattr(report, f"{stage}_us") / 1e6)
-        self._weights_bytes.labels(report.transport, report.encoding).inc(report.bytes)
+        if report.bytes:
+            self._weights_bytes.labels(report.transport, report.encoding).inc(report.bytes)
         self._weights_kept.set(report.kept_bytes)
 
     def update(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from rollmesh.generators.engines.interface import ProbeResult, SleepReport, SwapTimings
+from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 StagedT = TypeVar("StagedT")
@@ -56,7 +57,7 @@ class UpdateWeights(Generic[StagedT]):
 
     Attributes:
         version, digest: as given to `update_weights`.
-        staged: what the engine made of the tensors.
+        staged: what the engine made of the tensors; None: the weights in service get another version.
         staging_s: it took.
         staged_at: performance counter at its end.
         done: of the swap.
@@ -64,10 +65,19 @@ class UpdateWeights(Generic[StagedT]):
 
     version: PolicyVersion
     digest: str
-    staged: StagedT
+    staged: StagedT | None
     staging_s: float
     staged_at: float
     done: Future[SwapTimings]
+
+    def refuse_other_weights(self, digest: str) -> bool:
+        """Refuses another version for weights in service with a digest that is not its own; tells if it did."""
+        if digest == self.digest:
+            return False
+        self.done.set_exception(
+            WeightsError(f"version {self.version} came without its weights, and others are in service", hint="fetch it")
+        )
+        return True
 
     def timings(self, begin: float, end: float, in_flight: int, recompute_s: float = 0.0) -> SwapTimings:
         """Timings of a swap between two performance counters, with `in_flight` sequences running."""

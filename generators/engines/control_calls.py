@@ -51,13 +51,13 @@ class ControlledEngine(InferenceEngine):
         """Releases what `_stage` made, where no update takes it."""
 
     def update_weights(
-        self, version: PolicyVersion, tensors: Iterable[tuple[str, torch.Tensor]], digest: str
+        self, version: PolicyVersion, tensors: Iterable[tuple[str, torch.Tensor]] | None, digest: str
     ) -> Future[SwapTimings]:
         done: Future[SwapTimings] = Future()
         self._wait_until_ready()
         called_at = time.perf_counter()
         try:
-            staged = self._stage(tensors)
+            staged = None if tensors is None else self._stage(tensors)
         except WeightsError as error:
             done.set_exception(error)
             return done
@@ -65,7 +65,8 @@ class ControlledEngine(InferenceEngine):
         try:
             self._enqueue(UpdateWeights(version, digest, staged, staged_at - called_at, staged_at, done))
         except EngineError:
-            self._discard(staged)
+            if staged is not None:
+                self._discard(staged)
             raise
         return done
 

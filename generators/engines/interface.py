@@ -373,7 +373,7 @@ class InferenceEngine(ABC):
 
     @abstractmethod
     def update_weights(
-        self, version: PolicyVersion, tensors: Iterable[tuple[str, torch.Tensor]], digest: str
+        self, version: PolicyVersion, tensors: Iterable[tuple[str, torch.Tensor]] | None, digest: str
     ) -> Future[SwapTimings]:
         """Swaps the weights between two decode steps.
 
@@ -383,13 +383,16 @@ class InferenceEngine(ABC):
         Args:
             version: name of the new weights; every token drawn after the swap carries it.
             tensors: (Hugging Face name, tensor) of all parameters; tied ones at least once. Their
-                memory must never be written to again: an engine may serve from it.
+                memory must never be written to again: an engine may serve from it. None: those in service have this
+                digest, and get another version alone. Keys, values and prefixes stay, and responses that are running
+                may carry either version.
             digest: manifest digest, reported back.
 
         Returns:
             A future. It waits for pinned requests (only such start meanwhile), and may be cancelled for as long as it
             waits. It fails with WeightsError where a tensor is missing, unknown or of another shape, or where there is
-            no memory for it. Then the old weights stay in use.
+            no memory for it. It fails too where there are no tensors, and other weights are in service. Those in
+            service stay in use then.
 
         Raises:
             EngineError: the engine is not running.

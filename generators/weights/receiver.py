@@ -29,6 +29,7 @@ from rollmesh.generators.weights.relay import Relay
 from rollmesh.generators.weights.swap_reports import SwapReporter, failure, success
 from rollmesh.generators.weights.transport_log import TransportLog
 from rollmesh.generators.weights.transports import transports
+from rollmesh.generators.weights.verified_transfer import VerifiedWeights, nothing_received
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.config.weights import EncodingName, TransportName
@@ -295,11 +296,27 @@ class WeightReceiver:
                 failed = None
 
     async def _apply(self, announcement: Announcement) -> None:
-        """Receives a version and puts it into service."""
+        """Receives a version and puts it into service; weights that are in service already are not received again."""
         manifest = announcement.manifest
         check_manifest(manifest)
+        if manifest.digest == self.digest:
+            try:
+                timings = await self._swap(announcement, None)
+            except WeightsError as error:
+                if self._fencing_error(announcement.policy) is not None:
+                    raise
+                log.info("version %s is received again: %s", announcement.policy, error)
+            else:
+                self._enter_service(announcement, nothing_received(), timings)
+                return
         received = await self._fetcher.fetch(announcement)
-        policy, digest = announcement.policy, manifest.digest
+        timings = await self._swap(announcement, received)
+        self._fetcher.set_base(manifest, received)
+        self._enter_service(announcement, received, timings)
+
+    async def _swap(self, announcement: Announcement, received: VerifiedWeights | None) -> SwapTimings:
+        """Has the engine swap to a version; None: to the same weights under that version."""
+        policy, manifest = announcement.policy, announcement.manifest
         if (over := self._fencing_error(policy)) is not None:
             raise over
         self._set_reason(f"waits for the engine to swap to version {policy} (pinned evaluation requests finish first)")
@@ -313,15 +330,18 @@ class WeightReceiver:
                 if self._swap_held:
                     await self._pinned.finished()
                 self._swap_held = False
-                tensors = named_tensors(manifest, received.data)
-                self._swapping = await asyncio.to_thread(self._engine.update_weights, policy, tensors, digest)
+                tensors = named_tensors(manifest, received.data) if received is not None else None
+                self._swapping = await asyncio.to_thread(self._engine.update_weights, policy, tensors, manifest.digest)
                 timings = await self._await_swap(policy)
         except BaseException:
             del self._manifests[policy]
             raise
-        self.serving, self.digest = policy, digest
-        self._manifests = {policy: manifest}
-        self._fetcher.set_base(manifest, received)
+        return timings
+
+    def _enter_service(self, announcement: Announcement, received: VerifiedWeights, timings: SwapTimings) -> None:
+        policy = announcement.policy
+        self.serving, self.digest = policy, announcement.manifest.digest
+        self._manifests = {policy: announcement.manifest}
         self._set_reason("")
         self.has_weights.set()
         if self._on_serving is not None:

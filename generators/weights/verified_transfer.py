@@ -27,7 +27,7 @@ class VerifiedWeights:
 
     Attributes:
         data: alive as long as this object or a view of it.
-        transport: on which they came.
+        transport: on which they came; empty where nothing was transferred.
         encoding: as which they came.
         nbytes: that were transferred.
         source: address of the generator that sent them; empty for the learner.
@@ -41,6 +41,12 @@ class VerifiedWeights:
     source: str
     first_byte_ns: int
     last_byte_ns: int
+
+
+def nothing_received() -> VerifiedWeights:
+    """The outcome for a version whose weights are here already."""
+    now = time.time_ns()
+    return VerifiedWeights(memoryview(b""), "", "full", 0, "", now, now)
 
 
 async def receive_verified(

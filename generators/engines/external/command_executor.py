@@ -100,7 +100,7 @@ class CommandExecutor:
         cancelled = [update for update in self._updates if update.done.done()]
         for update in cancelled:
             self._updates.remove(update)
-            self._backend.discard(update.staged)
+            self._discard(update)
         if cancelled:
             self._notify()
         self._changed.set()
@@ -120,7 +120,7 @@ class CommandExecutor:
                 await self._probe(command)
             elif _is_refused(command) or not command.done.set_running_or_notify_cancel():
                 if isinstance(command, UpdateWeights):
-                    self._backend.discard(command.staged)
+                    self._discard(command)
                 self._notify()
             else:
                 self._busy = True
@@ -135,7 +135,7 @@ class CommandExecutor:
     def discard_all(self) -> None:
         """Discards staged weights that will not be loaded any more."""
         while self._updates:
-            self._backend.discard(self._updates.popleft().staged)
+            self._discard(self._updates.popleft())
 
     def _next(self) -> EngineCommand | None:
         if self._controls:
@@ -173,12 +173,18 @@ class CommandExecutor:
 
     async def _swap(self, update: UpdateWeights[Any]) -> None:
         begin = time.perf_counter()
+        if update.staged is None:
+            if not update.refuse_other_weights(self.digest):
+                self._labels.rename(update.version)
+                self.serving = update.version
+                update.done.set_result(update.timings(begin, time.perf_counter(), self._scheduler.in_flight))
+            return
         try:
             if self._kv == "interrupt":
                 await self._scheduler.interrupt()
             await self._pause_backend()
         except BaseException:
-            self._backend.discard(update.staged)
+            self._discard(update)
             raise
         in_flight = self._scheduler.in_flight
         try:
@@ -194,6 +200,10 @@ class CommandExecutor:
         end = time.perf_counter()
         # The engine prefills sequences again in the steps that follow, among others that decode.
         update.done.set_result(update.timings(begin, end, in_flight))
+
+    def _discard(self, update: UpdateWeights[Any]) -> None:
+        if update.staged is not None:
+            self._backend.discard(update.staged)
 
     async def _probe(self, probe: Probe) -> None:
         if not probe.done.set_running_or_notify_cancel():

@@ -108,7 +108,7 @@ class ExternalEngine(ControlledEngine):
         return done
 
     def update_weights(
-        self, version: PolicyVersion, tensors: Iterable[tuple[str, torch.Tensor]], digest: str
+        self, version: PolicyVersion, tensors: Iterable[tuple[str, torch.Tensor]] | None, digest: str
     ) -> Future[SwapTimings]:
         done = super().update_weights(version, tensors, digest)
         done.add_done_callback(self._on_update_done)

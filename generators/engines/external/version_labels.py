@@ -37,6 +37,11 @@ class VersionLabels:
         if len(self._known) > _KEPT:
             self._known.popitem(last=False)
 
+    def rename(self, version: PolicyVersion) -> None:
+        """Names the weights that were loaded last by another version; the engine keeps their label."""
+        self._loaded += 1
+        self._known[next(reversed(self._known))] = (self._loaded, version)
+
     def __getitem__(self, label: str) -> tuple[int, PolicyVersion]:
         """(Order, version) of a label.
 

@@ -211,16 +211,20 @@ class DecodeLoop:
         if not update.done.set_running_or_notify_cancel():
             return
         begin = time.perf_counter()
-        in_flight = self._decoder.table.active
-        try:
-            recompute_s = self._swapper.swap(update.staged)
-        except WeightsError as error:
-            update.done.set_exception(error)
-            return
+        in_flight, recompute_s = self._decoder.table.active, 0.0
+        if update.staged is None:
+            if update.refuse_other_weights(self.digest):
+                return
+        else:
+            try:
+                recompute_s = self._swapper.swap(update.staged)
+            except WeightsError as error:
+                update.done.set_exception(error)
+                return
+            self.swaps += 1
         self._decoder.mark_serving(update.version)
         end = time.perf_counter()
         self._prepare_once()
-        self.swaps += 1
         self.digest = update.digest
         update.done.set_result(update.timings(begin, end, in_flight, recompute_s))
 

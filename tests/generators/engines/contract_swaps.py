@@ -5,8 +5,10 @@ from __future__ import annotations
 from concurrent.futures import Future
 
 import numpy as np
+import pytest
 
 from rollmesh.generators.engines.interface import GenerationResult, SwapTimings
+from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.generators.engines.harness import PROMPT, V1, V2, V3, EngineHarness, Weights, request
 
@@ -71,6 +73,28 @@ class SwapContract:
             drawn = harness.drawn(part, result)
             assert result.sampled.versions.runs == ((drawn, V1), (harness.long - drawn, V2))
             assert result.sampled.response_ids.tolist() == [10] * drawn + [11] * (harness.long - drawn)
+
+    def test_weights_that_have_not_changed_get_another_version(self, harness: EngineHarness) -> None:
+        """Without a transfer, and without harm to what is running."""
+        harness.update(V1, harness.constant_weights(10))
+        harness.freeze([request("running", max_tokens=harness.long)], tokens=10)
+        engine, digest = harness.engine, str(V1)
+        before = engine.status()
+        with pytest.raises(WeightsError, match="others are in service"):
+            engine.update_weights(V2, None, "another").result(harness.deadline_s)
+        assert engine.status().serving == V1
+        assert engine.update_weights(V2, None, digest).result(harness.deadline_s).digest == digest
+        after = engine.status()
+        assert (after.serving, after.digest, after.swaps) == (V2, digest, before.swaps)
+        harness.resume()
+        engine.submit([request("new", max_tokens=3)])
+        running, new = harness.collector.wait(["running", "new"])
+        assert running.sampled.response_ids.tolist() == [10] * harness.long
+        assert running.sampled.versions.runs[0][1] == V1
+        assert new.sampled.versions.runs == ((3, V2),)
+        harness.update(V3, harness.constant_weights(11))
+        engine.submit([request("next", max_tokens=3)])
+        assert harness.collector.wait(["next"])[0].sampled.versions.runs == ((3, V3),)
 
     def test_a_stop_string_is_found_across_a_swap(self, harness: EngineHarness) -> None:
         harness.update(V1, harness.constant_weights(10))

@@ -18,8 +18,11 @@ from rollmesh.generators.engines.interface import SwapTimings
 from rollmesh.generators.weights import WeightReceiver
 from rollmesh.generators.weights.learner_connection import LearnerDirectory
 from rollmesh.generators.weights.receiver import ReceiverSettings
+from rollmesh.learner.engines.interface import ExportedTensor
 from rollmesh.learner.weights import PublishRules, WeightPublisher, WeightsService
 from rollmesh.learner.weights.transports import SenderTransport
+from rollmesh.learner.weights.version_layout import VersionLayout
+from rollmesh.learner.weights.version_part import copy_part, digest_part
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.rpc.server import bind, new_server
@@ -58,17 +61,22 @@ class Engine:
         self.served: list[PolicyVersion] = []
         self.tensors: dict[str, torch.Tensor] = {}
         self.hold: list[Future[None]] = []
+        self.dropped = False
         self.asked = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
     def update_weights(
-        self, version: PolicyVersion, tensors: Iterable[tuple[str, torch.Tensor]], digest: str
+        self, version: PolicyVersion, tensors: Iterable[tuple[str, torch.Tensor]] | None, digest: str
     ) -> Future[SwapTimings]:
         done: Future[SwapTimings] = Future()
         self._loop.call_soon_threadsafe(self.asked.set)
 
         def swap(_: object = None) -> None:
-            self.tensors = {name: tensor.clone() for name, tensor in tensors}
+            if tensors is not None:
+                self.tensors = {name: tensor.clone() for name, tensor in tensors}
+            elif self.dropped:
+                done.set_exception(WeightsError("others are in service"))
+                return
             self.served.append(version)
             done.set_result(SwapTimings(version, digest, 1.0, 1.0, 2.0, 0.0, 0))
 
@@ -186,6 +194,64 @@ def same(engine: Engine, expected: dict[str, torch.Tensor]) -> bool:
     return engine.tensors.keys() == expected.keys() and all(
         torch.equal(engine.tensors[k], expected[k]) for k in expected
     )
+
+
+async def test_a_version_that_is_being_written_disturbs_no_reader_and_is_not_seen(tmp_path: Path) -> None:
+    async with mesh(tmp_path, host="elsewhere") as world:
+        learner = await world.learner(keep_versions=1, bucket_bytes=30_000)
+        publisher, new = learner.publisher, weights(1)
+        layout = VersionLayout([ExportedTensor(n, t.dtype, tuple(t.shape)) for n, t in new.items()], 30_000)
+        part, file = layout.part(0), publisher.allocate(layout.nbytes)
+        written: list[int] = []
+
+        async def write_some(bucket: int) -> None:
+            copy_part(part[: bucket + 1], list(new.items())[: bucket + 1], file.view())
+            written.append(bucket)
+
+        learner.service.before_bucket = write_some
+        publisher.publish(PolicyVersion(1, 0), weights(0).items(), "float32")
+        assert (await learner.report()).error == ""
+        assert written
+        assert same(world.engine, weights(0))
+        copy_part(part, new.items(), file.view())
+        digests = {0: digest_part(part, file.view())}
+        assert publisher.newest is not None
+        assert publisher.newest.policy.version == 0
+        assert len(list(tmp_path.iterdir())) == 1
+        learner.service.before_bucket = None
+        publisher.complete(PolicyVersion(1, 1), layout, file, digests)
+        assert (await learner.report()).policy.version == 1
+        assert same(world.engine, new)
+
+
+@pytest.mark.parametrize("host", [host_id(), "elsewhere"])
+@pytest.mark.parametrize("encoding", ["full", "delta"])
+async def test_weights_that_have_not_changed_are_not_transferred(tmp_path: Path, host: str, encoding: str) -> None:
+    async with mesh(tmp_path, host=host, encoding=encoding) as world:
+        learner = await world.learner(keep_versions=2, encoding=encoding)
+        first = learner.publisher.publish(PolicyVersion(1, 0), weights(0).items(), "float32")
+        await learner.report()
+        learner.service.offsets.clear()
+        for version in range(1, 4):
+            again = learner.publisher.republish(PolicyVersion(1, version))
+            assert again.digest == first.digest
+            report = await learner.report()
+            assert (report.error, report.policy.version, report.bytes, report.transport) == ("", version, 0, "")
+            assert world.receiver.serving == PolicyVersion(1, version)
+            assert world.receiver.manifest(PolicyVersion(1, version)) == again
+        assert not learner.service.offsets
+        # An engine that has given its weights up is brought them again, from the one file that there is.
+        world.engine.dropped = True
+        learner.publisher.republish(PolicyVersion(1, 4))
+        report = await learner.report()
+        assert (report.policy.version, report.transport) == (4, "shm" if host != "elsewhere" else "grpc")
+        assert len(list(tmp_path.iterdir())) == 1
+        # The next weights come by a delta from the first.
+        changed = {**weights(0), "layer.3.weight": weights(1)["layer.3.weight"]}
+        learner.publisher.publish(PolicyVersion(1, 5), changed.items(), "float32")
+        report = await learner.report()
+        assert (report.error, report.encoding) == ("", encoding)
+        assert same(world.engine, changed)
 
 
 @pytest.mark.parametrize(("host", "transport"), [(host_id(), "shm"), ("elsewhere", "grpc")])
