@@ -1,15 +1,18 @@
-"""The memory of a rank while it loads a model, trains it and saves a checkpoint, and of a process that exports one.
+"""The memory of a rank that loads a model, trains, publishes and saves it, and of a process that exports a checkpoint.
 
     OMP_NUM_THREADS=1 python -m benchmarks.learner.rank_memory --json rank_memory.json
 
 The models are random and have 1 GB in float32: a dense one, and one whose experts are stored one by one. 1, 2 and 4
-gloo ranks each load one as the learner does, into float32 masters. They make two steps on few tokens, and write a
-checkpoint. One process exports the checkpoint of two ranks in bfloat16. Memory is the peak of the resident set (VmHWM)
-in a phase, over that after the imports and a tiny model. Next to it stands what the process may hold:
+gloo ranks each load one as the learner does, into float32 masters. They make two steps on few tokens, publish four
+versions in bfloat16 into shared memory, and write a checkpoint. One process exports the checkpoint of two ranks in
+bfloat16. Memory is the peak of the resident set (VmHWM) in a phase, over that after the imports and a tiny model. Next
+to it stands what the process may hold:
 
 - load: its shard, and as buffers a piece of 64 MiB, or three times its part of what one conversion reads.
 - train: masters, gradients and two moments. As buffers, where there are several ranks, three times the largest group of
   parameters that is gathered: a layer, or a matrix of the vocabulary.
+- publish: masters and moments. As buffers one tensor of the shard in bfloat16, and pages in shared memory that it has
+  written or digested. They are of the versions that rank 0 keeps, and of the next.
 - save: masters and moments, their copy, and one tensor of the shard.
 - export: no shard, a tensor in bfloat16, and twice a rank's part of it in float32. A tensor of experts
   counts once more.
@@ -42,6 +45,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from benchmarks.common import REPOSITORY, HelpFormatter, machine, table, write_json
 from benchmarks.learner.planned_memory import MALLOC
 from rollmesh.learner.checkpoint.store import CheckpointStore
+from rollmesh.learner.distributed.rank_channel import RankChannel
+from rollmesh.learner.distributed.weight_export import WeightExport
 from rollmesh.learner.engines.fsdp2.checkpoint_tensors import read_tensors
 from rollmesh.learner.engines.fsdp2.loading import PIECE_BYTES
 from rollmesh.learner.engines.fsdp2.sharding import transformer_blocks
@@ -49,8 +54,9 @@ from rollmesh.learner.engines.interface import EngineSpec
 from rollmesh.learner.engines.registry import create_engine
 from rollmesh.learner.model_files.folder_writer import write_folder
 from rollmesh.learner.model_files.stored_model import StoredModel
+from rollmesh.learner.weights import PublishRules, WeightPublisher
 from rollmesh.mesh.config.inputs import ModelSection
-from rollmesh.mesh.config.learner import OptimizerSection
+from rollmesh.mesh.config.learner import DistributedSection, OptimizerSection
 from rollmesh.mesh.runtime.ranks import environment_of
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.testing.engine_cases import make_sequences, train
@@ -147,6 +153,10 @@ def learn(name: str, scratch: Path) -> dict[str, Phase]:
     groups = [max(t.nbytes for t in tensors), *(sum(p.nbytes for p in layer.parameters()) for layer in layers)]
     gathered = _GATHERED * max(groups) if ranks > 1 else 0
     found["train"] = Phase(4 * shard, gathered, _peak(base), seconds)
+    _publish(tiny)
+    _begin()
+    _, seconds = _timed(lambda: _publish(engine))
+    found["publish"] = Phase(3 * shard, max(shards) // 2 + _pages(shard * ranks // 2, ranks), _peak(base), seconds)
     _save(tiny, scratch / f"saved-{ranks}" / f"tiny-{name}")
     _begin()
     _, seconds = _timed(lambda: _save(engine, scratch / f"saved-{ranks}" / name))
@@ -186,6 +196,24 @@ def _loaded(folder: Path) -> Any:
 def _steps(engine: Any) -> None:
     for seed in range(2):
         train(engine, make_sequences(seed))
+
+
+def _publish(engine: Any) -> None:
+    """Publishes versions until the first is released."""
+    rules = PublishRules(transport="shm")
+    publisher = WeightPublisher("benchmark", {}, rules) if engine.layout.leads else None
+    channel = RankChannel(DistributedSection()) if engine.layout.processes > 1 else None
+    export = WeightExport(engine, channel, rules.bucket_bytes)
+    for version in range(rules.keep_versions + 2):
+        export.export(publisher, PolicyVersion(1, version)).result()
+    export.close()
+    if publisher is not None:
+        publisher.close()
+
+
+def _pages(version: int, ranks: int) -> int:
+    """Bytes of the versions in shared memory that one rank has written, or digested."""
+    return int((PublishRules().keep_versions + 1) * version * (2 / ranks - 1 / ranks**2))
 
 
 def _save(engine: Any, folder: Path) -> None:
