@@ -28,14 +28,16 @@ class RankChannel:
     def send(self, message: bytes) -> None:
         """On rank 0: sends bytes to all others, and waits until they take them."""
         self._broadcast(torch.tensor([len(message)]), self._send_within)
-        self._broadcast(torch.frombuffer(bytearray(message), dtype=torch.uint8), self._send_within)
+        if message:
+            self._broadcast(torch.frombuffer(bytearray(message), dtype=torch.uint8), self._send_within)
 
     def receive(self) -> bytes:
         """On the others: the next message."""
         length = torch.zeros(1, dtype=torch.int64)
         self._broadcast(length, self._receive_within)
         data = torch.empty(int(length), dtype=torch.uint8)
-        self._broadcast(data, self._receive_within)
+        if length:
+            self._broadcast(data, self._receive_within)
         return data.numpy().tobytes()
 
     def _broadcast(self, data: Tensor, timeout: timedelta) -> None:
@@ -48,7 +50,7 @@ class RankChannel:
         ranks = dist.get_world_size(self._group)
         lengths = list(torch.zeros(ranks, 1, dtype=torch.int64))
         dist.all_gather(lengths, torch.tensor([len(message)]), group=self._group)
-        longest = max(int(length) for length in lengths)
+        longest = max(1, *(int(length) for length in lengths))
         padded = torch.frombuffer(bytearray(message.ljust(longest, b"\0")), dtype=torch.uint8)
         messages = list(torch.empty(ranks, longest, dtype=torch.uint8))
         dist.all_gather(messages, padded, group=self._group)

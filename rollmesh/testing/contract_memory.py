@@ -138,6 +138,7 @@ def _used_at_rest(harness: Harness, model: Path, folder: Path) -> None:
     for call in (
         lambda: engine.infer(batches),
         lambda: list(engine.export_weights()),
+        lambda: list(engine.exported_shards()),
         lambda: engine.accumulate(batches, policy_loss, counts),
         lambda: engine.begin_checkpoint(folder, {}),
     ):

@@ -113,9 +113,9 @@ class Fsdp2Engine(Engine):
         return exported_tensors(self._runner.named_tensors(), self.world.processes, dtype, holders)
 
     def exported_shards(self, dtype: torch.dtype | None = None) -> Iterator[WeightShard]:
-        self._memory.require(PARAMS)
         dtype = dtype or getattr(torch, self._spec.model.dtype)
-        return own_shards(self._runner.named_tensors(), self.world, dtype)
+        with self._using(PARAMS):
+            yield from own_shards(self._runner.named_tensors(), self.world, dtype)
 
     def export_weights(
         self, dtype: torch.dtype | None = None, *, holders: Sequence[int] = (0,)

@@ -58,6 +58,12 @@ def test_two_ranks_publish_what_one_publishes_while_they_train_on(engine_worlds,
     assert not list(tmp_path.iterdir())
 
 
+def test_ranks_say_that_there_is_no_memory_for_a_version(engine_worlds, engine_models):
+    first, second = engine_worlds(TWO).run(two_ranks.publish_without_memory, engine_models["tied"])
+    assert first.startswith("no memory for ")
+    assert second == "rank 0 has no memory for a version of the weights"
+
+
 @pytest.mark.parametrize("architecture", ["qwen3_moe", "olmo_hybrid", "gpt2"])
 def test_a_part_of_every_tensor_is_on_each_rank(engine_worlds, tmp_path, architecture):
     """Rows, experts, and rows of tensors that are made of several stored ones."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from rollmesh.learner.distributed.rank_channel import RankChannel
 from rollmesh.learner.distributed.weight_export import WeightExport
 from rollmesh.learner.engines.fsdp2.export import full_tensors
 from rollmesh.learner.weights import WeightPublisher
+from rollmesh.learner.weights.version_storage import VersionFile
 from rollmesh.mesh.config.learner import DistributedSection, MemorySection, OptimizerSection
-from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.errors import DataError, WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import BucketSet, check_manifest
 from rollmesh.mesh.weights.tensors import named_tensors
@@ -82,9 +84,10 @@ def save_and_export(harness: Harness, model: Path, out: Path) -> None:
 def publish(harness: Harness, model: Path, folder: Path) -> tuple[list[int], list[bytes], list[Weights], list[Weights]]:
     """Publishes two versions, each while another step is trained.
 
-    Gives the bytes of this rank's tensors, the manifests, the tensors that can be fetched, and the model's then.
+    Gives the bytes of this rank's tensors, the manifests, the tensors that can be fetched, and the model's then. The
+    parameters rest in host memory between calls.
     """
-    engine = harness.make(make_spec(model))
+    engine = harness.make(make_spec(model, memory=MemorySection(offload_params=True)))
     channel = RankChannel(DistributedSection()) if engine.layout.processes > 1 else None
     export = WeightExport(engine, channel, GATHER_BYTES)
     own = [place.nbytes for place in export.layout.part(engine.layout.process)]
@@ -109,3 +112,21 @@ def publish(harness: Harness, model: Path, folder: Path) -> tuple[list[int], lis
     if publisher is not None:
         publisher.close()
     return own, manifests, fetched, expected
+
+
+def publish_without_memory(harness: Harness, model: Path) -> str:
+    """Publishes where rank 0 has no memory for a version; gives this rank's refusal."""
+    engine = harness.make(make_spec(model))
+    export = WeightExport(engine, RankChannel(DistributedSection(timeout_s=30, order_timeout_s=30)), GATHER_BYTES)
+    with pytest.raises(WeightsError) as refused:
+        export.export(_Full() if engine.layout.leads else None, PolicyVersion(1, 0))
+    export.close()
+    return refused.value.message
+
+
+class _Full(WeightPublisher):
+    def __init__(self) -> None:
+        """A publisher without a service."""
+
+    def allocate(self, nbytes: int) -> VersionFile:
+        raise WeightsError(f"no memory for {nbytes} bytes")
