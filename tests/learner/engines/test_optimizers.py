@@ -163,6 +163,20 @@ def test_moments_in_fewer_bits_follow_those_in_float32(form, distance, share):
     assert found == pytest.approx(expected, rel=distance / 2)
 
 
+@pytest.mark.parametrize("form", ["bfloat16", "8bit"])
+def test_moments_are_loaded_without_a_copy(form):
+    """A copy in float32, as torch's own loading makes, would not fit where the moments do."""
+    model = Tiny()
+    optimizer = build_optimizer(OptimizerSection(state_dtype=form), model, model.layers)
+    model.set_gradients(0)
+    optimizer.step()
+    state = optimizer.state_dict()
+    saved = [tensor for moments in state["state"].values() for tensor in moments.values()]
+    optimizer.load_state_dict(state)
+    loaded = [tensor for moments in optimizer.state.values() for tensor in moments.values()]
+    assert [tensor.data_ptr() for tensor in loaded] == [tensor.data_ptr() for tensor in saved]
+
+
 def _second(optimizer: Any, parameter: nn.Parameter) -> torch.Tensor:
     kept = {name: _rows(value) for name, value in optimizer.state[parameter].items() if name != "step"}
     return optimizer._read(kept)[1]
