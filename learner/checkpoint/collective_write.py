@@ -8,7 +8,6 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 
 import torch
@@ -17,7 +16,7 @@ import torch.distributed as dist
 from rollmesh.learner.engines.interface import Engine
 
 WRITE_S = 1800.0
-"""Longest write of a checkpoint; ranks wait as long for one another."""
+"""Longest write of a checkpoint. Ranks wait for one another as in any exchange: `learner.distributed.timeout_s`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +41,9 @@ class Ranks:
     def apart(cls, engine: Engine) -> Ranks:
         """The same ranks with connections of their own, for one thread that does not train; collective."""
         layout = engine.layout
-        if layout.processes == 1:
+        group = engine.world.lend_group()
+        if layout.processes == 1 or group is None:
             return cls(0, 1, lambda message: [message])
-        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=WRITE_S))
-
         return cls(layout.process, layout.processes, partial(_gather, group))
 
     @property

@@ -42,6 +42,8 @@ class World:
     _formed: ClassVar[bool] = False
     _neighbours: ClassVar[dict[int, dist.ProcessGroup]] = {}
     _counterparts: ClassVar[dict[int, dist.ProcessGroup]] = {}
+    # Groups of threads that have ended, for the next ones.
+    _spare: ClassVar[list[dist.ProcessGroup]] = []
 
     def __init__(self, device_type: str, *, need_group: bool, timeout_s: float = 600.0) -> None:
         self.timeout = timedelta(seconds=timeout_s)
@@ -142,6 +144,19 @@ class World:
             World._counterparts[size] = dist.new_subgroups_by_enumeration(ranks, timeout=self.timeout)[0]
         return World._counterparts[size]
 
+    def lend_group(self) -> dist.ProcessGroup | None:
+        """A gloo group of all processes for one thread that does not train; collective. None: no group is formed.
+
+        The collectives of such a thread must not come between those of the thread that trains.
+        """
+        if not dist.is_initialized():
+            return None
+        return World._spare.pop() if World._spare else dist.new_group(backend="gloo", timeout=self.timeout)
+
+    def take_back(self, group: dist.ProcessGroup) -> None:
+        """Keeps a group that was lent for the next thread: every process in the same order, with nothing under way."""
+        World._spare.append(group)
+
     def barrier(self) -> None:
         """Waits until every process is here."""
         if self.processes > 1:
@@ -158,6 +173,7 @@ class World:
             World._formed = False
             World._neighbours.clear()
             World._counterparts.clear()
+            World._spare.clear()
 
     def _reduce(self, values: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
         if self.processes == 1:

@@ -56,7 +56,7 @@ class Fsdp2Engine(Engine):
         if (section := spec.optimizer) is not None:
             self._optimizer = build_optimizer(section, runner.module, transformer_blocks(runner.module))
             self._step = TrainingStep(runner, self._optimizer, section, spec.total_steps, sync_once=spec.sync_once)
-        self._writer = StateWriter(self.world)
+        self._writer = StateWriter(self.world) if self.trained else None
         self._memory = EngineMemory(runner.module, self._optimizer, self.device)
         self._resting = _resting_parts(spec)
         self._memory.offload(self._resting)
@@ -125,14 +125,14 @@ class Fsdp2Engine(Engine):
             yield from full_tensors(self._runner.named_tensors(), self.world, dtype, holders)
 
     def begin_checkpoint(self, folder: Path, extra: dict[str, object]) -> Future[None]:
-        step, optimizer = self._training()
+        step, optimizer, writer = self._training()
         if step.pending is not None:
             raise RuntimeError("a checkpoint is of the state between two steps")
         with self._using(PARAMS, OPTIMIZER):
-            return self._writer.begin(folder, self._runner.module, optimizer, step.steps, extra)
+            return writer.begin(folder, self._runner.module, optimizer, step.steps, extra)
 
     def load_checkpoint(self, folder: Path) -> dict[str, object]:
-        step, optimizer = self._training()
+        step, optimizer, _ = self._training()
         with self._using(PARAMS, OPTIMIZER):
             step.steps, extra = load_state(folder, self.world, self._runner.module, optimizer)
         return extra
@@ -158,7 +158,8 @@ class Fsdp2Engine(Engine):
         self._memory.onload(_parts(params, optimizer, gradients))
 
     def close(self) -> None:
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
         # The sharded model refers to the process group, whose threads end only with the last reference: drop it first.
         self._runner = self._step = self._optimizer = self._memory = None  # type: ignore[assignment]  # no use now
         gc.collect()
@@ -173,12 +174,12 @@ class Fsdp2Engine(Engine):
         yield
         self._memory.offload(resting)
 
-    def _training(self) -> tuple[TrainingStep, Optimizer]:
-        if self._step is None or self._optimizer is None:
+    def _training(self) -> tuple[TrainingStep, Optimizer, StateWriter]:
+        if self._step is None or self._optimizer is None or self._writer is None:
             raise ConfigError(
                 f"model {self._spec.model.path!r} was made without an optimizer", hint="declare its role as trained"
             )
-        return self._step, self._optimizer
+        return self._step, self._optimizer, self._writer
 
 
 def _resting_parts(spec: EngineSpec) -> list[str]:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
@@ -34,18 +33,19 @@ _CLOSE_S = 600.0
 
 
 class StateWriter:
-    """Writes the state of one engine, one checkpoint at a time.
+    """Writes the state of one engine, one checkpoint at a time; collective.
 
     Args:
         world: the processes.
 
-    The copy's memory is kept from one checkpoint to the next: to get fresh memory takes longer than to fill it. It is
-    pinned on CUDA.
+    The writing thread has a process group of its own from the start, with the deadline of all others. Writes may differ
+    by as much between processes. The copy's memory is kept from one checkpoint to the next: to get fresh memory takes
+    longer than to fill it. It is pinned on CUDA.
     """
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._group: dist.ProcessGroup | None = None
+        self._group = world.lend_group()
         self._stager: DefaultStager | None = None
         self._written: Future[None] | None = None
 
@@ -65,9 +65,6 @@ class StateWriter:
         """
         if self._written is not None and not self._written.done():
             raise RuntimeError("the last checkpoint is still being written")
-        if dist.is_initialized() and self._group is None:
-            # A group of its own: the writing thread's collectives must not come between those of the training thread.
-            self._group = dist.new_group(backend="gloo")
         if self._stager is None:
             pinned = self._world.device.type == "cuda"
             options = StagingOptions(
@@ -113,6 +110,9 @@ class StateWriter:
         """Waits for a write that is under way, but not for ever, and frees the copy's memory."""
         if self._written is not None:
             wait([self._written], _CLOSE_S)
+        if self._group is not None and (self._written is None or self._written.done()):
+            self._world.take_back(self._group)
+        self._group = None
         if self._stager is not None:
             self._stager.close()
 

@@ -64,6 +64,11 @@ def test_ranks_say_that_there_is_no_memory_for_a_version(engine_worlds, engine_m
     assert second == "rank 0 has no memory for a version of the weights"
 
 
+def test_checkpoints_are_written_in_a_group_with_the_deadline_of_all_others(engine_worlds, engine_models):
+    """From the start on, and one that the next engine uses again."""
+    assert engine_worlds(TWO).run(two_ranks.writers_group, engine_models["tied"]) == [(600.0, True)] * 2
+
+
 @pytest.mark.parametrize("architecture", ["qwen3_moe", "olmo_hybrid", "gpt2"])
 def test_a_part_of_every_tensor_is_on_each_rank(engine_worlds, tmp_path, architecture):
     """Rows, experts, and rows of tensors that are made of several stored ones."""

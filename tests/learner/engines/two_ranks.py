@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -56,6 +57,15 @@ def export(harness: Harness, model: Path) -> tuple[Weights, Weights, int]:
         small[name] = tensor.clone()
         held = max(held, tensor.untyped_storage().nbytes())
     return weights(engine), small, held
+
+
+def writers_group(harness: Harness, model: Path) -> tuple[float, bool]:
+    """The deadline of the group in which checkpoints are written, in seconds, and whether the next engine gets it."""
+    first: Any = harness.make(make_spec(model))
+    group = first._writer._group
+    first.close()
+    second: Any = harness.make(make_spec(model))
+    return group._get_backend(torch.device("cpu")).options._timeout.total_seconds(), second._writer._group is group
 
 
 def load(harness: Harness, model: Path) -> Weights:
