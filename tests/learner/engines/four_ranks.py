@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.engines.interface import Engine
@@ -16,6 +17,7 @@ from rollmesh.testing.worlds import Harness
 from tests.learner.engines.models import make_sequences, make_spec
 from tests.learner.engines.training import critic_loss, gradients, policy_loss, train_step, weights
 
+Tensors = dict[str, torch.Tensor]
 # Settings by case; each has a model of its name, but for the critic. Six heads cannot be divided by four.
 CASES: dict[str, dict[str, Any]] = {
     "grouped_queries": {},
@@ -69,14 +71,39 @@ def outputs(engine: Engine) -> dict[str, torch.Tensor]:
     }
 
 
-def shards(harness: Harness, models: Path, folder: Path) -> list[torch.Tensor]:
-    """This process's shards after steps whose moments are rounded stochastically; a checkpoint too."""
-    optimizer = OptimizerSection(lr=1e-2, state_dtype="8bit")
-    engine: Any = harness.make(make_spec(models / "grouped_queries", shards=2, optimizer=optimizer))
+def save_in_8_bits(harness: Harness, models: Path, folder: Path) -> tuple[list[torch.Tensor], Tensors, Tensors]:
+    """This process's shards after steps whose moments are rounded stochastically, and a checkpoint of them.
+
+    Then come the moments, and the weights after another step.
+    """
+    engine = _in_8_bits(harness, models, shards=2)
     for seed in (1, 2):
         train_step(engine, seed=seed)
     save(engine, folder)
-    return [parameter.to_local().clone() for parameter in engine._runner.parameters]
+    shards = [parameter.to_local().clone() for parameter in engine._runner.parameters]
+    return shards, *_moments_and_weights(engine)
+
+
+def continue_in_8_bits(harness: Harness, models: Path, folder: Path) -> tuple[Tensors, Tensors]:
+    """Moments of a checkpoint, as they are kept, and the weights after another step."""
+    engine = _in_8_bits(harness, models)
+    engine.load_checkpoint(folder)
+    return _moments_and_weights(engine)
+
+
+def _in_8_bits(harness: Harness, models: Path, **division: int) -> Any:
+    optimizer = OptimizerSection(lr=1e-2, eps=1e-4, state_dtype="8bit")
+    return harness.make(make_spec(models / "grouped_queries", **division, optimizer=optimizer))
+
+
+def _moments_and_weights(engine: Any) -> tuple[Tensors, Tensors]:
+    moments = {
+        f"{place} {name}": (value.full_tensor() if isinstance(value, DTensor) else value).clone()
+        for place, parameter in enumerate(engine._runner.parameters)
+        for name, value in engine._optimizer.state[parameter].items()
+    }
+    train_step(engine, seed=3)
+    return moments, weights(engine)
 
 
 def refusal(harness: Harness, models: Path, model: str, division: dict[str, int]) -> str:

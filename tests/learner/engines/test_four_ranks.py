@@ -12,13 +12,14 @@ from benchmarks.learner.tiny_models import save_model
 from rollmesh.testing.contract_state import StateContract
 from rollmesh.testing.fixtures import GetWorld
 from rollmesh.testing.worlds import EngineLayout
-from tests.learner.engines.four_ranks import CASES, DIVISIONS, refusal, shards, train
+from tests.learner.engines.four_ranks import CASES, DIVISIONS, continue_in_8_bits, refusal, save_in_8_bits, train
 from tests.learner.engines.models import make_model
 from tests.learner.engines.test_gradients import assert_same
 
 torch.set_num_threads(1)
 
-ONE, FOUR_RANKS = EngineLayout("one_process"), EngineLayout("four_ranks", processes=4)
+ONE, TWO_RANKS = EngineLayout("one_process"), EngineLayout("two_ranks", processes=2)
+FOUR_RANKS = EngineLayout("four_ranks", processes=4)
 COPIES = EngineLayout("two_copies", processes=4, changes={"shards": 2})
 
 
@@ -50,16 +51,24 @@ class TestCopies(StateContract):
     """A model's copies train as one, and leave as one."""
 
     layouts = (COPIES,)
-    also_continued_in = (ONE, FOUR_RANKS)
+    also_continued_in = (ONE, TWO_RANKS, FOUR_RANKS)
 
     def test_copies_stay_the_same_and_are_saved_once(
         self, models: Path, engine_worlds: GetWorld, tmp_path: Path
     ) -> None:
-        seen = engine_worlds(FOUR_RANKS).run(shards, models, tmp_path)
+        """Moments in 8 bits too, which any other number of shards reads as they were written."""
+        leading, *others = engine_worlds(FOUR_RANKS).run(save_in_8_bits, models, tmp_path)
+        _, moments, expected = leading
+        seen = [shards for shards, *_ in (leading, *others)]
         for ours, theirs in zip(seen[:2], seen[2:], strict=True):
             assert all(torch.equal(*pair) for pair in zip(ours, theirs, strict=True))
         named = FileSystemReader(tmp_path).read_metadata().storage_data.values()
         assert sum(part.length for part in named) == sum(path.stat().st_size for path in tmp_path.glob("*.distcp"))
+        assert any(moment.dtype is torch.uint8 for moment in moments.values())
+        for layout in (ONE, TWO_RANKS, FOUR_RANKS):
+            read, found = engine_worlds(layout).run(continue_in_8_bits, models, tmp_path)[0]
+            assert_same(read, moments, 0.0)
+            assert_same(found, expected)
 
 
 def test_models_that_cannot_be_divided_are_refused_with_the_nearest_number(
