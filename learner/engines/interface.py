@@ -172,6 +172,7 @@ class Engine(ABC):
 
         Raises:
             ConfigError: the model is not trained.
+            Exception: that of the loss, where one is called; other processes of the data-parallel rank wait meanwhile.
         """
 
     @abstractmethod
