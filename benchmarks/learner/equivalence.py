@@ -101,6 +101,7 @@ ROWS = (
     Row("one rank, activations computed again", changes={"activation_checkpointing": True}),
     Row("one rank, activations but products computed again", changes={"activation_checkpointing": "selective"}),
     Row("one rank, activations on the host", changes=_ON_HOST),
+    Row("one rank, compiled", changes={"compile": True}),
     Row("one rank, offloaded amid each step", rests=True),
     Row("FSDP2 x2", 2),
     Row("FSDP2 x2, packed, a prompt each", 2, shared=False),
@@ -202,7 +203,7 @@ def train_in(harness: Harness, case: Case, row: Row) -> Training | None:
     Returns:
         Its numbers, in the leading process; None: the layout is refused for this model.
     """
-    tiles = patch.dict(output_layer._TILES, {"cpu": _TILE}) if row.tiles else nullcontext()
+    tiles = patch.dict(output_layer.TILES, {"cpu": _TILE}) if row.tiles else nullcontext()
     with tiles:
         return _train(harness, case, row)
 
