@@ -287,6 +287,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the numbers there")
     parser.add_argument("--scratch", type=Path, help="folder of the models; a temporary one, if left out")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="which of them")
+    parser.add_argument("--ranks", nargs="+", type=int, default=RANKS, help="numbers of them; 2 for an export")
     parser.add_argument("--layers", type=int, default=16, help="of the models; fewer need less memory")
     parser.add_argument("--part", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -304,7 +305,8 @@ def main() -> None:
         scratch, rows, numbers = Path(folder), [], []
         for name in arguments.models:
             _measure("make", name, scratch, 1, "--layers", str(arguments.layers))
-            for part, ranks in [*(("learn", ranks) for ranks in RANKS), ("export", 1)]:
+            exports = [("export", 1)] if _SAVING in arguments.ranks else []
+            for part, ranks in [*(("learn", ranks) for ranks in arguments.ranks), *exports]:
                 for phase, found in _measure(part, name, scratch, ranks).items():
                     rows.append(_line(name, phase, ranks, found))
                     numbers.append({"model": name, "phase": phase, "ranks": ranks, **asdict(found)})
