@@ -8,7 +8,6 @@ ROLLMESH_REQUIRE_ENGINES=1.
 
 from __future__ import annotations
 
-import re
 import subprocess
 import venv
 from collections.abc import Iterator
@@ -43,9 +42,13 @@ def pytest_configure(config: pytest.Config) -> None:
         no_processes.forbid()
 
 
+# In the names of files that share an engine.
+_SHARED = ("/engines/vllm/", "/test_sglang_")
+
+
 class ByFileAndServer(LoadScopeScheduling):
-    """`--dist loadfile`, but all files that share an engine's server in one process, and whole runs wherever there is
-    room: what they share lies on disk.
+    """`--dist loadfile`, but all files that share an engine's server or import in one process. Whole runs are wherever
+    there is room: what they share lies on disk.
 
     Not by xdist's groups: 3.8 writes them into the names of tests, which pytest does not read any more from 9.2 on.
     """
@@ -54,8 +57,7 @@ class ByFileAndServer(LoadScopeScheduling):
         file = nodeid.split("::", 1)[0]
         if file.startswith("tests/integration/"):
             return nodeid
-        shared = re.search(r"/test_(vllm|sglang)_(contract|server|swaps)\.py$", file)
-        return shared[1] if shared else file
+        return next((shared for shared in _SHARED if shared in file), file)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:

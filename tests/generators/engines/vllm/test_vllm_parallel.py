@@ -93,10 +93,18 @@ class Served(EngineHarness):
 
 
 def engine_processes() -> set[psutil.Process]:
-    """Children of this process, theirs, and so on, without the one in which Python looks after shared memory."""
+    """Children of this process, theirs, and so on, without Python's own.
+
+    One of these looks after shared memory, another forks engine cores.
+    """
     children = psutil.Process().children(recursive=True)
     zombies = {child for child in children if child.status() == psutil.STATUS_ZOMBIE}
-    return {child for child in children if child in zombies or "resource_tracker" not in " ".join(child.cmdline())}
+    return {child for child in children if child in zombies or not _of_python(child)}
+
+
+def _of_python(process: psutil.Process) -> bool:
+    command = " ".join(process.cmdline())
+    return "resource_tracker" in command or (process.ppid() == os.getpid() and "forkserver" in command)
 
 
 def one_of(processes: set[psutil.Process], kind: Literal["worker", "core"]) -> psutil.Process:
