@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib
 import multiprocessing
 import os
 import sys
@@ -40,6 +41,11 @@ from rollmesh.planning.command import find
 
 _TIMEOUT_S = 500
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
+_IMPORTED_ONCE = (
+    "rollmesh.learner.engines.fsdp2.create",
+    "rollmesh.planning.trace",
+    "transformers.models.qwen3.modeling_qwen3",
+)
 _MIB = 1 << 20
 _engines: list[Any] = []
 
@@ -71,7 +77,7 @@ CASES = tuple(
 )
 _TINY = Case(hidden=128, layers=1, vocabulary=64, tokens=16)
 # Cheap enough for a test.
-SMALL = tuple(Case(tied=True, tokens=256, ranks=ranks, recompute=True) for ranks in (1, 2))
+SMALL = tuple(Case(layers=2, vocabulary=16384, tied=True, tokens=256, ranks=ranks, recompute=True) for ranks in (1, 2))
 
 
 def main() -> None:
@@ -82,6 +88,9 @@ def main() -> None:
     if not os.environ.keys() >= MALLOC.keys():
         environment = {**os.environ, **MALLOC, "OMP_NUM_THREADS": "1"}
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+    # Imported once, for all processes that are forked here.
+    for module in _IMPORTED_ONCE:
+        importlib.import_module(module)
     cells = [measure(case) for case in (SMALL if arguments.small else CASES)]
     if arguments.json:
         write_json(arguments.json, {"machine": machine(), "cells": cells})
