@@ -21,7 +21,7 @@ from tests.repository import REPOSITORY
 CASES: dict[str, dict[str, object]] = {
     "dense": {"swap": True},
     "64 ranks, 2 micro-batches, 2 layers": {"world": 64, "micro_batches": 2, "layers": 2},
-    "experts": {"experts": True, "world": 64, "swap": True},
+    "experts": {"experts": True, "world": 16, "swap": True},
     "no kernel": {"dtype": "float32"},
     "rows": {"rows": True, "logits_mib": 0},
     "misplaced": {"misplaced": True},
