@@ -33,6 +33,7 @@ from rollmesh.learner.engines.fsdp2.create import create_engine
 from rollmesh.learner.engines.fsdp2.loading import load_weights
 from rollmesh.learner.engines.fsdp2.output.logit_form import LogitForm
 from rollmesh.learner.engines.interface import EngineSpec
+from rollmesh.learner.engines.world import World
 from rollmesh.learner.model_files import stored_model
 from rollmesh.learner.model_files.conversion import LoadingPlan
 from rollmesh.mesh.config.inputs import ModelSection
@@ -225,8 +226,12 @@ def _give_memory(*arguments: Any) -> list[str]:
 
 @contextmanager
 def _ranks(world: int) -> Iterator[Any]:
-    """Rank 0 of a group whose other ranks exist in number only; its mesh is made of real tensors."""
-    with patch.dict("os.environ", WORLD_SIZE=str(world), RANK="0", LOCAL_RANK="0"):
+    """Rank 0 of a group whose other ranks exist in number only; its mesh is made of real tensors.
+
+    It writes no checkpoints: gloo would look for the others.
+    """
+    alone = patch.object(World, "lend_group", lambda _: None)
+    with alone, patch.dict("os.environ", WORLD_SIZE=str(world), RANK="0", LOCAL_RANK="0"):
         dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
         try:
             yield init_device_mesh("cuda", (world,))
