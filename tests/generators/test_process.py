@@ -27,7 +27,7 @@ async def test_processes_with_nothing_but_the_address(tmp_path: Path) -> None:
         endless=True,
         rollout__max_response_tokens=700,
         rollout__slots=8,
-        learner__batch__groups=6,
+        learner__batch__groups=4,
         rollout__draft_every_s=0.2,
         rollout__draft_every_tokens=40,
         buffer__lease_s=2.0,
@@ -39,7 +39,7 @@ async def test_processes_with_nothing_but_the_address(tmp_path: Path) -> None:
         await world.holds_weights("gen-2")
         control = await world.control("gen-1")
 
-        await learner.seed(6)
+        await learner.seed(4)
         await world.holds(control)
         victim.send_signal(signal.SIGSTOP)
         batch = await learner.train(0)
@@ -57,7 +57,7 @@ async def test_processes_with_nothing_but_the_address(tmp_path: Path) -> None:
 
         # Stopped while there is nothing to do, the survivor draws nothing, and so drafts nothing.
         survivor.send_signal(signal.SIGSTOP)
-        await learner.seed(6)
+        await learner.seed(4)
 
         async def is_drafted() -> bool:
             return len(await world.drafts()) >= 4
@@ -79,7 +79,7 @@ async def test_processes_with_nothing_but_the_address(tmp_path: Path) -> None:
         ledger = await learner.client.ledger("train")
         assert not ledger.discrepancies
         assert ledger.counters.readmissions == sum(group.attempt - 1 for group in (*readmitted, *again))
-        assert ledger.counters.consumed == 12
+        assert ledger.counters.consumed == 8
 
         ready = json.loads((tmp_path / "gen-2.ready").read_text())
         assert ready["pid"] == survivor.pid
