@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 DeviceName = Literal["auto", "cpu", "cuda"]
 DeviceNumbers = list[Annotated[int, Field(ge=0)]]
+# Ten years. Clocks and locks count nanoseconds in 64 bits, and overflow at some 290.
+LONGEST_S = 10 * 365 * 86400.0
 # Logits over a smaller temperature overflow; vLLM draws at this one then, and SGLang greedily, without a word.
 LEAST_TEMPERATURE = 0.01
 
@@ -36,9 +38,21 @@ ModelPath = Annotated[str, AfterValidator(_expand_home)]
 
 
 class Section(BaseModel):
-    """Base of all sections: frozen, and strict about names. Errors repeat no value, which may be a misplaced secret."""
+    """Base of all sections: frozen, strict about names, numbers finite, and times (`*_s`) that clocks can count.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, hide_input_in_errors=True)
+    Errors repeat no value, which may be a misplaced secret.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, hide_input_in_errors=True, allow_inf_nan=False
+    )
+
+    @field_validator("*")
+    @classmethod
+    def _countable(cls, value: Any, info: ValidationInfo) -> Any:
+        if info.field_name and info.field_name.endswith("_s") and isinstance(value, float) and value > LONGEST_S:
+            raise ValueError(f"needs at most {LONGEST_S:.0f} seconds (ten years)")
+        return value
 
 
 def section_of(annotation: Any) -> type[Section] | None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, NonNegativeInt, model_validator
 
 from rollmesh.mesh.config.base import DeviceName, DeviceNumbers, ModelPath, PositiveFloat, PositiveInt, Section
+
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class AlgorithmSection(Section):
@@ -45,7 +48,7 @@ class OptimizerSection(Section):
         "and AdamW for all else.",
     )
     lr: PositiveFloat = Field(1e-6, description="Peak learning rate.")
-    betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW betas.")
+    betas: tuple[Beta, Beta] = Field((0.9, 0.999), description="AdamW's two betas, each at least 0 and below 1.")
     eps: PositiveFloat = Field(1e-8, description="AdamW epsilon.")
     momentum: float = Field(0.95, ge=0, lt=1, description="Muon's momentum (Nesterov).")
     weight_decay: float = Field(

@@ -154,6 +154,8 @@ def _explain(error: ValidationError) -> str:
 def _wrong_value(item: ErrorDetails) -> str:
     if needed := _NEEDS.get(item["type"]):
         return f"needs {needed}, not {_KINDS.get(type(item['input']), 'nothing')}"
+    if item["type"] == "finite_number":
+        return "needs a finite number"
     if item["type"] == "int_from_float":
         return "needs a whole number, not one with a fraction"
     if item["type"] == "literal_error":

@@ -65,6 +65,20 @@ def test_a_bad_key_or_value_is_named(override: str, words: list[str]) -> None:
         ("reward.by_data_source=a", "reward.by_data_source: needs a mapping, {KEY: VALUE}, not a text"),
         ("run.name=[1]", "run.name: needs a text, not a list"),
         ("learner=3", "learner: needs a section, not a number"),
+        ("learner.optimizer.lr=.inf", "learner.optimizer.lr: needs a finite number"),
+        ("learner.optimizer.betas=[0.9,.nan]", "learner.optimizer.betas.1: needs a finite number"),
+        ("learner.optimizer.betas=[0.9,1]", "learner.optimizer.betas.1: Input should be less than 1"),
+        ("learner.optimizer.betas=[0.9]", "missing key learner.optimizer.betas.1"),
+        (
+            "learner.optimizer.betas=[0,0,0]",
+            "learner.optimizer.betas: Tuple should have at most 2 items after validation, not 3",
+        ),
+        ("eval.stop_at=.nan", "eval.stop_at: needs a finite number"),
+        (
+            "learner.distributed.timeout_s=1e300",
+            "learner.distributed.timeout_s: needs at most 315360000 seconds (ten years)",
+        ),
+        ("buffer.stall_limit_s=.inf", "buffer.stall_limit_s: needs a finite number"),
     ],
 )
 def test_a_bad_value_is_one_error_that_says_what_the_key_needs(override: str, message: str) -> None:
