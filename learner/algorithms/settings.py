@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -108,6 +109,8 @@ def convert(annotation: Any, value: Any, path: str) -> Any:
     if get_origin(annotation) in (list, tuple, Sequence):
         return _sequence(get_args(annotation)[0], value, path)
     if annotation is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if math.isnan(value):
+            raise SettingsError(path, "expected a number, and this is none (nan)")
         return float(value)
     if isinstance(annotation, type) and type(value) is annotation:
         return value

@@ -10,7 +10,6 @@ from pydantic import ConfigDict, Field, NonNegativeInt, model_validator
 
 from rollmesh.mesh.config.base import DeviceName, DeviceNumbers, ModelPath, PositiveFloat, PositiveInt, Section
 
-
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 

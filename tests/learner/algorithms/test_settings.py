@@ -28,6 +28,7 @@ STALE = UpdatePlan(max_staleness=4)
         ({"loss": {"clip_low": "wide"}}, "algorithm.loss.clip_low", ""),
         ({"loss": {"clip_low": 2.0}}, "algorithm.loss.clip_low", ""),
         ({"loss": {"clip_high": -0.1}}, "algorithm.loss.clip_high", ""),
+        ({"loss": {"clip_high": float("nan")}}, "algorithm.loss.clip_high", ""),
         ({"loss": {"dual_clip": 0.5}}, "algorithm.loss.dual_clip", ""),
         ({"advantage": 3}, "algorithm.advantage", ""),
         ({"aggregation": "token-median"}, "algorithm.aggregation", "token_mean"),
