@@ -91,10 +91,17 @@ class RunTakeover:
             if self._history is not None and self._history.incarnation > known:
                 self._bridge.call(self._session.recover_for(self._history), 2 * self._patience_s)
                 continue
-            folder = self._checkpoint(described) if start_from is None else str(start_from.resolve())
+            folder, uncommitted = (
+                self._checkpoint(described) if start_from is None else (str(start_from.resolve()), False)
+            )
             extra = self._load(folder)
             version = int(extra.get("version", 0))
             self._status.durable = (version, folder)
+            if uncommitted:
+                # Here, for only a checkpoint that loads makes its steps durable. A Redis that may have lost state gets
+                # it with the whole history.
+                with contextlib.suppress(LostStateError):
+                    self._commit(known, version, folder)
             try:
                 incarnation, seeded = self._bridge.call(
                     self._session.take_over(version, takeover=takeover, force=force), self._patience_s
@@ -119,18 +126,15 @@ class RunTakeover:
                 hint="choose another one: `rollmesh evals RUN` and RUN/checkpoints say which there are",
             )
 
-    def _checkpoint(self, described: buffer_pb2.DescribeResponse) -> str:
-        """The last checkpoint; committed here where the last learner could not do so any more.
+    def _checkpoint(self, described: buffer_pb2.DescribeResponse) -> tuple[str, bool]:
+        """The last checkpoint, and whether the last learner could not commit it any more.
 
         It includes everything that was claimed before it.
         """
         history = self._history
         if history is None or not history.lacks_checkpoint(described):
-            return described.latest_checkpoint
-        # A Redis that may have lost state gets it with the whole history.
-        with contextlib.suppress(LostStateError):
-            self._commit(described.policy.incarnation, history.committed, history.checkpoint)
-        return history.checkpoint
+            return described.latest_checkpoint, False
+        return history.checkpoint, True
 
     def _commit(self, incarnation: int, version: int, folder: str) -> None:
         commit = self._session.client.commit(TRAIN, incarnation, version, checkpoint=folder)

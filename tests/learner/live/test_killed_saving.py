@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from rollmesh.learner.recovery.consumption_log import surviving_uses
+from rollmesh.mesh.config import Config
+from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.runtime.threads import thread_environment
 from tests.learner.live.killed import FAULTS
 from tests.learner.live.test_runs import assert_nothing_twice, ledger, records, summary, uses
-from tests.learner.live.tiny import make_config, mesh_of
+from tests.learner.live.tiny import make_config, mesh_of, run_learner
 from tests.repository import REPOSITORY
 
 # Files that each learner adds to the folder, and the version from which it began.
@@ -66,6 +68,8 @@ def test_a_learner_killed_in_any_phase_of_a_checkpoint_is_continued(tmp_path: Pa
                 print(fault, file=learners.stdin, flush=True)
                 assert learners.stdout.readline().strip() == str(status), (tmp_path / "log").read_text()[-6000:]
                 assert {path.name for path in checkpoints.glob("*")} == left, fault
+                if fault == "killed_before_the_commit":
+                    _refuse_damage(config, mesh, checkpoints / "i0007-v00000004" / "__0_0.distcp")
         assert ledger(mesh).recounted.trained == 10 * 4
     began = {use.incarnation: use.resumed_at for use in uses(config)}
     assert began == {i: at for i, (_, _, at) in enumerate(EXPECTED.values(), start=1) if at is not None}
@@ -76,3 +80,13 @@ def test_a_learner_killed_in_any_phase_of_a_checkpoint_is_continued(tmp_path: Pa
     }
     assert [r["step"] for r in records(config)][-2:] == [9, 10]
     assert summary(config)["steps"] == 10
+
+
+def _refuse_damage(config: Config, mesh: str, file: Path) -> None:
+    """A start on a checkpoint whose bytes have changed commits nothing: its steps may have to be undone."""
+    committed = ledger(mesh).recounted.trained
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert run_learner(config, mesh) == DataError.exit_code
+    assert ledger(mesh).recounted.trained == committed
+    file.write_bytes(content)
