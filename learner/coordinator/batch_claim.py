@@ -179,6 +179,8 @@ class BatchClaimer:
             self._table.groups.request(candidate.version + 1, self._rules.groups)
         if response.checkpoint_wanted:
             self._checkpoints.request()
+        if self._table.samples is not None:
+            candidate.groups = await self._table.samples.fill(candidate.groups)
         if self._table.recorder is not None:
             await self._table.recorder.record(candidate.version, candidate.groups, candidate.dropped)
         return True

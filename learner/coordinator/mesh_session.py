@@ -22,6 +22,7 @@ from rollmesh.learner.coordinator.train_table import TrainTable
 from rollmesh.learner.data import PromptStream
 from rollmesh.learner.liveness.hang_guard import end_process_on_hang, hang_after_s
 from rollmesh.learner.liveness.stall_reporter import StallReporter
+from rollmesh.learner.metrics.sample_log import SampleFetcher
 from rollmesh.learner.recording.recording import FOLDER, BatchRecorder
 from rollmesh.learner.recovery.consumption_log import LOG_NAME
 from rollmesh.learner.recovery.redis_recovery import RedisRecovery, RunHistory, assert_history
@@ -226,7 +227,8 @@ class MeshSession:
         self._closers.push_async_callback(seeder.close)
         groups.start()
         self._closers.push_async_callback(groups.close)
-        return TrainTable(self.client, groups, seeder, recovery, recorder)
+        samples = None if with_payloads else SampleFetcher(self.client, self._config.logging.samples_per_step)
+        return TrainTable(self.client, groups, seeder, recovery, recorder, samples)
 
     async def close(self, *, run_finished: bool) -> None:
         """Leaves the mesh in order and stops serving."""

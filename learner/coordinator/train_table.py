@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rollmesh.buffer.client.client import BufferClient
 from rollmesh.learner.coordinator.prompt_seeder import PromptSeeder
+from rollmesh.learner.metrics.sample_log import SampleFetcher
 from rollmesh.learner.recording.recording import BatchRecorder
 from rollmesh.learner.recovery.redis_recovery import RedisRecovery
 from rollmesh.learner.rollouts.group_stream import GroupStream
@@ -21,6 +22,7 @@ class TrainTable:
         seeder: keeps prompt tasks ahead of the generators.
         recovery: replays what Redis has lost.
         recorder: keeps claimed batches on disk; None: they are not kept.
+        samples: fetches the responses that are kept for people; None: they came with the leases.
     """
 
     client: BufferClient
@@ -28,3 +30,4 @@ class TrainTable:
     seeder: PromptSeeder
     recovery: RedisRecovery
     recorder: BatchRecorder | None = None
+    samples: SampleFetcher | None = None

@@ -10,19 +10,71 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rollmesh.learner.rollouts.group import SampledGroup
+from rollmesh.learner.rollouts.group import SampledGroup, SampledMember
+from rollmesh.mesh.errors import RollmeshError
+from rollmesh.mesh.tables import TRAIN
+from rollmesh.mesh.trajectory import payload_codec
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
-from rollmesh.protos import trajectory_pb2
+from rollmesh.protos import buffer_pb2, trajectory_pb2
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from rollmesh.buffer.client.client import BufferClient
+
 _log = logging.getLogger(__name__)
+
+
+class SampleFetcher:
+    """Fetches the responses that will be kept, where several ranks fetch theirs for themselves.
+
+    Args:
+        client: of the buffer, which has the payloads until the groups' checkpoint is committed.
+        per_step: samples kept per step.
+    """
+
+    def __init__(self, client: BufferClient, per_step: int) -> None:
+        self._client = client
+        self._per_step = per_step
+
+    async def fill(self, groups: Sequence[SampledGroup]) -> list[SampledGroup]:
+        """The groups of a claimed batch, those responses with their trajectories; one that is gone is not kept."""
+        chosen = _choose(groups, self._per_step)
+        refs = [buffer_pb2.MemberRef(group_id=group.group_id, member=member.meta.member) for group, member in chosen]
+        found: dict[tuple[str, int], Trajectory] = {}
+        try:
+            waiting = iter(chosen)
+            async for payload in self._client.fetch(TRAIN, refs):
+                group, member = next(waiting)
+                trajectory = payload_codec.decode(payload, tokens=member.meta.response_tokens)
+                found[group.group_id, member.meta.member] = trajectory
+        except RollmeshError as error:
+            _log.warning("some samples are not kept: %s", error.message)
+        return [
+            replace(
+                group,
+                members=[
+                    replace(member, trajectory=found.get((group.group_id, member.meta.member), member.trajectory))
+                    for member in group.members
+                ],
+            )
+            for group in groups
+        ]
+
+
+def _choose(groups: Sequence[SampledGroup], count: int) -> list[tuple[SampledGroup, SampledMember]]:
+    """The worst and the best response by reward, and others spread between."""
+    scored = [(group, member) for group in groups for member in group.scored_members]
+    if not scored or count == 0:
+        return []
+    scored.sort(key=lambda item: item[1].meta.reward)
+    return [scored[index] for index in np.unique(np.linspace(0, len(scored) - 1, count).round().astype(int))]
 
 
 class SampleLog:
@@ -41,17 +93,13 @@ class SampleLog:
 
     def append(self, step: int, groups: Sequence[SampledGroup]) -> None:
         """Appends some of a step's samples; a full disk is reported, not raised."""
-        candidates = [
-            (group, member.meta, member.trajectory)
-            for group in groups
-            for member in group.members
+        lines = [
+            self._line(step, group, member.meta, member.trajectory)
+            for group, member in _choose(groups, self._per_step)
             if member.trajectory is not None
         ]
-        if not candidates or self._per_step == 0:
+        if not lines:
             return
-        candidates.sort(key=lambda item: item[1].reward)
-        chosen = np.unique(np.linspace(0, len(candidates) - 1, self._per_step).round().astype(int))
-        lines = [self._line(step, *candidates[index]) for index in chosen]
         try:
             with self._path.open("a", encoding="utf-8") as file:
                 file.writelines(lines)

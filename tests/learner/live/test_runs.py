@@ -396,7 +396,9 @@ def test_two_ranks_train_the_same_run(tmp_path: Path, monkeypatch: pytest.Monkey
     assert all("prm/loss" in record and "actor/loss" in record for record in steps)
     assert summary(config)["eval_last"]["version"] == 4
     assert_nothing_twice(config)
-    # The ranks fetch their payloads; the recording has them all the same.
+    # The ranks fetch their payloads; samples and recording have them all the same.
+    samples = [json.loads(line) for line in (config.run.folder / "samples.jsonl").read_text().splitlines()]
+    assert [sum(sample["step"] == step for sample in samples) for step in range(1, 5)] == [4] * 4
     recording = Recording(config.run.folder / FOLDER)
     assert recording.versions == [0, 1, 2, 3]
     for version in recording.versions:
