@@ -140,9 +140,12 @@ class RemoteCopies:
 
     def _require_bucket(self) -> None:
         bucket = self._root.partition("/")[0]
-        if bucket and not self._files.exists(bucket):
+        try:
+            # Not `exists`, which is False for missing credentials too.
+            _ = bucket and self._files.info(bucket)
+        except FileNotFoundError:
             # To make its folder would make it, with rights that no one has chosen.
-            raise CopyError(f"cannot write {self._url}: there is no bucket {bucket}")
+            raise CopyError(f"cannot write {self._url}: there is no bucket {bucket}") from None
 
     def _complete(self) -> dict[str, bytes]:
         """The complete copies by name, with their lists of digests."""

@@ -66,3 +66,11 @@ def test_an_upload_into_a_bucket_that_is_gone_leaves_no_copy(server: ThreadedMot
     client.create_bucket(Bucket="bucket")
     assert run.names() == []
     assert run.update() == ["i0001-v00000010"]
+
+
+def test_missing_credentials_are_named(server: ThreadedMotoServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY":
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(ConfigError, match="Unable to locate credentials"):
+        RemoteCopies(URL).check(Path("none"))
