@@ -4,30 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from rollmesh.mesh.config.models import Config
-from rollmesh.mesh.errors import ConfigError
 from rollmesh.planning.cluster import Cluster
 from rollmesh.planning.plan import Plan, micro_batch
 from rollmesh.planning.switches import Planner, with_settings
 
 _LARGEST_BUDGET = 1 << 18
+_TOKENS = "learner.batch.tokens_per_micro_batch"
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A layout that fits.
+    """A layout that fits: FSDP2 over all of its ranks (full shard).
 
     Attributes:
-        ranks: of the learner, FSDP2 over all of them (full shard).
-        tokens: budget of a micro-batch.
+        ranks: of the learner.
+        settings: the keys that make it, those alone that the configuration has otherwise.
         rank_bytes: peak of a rank.
         left: devices that the learner leaves to generators.
         within_node: all ranks are on one node.
     """
 
     ranks: int
-    tokens: int
+    settings: dict[str, Any]
     rank_bytes: int
     left: int
     within_node: bool
@@ -42,47 +43,62 @@ def propose(config: Config, cluster: Cluster, planner: Planner) -> tuple[Proposa
         planner: plans another configuration on the same devices.
 
     Returns:
-        The smallest number of ranks (a power of two) at which a micro-batch of the longest sequence fits, with its
-        largest budget. Then the largest budget at the configured ranks. None where nothing fits.
+        The smallest number of ranks (`learner.parallel.sp` times a power of two) at which a micro-batch of the longest
+        sequence fits, with its largest budget. Then the largest budget of the configured layout. None where nothing
+        fits.
     """
-    configured = _largest_budget(config, cluster, planner, config.learner.ranks)
-    for ranks in _powers(cluster.count):
-        tokens = _largest_budget(config, cluster, planner, ranks)
+    configured = _largest_budget(config, {}, planner)
+    for ranks in _rank_counts(config, cluster):
+        settings = _full_shard(config, cluster, ranks)
+        tokens = _largest_budget(config, settings, planner)
         if tokens is not None:
-            peak = _alone(config, planner, ranks, tokens).learner_peak
-            proposal = Proposal(ranks, tokens, peak, cluster.count - ranks, ranks <= cluster.per_node)
-            return proposal, configured
+            settings[_TOKENS] = tokens
+            peak = _alone(config, settings, planner).learner_peak
+            return Proposal(ranks, settings, peak, cluster.count - ranks, ranks <= cluster.per_node), configured
     return None, configured
 
 
-def _largest_budget(config: Config, cluster: Cluster, planner: Planner, ranks: int) -> int | None:
-    """The largest power of two, or the longest sequence, that fits a rank which shares its device with no generator."""
+def _rank_counts(config: Config, cluster: Cluster) -> Iterator[int]:
+    """Numbers of ranks that the configured division of sequences, and nodes in use, divide."""
+    for power in _powers(cluster.count // config.learner.parallel.sp):
+        ranks = power * config.learner.parallel.sp
+        if ranks % _nodes(config, cluster, ranks) == 0:
+            yield ranks
+
+
+def _nodes(config: Config, cluster: Cluster, ranks: int) -> int:
+    return 1 if ranks <= cluster.per_node else config.learner.distributed.nodes
+
+
+def _full_shard(config: Config, cluster: Cluster, ranks: int) -> dict[str, Any]:
+    learner, nodes = config.learner, _nodes(config, cluster, ranks)
+    settings: dict[str, Any] = {"learner.ranks": ranks}
+    if learner.parallel.shards is not None:
+        settings["learner.parallel.shards"] = None
+    if learner.distributed.nodes != nodes:
+        settings["learner.distributed.nodes"] = nodes
+    if learner.devices is not None:
+        settings["learner.devices"] = None
+    return settings
+
+
+def _largest_budget(config: Config, settings: dict[str, Any], planner: Planner) -> int | None:
+    """The largest power of two, or the longest sequence, that fits ranks with devices of their own."""
     best = None
     longest = config.rollout.context_tokens
     for tokens in sorted({longest, *(size for size in _powers(_LARGEST_BUDGET) if size > longest)}):
-        try:
-            peak = _alone(config, planner, ranks, tokens).learner_peak
-        except ConfigError:
-            return best
-        if peak + cluster.reserve(1) > cluster.memory:
+        tried = settings | {_TOKENS: tokens}
+        if not all(use.fits for use in _alone(config, tried, planner).devices):
             return best
         best = tokens
-        changed = with_settings(config, {"learner.ranks": ranks, "learner.batch.tokens_per_micro_batch": tokens})
-        if micro_batch(changed)[0] < tokens:
+        if micro_batch(with_settings(config, tried))[0] < tokens:
             # A rank's whole part of a step is smaller.
             return best
     return best
 
 
-def _alone(config: Config, planner: Planner, ranks: int, tokens: int) -> Plan:
-    settings: dict[str, object] = {
-        "learner.ranks": ranks,
-        "learner.batch.tokens_per_micro_batch": tokens,
-        "rollout.replicas": 0,
-    }
-    if config.learner.devices is not None:
-        settings |= {"learner.devices": "null"}
-    return planner(with_settings(config, settings))
+def _alone(config: Config, settings: dict[str, Any], planner: Planner) -> Plan:
+    return planner(with_settings(config, settings | {"rollout.replicas": 0}))
 
 
 def _powers(most: int) -> Iterator[int]:

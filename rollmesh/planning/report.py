@@ -10,7 +10,7 @@ from rollmesh.planning.cluster import GIB
 from rollmesh.planning.measured import MeasuredRun
 from rollmesh.planning.plan import Plan, RolePlan
 from rollmesh.planning.proposal import Proposal
-from rollmesh.planning.switches import Saving
+from rollmesh.planning.switches import Saving, as_yaml
 from rollmesh.planning.training import COMPONENTS
 
 _ACTIVATIONS = {True: "recomputed", False: "kept", "selective": "recomputed but for products and attention"}
@@ -157,10 +157,9 @@ def _verdict(found: Findings) -> Iterator[str]:
     if found.savings:
         yield "switches that save memory, GiB on a device (on the host):"
     for saving in found.savings:
-        settings = " ".join(f"--{key}={_value(value)}" for key, value in saving.settings.items())
         verdict = "" if plan.fits else "; then it fits" if saving.fits else "; not enough alone"
         price = f": {saving.price}" if saving.price else ""
-        yield f"  {settings}: {_gib(saving.device_bytes)} ({_gib(saving.host_bytes)}){verdict}{price}"
+        yield f"  {_flags(saving.settings)}: {_gib(saving.device_bytes)} ({_gib(saving.host_bytes)}){verdict}{price}"
     yield from _proposal_lines(found)
     for name, size in found.traced.items():
         role = next(role for role in plan.roles if role.setup.name == name)
@@ -180,16 +179,17 @@ def _proposal_lines(found: Findings) -> Iterator[str]:
     if proposal is None:
         yield "no number of ranks on these devices holds the learner with a micro-batch of one sequence"
         return
+    layout = "one rank" if proposal.ranks == 1 else f"FSDP2, {_shards(proposal.ranks, 1)}"
     where = "" if proposal.within_node else ", over several nodes"
     yield (
-        f"smallest layout: --learner.ranks={proposal.ranks} (FSDP2, full shard{where}) with "
-        f"--learner.batch.tokens_per_micro_batch={proposal.tokens}: {_gib(proposal.rank_bytes)} GiB per rank, "
+        f"smallest layout: {_flags(proposal.settings)} ({layout}{where}): {_gib(proposal.rank_bytes)} GiB per rank, "
         f"{proposal.left} device(s) left to generators"
     )
 
 
-def _value(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _flags(settings: dict[str, Any]) -> str:
+    """Keys as they are given on the command line."""
+    return " ".join(f"--{key}={as_yaml(value)}" for key, value in settings.items())
 
 
 def _gib(nbytes: int) -> str:

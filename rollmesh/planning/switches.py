@@ -5,6 +5,7 @@ The bytes that a switch saves are the difference of two plans. So no formula sta
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -242,7 +243,13 @@ def with_settings(config: Config, settings: dict[str, Any]) -> Config:
     Raises:
         ConfigError: they contradict the rest.
     """
-    return load_config(config.model_dump(mode="json", exclude_unset=True), [f"{k}={v}" for k, v in settings.items()])
+    overrides = [f"{key}={as_yaml(value)}" for key, value in settings.items()]
+    return load_config(config.model_dump(mode="json", exclude_unset=True), overrides)
+
+
+def as_yaml(value: Any) -> str:
+    """A plain value as an override of the configuration has it."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def exists(key: str) -> bool:

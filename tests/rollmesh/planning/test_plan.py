@@ -70,6 +70,27 @@ def test_copies_divide_states_over_their_shards_alone() -> None:
         planned(with_settings(config, {"learner.ranks": 12}), "8xH100-80G", 2)
 
 
+def test_the_smallest_layout_is_not_held_up_by_the_configured_division() -> None:
+    distributed = {"nodes": 2, "rendezvous": "node0:2000"}
+    divided = {"ranks": 16, "parallel": {"shards": 8}, "distributed": distributed, "devices": list(range(8))}
+    config = configured("qwen3-0.6b", learner=divided)
+
+    found = find(config, "8xH100-80G", 2)
+
+    assert found.proposal is not None
+    assert found.proposal.ranks == 1
+    assert found.proposal.settings["learner.parallel.shards"] is None
+    assert planned(with_settings(config, {**found.proposal.settings, "rollout.replicas": 0}), "8xH100-80G", 2).fits
+    text = "\n".join(lines(found))
+    assert "smallest layout: --learner.ranks=1 --learner.parallel.shards=null" in text
+    assert "--learner.distributed.nodes=1 --learner.devices=null" in text
+
+    in_threes = with_settings(config, {"learner.ranks": 12, "learner.parallel.sp": 4, "learner.parallel.shards": None})
+    proposal = find(in_threes, "6xH100-80G", 2).proposal
+    assert proposal is not None
+    assert proposal.ranks == 4
+
+
 def test_what_does_not_fit_is_said_with_the_keys_that_help() -> None:
     config = configured("qwen2.5-7b", learner={"ranks": 1, "activation_checkpointing": False})
 
@@ -86,8 +107,7 @@ def test_what_does_not_fit_is_said_with_the_keys_that_help() -> None:
         assert saving.device_bytes == fewer, key
         assert saving.fits == changed.fits, key
     assert found.proposal is not None
-    fitting = {"learner.ranks": found.proposal.ranks, "learner.batch.tokens_per_micro_batch": found.proposal.tokens}
-    assert planned(with_settings(config, fitting), "8xH100-80G").fits
+    assert planned(with_settings(config, found.proposal.settings), "8xH100-80G").fits
     assert json.loads(json.dumps(to_json(found)))["fits"] is False
 
 
