@@ -19,13 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollmesh.learner.batching.types import PackedRow, Segments
+from rollmesh.learner.engines.layer_kinds import layer_kinds, properties_of, window_of
 
 # Names, over the architectures of transformers, of the experts of a layer and of those that a token visits.
 _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 _VISITED = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "moe_top_k")
 _OF_EXPERTS = re.compile(r"\.experts\.")
 _HEADS = re.compile(r"(^|\.)(lm_head|score|embed_out|output_layer)\.weight$")
-_SLIDING = ("sliding_attention", "chunked_attention")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +124,9 @@ def _pair_cost(config: Any) -> int:
 
 
 def _windows(config: Any) -> tuple[int | None, ...]:
-    layers = getattr(config, "num_hidden_layers", 0)
-    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
-    window = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
-    if kinds is None:
-        return (window,) * layers
-    return tuple(window if kind in _SLIDING else None for kind in kinds if "attention" in kind and "linear" not in kind)
+    window = window_of(config)
+    kinds = [properties_of(kind) for kind in layer_kinds(config)]
+    return tuple(window if kind.windowed else None for kind in kinds if kind.attends)
 
 
 def _first(config: Any, names: Iterable[str]) -> int | None:

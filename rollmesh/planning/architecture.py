@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,13 +11,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from rollmesh.learner.engines.fsdp2.output.logit_form import UnknownFormError, read_logit_form
 from rollmesh.learner.engines.fsdp2.sharding import transformer_blocks
+from rollmesh.learner.engines.layer_kinds import layer_kinds, properties_of
 from rollmesh.learner.model_files.stored_model import quiet_transformers
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.errors import DataError
 from rollmesh.planning.shape import ModelShape, ParameterGroup, Rows
-
-# Kinds of layers that keep no keys and values of their tokens.
-_STATEFUL = frozenset({"linear_attention", "conv", "mamba", "recurrent"})
 
 
 def read_model_config(section: ModelSection) -> PreTrainedConfig:
@@ -72,7 +68,7 @@ def read_shape(name: str, model: PreTrainedModel) -> ModelShape:
     if not blocks or output is None:
         raise DataError(f"model {name!r} has no list of blocks or no output layer", hint="choose another model")
     text = model.config.get_text_config()
-    kinds, layers = kinds_of(blocks, list(getattr(text, "layer_types", None) or ()))
+    kinds, layers = kinds_of(blocks, layer_kinds(text))
     inside = {id(parameter) for block in blocks for parameter in block.parameters()}
     rest = [parameter for parameter in model.parameters() if id(parameter) not in inside]
     weight = output.weight
@@ -88,13 +84,13 @@ def read_shape(name: str, model: PreTrainedModel) -> ModelShape:
         root=_group(rest),
         output=weight.numel(),
         tiled_output=_tiled(model),
-        kv_elements=_kv_elements(text, len(blocks), compressed=False),
-        compressed_kv_elements=_kv_elements(text, len(blocks), compressed=True),
+        kv_elements=_kv_elements(text, compressed=False),
+        compressed_kv_elements=_kv_elements(text, compressed=True),
     )
 
 
 def kinds_of(blocks: list[nn.Module], layer_types: list[str]) -> tuple[int, list[int]]:
-    """Numbers blocks by kind: equal parameters, and the same type of layer where the configuration names types.
+    """Numbers blocks by kind: equal parameters, and the same type of layer.
 
     Returns:
         Number of kinds, and the kind of every block.
@@ -120,9 +116,8 @@ def _group(parameters: Any) -> ParameterGroup:
     return ParameterGroup(tuple(Rows(p.shape[0] if p.dim() else 1, p[0].numel() if p.dim() else 1) for p in parameters))
 
 
-def _kv_elements(text: PreTrainedConfig, blocks: int, *, compressed: bool) -> int:
-    types = Counter(getattr(text, "layer_types", None) or ["full_attention"] * blocks)
-    layers = sum(count for kind, count in types.items() if kind not in _STATEFUL)
+def _kv_elements(text: PreTrainedConfig, *, compressed: bool) -> int:
+    layers = sum(properties_of(kind).attends for kind in layer_kinds(text))
     rank = getattr(text, "kv_lora_rank", None)
     if rank and compressed:
         return layers * int(rank + text.qk_rope_head_dim)
@@ -131,14 +126,6 @@ def _kv_elements(text: PreTrainedConfig, blocks: int, *, compressed: bool) -> in
     if rank:
         return layers * int(heads * (text.qk_nope_head_dim + text.qk_rope_head_dim + text.v_head_dim))
     return layers * 2 * int(heads * width)
-
-
-def config_path(path: str) -> Path | None:
-    """The `config.json` that a path leads to; None for a hub id."""
-    place = Path(path)
-    if place.is_dir():
-        return place / "config.json"
-    return place if place.is_file() else None
 
 
 def _first_line(error: BaseException) -> str:

@@ -28,6 +28,7 @@ from rollmesh.learner.engines.fsdp2.layout import build_layout
 from rollmesh.learner.engines.fsdp2.sharding import is_product, transformer_blocks
 from rollmesh.learner.engines.fsdp2.ulysses.division import refuse_division
 from rollmesh.learner.engines.fsdp2.ulysses.exchange import DividedLayout, Exchange
+from rollmesh.learner.engines.layer_kinds import layer_kinds
 from rollmesh.learner.model_files.stored_model import quiet_transformers
 from rollmesh.planning.architecture import kinds_of
 from rollmesh.planning.shape import BlockCosts, TokenCost
@@ -65,7 +66,7 @@ def _line(few: int, many: int) -> TokenCost:
 def _count(model: Any, tokens: int, sp: int) -> list[tuple[int, ...]]:
     """Saved, product, working, accumulating and inference bytes by kind."""
     blocks = transformer_blocks(model)
-    kinds, layers = kinds_of(blocks, list(getattr(model.config.get_text_config(), "layer_types", None) or ()))
+    kinds, layers = kinds_of(blocks, layer_kinds(model.config))
     calls = _arguments(model, blocks, model_inputs(model, tokens, sp))
     for block in blocks:
         block.zero_grad()

@@ -17,16 +17,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from rollmesh.learner.batching.types import Packing
 from rollmesh.learner.engines.fsdp2.recurrent.layers import recurrent_layers
+from rollmesh.learner.engines.layer_kinds import layer_kinds, properties_of
 from rollmesh.learner.engines.tolerances import REFUSED_HINT
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.errors import DataError
 
-# Layers whose attention takes the packed layout.
-_PACKED_LAYERS = frozenset({"full_attention", "sliding_attention"})
-# Layers that carry a state from token to token, next to attention or in its place.
-_RECURRENT_LAYERS = frozenset({"conv", "hybrid", "hybrid_sliding", "linear_attention", "mamba"})
-# Layers that need a row for each sequence, and are exact there: they treat short and long sequences alike.
-_ROW_LAYERS = frozenset({"attention", "chunked_attention", "moe", "recurrent"})
 # Settings of attention that chooses the tokens each one sees, of sequences longer than the probe's. Their choice is not
 # that of transformers' eager attention: it changes with the padding.
 _CHOICES = ("index_topk", "keep_window_size")
@@ -62,9 +57,10 @@ def choose_packing(model: PreTrainedModel) -> PackingChoice:
     Args:
         model: loaded, or without weights.
     """
-    kinds = set(_layer_types(model.config))
-    recurrent = tuple(recurrent_layers(model)) if kinds & _RECURRENT_LAYERS else ()
-    foreign = sorted(kinds - _PACKED_LAYERS - (_RECURRENT_LAYERS if recurrent else set()))
+    packings = {kind: properties_of(kind).packing for kind in layer_kinds(model.config)}
+    recurrent = tuple(recurrent_layers(model)) if "recurrent" in packings.values() else ()
+    possible = ("packed", "recurrent") if recurrent else ("packed",)
+    foreign = sorted(kind for kind, packing in packings.items() if packing not in possible)
     if foreign:
         return PackingChoice(Packing.ROWS, f"it has layers of the kind {', '.join(foreign)}")
     if model._is_stateful and not recurrent:
@@ -107,7 +103,7 @@ def refuse_by_structure(config: PreTrainedConfig, name: str, longest: int | None
         DataError: names the layers, or the limit.
     """
     text = config.get_text_config()
-    unknown = sorted(set(_layer_types(config)) - _PACKED_LAYERS - _RECURRENT_LAYERS - _ROW_LAYERS)
+    unknown = sorted({kind for kind in layer_kinds(config) if properties_of(kind).packing is None})
     unknown += [f"with {key}" for key in _CHOICES if hasattr(text, key)]
     if unknown:
         raise DataError(
@@ -123,10 +119,6 @@ def refuse_by_structure(config: PreTrainedConfig, name: str, longest: int | None
                 f"tokens a sequence changes those computed with it, and this run's have up to {longest}",
                 hint=f"keep rollout.max_prompt_tokens + rollout.max_response_tokens within {limit}",
             )
-
-
-def _layer_types(config: PreTrainedConfig) -> list[str]:
-    return list(getattr(config.get_text_config(), "layer_types", None) or ())
 
 
 def _ropes(parameters: Any) -> Iterator[Mapping[str, Any]]:

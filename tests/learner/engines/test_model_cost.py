@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoModelForCausalLM, DeepseekV3Config
+from transformers import AutoConfig, AutoModelForCausalLM, DeepseekV3Config
 from transformers.models.qwen3 import Qwen3Config
 from transformers.models.qwen3_moe import Qwen3MoeConfig
 
+from benchmarks.learner.tiny_models import ARCHITECTURES
 from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.batching.types import Segments, TrainSequence
 from rollmesh.learner.engines.device_peaks import peak_tflops
@@ -107,6 +108,22 @@ def test_windows_and_latent_attention() -> None:
     assert cost_of(config, [], tied=False).windows == (8, None)
     latent = DeepseekV3Config(num_attention_heads=4, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=6)
     assert cost_of(latent, [], tied=False).pair == 2 * 4 * (12 + 6)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings", "windows"),
+    [
+        ("falcon_h1", {}, (None, None)),
+        ("zamba2", {}, (None,)),
+        ("recurrent_gemma", {}, (4,)),
+        ("nemotron_h", {"layers_block_type": ["mamba", "mlp", "moe", "attention"], "num_hidden_layers": 4}, (None,)),
+    ],
+)
+def test_hybrids_count_each_layer_that_attends(
+    architecture: str, settings: dict[str, Any], windows: tuple[int | None, ...]
+) -> None:
+    config = AutoConfig.for_model(architecture, **ARCHITECTURES[architecture].settings | settings)
+    assert cost_of(config, [], tied=False).windows == windows
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoConfig
 
 from rollmesh.learner.builders import build_algorithm
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, DataError
+from rollmesh.planning.architecture import build_on_meta, read_shape
 from rollmesh.planning.cluster import GIB, parse_devices
 from rollmesh.planning.command import find
 from rollmesh.planning.models import RunModels
@@ -137,6 +139,14 @@ def test_tied_and_untied_output_layers_and_large_logits() -> None:
     few = {phase.name: phase.parts for phase in planned(configured("qwen3-0.6b"), "1xH100-80G").roles[0].phases}
     # Tile by tile: far less than 16,384 x 151,936 float32.
     assert few["output layer"][LOGITS] < GIB
+
+
+def test_only_layers_that_attend_have_keys_and_values() -> None:
+    kinds = ["mamba", "mlp", "moe", "attention", "mlp"]
+    settings = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "n_routed_experts": 4}
+    config = AutoConfig.for_model("nemotron_h", hidden_size=256, layers_block_type=kinds, **settings)
+
+    assert read_shape("hybrid", build_on_meta(config)).kv_elements == 2 * 2 * 64
 
 
 def test_generators_get_what_their_engine_takes() -> None:
