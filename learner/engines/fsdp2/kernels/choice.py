@@ -31,8 +31,10 @@ KEY = "learner.attention"
 
 # From the fastest. Flex is compiled for every model anew, so it is taken by name alone.
 _ORDER: tuple[AttentionName, ...] = (FLASH_3, FLASH_2, TORCH_VARLEN, EXACT)
-# Compute capability of the first devices that the kernels of FlashAttention serve.
-_AMPERE = 8
+# Compute capabilities (major): the first devices that FlashAttention 2 serves, and those for which version 3 is built
+# (https://github.com/Dao-AILab/flash-attention: H100 and H800). It has no code for later ones, and loads there all the
+# same.
+_AMPERE, _HOPPER = 8, 9
 
 
 def choose_kernel(
@@ -91,8 +93,10 @@ def _lacks(kernel: AttentionName, device: torch.device, dtype: torch.dtype, capp
         return "the package flash-attn, 2.3.3 or later"
     if kernel == FLASH_3 and not is_flash_attn_3_available():
         return "the package flash-attn-3"
-    capable = torch.cuda.get_device_capability(device)[0] >= _AMPERE
-    return "" if capable else f"a device of compute capability {_AMPERE}.0 or later"
+    capability = torch.cuda.get_device_capability(device)[0]
+    if kernel == FLASH_3:
+        return "" if capability == _HOPPER else f"a device of compute capability {_HOPPER}.x (Hopper)"
+    return "" if capability >= _AMPERE else f"a device of compute capability {_AMPERE}.0 or later"
 
 
 @cache
