@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -57,10 +58,10 @@ def _kind(annotation: Any) -> str:
         return _kind(get_args(annotation)[0])
     if get_origin(annotation) is Literal:
         return " \\| ".join(f"`{value}`" for value in get_args(annotation))
-    arguments = [argument for argument in get_args(annotation) if argument is not type(None)]
-    if type(None) in get_args(annotation):
-        return f"{_kind(arguments[0])}, optional"
-    origin = get_origin(annotation)
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Union, UnionType):
+        kinds = " \\| ".join(_kind(argument) for argument in arguments if argument is not NoneType)
+        return f"{kinds}, optional" if NoneType in arguments else kinds
     if origin in (list, tuple):
         return f"list of {_kind(arguments[0])}"
     if origin is dict:
