@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rollmesh.planning.cluster import GIB
 from rollmesh.planning.measured import MeasuredRun
@@ -12,6 +12,9 @@ from rollmesh.planning.plan import Plan, RolePlan
 from rollmesh.planning.proposal import Proposal
 from rollmesh.planning.switches import Saving, as_yaml
 from rollmesh.planning.training import COMPONENTS
+
+if TYPE_CHECKING:
+    from rollmesh.planning.trace import TracedStep
 
 _ACTIVATIONS = {True: "recomputed", False: "kept", "selective": "recomputed but for products and attention"}
 NOT_MODELLED = (
@@ -29,7 +32,7 @@ class Findings:
         savings: switches, best first.
         proposal: a layout of its own; None: none fits.
         largest_budget: of a micro-batch at the configured ranks; None: none fits.
-        traced: peak bytes by trained role, as torch's tracker counts them; empty: not asked for.
+        traced: a step by trained role, as torch's tracker counts it; empty: not asked for.
         measured: of a run folder; None: not asked for.
     """
 
@@ -37,7 +40,7 @@ class Findings:
     savings: Sequence[Saving]
     proposal: Proposal | None
     largest_budget: int | None
-    traced: dict[str, int]
+    traced: dict[str, TracedStep]
     measured: MeasuredRun | None
 
 
@@ -50,7 +53,7 @@ def to_json(found: Findings) -> dict[str, Any]:
         "cluster": asdict(plan.cluster) | {"reserve": plan.cluster.describe_reserve()},
         "placement": asdict(plan.placement),
         "learner_peak_bytes": plan.learner_peak,
-        "roles": [_role_json(role, found.traced) for role in plan.roles],
+        "roles": [_role_json(role, found.traced.get(role.setup.name)) for role in plan.roles],
         "generator": None if plan.generator is None else asdict(plan.generator),
         "devices": [asdict(use) | {"needed": use.needed, "fits": use.fits} for use in plan.devices],
         "host": plan.host,
@@ -62,7 +65,7 @@ def to_json(found: Findings) -> dict[str, Any]:
     }
 
 
-def _role_json(role: RolePlan, traced: dict[str, int]) -> dict[str, Any]:
+def _role_json(role: RolePlan, traced: TracedStep | None) -> dict[str, Any]:
     setup = role.setup
     return {
         "name": setup.name,
@@ -79,7 +82,7 @@ def _role_json(role: RolePlan, traced: dict[str, int]) -> dict[str, Any]:
         "micro_batches": setup.micro_batches,
         "resting_bytes": role.resting,
         "phases": {phase.name: phase.parts | {"total": phase.total} for phase in role.phases},
-        "traced_peak_bytes": traced.get(setup.name),
+        "traced_bytes": None if traced is None else asdict(traced),
     }
 
 
@@ -161,10 +164,10 @@ def _verdict(found: Findings) -> Iterator[str]:
         price = f": {saving.price}" if saving.price else ""
         yield f"  {_flags(saving.settings)}: {_gib(saving.device_bytes)} ({_gib(saving.host_bytes)}){verdict}{price}"
     yield from _proposal_lines(found)
-    for name, size in found.traced.items():
+    for name, step in found.traced.items():
         role = next(role for role in plan.roles if role.setup.name == name)
-        planned = max(phase.total for phase in role.phases if phase.name not in ("inference", "optimizer"))
-        yield f"traced {name}: {_gib(size)} GiB, planned {_gib(planned)} ({planned / size - 1:+.1%})"
+        for part, size, planned in step.compared(role.phases):
+            yield f"traced {name}, {part}: {_gib(size)} GiB, planned {_gib(planned)} ({planned / size - 1:+.1%})"
     if found.measured is not None:
         yield from found.measured.lines()
 

@@ -1,24 +1,27 @@
 """A step of the learner on fake tensors and a fake process group of the real size, watched by torch's memory tracker.
 
 The model is prepared by the engine's own `prepare`, and its output is computed by the engine's own functions. Only
-small inputs are allocated. The tracker follows one micro-batch's forward and backward pass. A former one, and an
-optimizer step, run before it begins: the tracker counts the first step's states at their unsharded size. The update is
-left out too, for fake operations over sharded tensors take their global shape, and it allocates nothing.
+small inputs are allocated. The tracker follows one pass without gradient, and one micro-batch's forward and backward
+pass, and reads what that leaves to the optimizer. A former micro-batch, and an optimizer step, run before it begins:
+the tracker counts the first step's states at their unsharded size. The update is left out too, for fake operations over
+sharded tensors take their global shape, and it allocates nothing.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed._tools.mem_tracker import MemTracker
+from torch.optim import Optimizer
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import PreTrainedConfig
 
@@ -31,13 +34,41 @@ from rollmesh.learner.engines.fsdp2.sharding import Preparation, prepare
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.planning.architecture import build_on_meta
 from rollmesh.planning.block_costs import grouped_products_by_shape, model_inputs
-from rollmesh.planning.training import LogitRoom, RoleSetup
+from rollmesh.planning.training import INFERENCE, UPDATE, LogitRoom, Phase, RoleSetup
 
 _TOTAL = "Total"
 
 
-def trace_step(config: PreTrainedConfig, setup: RoleSetup) -> int:
-    """Peak bytes of one rank during a micro-batch of a trained language model.
+@dataclass(frozen=True, slots=True)
+class TracedStep:
+    """Bytes of one rank as the tracker counts them, and the largest of the phases that the formulas have for it.
+
+    Attributes:
+        inference: peak of a forward pass without gradient.
+        micro_batch: peak of a forward and a backward pass.
+        optimizer: held between the last backward pass and the update.
+    """
+
+    inference: int
+    micro_batch: int
+    optimizer: int
+
+    def compared(self, planned: Iterable[Phase]) -> Iterator[tuple[str, int, int]]:
+        """Name, bytes traced and bytes planned of each part of a step.
+
+        Args:
+            planned: phases of the role's use.
+        """
+        largest: dict[str, int] = {}
+        for phase in planned:
+            name = phase.name if phase.name in (INFERENCE, UPDATE) else "micro-batch"
+            largest[name] = max(largest.get(name, 0), phase.total)
+        traced = {INFERENCE: self.inference, "micro-batch": self.micro_batch, UPDATE: self.optimizer}
+        yield from ((name, traced[name], nbytes) for name, nbytes in largest.items())
+
+
+def trace_step(config: PreTrainedConfig, setup: RoleSetup) -> TracedStep:
+    """Memory of one rank in a step of a trained language model with a micro-batch.
 
     Args:
         config: of the model.
@@ -66,27 +97,44 @@ def trace_step(config: PreTrainedConfig, setup: RoleSetup) -> int:
         if tied and not setup.sharded:
             # Tied weights of a plain model come apart where it moves.
             whole.get_output_embeddings().weight = whole.get_input_embeddings().weight
-        return _peak(model, setup, inputs)
+        return _follow(model, setup, inputs)
 
 
-def _peak(model: nn.Module, setup: RoleSetup, inputs: dict[str, Any]) -> int:
+def _follow(model: nn.Module, setup: RoleSetup, inputs: dict[str, Any]) -> TracedStep:
     targets = Targets(torch.zeros(setup.tokens, dtype=torch.int64))
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 
+    def forward() -> Tensor:
+        log_probs: Tensor = model(**inputs, logits_to_keep=torch.arange(setup.tokens), targets=targets)[0]
+        return log_probs
+
     def micro_batch() -> None:
-        log_probs, _, _ = model(**inputs, logits_to_keep=torch.arange(setup.tokens), targets=targets)
-        log_probs.sum().backward()
+        forward().sum().backward()
 
     micro_batch()
     optimizer.step()
-    if setup.micro_batches == 1:
-        optimizer.zero_grad()
-    tracker = FSDPMemTracker(model, optimizer) if setup.sharded else MemTracker()
-    if not setup.sharded:
-        tracker.track_external(model, optimizer)
-    with tracker:
+    optimizer.zero_grad()
+    with _tracking(model, optimizer, setup) as tracker, torch.no_grad():
+        forward()
+    inference = _total(tracker, "peak")
+    if setup.micro_batches > 1:
         micro_batch()
-    return sum(device[_TOTAL] for device in tracker.get_tracker_snapshot("peak").values())
+    with _tracking(model, optimizer, setup) as tracker:
+        micro_batch()
+        left = _total(tracker, "current")
+    return TracedStep(inference, _total(tracker, "peak"), left)
+
+
+def _tracking(model: nn.Module, optimizer: Optimizer, setup: RoleSetup) -> MemTracker:
+    if setup.sharded:
+        return FSDPMemTracker(model, optimizer)
+    tracker = MemTracker()
+    tracker.track_external(model, optimizer)
+    return tracker
+
+
+def _total(tracker: MemTracker, moment: Literal["current", "peak"]) -> int:
+    return sum(device[_TOTAL] for device in tracker.get_tracker_snapshot(moment).values())
 
 
 @contextmanager

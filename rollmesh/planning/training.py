@@ -18,6 +18,9 @@ MASTER = 4
 PARAMETERS, GRADIENTS, OPTIMIZER = "parameters", "gradients", "optimizer"
 GATHERED, REDUCTION = "gathered parameters", "unsharded gradients"
 ACTIVATIONS, LOGITS = "activations", "logits"
+INFERENCE, UPDATE = "inference", "optimizer"
+"""Phases without a backward pass."""
+
 COMPONENTS = (PARAMETERS, GRADIENTS, OPTIMIZER, GATHERED, REDUCTION, ACTIVATIONS, LOGITS)
 
 
@@ -157,16 +160,25 @@ def phases(setup: RoleSetup) -> Iterator[Phase]:
     yield _largest_block(setup)
     yield _last_gradients(setup)
     states = {PARAMETERS: setup.parameters, OPTIMIZER: setup.optimizer, GRADIENTS: setup.parameters}
-    yield Phase("optimizer", states)
+    yield Phase(UPDATE, states)
 
 
 def _inference(setup: RoleSetup) -> Phase:
+    """A pass without gradient, at the embedding, in the largest block, or at the output layer."""
+    shape = setup.shape
     most = max((cost.inference.at(setup.tokens) for cost in setup.costs), default=0)
-    activations = max(most + setup.hidden_states, 2 * setup.hidden_states)
-    return Phase(
-        "inference",
-        _in_use(setup) | {GATHERED: _gathered(setup), ACTIVATIONS: activations, LOGITS: _logits(setup, gradient=False)},
+    moments = (
+        (shape.embedding, 0, 0),
+        (shape.largest_block, most, 0),
+        (shape.output_layer, 0, _logits(setup, gradient=False)),
     )
+    return max((_moment_of_inference(setup, *moment) for moment in moments), key=lambda phase: phase.total)
+
+
+def _moment_of_inference(setup: RoleSetup, near: int, working: int, logits: int) -> Phase:
+    # Gathered parameters stay in the buffer from which they were copied, too, until the next ones come.
+    gathered, activations = _gathered(setup, 2 * near), working + 2 * setup.hidden_states
+    return Phase(INFERENCE, _in_use(setup) | {GATHERED: gathered, ACTIVATIONS: activations, LOGITS: logits})
 
 
 def _forward(setup: RoleSetup) -> Phase:
@@ -203,15 +215,18 @@ def _logits(setup: RoleSetup, *, gradient: bool) -> int:
         return whole * (1 + gradient) + 2 * MASTER * setup.logits.tile
     rows = min(setup.logits.rows, tokens)
     columns = min(shape.vocabulary, setup.logits.tile // rows)
-    tiles = 2 * MASTER * rows * columns
+    tile = MASTER * rows * columns
+    # A product of bfloat16 is made beside the tile that it is copied into.
+    product = 0 if setup.compute_bytes == MASTER else tile
     if not gradient:
-        return tiles
+        return 2 * tile + product
     kept = MASTER * tokens * shape.vocabulary
+    kept = kept if kept <= setup.logits.kept else 0
     # The gradients of hidden states and of a tile's weights are summed in float32.
     sums = MASTER * shape.hidden * (tokens + columns)
-    # Products of bfloat16: a tile's gradient is rounded, and their result added to a sum.
-    rounded = 0 if setup.compute_bytes == MASTER else 2 * rows * columns + MASTER * shape.hidden * max(rows, columns)
-    return tiles + sums + rounded + (kept if kept <= setup.logits.kept else 0)
+    # A tile's gradient is rounded, and its product with states or weights added to a sum.
+    rounded = 2 * rows * columns + MASTER * shape.hidden * max(rows, columns) if product else 0
+    return 2 * tile + sums + max(rounded, 0 if kept else product) + kept
 
 
 def _largest_block(setup: RoleSetup) -> Phase:
