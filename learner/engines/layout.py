@@ -1,7 +1,8 @@
 """The place of a process in a model that may be divided over several processes.
 
-A *replica* is one whole copy of the model. Data-parallel ranks are replicas: each computes its own share of a batch.
-The processes of a replica hold parts of it (tensor, pipeline, context or expert parallel) and compute the same share.
+A *data-parallel rank* computes its own share of a batch. It is one process, or several that compute a share together
+(tensor, pipeline, context, expert or sequence parallel). The division of the parameters is another one: FSDP divides a
+copy of them over many data-parallel ranks (`learner.parallel.shards`).
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ class Layout:
     """The place of this process. Engines of several roles may have different ones, over the same processes.
 
     Attributes:
-        dp_rank: of this process's replica, 0 .. dp_size - 1: names its share of a batch.
-        sources: by data-parallel rank, the process in which the replica's results arise. It is of the last pipeline
-            stage, and the first of its model-parallel group.
+        dp_rank: of this process, 0 .. dp_size - 1: names its share of a batch.
+        sources: by data-parallel rank, the process in which its results arise. It is of the last pipeline stage, and
+            the first of its model-parallel group.
         process, processes: this process among all of the learner's: for the names of files and in messages.
     """
 
@@ -26,8 +27,8 @@ class Layout:
     processes: int = 1
 
     @classmethod
-    def of_replicas(cls, process: int, processes: int, width: int = 1) -> Layout:
-        """Every process holds the model, whole or sharded as by FSDP; neighbours compute one share together.
+    def of_neighbours(cls, process: int, processes: int, width: int = 1) -> Layout:
+        """Every process computes whole layers, gathered as by FSDP or its own; neighbours compute one share together.
 
         Args:
             process: this one.

@@ -264,7 +264,7 @@ class ModelRunner(ABC):
         sp, processes = self._spec.sp, self.world.processes
         heads = getattr(config.get_text_config(), "num_attention_heads", 0)
         check_division(sp, heads=heads, processes=processes, name=self._spec.model.path)
-        self.layout = Layout.of_replicas(self.world.process, processes, sp)
+        self.layout = Layout.of_neighbours(self.world.process, processes, sp)
         self._exchange = Exchange(self.world.neighbours(sp)) if sp > 1 else None
 
     def _refuse_to_divide(self, why: str) -> None:

@@ -56,7 +56,7 @@ def test_shares_are_complete_and_views_point_at_them(
         sizes = set()
         for rank in range(ranks):
             rank_batch = RankBatch(
-                plan, Layout.of_replicas(rank, ranks), sequences, lengths, torch.device("cpu"), budget
+                plan, Layout.of_neighbours(rank, ranks), sequences, lengths, torch.device("cpu"), budget
             )
             step = rank_batch.steps(rollouts, skip_zero_advantage=silent)[minibatch]
             view = rank_batch.minibatch_view(minibatch, step, rollouts)
