@@ -19,7 +19,7 @@ from rollmesh.generators.engines.external.model_info import read_folder
 from rollmesh.generators.engines.hf.model.loading import load_model as load_model_of_generator
 from rollmesh.generators.engines.model_folder import read_config
 from rollmesh.generators.tokenizer import TokenizerCodec
-from rollmesh.learner.engines.fsdp2.architecture import describe_packing
+from rollmesh.learner.engines.fsdp2.packing_choice import describe_packing
 from rollmesh.learner.model_files import location
 from rollmesh.learner.model_files.stored_model import StoredModel
 from rollmesh.mesh.config import load

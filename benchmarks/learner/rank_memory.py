@@ -49,7 +49,7 @@ from rollmesh.learner.distributed.rank_channel import RankChannel
 from rollmesh.learner.distributed.weight_export import WeightExport
 from rollmesh.learner.engines.fsdp2.checkpoint_tensors import read_tensors
 from rollmesh.learner.engines.fsdp2.loading import PIECE_BYTES
-from rollmesh.learner.engines.fsdp2.sharding import transformer_blocks
+from rollmesh.learner.engines.fsdp2.preparation.blocks import transformer_blocks
 from rollmesh.learner.engines.interface import EngineSpec
 from rollmesh.learner.engines.registry import create_engine
 from rollmesh.learner.model_files.folder_writer import write_folder

@@ -92,7 +92,7 @@ def _packing(config: Config) -> str:
     """The packing of the actor's sequences, read from its folder."""
     if not Path(config.model.path).is_dir():
         return "known once the model is here"
-    from rollmesh.learner.engines.fsdp2.architecture import describe_packing
+    from rollmesh.learner.engines.fsdp2.packing_choice import describe_packing
 
     return describe_packing(config.model)
 

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from rollmesh.learner.engines.fsdp2.output.logit_form import UnknownFormError, read_logit_form
-from rollmesh.learner.engines.fsdp2.sharding import transformer_blocks
+from rollmesh.learner.engines.fsdp2.preparation.blocks import transformer_blocks
 from rollmesh.learner.engines.layer_kinds import layer_kinds, properties_of
 from rollmesh.learner.model_files.stored_model import quiet_transformers
 from rollmesh.mesh.config.inputs import ModelSection

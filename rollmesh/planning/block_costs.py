@@ -22,10 +22,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from rollmesh.learner.batching.types import Packing, Segments
-from rollmesh.learner.engines.fsdp2.architecture import choose_packing
 from rollmesh.learner.engines.fsdp2.attention import ATTENTION
-from rollmesh.learner.engines.fsdp2.layout import build_layout
-from rollmesh.learner.engines.fsdp2.sharding import is_product, transformer_blocks
+from rollmesh.learner.engines.fsdp2.attention_calls import build_layout
+from rollmesh.learner.engines.fsdp2.packing_choice import choose_packing
+from rollmesh.learner.engines.fsdp2.preparation.blocks import transformer_blocks
+from rollmesh.learner.engines.fsdp2.preparation.recomputation import is_product
 from rollmesh.learner.engines.fsdp2.ulysses.division import refuse_division
 from rollmesh.learner.engines.fsdp2.ulysses.exchange import DividedLayout, Exchange
 from rollmesh.learner.engines.layer_kinds import layer_kinds

@@ -30,7 +30,7 @@ from rollmesh.learner.engines.fsdp2.output import layer
 from rollmesh.learner.engines.fsdp2.output.layer import LogitMemory
 from rollmesh.learner.engines.fsdp2.output.logit_form import read_logit_form
 from rollmesh.learner.engines.fsdp2.output.softmax_pieces import Targets
-from rollmesh.learner.engines.fsdp2.sharding import Preparation, prepare
+from rollmesh.learner.engines.fsdp2.preparation.fsdp import Preparation, prepare
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.planning.architecture import build_on_meta
 from rollmesh.planning.block_costs import grouped_products_by_shape, model_inputs

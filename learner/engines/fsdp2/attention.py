@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface
 
+from rollmesh.learner.engines.fsdp2.attention_calls import AttentionCall, Scoring
 from rollmesh.learner.engines.fsdp2.kernels.choice import PackedLayout
 from rollmesh.learner.engines.fsdp2.kernels.flex import FlexLayout, flex_packed
 from rollmesh.learner.engines.fsdp2.kernels.varlen import VarlenLayout, varlen_attention
-from rollmesh.learner.engines.fsdp2.layout import AttentionCall, Scoring
 from rollmesh.learner.engines.fsdp2.ulysses.exchange import DividedLayout
 from rollmesh.mesh.errors import DataError
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 
 from rollmesh.learner.batching.types import Packing
+from rollmesh.learner.engines.fsdp2.attention_calls import LONGEST_MASKED
 from rollmesh.learner.engines.fsdp2.kernels.varlen import KERNEL_DTYPES
-from rollmesh.learner.engines.fsdp2.layout import LONGEST_MASKED
 from rollmesh.mesh.errors import ConfigError
 
 # Tokens up to which a CPU's masks are not worth a word: 64 MiB.

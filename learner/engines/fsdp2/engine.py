@@ -18,9 +18,9 @@ from rollmesh.learner.batching.types import PackedBatch
 from rollmesh.learner.engines.fsdp2.export import exported_tensors, full_tensors, own_shards
 from rollmesh.learner.engines.fsdp2.memory import GRADIENTS, OPTIMIZER, PARAMS, EngineMemory
 from rollmesh.learner.engines.fsdp2.optimizers.build import build_optimizer
+from rollmesh.learner.engines.fsdp2.preparation.blocks import transformer_blocks
 from rollmesh.learner.engines.fsdp2.probe import run_probe
 from rollmesh.learner.engines.fsdp2.runner import ModelRunner
-from rollmesh.learner.engines.fsdp2.sharding import transformer_blocks
 from rollmesh.learner.engines.fsdp2.state import StateWriter, load_state
 from rollmesh.learner.engines.fsdp2.step import TrainingStep
 from rollmesh.learner.engines.interface import Engine, EngineSpec, ExportedTensor, StepResult, WeightShard

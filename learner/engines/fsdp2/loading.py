@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from rollmesh.learner.engines.fsdp2.architecture import refuse_by_structure
-from rollmesh.learner.engines.fsdp2.sharding import plain_name
+from rollmesh.learner.engines.fsdp2.packing_choice import refuse_by_structure
+from rollmesh.learner.engines.fsdp2.preparation.recomputation import plain_name
 from rollmesh.learner.model_files.conversion import Conversion
 from rollmesh.learner.model_files.location import local_folder
 from rollmesh.learner.model_files.stored_model import StoredModel
@@ -55,7 +55,7 @@ def load_weights(model: nn.Module, stored: StoredModel, device: torch.device) ->
     """Gives memory and values to a model's parameters, and values to the buffers that are stored.
 
     Args:
-        model: the stored one or a part of it, after `sharding.prepare`.
+        model: the stored one or a part of it, after `fsdp.prepare`.
         stored: open.
         device: of the parameters.
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rollmesh.learner.engines.fsdp2.sharding import free_gathered
+from rollmesh.learner.engines.fsdp2.preparation.fsdp import free_gathered
 from rollmesh.learner.engines.offload import HostCopy
 
 PARAMS, OPTIMIZER, GRADIENTS = "params", "optimizer", "gradients"

@@ -22,19 +22,21 @@ from rollmesh.learner.algorithms.types import ModelOutput
 from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.batching.transfer import to_device
 from rollmesh.learner.batching.types import PackedBatch, PackedRow, Packing, TrainSequence
-from rollmesh.learner.engines.fsdp2.architecture import choose_packing
 from rollmesh.learner.engines.fsdp2.attention import ATTENTION
 from rollmesh.learner.engines.fsdp2.dense_attention import describe_dense_attention
 from rollmesh.learner.engines.fsdp2.kernels.choice import EXACT, build_layout_for, choose_kernel
 from rollmesh.learner.engines.fsdp2.kernels.choice import KEY as ATTENTION_KEY
 from rollmesh.learner.engines.fsdp2.loading import load_weights, open_model
+from rollmesh.learner.engines.fsdp2.packing_choice import choose_packing
 from rollmesh.learner.engines.fsdp2.preparation.compilation import CompiledLayers
+from rollmesh.learner.engines.fsdp2.preparation.compute_dtype import computing_in
+from rollmesh.learner.engines.fsdp2.preparation.fsdp import Preparation, prepare, recover
+from rollmesh.learner.engines.fsdp2.preparation.recomputation import plain_name
 from rollmesh.learner.engines.fsdp2.preparation.shard_mesh import shard_mesh
 from rollmesh.learner.engines.fsdp2.probe import ComputedValues, read
 from rollmesh.learner.engines.fsdp2.recurrent.layers import LAYOUT, compute_apart, know_borders
 from rollmesh.learner.engines.fsdp2.recurrent.layout import build_recurrent_layout
 from rollmesh.learner.engines.fsdp2.rows import build_rows
-from rollmesh.learner.engines.fsdp2.sharding import Preparation, computing_in, plain_name, prepare, recover
 from rollmesh.learner.engines.fsdp2.ulysses.division import check_division, refuse_division
 from rollmesh.learner.engines.fsdp2.ulysses.exchange import DividedLayout, Exchange
 from rollmesh.learner.engines.fsdp2.ulysses.row_parts import RowPart, part_of
@@ -59,7 +61,7 @@ class ModelRunner(ABC):
         world: the ranks.
 
     Attributes:
-        module: with parameters named as in a Hugging Face folder, but for `sharding.plain_name`.
+        module: with parameters named as in a Hugging Face folder, but for `recomputation.plain_name`.
         transformer: the part of it that is transformers' own.
         parameters: those that are trained.
         layout, packing, vocab_size: as of the engine.

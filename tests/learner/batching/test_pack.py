@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.batching.types import TrainSequence
-from rollmesh.learner.engines.fsdp2.layout import build_layout
+from rollmesh.learner.engines.fsdp2.attention_calls import build_layout
 from rollmesh.mesh.errors import PayloadError
 
 

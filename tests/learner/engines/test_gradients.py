@@ -10,7 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rollmesh.learner.batching.pack import pack
-from rollmesh.learner.engines.fsdp2.sharding import plain_name
+from rollmesh.learner.engines.fsdp2.preparation.recomputation import plain_name
 from rollmesh.mesh.config.learner import MemorySection
 from tests.learner.engines.models import ARCHITECTURES, make_engine, make_model, make_sequences
 from tests.learner.engines.training import gradients, policy_loss, take_step, train_step, weights

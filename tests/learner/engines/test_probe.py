@@ -12,7 +12,7 @@ from transformers import AutoConfig
 
 from benchmarks.learner.tiny_models import save_model
 from rollmesh.learner.batching.types import Packing
-from rollmesh.learner.engines.fsdp2.architecture import describe_packing, refuse_by_structure
+from rollmesh.learner.engines.fsdp2.packing_choice import describe_packing, refuse_by_structure
 from rollmesh.learner.engines.tolerances import FLOORS, Difference, problem_of_rounding, problem_of_structure
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.errors import DataError

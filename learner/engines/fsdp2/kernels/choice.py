@@ -10,6 +10,7 @@ import torch
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
 from rollmesh.learner.batching.types import Segments
+from rollmesh.learner.engines.fsdp2.attention_calls import AttentionLayout, build_layout
 from rollmesh.learner.engines.fsdp2.kernels.flex import FlexLayout, build_flex_layout
 from rollmesh.learner.engines.fsdp2.kernels.varlen import (
     FLASH_2,
@@ -19,7 +20,6 @@ from rollmesh.learner.engines.fsdp2.kernels.varlen import (
     VarlenLayout,
     build_varlen_layout,
 )
-from rollmesh.learner.engines.fsdp2.layout import AttentionLayout, build_layout
 from rollmesh.mesh.config.learner import AttentionName
 from rollmesh.mesh.errors import ConfigError
 

@@ -18,7 +18,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 from rollmesh.learner.batching.transfer import to_device
 from rollmesh.learner.batching.types import Segments
-from rollmesh.learner.engines.fsdp2.layout import Scoring
+from rollmesh.learner.engines.fsdp2.attention_calls import Scoring
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from transformers.modeling_flash_attention_utils import lazy_import_flash_attent
 
 from rollmesh.learner.batching.transfer import to_device
 from rollmesh.learner.batching.types import Segments
-from rollmesh.learner.engines.fsdp2.layout import Scoring
+from rollmesh.learner.engines.fsdp2.attention_calls import Scoring
 from rollmesh.mesh.config.learner import AttentionName
 from rollmesh.mesh.errors import DataError
 

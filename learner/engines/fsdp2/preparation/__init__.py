@@ -1,1 +1,1 @@
-"""The preparation of a model before it trains: the ranks over which it is sharded, and compiled layers."""
+"""The preparation of a model before it trains: blocks, FSDP2, recomputation, compute dtype, compiled layers."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from rollmesh.learner.engines.fsdp2.sharding import transformer_blocks
+from rollmesh.learner.engines.fsdp2.preparation.blocks import transformer_blocks
 
 _BACKEND = "inductor"
 # Engines of several roles, with and without gradient and in several dtypes, share the code of a class of layers. Beyond

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rollmesh.learner.engines.fsdp2.preparation.blocks import transformer_blocks
 from rollmesh.learner.engines.fsdp2.recurrent.layout import RecurrentLayout
-from rollmesh.learner.engines.fsdp2.sharding import transformer_blocks
 
 LAYOUT = "recurrent_layout"
 """The keyword under which a model's forward hands the layout through to its layers."""

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional
 
+from rollmesh.learner.engines.fsdp2.attention_calls import Scoring
 from rollmesh.learner.engines.fsdp2.kernels.choice import PackedLayout
-from rollmesh.learner.engines.fsdp2.layout import Scoring
 from rollmesh.learner.engines.fsdp2.ulysses.row_parts import RowPart
 from rollmesh.mesh.errors import DataError
 
