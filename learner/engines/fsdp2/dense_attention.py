@@ -18,6 +18,25 @@ _QUIET = 4096
 _SHORTEN = "shorten rollout.max_prompt_tokens + rollout.max_response_tokens"
 
 
+def refuse_long_masks(packing: Packing, device: torch.device, dtype: torch.dtype, longest: int | None) -> None:
+    """Refuses masks that would be too large.
+
+    Args:
+        packing: of the model's sequences.
+        device, dtype: on which and in which the model is computed.
+        longest: tokens of the longest sequence; None: not known.
+
+    Raises:
+        ConfigError: sequences can be longer than masks may be.
+    """
+    if packing is not Packing.ROWS and longest is not None and longest > LONGEST_MASKED:
+        raise ConfigError(
+            f"{_lack(device, dtype)}: without one a mask of tokens x tokens is held, and sequences of up to {longest} "
+            f"tokens are over its limit of {LONGEST_MASKED} (1 GiB)",
+            hint=_remedy(device, dtype),
+        )
+
+
 def describe_dense_attention(
     packing: Packing, attention: str, device: torch.device, dtype: torch.dtype, heads: int, longest: int | None
 ) -> str:
@@ -29,28 +48,24 @@ def describe_dense_attention(
         device, dtype: on which and in which the model is computed.
         heads: of the queries.
         longest: tokens of the longest sequence; None: not known.
-
-    Raises:
-        ConfigError: sequences can be longer than masks may be.
     """
     if packing is Packing.ROWS:
         return _scores(heads, longest) if attention == "eager" else ""
-    if device.type == "cpu":
-        remedy = _SHORTEN
-    elif dtype in KERNEL_DTYPES:
-        remedy = f"install flash-attn, or torch 2.13 or later; or set learner.attention: flex; or {_SHORTEN}"
-    else:
-        remedy = f"set learner.param_dtype: bfloat16, or learner.attention: flex; or {_SHORTEN}"
-    name = f"no kernel for packed attention in {dtype} on {device.type}"
-    if longest is not None and longest > LONGEST_MASKED:
-        raise ConfigError(
-            f"{name}: without one a mask of tokens x tokens is held, and sequences of up to {longest} tokens are over "
-            f"its limit of {LONGEST_MASKED} (1 GiB)",
-            hint=remedy,
-        )
     if device.type == "cpu" and (longest or 0) <= _QUIET:
         return ""
-    return f"{name}: it holds masks of tokens x tokens, and is slow; {remedy}"
+    return f"{_lack(device, dtype)}: it holds masks of tokens x tokens, and is slow; {_remedy(device, dtype)}"
+
+
+def _lack(device: torch.device, dtype: torch.dtype) -> str:
+    return f"no kernel for packed attention in {dtype} on {device.type}"
+
+
+def _remedy(device: torch.device, dtype: torch.dtype) -> str:
+    if device.type == "cpu":
+        return _SHORTEN
+    if dtype in KERNEL_DTYPES:
+        return f"install flash-attn, or torch 2.13 or later; or set learner.attention: flex; or {_SHORTEN}"
+    return f"set learner.param_dtype: bfloat16, or learner.attention: flex; or {_SHORTEN}"
 
 
 def _scores(heads: int, longest: int | None) -> str:

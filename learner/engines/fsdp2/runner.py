@@ -23,7 +23,7 @@ from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.batching.transfer import to_device
 from rollmesh.learner.batching.types import PackedBatch, PackedRow, Packing, TrainSequence
 from rollmesh.learner.engines.fsdp2.attention import ATTENTION
-from rollmesh.learner.engines.fsdp2.dense_attention import describe_dense_attention
+from rollmesh.learner.engines.fsdp2.dense_attention import describe_dense_attention, refuse_long_masks
 from rollmesh.learner.engines.fsdp2.kernels.choice import EXACT, build_layout_for, choose_kernel
 from rollmesh.learner.engines.fsdp2.kernels.choice import KEY as ATTENTION_KEY
 from rollmesh.learner.engines.fsdp2.loading import load_weights, open_model
@@ -97,6 +97,8 @@ class ModelRunner(ABC):
             self._know_borders = self.device.type == "cuda" and know_borders(choice.recurrent)
             self._layers = CompiledLayers(self.transformer) if spec.compile and not self._why_whole else None
             self._use(choice.packing)
+            if self._kernel == EXACT:
+                refuse_long_masks(self.packing, self.device, self._param_dtype, spec.longest)
             self.vocab_size = len(cast(Tensor, stored.model.get_input_embeddings().weight))
             self.module = self._build(stored.model)
             self._shard_and_load(stored)

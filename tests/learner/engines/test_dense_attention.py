@@ -7,8 +7,8 @@ import torch
 
 from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.batching.types import Packing
-from rollmesh.learner.engines.fsdp2 import layout
-from rollmesh.learner.engines.fsdp2.dense_attention import describe_dense_attention
+from rollmesh.learner.engines.fsdp2 import attention_calls
+from rollmesh.learner.engines.fsdp2.dense_attention import describe_dense_attention, refuse_long_masks
 from rollmesh.mesh.errors import ConfigError, DataError
 from tests.learner.engines.models import make_engine, make_sequences
 from tests.learner.engines.training import log_probs
@@ -33,7 +33,9 @@ def test_masks_are_named_with_what_would_do_without_them():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_masks_of_longer_sequences_are_refused(device, dtype):
     with pytest.raises(ConfigError, match="up to 16385 tokens"):
-        describe(device, dtype, 16385)
+        refuse_long_masks(Packing.SHARED, device, dtype, 16385)
+    refuse_long_masks(Packing.SHARED, device, dtype, 16384)
+    refuse_long_masks(Packing.ROWS, device, dtype, 16385)
 
 
 def test_scores_of_eager_attention_are_named():
@@ -46,7 +48,7 @@ def test_a_sequence_that_no_one_announced_is_refused_too(model_folder, monkeypat
     engine = make_engine(model_folder)
     batch = pack(make_sequences(1))
     expected = log_probs(engine, batch)
-    monkeypatch.setattr(layout, "LONGEST_MASKED", 10)
+    monkeypatch.setattr(attention_calls, "LONGEST_MASKED", 10)
     with pytest.raises(DataError, match="keep sequences within 10 tokens"):
         log_probs(engine, batch)
     monkeypatch.undo()
