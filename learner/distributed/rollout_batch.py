@@ -192,7 +192,7 @@ class RolloutBatch:
         ]
         with self.meter.timing("infer", role):
             parts = engine.infer(batches, sum_pi_squared=sum_pi_squared)
-        order = rank_batch.token_indices(self._plan.rank_order(engine.layout, minibatches))
+        order = self._token_order(engine, minibatches)
 
         def gather_values(name: str) -> Tensor:
             return self._in_order(engine, _concatenated([getattr(part, name) for part in parts], self._device), order)
@@ -217,7 +217,7 @@ class RolloutBatch:
     def _gather_rollouts(self, own: Sequence[TrainSequence], mask: NDArray[np.bool_], lengths: Integers) -> Rollouts:
         plan, device = self._plan, self._device
         actor = self._actor
-        order = self._rank_batches[actor.layout].token_indices(plan.rank_order(actor.layout))
+        order = self._token_order(actor)
         behaviour, staleness = (to_device(values, device) for values in sampled_values(own, mask))
         probabilities = [plan.prompts[member.prompt].probability for member in plan.members]
         baselines = [plan.prompts[member.prompt].baseline_reward for member in plan.members]
@@ -240,20 +240,26 @@ class RolloutBatch:
             probabilities=None if all(p == 1.0 for p in probabilities) else per_sequence(probabilities),
         )
 
-    def _in_order(self, engine: Engine, values: Tensor, order: Integers) -> Tensor:
+    def _token_order(self, engine: Engine, minibatches: Sequence[int] | None = None) -> Tensor | None:
+        """Places in [R] of the tokens that an engine's ranks have, rank after rank: int64; None: they are in order."""
+        members = self._plan.rank_order(engine.layout, minibatches)
+        if np.array_equal(members, np.arange(len(self._plan.members))):
+            return None
+        return to_device(self._rank_batches[engine.layout].token_indices(members), self._device)
+
+    def _in_order(self, engine: Engine, values: Tensor, order: Tensor | None) -> Tensor:
         """[R] values in the plan's order, from those of every rank; 0 for tokens that no rank gave.
 
         Args:
             engine: its ranks have them.
             values: of this process's rank.
-            order: place of every value, rank after rank.
+            order: from `_token_order`.
         """
         gathered = _gather(engine, values)
-        total = self._rank_batches[engine.layout].num_tokens
-        if len(order) == total and (order == np.arange(total)).all():
+        if order is None:
             return gathered
-        result = torch.zeros(total, dtype=values.dtype, device=self._device)
-        result[to_device(order, self._device)] = gathered
+        result = torch.zeros(self._rank_batches[engine.layout].num_tokens, dtype=values.dtype, device=self._device)
+        result[order] = gathered
         return result
 
 
