@@ -33,8 +33,8 @@ _KINDS = {
     "linear_attention": LayerKind(attends=False, packing="recurrent"),
     "conv": LayerKind(attends=False, packing="recurrent"),
     # A feed-forward part that counts as a layer.
-    "moe": LayerKind(attends=False, packing="rows"),
-    "mlp": LayerKind(attends=False, packing="rows"),
+    "moe": LayerKind(attends=False, packing="packed"),
+    "mlp": LayerKind(attends=False, packing="packed"),
 }
 
 

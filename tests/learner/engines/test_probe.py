@@ -47,6 +47,15 @@ def test_sequences_that_would_leak_into_one_another_get_rows_of_their_own(tiny, 
     assert "other outputs among other neighbours" in caplog.text
 
 
+def test_feed_forward_layers_are_packed_as_those_beside_them(tmp_path):
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    kinds = ["mamba", "mlp", "moe", "attention"]
+    save_model(tmp_path, "nemotron_h", layers_block_type=kinds, num_hidden_layers=len(kinds), **experts)
+    engine = make_engine(tmp_path)
+    engine.probe()
+    assert engine.packing is Packing.REPEATED
+
+
 @pytest.mark.parametrize("architecture", ["bloom", "gpt_oss", "llama4_text"])
 def test_attention_of_another_kind_is_left_to_transformers(tiny, architecture, caplog):
     engine = make_engine(tiny(architecture))
