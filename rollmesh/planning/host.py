@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from rollmesh.learner.engines.fsdp2.export import GATHER_BYTES
 from rollmesh.mesh.config.models import Config
 from rollmesh.planning.shape import ModelShape
 
-# Beside the kept versions: the one that is written, and one that a receiver still fetches.
+# Beside the kept versions: the one that is written, before the oldest goes, and one that a receiver still fetches.
 _IN_FLIGHT = 2
 # A link of the chain of deltas takes up to this share of a version (`learner/weights/delta_chain.py`).
 _LINK_SHARE = 0.7
-# Full tensors, one part of them and its copy: `learner/engines/fsdp2/export.py`.
-_GATHERED = 3 * (64 << 20)
+# A batch of full tensors, and the shards of as much as they leave and as they arrive.
+_GATHERED = 3 * GATHER_BYTES
 
 
 def learner_host(config: Config, shape: ModelShape, dtype_bytes: int) -> dict[str, int]:
