@@ -21,6 +21,7 @@ class PendingStep:
         tokens: trained tokens in its micro-batches.
         counted: the step's batch has tokens to train, on whichever rank.
         computed: some rank has had a micro-batch, so that there are gradients.
+        passing: amid its passes; after an error, one has broken off.
     """
 
     loss: Tensor
@@ -28,6 +29,7 @@ class PendingStep:
     tokens: int = 0
     counted: bool = False
     computed: bool = False
+    passing: bool = False
 
     def add(self, loss: Tensor, metrics: Metrics, tokens: int) -> None:
         """Adds a micro-batch of this process.

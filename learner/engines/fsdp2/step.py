@@ -25,6 +25,7 @@ from rollmesh.learner.engines.fsdp2.runner import ModelRunner
 from rollmesh.learner.engines.interface import StepResult
 from rollmesh.learner.engines.pending_step import PendingStep
 from rollmesh.mesh.config.learner import OptimizerSection
+from rollmesh.mesh.errors import ConfigError
 
 
 class TrainingStep:
@@ -50,17 +51,24 @@ class TrainingStep:
         self._section = section
         self._total_steps = total_steps
         self._sync_once = sync_once
+        self._stuck = False
         self.steps = 0
         self.pending: PendingStep | None = None
 
     def accumulate(self, batches: Sequence[PackedBatch], loss: Loss, counts: GlobalCounts) -> None:
         """See `Engine`."""
+        if self._stuck:
+            raise ConfigError(
+                "a pass of the sharded model has broken off, and torch before 2.13 cannot make another one",
+                hint="install torch 2.13 or later; a learner that is started again continues from its last checkpoint",
+            )
         runner = self._runner
         pending = self.pending = self.pending or PendingStep(torch.zeros((), device=runner.device))
         real, filling = runner.even(batches)
         pending.counted |= counts.tokens > 0
         pending.computed |= bool(real or filling)
         batches = [*real, *filling]
+        pending.passing = True
         for number, batch in enumerate(batches, 1):
             synchronize_gradients(runner.module, last=number == len(batches), once=self._sync_once)
             output, differentiable = runner.forward(batch)
@@ -71,6 +79,7 @@ class TrainingStep:
                 # A loss of which nothing depends on the model has a gradient all the same: zero.
                 share = result.loss if result.loss.requires_grad else share
             (share * runner.layout.processes).backward()
+        pending.passing = False
 
     def apply(self) -> StepResult:
         """See `Engine`."""
@@ -103,7 +112,7 @@ class TrainingStep:
             return
         if pending.computed:
             # FSDP keeps a part of what a pass that broke off has computed.
-            recover(self._runner.module)
+            self._stuck = not recover(self._runner.module) and pending.passing
             drop_whole_gradients(self._runner.module)
         self._optimizer.zero_grad()
 

@@ -12,7 +12,7 @@ from rollmesh.learner.checkpoint.store import CheckpointStore, load_checkpoint
 from rollmesh.learner.engines.fsdp2.state import StateWriter, load_state
 from rollmesh.learner.engines.world import World
 from rollmesh.mesh.config.learner import MemorySection, OptimizerSection
-from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.learner.engines.models import make_engine, make_model
 from tests.learner.engines.test_gradients import assert_same
@@ -122,3 +122,21 @@ def test_a_folder_without_configuration_is_named(tmp_path):
     save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
     with pytest.raises(DataError, match=r"config\.json"):
         make_engine(tmp_path)
+
+
+def test_a_model_that_cannot_make_another_pass_says_so(model_folder, monkeypatch):
+    engine = make_engine(model_folder)
+    batches = make_batches(engine, seed=1)
+    counts = engine.global_counts(batches)
+
+    def broken(*_):
+        raise ArithmeticError("of the user")
+
+    monkeypatch.setattr("rollmesh.learner.engines.fsdp2.step.recover", lambda _: False)
+    engine.accumulate(batches, policy_loss(), counts)
+    engine.discard()
+    with pytest.raises(ArithmeticError):
+        engine.accumulate(batches, broken, counts)
+    engine.discard()
+    with pytest.raises(ConfigError, match="has broken off, and torch before"):
+        engine.accumulate(batches, policy_loss(), counts)
