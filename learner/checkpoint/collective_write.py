@@ -15,9 +15,6 @@ import torch.distributed as dist
 
 from rollmesh.learner.engines.interface import Engine
 
-WRITE_S = 1800.0
-"""Longest write of a checkpoint. Ranks wait for one another as in any exchange: `learner.distributed.timeout_s`."""
-
 
 @dataclass(frozen=True, slots=True)
 class Ranks:

@@ -20,8 +20,9 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 
-from rollmesh.learner.checkpoint.collective_write import WRITE_S, Ranks
+from rollmesh.learner.checkpoint.collective_write import Ranks
 from rollmesh.learner.checkpoint.compatibility import check_roles
+from rollmesh.learner.checkpoint.deadlines import WRITE_S
 from rollmesh.learner.checkpoint.digests import check_digests, write_digests
 from rollmesh.learner.checkpoint.names import checkpoint_name, list_checkpoints
 from rollmesh.learner.engines.interface import ACTOR, Engine

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from rollmesh.learner.checkpoint.collective_write import WRITE_S
 from rollmesh.learner.checkpoint.copy_thread import CopyThread
+from rollmesh.learner.checkpoint.deadlines import COMMIT_S, WAIT_S, WRITE_S
 from rollmesh.learner.checkpoint.retention import prune
 from rollmesh.learner.checkpoint.store import UnwrittenCheckpointError
 from rollmesh.learner.coordinator.best_tracker import BestTracker
@@ -39,8 +39,6 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 MAX_FAILED = 3
 """Checkpoints in a row that a disk may refuse before the run ends with the error."""
-# Longest commit; its client repeats the call for less than this.
-_COMMIT_S = 180.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -234,7 +232,7 @@ class CheckpointScheduler:
             folder = writing.files.result()
             if not self._ending.is_set():
                 commit = self._announcer.commit_checkpoint(writing.policy.version, str(folder.resolve()))
-                self._bridge.call(commit, _COMMIT_S)
+                self._bridge.call(commit, COMMIT_S)
                 prune(folder.parent, committed=folder.name, keep=self._section.keep)
                 if self._best is not None and writing.evaluated:
                     self._best.checkpoint_written(writing.policy, folder.name)
@@ -276,7 +274,7 @@ class CheckpointScheduler:
             self._status.phase = before
         self._collect(last_try=last_try)
 
-    def _await(self, future: Future[T], most_s: float = 2 * WRITE_S + _COMMIT_S) -> Future[T]:
+    def _await(self, future: Future[T], most_s: float = WAIT_S) -> Future[T]:
         """Waits in turns, so that the other ranks wait too.
 
         Args:

@@ -122,13 +122,19 @@ class Snapshot:
             return self.trouble
         parts = []
         reasons = (member.waiting_reason for member in self.learners() if member.waiting_reason)
-        if learner := self.table.learner_waits or next(reasons, ""):
+        # While it does other things, groups of its next batch are on their way.
+        if learner := next(reasons, "") or ("" if self._learner_works() else self.table.learner_waits):
             parts.append(f"learner: {learner}")
         if self.table.generators_wait:
             parts.append(f"generators wait: {self.table.generators_wait}")
         if not self.learners() and not self.run_finished:
             parts.append(self.absent_learner())
         return "; ".join(parts) or "nothing waits"
+
+    def _learner_works(self) -> bool:
+        """True where the learner's heartbeat says that it is in another phase than waiting for groups."""
+        phases = {name for member in self.learners() for name, value in member.gauges.items() if value}
+        return any(name.startswith("phase/") for name in phases - {"phase/waiting_for_groups"})
 
     def absent_learner(self) -> str:
         """The reason why no learner is a member, in words."""

@@ -23,6 +23,7 @@ from typing import BinaryIO
 import psutil
 
 from rollmesh.launcher.errors import FrozenServiceError, ServiceExitError
+from rollmesh.launcher.final_work import DrainClock, FinalWork
 from rollmesh.launcher.health import HealthProbe
 from rollmesh.launcher.logs import explain_exit, tail
 from rollmesh.mesh.config.network import SecuritySection
@@ -56,6 +57,7 @@ class ServiceSpec:
         environment: added to the launcher's own.
         start_deadline_s: seconds within which it must be healthy.
         drain_s: seconds it gets to end in order after SIGTERM.
+        final_work: it gets more for that; None: no more.
         completes_run: a clean exit of this service ends the run (the learner).
         parts: names of further processes of this service that answer the health check and write ready files of their
             own (further ranks of the learner).
@@ -67,6 +69,7 @@ class ServiceSpec:
     environment: Mapping[str, str]
     start_deadline_s: float = 180.0
     drain_s: float = 15.0
+    final_work: FinalWork | None = None
     completes_run: bool = False
     parts: tuple[str, ...] = ()
     loaded: LoadedProcess | None = None
@@ -90,7 +93,9 @@ class ServiceProcess:
         self.address: str | None = None
         self._process = process
         self._folder = folder
-        self._asked = self._overdue = False
+        self._asked = False
+        # The message once its time to end was over; else empty.
+        self._overdue = ""
 
     @classmethod
     async def start(cls, spec: ServiceSpec, folder: Path, *, restart: bool) -> ServiceProcess:
@@ -213,8 +218,7 @@ class ServiceProcess:
         path = log_file(self._folder, self.spec.name)
         lines = tail(path, since=self._log_from)
         message, said_all = explain_exit(self.status, lines)
-        if self._overdue:
-            message = f"did not end within {self.spec.drain_s:.0f} s of being asked to, killed"
+        message = self._overdue or message
         return ServiceExitError(self.spec.name, self.status, message, () if said_all else lines, hint=f"see {path}")
 
     def terminate(self) -> None:
@@ -226,15 +230,28 @@ class ServiceProcess:
         """Ends the whole process group at once."""
         self._kill_group()
 
-    async def stop(self) -> None:
-        """Ends the service in order, by force once its drain time is over."""
+    async def stop(self, security: SecuritySection, on_work: Callable[[str], None]) -> None:
+        """Ends the service in order, by force once its time is over.
+
+        Args:
+            security: how to reach it.
+            on_work: called with the final work that it is waited for, whenever that is other work.
+        """
         self.terminate()
+        now, final = asyncio.get_running_loop().time, self.spec.final_work
+        clock = DrainClock(now(), idle_s=self.spec.drain_s, work_s=final.most_s if final is not None else 0.0)
+        ending = asyncio.ensure_future(self._process.wait())
         try:
-            await asyncio.wait_for(self._process.wait(), self.spec.drain_s)
-        except TimeoutError:
-            self._overdue = True
-            self.kill()
-            await self._process.wait()
+            while not (await asyncio.wait({ending}, timeout=clock.pause_s(now())))[0]:
+                work = await final.ask(self.address, security) if final is not None and self.address else ""
+                if clock.observe(now(), work):
+                    on_work(work)
+                if not clock.pause_s(now()):
+                    self._overdue = clock.overdue(now())
+                    self.kill()
+                    await ending
+        finally:
+            ending.cancel()
         self._kill_group()
 
     def _kill_group(self) -> None:

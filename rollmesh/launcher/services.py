@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from rollmesh.launcher.devices import DevicePlan
+from rollmesh.launcher.final_work import FinalWork, learner_work
 from rollmesh.launcher.folder import takeover_stamp
 from rollmesh.launcher.interpreters import Interpreter, command_of, environment_of
 from rollmesh.launcher.preparation import Preparation
 from rollmesh.launcher.service_process import ServiceSpec, ready_file
+from rollmesh.learner.checkpoint.deadlines import LAST_S
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.rpc.held_ports import ENVIRONMENT, HeldPorts
 from rollmesh.mesh.runtime.threads import ThreadPlan, available_cores, plan_threads, thread_environment
@@ -21,7 +23,7 @@ _FRONT = "buffer-"
 _GENERATOR = "generator-"
 # Torch, the model and the first weights have to be loaded on a machine where everything starts at once.
 _TORCH_START_S = 300.0
-# Long enough for a checkpoint of a large model.
+# Beyond its step, its checkpoint and the like, for which it is waited in addition.
 _LEARNER_DRAIN_S = 120.0
 # Without an engine's own processes, and with them: these finish their step and free their memory.
 _GENERATOR_DRAIN_S = {"hf": 20.0, "vllm": 60.0, "sglang": 60.0}
@@ -204,6 +206,7 @@ class ServiceCatalogue:
             learner_environment(self._config, self._plan, self._prepared.devices),
             start_deadline_s=_TORCH_START_S,
             drain_s=_LEARNER_DRAIN_S,
+            final_work=FinalWork(learner_work, LAST_S),
             completes_run=True,
             parts=tuple(f"{LEARNER}-{rank}" for rank in range(1, self._config.learner.ranks)),
             loaded=self._prepared.learner,

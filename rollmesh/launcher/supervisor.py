@@ -29,6 +29,7 @@ from rollmesh.report.restarts import Reason, record_restart
 
 # As `PERMANENT`, but only before the service was ever healthy: later they may be the echo of its predecessor's end.
 _PERMANENT_AT_FIRST = frozenset({PortInUseError.exit_code, RewardError.exit_code, TakeoverRefusedError.exit_code})
+_HURRY = "Ctrl-C again kills at once"
 
 
 @dataclass
@@ -94,7 +95,7 @@ class Supervisor:
                     service.process.kill()
             return
         self.interrupted = True
-        self._observer.event("draining: generators, learner, reward service, buffer (again to kill)")
+        self._observer.event(f"draining: generators, learner, reward service, buffer ({_HURRY})")
         self._over.set()
 
     def pids(self) -> dict[str, int]:
@@ -267,12 +268,18 @@ class Supervisor:
         if process is not None and process.running:
             if self._hurry.is_set():
                 process.kill()
-            await process.stop()
+            await self._stop(process)
         if service.task is not None:
             await asyncio.gather(service.task, return_exceptions=True)
         # Its task may have been between two processes just then.
         if service.process is not None and service.process is not process:
-            await service.process.stop()
+            await self._stop(service.process)
+
+    async def _stop(self, process: ServiceProcess) -> None:
+        def report(work: str) -> None:
+            self._observer.event(f"waits for the {process.spec.name}: {work} ({_HURRY})")
+
+        await process.stop(self._security, report)
 
 
 def _exhausted(error: RollmeshError, name: str, used_up: str) -> RollmeshError:

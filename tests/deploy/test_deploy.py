@@ -22,6 +22,8 @@ from rollmesh.buffer.redis_backend.access import RedisAccess
 from rollmesh.buffer.redis_backend.embedded import find_redis_server
 from rollmesh.buffer.store.keys import Keys
 from rollmesh.cli.app import PERMANENT_CODE_VARIABLE, app
+from rollmesh.launcher.services import _LEARNER_DRAIN_S
+from rollmesh.learner.checkpoint.deadlines import LAST_S
 from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.config.redis_url import RedisOptions
 from rollmesh.mesh.config.rollout import EngineName
@@ -168,6 +170,10 @@ def test_what_crashes_comes_back_and_what_a_restart_does_not_mend_stays_away() -
     for name in ROLLMESH:
         assert SERVICES[name]["restart"] == "on-failure"
         assert SERVICES[name]["environment"][PERMANENT_CODE_VARIABLE] == "0"
+
+
+def test_containers_give_the_learner_the_time_that_the_launcher_gives_it() -> None:
+    assert SERVICES["learner"]["stop_grace_period"] == f"{LAST_S + _LEARNER_DRAIN_S:.0f}s"
 
 
 def test_no_container_has_more_rights_than_it_needs() -> None:

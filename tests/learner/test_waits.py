@@ -8,9 +8,10 @@ from typing import Any
 from pydantic import BaseModel
 
 import rollmesh.buffer.server.process
-import rollmesh.learner.coordinator.checkpoint_scheduler
 import rollmesh.learner.coordinator.coordinator
 import rollmesh.learner.coordinator.training_loop
+from rollmesh.launcher.services import _LEARNER_DRAIN_S
+from rollmesh.learner.checkpoint.deadlines import COMMIT_S, LAST_S
 from rollmesh.learner.coordinator.mesh_monitor import MeshMonitor
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.config import Config
@@ -20,9 +21,9 @@ PAGE = (REPOSITORY / "docs" / "operations.md").read_text(encoding="utf-8")
 # Names that are no setting, by the words of its row.
 CONSTANTS = {
     "the claim's answer": rollmesh.learner.coordinator.training_loop._CLAIM_S,
-    "the commit of a checkpoint": rollmesh.learner.coordinator.checkpoint_scheduler._COMMIT_S,
-    "at a publication": rollmesh.learner.coordinator.coordinator._LEAVE_S,
+    "the commit of a checkpoint": COMMIT_S,
     "leaving the mesh": rollmesh.learner.coordinator.coordinator._LEAVE_S,
+    "the learner's end": LAST_S + _LEARNER_DRAIN_S,
     "an order of rank 0": rollmesh.learner.distributed.rank_group.TURN_S,
     "reads its data": rollmesh.buffer.server.process._LOADING_S,
 }

@@ -2,7 +2,7 @@
 
 `python fake_service.py READY_FILE [--exit STATUS] [--log LINE] [--die-after-ready STATUS] [--die-unasked STATUS]
                        [--die-asked STATUS] [--asked STATUS] [--complete-on FILE] [--child PIDFILE] [--own-session]
-                       [--ignore-term] [--drained FILE NAME] [--spin THREADS]`
+                       [--ignore-term] [--drained FILE NAME] [--spin THREADS] [--writes FILE]`
 
 SIGUSR1: holds its interpreter and computes. SIGUSR2: holds its interpreter and sleeps.
 """
@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent import futures
 from pathlib import Path
 
@@ -24,6 +25,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from rollmesh.mesh.runtime.die_with_parent import die_with_parent
+from rollmesh.protos import learner_pb2, learner_pb2_grpc
 
 
 def hold_and_compute(*_: object) -> None:
@@ -51,6 +53,16 @@ class Dying(health.HealthServicer):
         os._exit(self._status)
 
 
+class Writing(learner_pb2_grpc.LearnerControlServicer):
+    """A learner that writes its checkpoint until a file is there."""
+
+    def __init__(self, until: Path) -> None:
+        self._until = until
+
+    def Status(self, _request: object, _context: object) -> learner_pb2.LearnerStatusResponse:
+        return learner_pb2.LearnerStatusResponse(phase="ending" if self._until.exists() else "checkpointing")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("ready", type=Path)
@@ -67,6 +79,7 @@ def main() -> int:
     parser.add_argument("--ignore-term", action="store_true")
     parser.add_argument("--asked", type=int, default=0, help="end with this status after SIGTERM")
     parser.add_argument("--drained", type=Path, help="append the name to this file on SIGTERM")
+    parser.add_argument("--writes", type=Path, help="write a checkpoint until this file is there, whoever asks")
     parser.add_argument("--name", default="fake")
     options = parser.parse_args()
 
@@ -99,6 +112,8 @@ def main() -> int:
     server = grpc.server(futures.ThreadPoolExecutor(2))
     servicer = health.HealthServicer() if options.die_asked is None else Dying(options.die_asked)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    if options.writes:
+        learner_pb2_grpc.add_LearnerControlServicer_to_server(Writing(options.writes), server)
     servicer.set("", health_pb2.HealthCheckResponse.SERVING)
     port = server.add_insecure_port("127.0.0.1:0")
     if options.die_unasked is None:
@@ -117,6 +132,8 @@ def main() -> int:
     # Python's handlers run in the main thread; a signal that the kernel gives to another thread does not wake it.
     while not over.wait(0.2):
         pass
+    while options.writes and not options.writes.exists():
+        time.sleep(0.1)
     server.stop(None)
     return options.asked
 

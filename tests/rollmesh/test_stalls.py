@@ -74,6 +74,17 @@ def test_the_learner_is_named_once_where_it_waits() -> None:
     assert snapshot.who_waits() == "learner: waits for groups: 2 begun"
 
 
+def test_a_learner_that_does_other_things_waits_for_no_groups() -> None:
+    snapshot = _snapshot(0)
+    assert snapshot.table is not None
+    snapshot.table.learner_waits = "waits for groups: 2 begun"
+    (learner,) = snapshot.learners()
+    learner.gauges["phase/checkpointing"], learner.gauges["phase/waiting_for_groups"] = 1.0, 0.0
+    assert snapshot.who_waits() == "nothing waits"
+    learner.waiting_reason = "checkpointing for 12 s"
+    assert snapshot.who_waits() == "learner: checkpointing for 12 s"
+
+
 def test_plain_lines_tell_a_stall_when_it_begins_at_doubling_intervals_and_at_its_end(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -16,6 +16,7 @@ from typing import BinaryIO
 import pytest
 
 from rollmesh.launcher.errors import ServiceExitError
+from rollmesh.launcher.final_work import FinalWork, learner_work
 from rollmesh.launcher.service_process import log_file
 from rollmesh.launcher.supervisor import Supervisor
 from rollmesh.mesh.errors import StuckError, UnreachableError
@@ -199,6 +200,22 @@ async def test_drains_in_order_and_kills_what_does_not_end(
     assert [event for event in recorder.events if "killed" in event] == [
         f"reward: did not end within 0 s of being asked to, killed (see {tmp_path / 'logs' / 'reward.log'})"
     ]
+
+
+async def test_a_learner_is_waited_for_as_long_as_it_writes_its_checkpoint(
+    tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder
+) -> None:
+    written = tmp_path / "written"
+    spec = fake_spec(tmp_path, "learner", "--writes", str(written))
+    spec = replace(spec, drain_s=1.0, final_work=FinalWork(learner_work, DEADLINE_S))
+    supervisor = make_supervisor()
+    running = asyncio.create_task(supervisor.run([lambda: [spec]], same_rank))
+    await until(lambda: recorder.starts_of("learner") == 1)
+    supervisor.interrupt()
+    await until(lambda: "waits for the learner: checkpointing (Ctrl-C again kills at once)" in recorder.events)
+    written.touch()
+    await asyncio.wait_for(running, DEADLINE_S)
+    assert [event for event in recorder.events if "killed" in event] == []
 
 
 async def test_who_ends_in_error_or_freezes_while_draining_is_named(
