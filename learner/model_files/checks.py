@@ -16,6 +16,7 @@ from rollmesh.mesh.errors import ConfigError, DataError
 _TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken")
 _AGAIN = "download or copy the folder again"
 _SIZES = ("hidden_size", "n_embd", "num_hidden_layers", "n_layer", "intermediate_size", "vocab_size")
+_HEADS = ("num_attention_heads", "n_head")
 _CONTEXT = ("max_position_embeddings", "n_positions")
 # The header of a safetensors file has its length.
 _LENGTH_BYTES = 8
@@ -68,6 +69,12 @@ def declared_context(config: Mapping[str, Any]) -> int | None:
     """Longest sequence in tokens, from a `config.json`; None where it has none."""
     text = _text(config)
     return next((text[name] for name in _CONTEXT if isinstance(text.get(name), int)), None)
+
+
+def attention_heads(config: Mapping[str, Any]) -> int | None:
+    """Heads of the queries, from a `config.json`; None where it has none."""
+    text = _text(config)
+    return next((text[name] for name in _HEADS if isinstance(text.get(name), int)), None)
 
 
 def architecture(config: Mapping[str, Any]) -> str:

@@ -295,6 +295,8 @@ class LearnerSection(Section):
     def _divides_ranks(self) -> LearnerSection:
         if self.ranks % self.distributed.nodes:
             raise ValueError(f"ranks: {self.ranks} cannot be divided evenly over {self.distributed.nodes} nodes")
+        if self.profile.steps and (absent := [rank for rank in self.profile.ranks if rank >= self.ranks]):
+            raise ValueError(f"profile.ranks names rank {absent[0]}, and ranks is {self.ranks}: they count from 0")
         return self
 
     @model_validator(mode="after")

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from rollmesh.cli.options import OVERRIDES, ConfigPath, read_config
+from rollmesh.mesh.errors import ConfigError
 
 _DEVICES_HELP = (
     "Devices of a node, COUNTxNAME: 8xH100-80G, 8xH200-141G, 4xA100-40G, 4xA100-80G, 2xL40S-48G, 1x4090-24G, "
@@ -37,7 +38,8 @@ def _plan(
 ) -> None:
     """Say how much memory a run needs on which devices, what does not fit, and which keys would make it fit.
 
-    Nothing is started and no weights are read: model.path may be a folder with a config.json alone.
+    Nothing is started and no weights are read: model.path may be a folder with a config.json alone. Exits with 2 where
+    something does not fit.
     """
     config = read_config(config_path, context)
     from rollmesh.planning.command import find
@@ -46,6 +48,8 @@ def _plan(
     found = find(config, devices, nodes, trace=trace, run=run)
     if as_json:
         typer.echo(json.dumps(to_json(found), indent=2))
-        return
-    for line in lines(found):
-        typer.echo(line)
+    else:
+        for line in lines(found):
+            typer.echo(line)
+    if not found.plan.fits:
+        raise typer.Exit(ConfigError.exit_code)

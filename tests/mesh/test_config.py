@@ -96,6 +96,10 @@ def test_a_bad_value_is_one_error_that_says_what_the_key_needs(override: str, me
             ["learner.distributed={nodes: 2, rendezvous: a:1}", "learner.ranks=3"],
             "ranks: 3 cannot be divided evenly over 2 nodes",
         ),
+        (
+            ["learner.profile={steps: [3], ranks: [0, 2]}", "learner.ranks=2"],
+            "profile.ranks names rank 2, and ranks is",
+        ),
     ],
 )
 def test_ranks_of_several_nodes_have_a_place_to_meet_and_are_as_many_on_each(

@@ -186,7 +186,9 @@ def try_learner(config: Config, *, fresh: bool) -> list[str]:
     from rollmesh.learner.builders import build_algorithm
     from rollmesh.learner.checkpoint.compatibility import check_newest
     from rollmesh.learner.coordinator.priorities import priority_function
+    from rollmesh.learner.layout_requirements import check_layout
 
+    check_layout(config)
     algorithm = build_algorithm(config)
     priority_function(config)
     if not fresh and not nothing_trained(config.run.folder):
