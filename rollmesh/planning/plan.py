@@ -20,7 +20,17 @@ from rollmesh.planning.generation import GeneratorMemory, generator_memory
 from rollmesh.planning.host import generator_host, learner_host
 from rollmesh.planning.placement import Placement, place
 from rollmesh.planning.shape import BlockCosts, ModelShape
-from rollmesh.planning.training import LogitRoom, Moments, Phase, RoleSetup, on_host, phases, resting, staged
+from rollmesh.planning.training import (
+    LogitRoom,
+    Moments,
+    Phase,
+    RoleSetup,
+    inputs_on_host,
+    on_host,
+    phases,
+    resting,
+    staged,
+)
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _VALUE_MODEL = "value_model"
@@ -219,6 +229,8 @@ def _host(
     for name, nbytes_of in (("copy for checkpoints", staged), ("offloaded roles", on_host)):
         if nbytes := ranks_here * sum(nbytes_of(role.setup) for role in roles):
             parts[name] = nbytes
+    if inputs := ranks_here * max(inputs_on_host(role.setup) for role in roles):
+        parts["offloaded activations"] = inputs
     for name, nbytes in generator_host(config, shape, travelling, same_node=cluster.nodes == 1).items():
         parts[name] = nbytes * math.ceil(config.rollout.replicas / cluster.nodes)
     return parts

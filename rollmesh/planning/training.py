@@ -131,6 +131,12 @@ def on_host(setup: RoleSetup) -> int:
     return setup.parameters * setup.offload + (optimizer + gradients) * setup.trained
 
 
+def inputs_on_host(setup: RoleSetup) -> int:
+    """Bytes of host memory for inputs of blocks that wait for a backward pass; kept for the next pass of any role."""
+    waits = setup.trained and setup.host_inputs and setup.recompute is True
+    return len(setup.shape.layers) * setup.hidden_states if waits else 0
+
+
 def staged(setup: RoleSetup) -> int:
     """Bytes of host memory for the copy from which a checkpoint is written; kept from one to the next."""
     return setup.parameters + setup.optimizer if setup.trained else 0

@@ -193,6 +193,12 @@ def test_host_memory_has_the_checkpoints_copy_and_all_that_is_offloaded() -> Non
         assert changed.host["offloaded roles"] == 8 * sum(share * role.setup.parameters for role in changed.roles)
         assert changed.host["copy for checkpoints"] == 8 * states
 
+    memory = {"learner": {"ranks": 16, "memory": {"offload_activations": True}}}
+    waiting = planned(configured("qwen2.5-7b", **(critic | memory)), "8xH100-80G", 2)
+    # 28 layers of 3,584 dimensions in bfloat16, on each of the first node's eight ranks.
+    assert waiting.host["offloaded activations"] == 8 * 2 * 28 * 3584 * waiting.roles[0].setup.tokens
+    assert "offloaded activations" not in plan.host
+
 
 def test_ranks_that_divide_sequences_have_a_part_of_a_micro_batch_each() -> None:
     config = configured("qwen3-0.6b", learner={"ranks": 8, "batch": {"tokens_per_micro_batch": 32768}})
