@@ -26,7 +26,8 @@ class TokenizerCodec:
     """
 
     def __init__(self, folder: Path) -> None:
-        from rollmesh.generators.engines.model_folder import eos_ids, read_config
+        from rollmesh.generators.engines.model_folder import eos_ids
+        from rollmesh.mesh.model_config import read_config
 
         self._tokenizer = load_tokenizer(folder)
         self.end_ids = frozenset(eos_ids(folder, read_config(folder).get_text_config(), self._tokenizer))

@@ -1,9 +1,11 @@
-"""Files that are written whole or not at all, and durable ones."""
+"""Files that are written whole or not at all, durable ones, and those that no one should wait for."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+
+from rollmesh.mesh.errors import DataError
 
 
 def write_atomically(path: Path, text: str, *, durable: bool = False) -> None:
@@ -43,3 +45,26 @@ def fsync_path(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def refuse_special_files(folder: Path) -> None:
+    """Refuses a folder with a named pipe, a socket or a device: to open one could wait for ever.
+
+    Args:
+        folder: that is read. Its folders are not looked into, and links that lead nowhere are left alone.
+
+    Raises:
+        DataError: names the file; or the folder cannot be listed.
+    """
+    try:
+        paths = sorted(folder.iterdir())
+    except OSError as error:
+        raise DataError(
+            f"{folder} cannot be listed: {error.strerror}", hint="give a folder that you can read"
+        ) from error
+    for path in paths:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise DataError(
+                f"{path} is a pipe, a socket or a device, and no regular file",
+                hint="remove it, or copy the folder again",
+            )

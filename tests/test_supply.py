@@ -17,7 +17,6 @@ from transformers import PreTrainedTokenizerFast
 from rollmesh.generators.engines.checkpoint_names import CheckpointLayout
 from rollmesh.generators.engines.external.model_info import read_folder
 from rollmesh.generators.engines.hf.model.loading import load_model as load_model_of_generator
-from rollmesh.generators.engines.model_folder import read_config
 from rollmesh.generators.tokenizer import TokenizerCodec
 from rollmesh.learner.engines.fsdp2.packing_choice import describe_packing
 from rollmesh.learner.model_files import location
@@ -25,6 +24,7 @@ from rollmesh.learner.model_files.stored_model import StoredModel
 from rollmesh.mesh.config import load
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.model_config import read_config
 from rollmesh.mesh.tokenizer_files import load_optional_tokenizer, load_tokenizer
 from rollmesh.mesh.trajectory.images import ImageProcessor
 from tests.generators.engines import tiny

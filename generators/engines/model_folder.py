@@ -1,27 +1,11 @@
-"""Configuration and end tokens of a Hugging Face model folder: read without network, and without running its code."""
+"""End tokens of a Hugging Face model folder: read without network, and without running its code."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
-
-from rollmesh.mesh.errors import DataError
-
-
-def read_config(folder: Path) -> PreTrainedConfig:
-    """The folder's configuration.
-
-    Raises:
-        DataError: there is none, or transformers does not know it.
-    """
-    if not (folder / "config.json").is_file():
-        raise DataError(f"{folder}: no config.json", hint="give a Hugging Face model folder")
-    try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{folder}/config.json: {error}") from error
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 
 def eos_ids(folder: Path, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:

@@ -12,6 +12,8 @@ from typing import Any
 
 from rollmesh.learner.model_files.tokenizer_checks import check_tokenizer
 from rollmesh.mesh.errors import ConfigError, DataError
+from rollmesh.mesh.files import refuse_special_files
+from rollmesh.mesh.model_config import check_sizes
 
 _TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken")
 _AGAIN = "download or copy the folder again"
@@ -34,6 +36,7 @@ def check_model_files(folder: Path, setting: str, *, tokenizer: bool) -> None:
     Raises:
         DataError: naming the file and the key.
     """
+    refuse_special_files(folder)
     config = read_model_config(folder, setting)
     _check_weights(folder, setting)
     if not tokenizer:
@@ -51,7 +54,7 @@ def read_model_config(folder: Path, setting: str) -> dict[str, Any]:
     """The folder's `config.json`.
 
     Raises:
-        DataError: the file is missing, or is no JSON object.
+        DataError: the file is missing, is no JSON object, or has sizes of no model.
     """
     path = folder / "config.json"
     if not path.is_file():
@@ -62,6 +65,7 @@ def read_model_config(folder: Path, setting: str) -> dict[str, Any]:
         raise DataError(f"{setting}: {path} is not valid JSON: {error}", hint=_AGAIN) from error
     if not isinstance(config, dict):
         raise DataError(f"{setting}: {path} holds no object", hint=_AGAIN)
+    check_sizes(config, f"{setting}: {path}")
     return config
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from rollmesh.learner.model_files.checks import check_model_files, declared_context
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.model_config import read_config
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -100,7 +101,4 @@ def _download(model: ModelSection, setting: str) -> Path:
 
 def context_length(folder: Path) -> int | None:
     """Longest sequence of the model in tokens, from its configuration; None where it has none."""
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    return declared_context(config.get_text_config().to_dict())
+    return declared_context(read_config(folder).get_text_config().to_dict())

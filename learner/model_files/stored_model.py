@@ -14,12 +14,13 @@ from typing import Self
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from rollmesh.learner.model_files.conversion import LoadingPlan, plan_loading
 from rollmesh.learner.model_files.weight_files import WeightFiles
 from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.model_config import naming_config, read_config
 
 _NAMED = 3
 
@@ -44,7 +45,7 @@ class StoredModel:
 
     def __init__(self, folder: Path, device: torch.device | str = "cpu", *, backbone_only: bool = False) -> None:
         self.folder = folder
-        self.model = _without_weights(read_config(folder), folder, torch.device(device))
+        self.model = _without_weights(_read_trainable(folder), folder, torch.device(device))
         self.files = WeightFiles(folder)
         try:
             self.plan = self._plan()
@@ -99,16 +100,13 @@ class StoredModel:
             )
 
 
-def read_config(folder: Path) -> PreTrainedConfig:
+def _read_trainable(folder: Path) -> PreTrainedConfig:
     """The configuration of a model.
 
     Raises:
         DataError: there is none that transformers knows, or its weights are quantized.
     """
-    try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise _unknown(folder, error) from error
+    config = read_config(folder)
     if getattr(config, "quantization_config", None):
         raise DataError(
             f"model {folder} has quantized weights (quantization_config in its config.json)",
@@ -129,14 +127,11 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def _without_weights(config: PreTrainedConfig, folder: Path, device: torch.device) -> PreTrainedModel:
-    try:
-        with torch.device("meta"):
-            # Chosen by transformers, for a configuration may name kernels, which it would fetch and load.
-            model = AutoModelForCausalLM.from_config(
-                config, dtype=torch.float32, attn_implementation=None, trust_remote_code=False
-            )
-    except (OSError, ValueError, KeyError) as error:
-        raise _unknown(folder, error) from error
+    with naming_config(folder), torch.device("meta"):
+        # Chosen by transformers, for a configuration may name kernels, which it would fetch and load.
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation=None, trust_remote_code=False
+        )
     if not isinstance(model, PreTrainedModel):
         raise DataError(f"{folder} is not a causal language model")
     _compute_buffers(model, device)
@@ -153,19 +148,6 @@ def _compute_buffers(model: PreTrainedModel, device: torch.device) -> None:
         # Its mark of what it leaves alone.
         parameter._is_hf_initialized = True  # type: ignore[attr-defined]
     model.initialize_weights()
-
-
-def _unknown(folder: Path, error: Exception) -> DataError:
-    text = str(error).strip()
-    if "trust_remote_code" in text:
-        return DataError(
-            f"model {folder} needs custom code, which its config.json names (auto_map)",
-            hint="code of a model is never run here: choose an architecture that transformers has itself",
-        )
-    return DataError(
-        f"cannot load model {folder}: {text.splitlines()[0] if text else type(error).__name__}",
-        hint="it is a local Hugging Face folder, or a hub id, of a causal language model that transformers knows",
-    )
 
 
 def _first(names: list[str]) -> str:

@@ -2,54 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from rollmesh.learner.engines.fsdp2.output.logit_form import UnknownFormError, read_logit_form
 from rollmesh.learner.engines.fsdp2.preparation.blocks import transformer_blocks
 from rollmesh.learner.engines.layer_kinds import layer_kinds, properties_of
 from rollmesh.learner.model_files.stored_model import quiet_transformers
-from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.model_config import naming_config
 from rollmesh.planning.shape import ModelShape, ParameterGroup, Rows
-
-
-def read_model_config(section: ModelSection) -> PreTrainedConfig:
-    """The configuration of a model: of a folder, of a `config.json` by its path, or of a hub id.
-
-    Raises:
-        DataError: there is none, or transformers does not know the architecture.
-    """
-    try:
-        return AutoConfig.from_pretrained(section.path, revision=section.revision, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
-        raise DataError(
-            f"model {section.path!r}: its configuration cannot be read: {_first_line(error)}",
-            hint="model.path is a folder or a file with the config.json of a known architecture, or a hub id; "
-            "weights are not needed",
-        ) from error
 
 
 def build_on_meta(config: PreTrainedConfig) -> PreTrainedModel:
     """The model without bytes, in float32.
 
     Raises:
-        DataError: the architecture is no causal language model.
+        DataError: the architecture is no causal language model, or sizes contradict one another.
     """
-    try:
-        with torch.device("meta"), quiet_transformers():
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(
-                config, dtype=torch.float32, trust_remote_code=False
-            )
-    except (ValueError, KeyError) as error:
-        raise DataError(
-            f"a model of the type {config.model_type!r} cannot be built: {_first_line(error)}",
-            hint="only causal language models are trained",
-        ) from error
+    with naming_config(str(config.name_or_path)), torch.device("meta"), quiet_transformers():
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
     return model.eval()
 
 
@@ -126,7 +101,3 @@ def _kv_elements(text: PreTrainedConfig, *, compressed: bool) -> int:
     if rank:
         return layers * int(heads * (text.qk_nope_head_dim + text.qk_rope_head_dim + text.v_head_dim))
     return layers * 2 * int(heads * width)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

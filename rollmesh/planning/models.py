@@ -8,9 +8,9 @@ import torch
 from transformers import PreTrainedConfig
 
 from rollmesh.learner.engines.interface import ACTOR
-from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.config.models import Config
-from rollmesh.planning.architecture import build_on_meta, read_model_config, read_shape
+from rollmesh.mesh.model_config import read_config
+from rollmesh.planning.architecture import build_on_meta, read_shape
 from rollmesh.planning.block_costs import count_block_costs
 from rollmesh.planning.shape import BlockCosts, ModelShape
 
@@ -60,7 +60,7 @@ class RunModels:
 
 @cache
 def _config(path: str, revision: str | None) -> PreTrainedConfig:
-    return read_model_config(ModelSection(path=path, revision=revision))
+    return read_config(path, revision)
 
 
 @cache

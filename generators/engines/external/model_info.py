@@ -7,9 +7,10 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from rollmesh.generators.engines.model_folder import eos_ids, read_config
+from rollmesh.generators.engines.model_folder import eos_ids
 from rollmesh.generators.engines.request_validation import RequestLimits
 from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.model_config import read_config
 from rollmesh.mesh.tokenizer_files import load_optional_tokenizer
 from rollmesh.mesh.trajectory.images import ImageProcessor
 

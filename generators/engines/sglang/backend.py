@@ -31,7 +31,6 @@ from rollmesh.generators.engines.external.backend import Backend, DecodeChunk, D
 from rollmesh.generators.engines.external.model_info import ModelInfo
 from rollmesh.generators.engines.external.process_log import last_error
 from rollmesh.generators.engines.interface import EngineError, EngineSettings, SleepReport
-from rollmesh.generators.engines.model_folder import read_config
 from rollmesh.generators.engines.request_validation import RequestLimits
 from rollmesh.generators.engines.sglang import request_bodies, server_args
 from rollmesh.generators.engines.sglang.load_monitor import LoadMonitor
@@ -46,6 +45,7 @@ from rollmesh.generators.engines.sglang.transfers.tensor import TensorTransfer
 from rollmesh.mesh.config.rollout import SglangSection
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.liveness.freeze_detector import ProcessState
+from rollmesh.mesh.model_config import read_config
 
 log = logging.getLogger(__name__)
 

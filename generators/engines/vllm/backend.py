@@ -33,7 +33,6 @@ from rollmesh.generators.engines.checkpoint_names import CheckpointLayout
 from rollmesh.generators.engines.external.backend import Backend, DecodeChunk, DecodeJob, LoadMetrics
 from rollmesh.generators.engines.external.model_info import ModelInfo
 from rollmesh.generators.engines.interface import EngineError, EngineSettings, SamplingParams, SleepReport
-from rollmesh.generators.engines.model_folder import read_config
 from rollmesh.generators.engines.request_validation import RequestLimits
 from rollmesh.generators.engines.vllm import environment, private_names, sampling
 from rollmesh.generators.engines.vllm.engine_args import engine_arguments, on_cpu, section_of, transfer_of, workers
@@ -45,6 +44,7 @@ from rollmesh.generators.engines.vllm.weight_senders import SharedSender, Weight
 from rollmesh.generators.engines.vllm.worker import HELD_BYTES
 from rollmesh.mesh.errors import PayloadError, WeightsError
 from rollmesh.mesh.liveness.freeze_detector import ProcessState
+from rollmesh.mesh.model_config import read_config
 from rollmesh.mesh.trajectory.images import open_image
 
 log = logging.getLogger(__name__)

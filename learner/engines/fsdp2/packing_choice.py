@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from rollmesh.learner.batching.types import Packing
 from rollmesh.learner.engines.fsdp2.recurrent.layers import recurrent_layers
@@ -21,6 +21,7 @@ from rollmesh.learner.engines.layer_kinds import layer_kinds, properties_of
 from rollmesh.learner.engines.tolerances import REFUSED_HINT
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.model_config import naming_config, read_config
 
 # Settings of attention that chooses the tokens each one sees, of sequences longer than the probe's. Their choice is not
 # that of transformers' eager attention: it changes with the padding.
@@ -75,11 +76,11 @@ def choose_packing(model: PreTrainedModel) -> PackingChoice:
 def describe_packing(section: ModelSection) -> str:
     """The packing of a local model, in words, without its weights; or the reason why it is not known."""
     try:
-        config = AutoConfig.from_pretrained(section.path, trust_remote_code=False)
-        with torch.device("meta"):
+        config = read_config(section.path, section.revision)
+        with naming_config(section.path), torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, attn_implementation=None, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        return f"not known: {str(error).splitlines()[0]}"
+    except DataError as error:
+        return f"not known: {error.message}"
     choice = choose_packing(model)
     if choice.packing is Packing.SHARED:
         return f"{config.model_type}: sequences side by side, each prompt once, no padding"

@@ -193,11 +193,14 @@ def try_learner(config: Config, *, fresh: bool) -> list[str]:
     priority_function(config)
     if not fresh and not nothing_trained(config.run.folder):
         check_newest(config.run.folder / CHECKPOINTS_NAME, algorithm)
-    if config.rollout.engine == "hf" and (folder := Path(config.model.path)).is_dir():
+    if (folder := Path(config.model.path)).is_dir():
         from rollmesh.generators.engines.hf.model.served_layers import layout_of
-        from rollmesh.generators.engines.model_folder import read_config
+        from rollmesh.mesh.model_config import naming_config, read_config
 
-        layout_of(read_config(folder), folder)
+        described = read_config(folder)
+        if config.rollout.engine == "hf":
+            with naming_config(folder):
+                layout_of(described, folder)
     return algorithm.notices()
 
 

@@ -38,8 +38,8 @@ from rollmesh.generators.engines.hf.model.served_layers import layout_of
 from rollmesh.generators.engines.hf.model.traced_forward import DirectForward
 from rollmesh.generators.engines.hf.probe import probe
 from rollmesh.generators.engines.interface import EngineSettings
-from rollmesh.generators.engines.model_folder import read_config
 from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.model_config import read_config
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.generators.engines import tiny
 from tests.generators.engines.collector import DEADLINE_S, Collector

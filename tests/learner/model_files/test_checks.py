@@ -29,6 +29,10 @@ def model(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def configure(model: Path, **sizes: object) -> None:
+    (model / "config.json").write_text(json.dumps({"vocab_size": 8, **sizes}))
+
+
 def cut(path: Path, size: int) -> None:
     os.truncate(path, size)
 
@@ -39,6 +43,12 @@ def cut(path: Path, size: int) -> None:
         (lambda model: (model / "config.json").unlink(), "has no config.json"),
         (lambda model: cut(model / "config.json", 1), "config.json is not valid JSON"),
         (lambda model: (model / "config.json").write_text("[]"), "config.json holds no object"),
+        (lambda model: configure(model, hidden_size="64"), 'config.json says hidden_size: "64", and should have'),
+        (lambda model: configure(model, text_config={"n_layer": -1}), "config.json says n_layer: -1, and should"),
+        (
+            lambda model: configure(model, num_attention_heads=7, num_key_value_heads=2),
+            "num_attention_heads: 7, which num_key_value_heads: 2 does not divide",
+        ),
         (lambda model: cut(model / "model-2.safetensors", 5), "model-2.safetensors is cut off .* no readable header"),
         (lambda model: cut(model / "model-2.safetensors", 40), "model-2.safetensors is cut off .* no readable header"),
         (
@@ -60,6 +70,14 @@ def test_what_is_wrong_is_named_with_its_key(model: Path, damage: Callable[[Path
     check_model_files(model, "model.path", tokenizer=True)
     damage(model)
     with pytest.raises(DataError, match=f"^model.path: .*{message}"):
+        check_model_files(model, "model.path", tokenizer=True)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model-1.safetensors", INDEX, "tokenizer.json"])
+def test_a_pipe_is_named_and_not_waited_for(model: Path, name: str) -> None:
+    (model / name).unlink()
+    os.mkfifo(model / name)
+    with pytest.raises(DataError, match=f"{name} is a pipe"):
         check_model_files(model, "model.path", tokenizer=True)
 
 

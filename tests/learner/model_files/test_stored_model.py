@@ -16,6 +16,8 @@ from rollmesh.learner.model_files.conversion import group_for_storing, to_stored
 from rollmesh.learner.model_files.stored_model import StoredModel
 from rollmesh.learner.model_files.weight_files import SINGLE_NAME, whole
 from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.model_config import read_config
+from rollmesh.planning.architecture import build_on_meta
 from tests.learner.engines.models import make_model
 
 # Plain, tied, other names in files, experts, experts of several lists, whole tensors that are joined, shared layers.
@@ -106,6 +108,11 @@ def test_weights_that_are_not_those_of_the_model_are_named(
         ({"quantization_config": {"quant_method": "fp8"}}, "quantized weights"),
         ({"model_type": "no_such_model"}, "cannot load model"),
         ({"model_type": "t5"}, "cannot load model"),
+        ({"num_hidden_layers": 1_000_000}, "num_hidden_layers: 1000000, .* from 1 to 10000"),
+        ({"hidden_size": None}, "expected int, got NoneType"),
+        ({"layer_types": ["nothing", "nothing"]}, "validate_layer_type"),
+        ({"text_config": "x"}, "AttributeError"),
+        ({"hidden_act": "nothing"}, "KeyError: 'nothing'"),
     ],
 )
 def test_configurations_that_cannot_be_trained_are_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -114,6 +121,9 @@ def test_configurations_that_cannot_be_trained_are_named(tmp_path: Path, change:
     (folder / "config.json").write_text(json.dumps(config | change))
     with pytest.raises(DataError, match=message):
         StoredModel(folder)
+    if "quantization_config" not in change:
+        with pytest.raises(DataError, match=message):
+            build_on_meta(read_config(folder))
 
 
 def shape(stored: StoredModel, name: str) -> tuple[slice, ...]:

@@ -19,9 +19,10 @@ from transformers import (
 from transformers.initialization import no_init_weights
 
 from rollmesh.generators.engines.hf.model.served_layers import layout_of
-from rollmesh.generators.engines.model_folder import eos_ids, read_config
+from rollmesh.generators.engines.model_folder import eos_ids
 from rollmesh.generators.engines.request_validation import RequestLimits
 from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.model_config import naming_config, read_config
 from rollmesh.mesh.tokenizer_files import load_optional_tokenizer
 from rollmesh.mesh.trajectory.images import ImageProcessor
 
@@ -82,16 +83,17 @@ def load_model(folder: Path, *, dtype: str, device: str, context: int | None = N
     implementation = "eager" if getattr(text_config, "attn_logit_softcapping", None) else "sdpa"
     takes_images = config.model_type in _WITH_IMAGES
     factory: Any = AutoModelForImageTextToText if takes_images else AutoModelForCausalLM
-    try:
-        with no_init_weights():
-            model = factory.from_config(
-                config, dtype=_DTYPES[dtype], attn_implementation=implementation, trust_remote_code=False
-            )
-    except ValueError as error:
-        raise DataError(
-            f"{folder}: not a causal language model: {error}",
-            hint=f"of vision-language models the hf engine serves {', '.join(sorted(_WITH_IMAGES))}",
-        ) from error
+    with naming_config(folder):
+        try:
+            with no_init_weights():
+                model = factory.from_config(
+                    config, dtype=_DTYPES[dtype], attn_implementation=implementation, trust_remote_code=False
+                )
+        except ValueError as error:
+            raise DataError(
+                f"{folder}: not a causal language model: {error}",
+                hint=f"of vision-language models the hf engine serves {', '.join(sorted(_WITH_IMAGES))}",
+            ) from error
     model.tie_weights()
     model.to(device).eval().requires_grad_(False)
     tokenizer = load_optional_tokenizer(folder)
