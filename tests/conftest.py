@@ -42,13 +42,22 @@ def pytest_configure(config: pytest.Config) -> None:
         no_processes.forbid()
 
 
-# In the names of files that share an engine.
-_SHARED = ("/engines/vllm/", "/test_sglang_")
+# Parts of the names of files that share an engine, or the processes of a learner's.
+_SHARED = (
+    ("/engines/vllm/",),
+    ("/test_sglang_",),
+    (
+        "learner/distributed/test_worker",
+        "learner/engines/test_contract",
+        "learner/engines/test_equivalence",
+        "learner/engines/test_four_ranks",
+    ),
+)
 
 
 class ByFileAndServer(LoadScopeScheduling):
-    """`--dist loadfile`, but all files that share an engine's server or import in one process. Whole runs are wherever
-    there is room: what they share lies on disk.
+    """`--dist loadfile`, but all files that share an engine's server, import or processes in one process. Whole runs
+    are wherever there is room: what they share lies on disk.
 
     Not by xdist's groups: 3.8 writes them into the names of tests, which pytest does not read any more from 9.2 on.
     """
@@ -57,7 +66,7 @@ class ByFileAndServer(LoadScopeScheduling):
         file = nodeid.split("::", 1)[0]
         if file.startswith("tests/integration/"):
             return nodeid
-        return next((shared for shared in _SHARED if shared in file), file)
+        return next((parts[0] for parts in _SHARED if any(part in file for part in parts)), file)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:

@@ -27,6 +27,7 @@ import torch
 from rollmesh.learner.engines.interface import Engine, EngineSpec
 from rollmesh.learner.engines.registry import ModelType, create_engine
 from rollmesh.learner.engines.world import World
+from rollmesh.mesh.runtime.memory_tuning import freeze_heap
 from rollmesh.mesh.runtime.ranks import environment_of
 
 _IMPORTED_ONCE = ["rollmesh.testing.worlds", "rollmesh.learner.engines.fsdp2.language_model"]
@@ -181,6 +182,8 @@ def _serve(connection: Connection, environment: Mapping[str, str]) -> None:
     """Runs what is sent, until the connection ends."""
     os.environ.update(environment)
     torch.set_num_threads(1)
+    # An engine searches for garbage at its end: not in all of torch and transformers, each time.
+    freeze_heap()
     # Keeps the process group from one call to the next: its meeting file is good for one.
     world = World("cpu", need_group=True)
     while True:

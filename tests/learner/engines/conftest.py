@@ -1,4 +1,4 @@
-"""Shared work of the engine tests: a model, and the worlds of the contract."""
+"""Shared work of the engine tests: a model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from rollmesh.testing.fixtures import engine_models, engine_worlds, world  # noqa: F401 - fixtures
 from tests.learner.engines.models import make_model
 
 
