@@ -16,8 +16,10 @@ from pathlib import Path
 
 from rollmesh.learner.checkpoint.best import protected_names
 from rollmesh.learner.checkpoint.names import list_checkpoints
+from rollmesh.mesh.files import write_atomically
 
 _log = logging.getLogger(__name__)
+_SWEPT = ".swept-by"
 _UNFINISHED = re.compile(r"^\.(?:partial|removed)-i(\d{4,})-v\d{8,}$")
 
 
@@ -41,13 +43,17 @@ def prune(root: Path, *, committed: str, keep: int) -> None:
 
 
 def sweep(root: Path, incarnation: int) -> None:
-    """Removes unfinished checkpoints of earlier learners.
+    """Removes unfinished checkpoints of earlier learners, and leaves a note for those that still write.
 
     Args:
         root: folder of the checkpoints.
         incarnation: of this learner, which has taken the run over.
     """
-    for path in sorted(root.iterdir()) if root.is_dir() else ():
+    if not root.is_dir():
+        return
+    with contextlib.suppress(OSError):
+        write_atomically(root / _SWEPT, str(incarnation))
+    for path in sorted(root.iterdir()):
         match = _UNFINISHED.match(path.name)
         if match and int(match[1]) < incarnation:
             _log.info("removing %s, which a learner before this one left unfinished", path)
@@ -56,6 +62,14 @@ def sweep(root: Path, incarnation: int) -> None:
             with contextlib.suppress(OSError):
                 path.rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)
+
+
+def swept_by(root: Path) -> int:
+    """The incarnation of the last learner that has swept the folder; 0: none has."""
+    try:
+        return int((root / _SWEPT).read_bytes())
+    except (OSError, ValueError):
+        return 0
 
 
 def _remove(path: Path) -> None:

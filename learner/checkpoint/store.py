@@ -24,7 +24,8 @@ from rollmesh.learner.checkpoint.collective_write import Ranks
 from rollmesh.learner.checkpoint.compatibility import check_roles
 from rollmesh.learner.checkpoint.deadlines import WRITE_S
 from rollmesh.learner.checkpoint.digests import check_digests, write_digests
-from rollmesh.learner.checkpoint.names import checkpoint_name, list_checkpoints
+from rollmesh.learner.checkpoint.names import checkpoint_name, list_checkpoints, version_of
+from rollmesh.learner.checkpoint.retention import swept_by
 from rollmesh.learner.engines.interface import ACTOR, Engine
 from rollmesh.mesh.errors import ConfigError, DataError, FencedError
 from rollmesh.mesh.files import fsync_path
@@ -186,8 +187,9 @@ def _finish(ranks: Ranks, parts: Sequence[Future[None]], unfinished: Path, final
         write_digests(ranks, unfinished)
         ranks.on_leader(partial(_rename, unfinished, final))
     except OSError as error:
-        # Only a learner that takes the run over sweeps unfinished checkpoints. Rank 0 says so before it removes any.
-        swept = ranks.leads and unfinished.parent.is_dir() and not unfinished.exists()
+        # A cleaner of old files removes folders too: the learner that has swept this one has left a note.
+        written_by = version_of(final.name)
+        swept = ranks.leads and written_by is not None and swept_by(final.parent) > written_by.incarnation
         if any(ranks.gather_bytes(b"swept" if swept else b"")):
             raise FencedError(
                 f"{final.name} was removed while it was written: another learner has taken this run over"

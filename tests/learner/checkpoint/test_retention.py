@@ -8,7 +8,7 @@ from rollmesh.learner.checkpoint.retention import prune, sweep
 
 
 def names(root: Path) -> list[str]:
-    return sorted(path.name for path in root.iterdir())
+    return sorted(path.name for path in root.iterdir() if path.is_dir())
 
 
 def make(root: Path, *folders: str) -> None:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 from rollmesh.learner.checkpoint.retention import sweep
-from rollmesh.learner.checkpoint.store import CheckpointStore, DamagedCheckpointError, load_checkpoint
+from rollmesh.learner.checkpoint.store import (
+    CheckpointStore,
+    DamagedCheckpointError,
+    UnwrittenCheckpointError,
+    load_checkpoint,
+)
 from rollmesh.learner.engines.layout import Layout
 from rollmesh.learner.engines.world import World
 from rollmesh.mesh.errors import ConfigError, DataError, FencedError
@@ -64,6 +70,18 @@ def test_who_is_swept_while_it_saves_has_been_taken_over(tmp_path):
 
     with pytest.raises(FencedError, match="removed while it was written"):
         CheckpointStore(tmp_path).begin({"actor": Swept()}, PolicyVersion(1, 1), {}).result(60)
+
+
+def test_a_folder_that_someone_else_removes_costs_that_checkpoint_alone(tmp_path):
+    class Cleaned(Engine):
+        def begin_checkpoint(self, folder, extra) -> Future[None]:
+            shutil.rmtree(folder)
+            return super().begin_checkpoint(folder, extra)
+
+    store = CheckpointStore(tmp_path)
+    with pytest.raises(UnwrittenCheckpointError, match="No such file"):
+        store.begin({"actor": Cleaned()}, PolicyVersion(1, 1), {}).result(60)
+    assert store.begin({"actor": Engine()}, PolicyVersion(1, 2), {}).result(60).is_dir()
 
 
 def test_damaged_files_are_not_loaded(tmp_path):
