@@ -30,7 +30,6 @@ from rollmesh.learner.coordinator.best_tracker import BestTracker
 from rollmesh.learner.coordinator.run_progress import RunProgress
 from rollmesh.learner.coordinator.runtime import LearnerRuntime
 from rollmesh.learner.coordinator.version_announcer import VersionAnnouncer
-from rollmesh.learner.distributed.rank_group import TURN_S
 from rollmesh.mesh.config.evaluation import CheckpointSection
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -282,7 +281,7 @@ class CheckpointScheduler:
             most_s: bound of the wait; by default for a writer that has given up its own.
         """
         until = time.monotonic() + most_s
-        while not wait([future], TURN_S).done:
+        while not wait([future], self._ranks.turn_s).done:
             if time.monotonic() > until:
                 raise UnwrittenCheckpointError(f"no end after {most_s:.0f} s", hint="look at the disk of run.dir")
             self._ranks.keep_alive()

@@ -37,7 +37,6 @@ from rollmesh.learner.coordinator.step_recorder import StepRecorder
 from rollmesh.learner.coordinator.takeover import RunTakeover, TakeoverResult
 from rollmesh.learner.coordinator.training_loop import LoopRules, TrainingLoop
 from rollmesh.learner.coordinator.version_announcer import AnnouncementRules, VersionAnnouncer
-from rollmesh.learner.distributed.rank_group import TURN_S
 from rollmesh.learner.evaluation.evaluator import Evaluator
 from rollmesh.learner.metrics import MetricsWriter, open_trackers
 from rollmesh.learner.metrics.run_totals import write_learner_json
@@ -180,8 +179,9 @@ class Coordinator:
         self._status.phase = "exporting"
         with ThreadPoolExecutor(1, "export") as thread:
             written = thread.submit(leave_hf_folders, self._config)
-            while not concurrent.futures.wait([written], TURN_S).done:
-                self._runtime.ranks.keep_alive()
+            ranks = self._runtime.ranks
+            while not concurrent.futures.wait([written], ranks.turn_s).done:
+                ranks.keep_alive()
         written.result()
 
     def _run_loop(
@@ -249,8 +249,9 @@ class Coordinator:
         waiting = self._bridge.submit(evaluator.final_result(policy))
         self._controls.wake = waiting.cancel
         try:
-            while not concurrent.futures.wait([waiting], TURN_S).done:
-                self._runtime.ranks.keep_alive()
+            ranks = self._runtime.ranks
+            while not concurrent.futures.wait([waiting], ranks.turn_s).done:
+                ranks.keep_alive()
             if waiting.result() is None:
                 _log.warning("no evaluation at the last version %s: `rollmesh status` says what generators do", policy)
         except (CancelledError, concurrent.futures.CancelledError):

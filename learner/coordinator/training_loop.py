@@ -18,7 +18,6 @@ from rollmesh.learner.coordinator.run_progress import RunProgress
 from rollmesh.learner.coordinator.runtime import LearnerRuntime
 from rollmesh.learner.coordinator.skip_limit import SkipLimit
 from rollmesh.learner.coordinator.step_recorder import FinishedStep, StepRecorder, StepTimings
-from rollmesh.learner.distributed.rank_group import TURN_S
 from rollmesh.learner.distributed.rank_payloads import Unusable
 from rollmesh.learner.distributed.train_plan import TrainPlan, plan_training
 from rollmesh.learner.distributed.worker import TrainResult
@@ -200,7 +199,7 @@ class TrainingLoop:
         self._status.phase = "waiting_for_groups"
         began = time.perf_counter()
         try:
-            return self._batches.gather(self._candidate, TURN_S)
+            return self._batches.gather(self._candidate, self._ranks.turn_s)
         finally:
             self._timings.wait_s += time.perf_counter() - began
 

@@ -18,9 +18,13 @@ class RankChannel:
 
     Args:
         limits: rank 0 sends within `timeout_s`, and the others wait `order_timeout_s` for it.
+
+    Attributes:
+        order_timeout_s: longest wait of the others.
     """
 
     def __init__(self, limits: DistributedSection) -> None:
+        self.order_timeout_s = limits.order_timeout_s
         self._send_within = timedelta(seconds=limits.timeout_s)
         self._receive_within = timedelta(seconds=limits.order_timeout_s)
         self._group = dist.new_group(backend="gloo", timeout=self._receive_within)

@@ -28,7 +28,7 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import weights_pb2
 
 TURN_S = 30.0
-"""Longest wait of rank 0 before it asks the other ranks to keep waiting."""
+"""Longest wait of rank 0 before it asks the other ranks to keep waiting; a third of what they wait, if that is less."""
 _YES, _NO = b"yes", b"no"
 
 
@@ -54,6 +54,11 @@ class RankGroup:
     def alone(self) -> bool:
         """There is no other process."""
         return self._channel is None
+
+    @property
+    def turn_s(self) -> float:
+        """Seconds after which `keep_alive` is due in a wait of rank 0."""
+        return TURN_S if self._channel is None else min(TURN_S, self._channel.order_timeout_s / 3)
 
     @property
     def dp_sizes(self) -> set[int]:

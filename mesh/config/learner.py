@@ -186,7 +186,9 @@ class DistributedSection(Section):
     )
     order_timeout_s: PositiveFloat = Field(
         1800.0,
-        description="Longest wait of the other ranks for rank 0, which may read a checkpoint or write one meanwhile.",
+        ge=10.0,
+        description="Longest wait of the other ranks for rank 0, which may read a checkpoint or write one meanwhile. "
+        "While rank 0 waits for groups or for a disk, it says so every 30 s, or three times within this time.",
     )
     nodes: PositiveInt = Field(
         1,

@@ -39,7 +39,7 @@ class Run:
         self.refusal: Exception | None = None
         self.controls = ControlRequests()
         self.controls.wake = self.woken.set
-        ranks = SimpleNamespace(begin_checkpoint=self._begin, keep_alive=self._nothing)
+        ranks = SimpleNamespace(begin_checkpoint=self._begin, keep_alive=self._nothing, turn_s=_S)
         runtime: Any = SimpleNamespace(bridge=bridge, ranks=ranks, controls=self.controls, status=LearnerStatus())
         announcer: Any = SimpleNamespace(commit_checkpoint=self._commit, is_evaluated=self.evaluated.__contains__)
         best: Any = SimpleNamespace(checkpoint_written=lambda policy, _: self.told.append(policy.version))

@@ -12,10 +12,11 @@ import pytest
 
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.coordinator.coordinator import Coordinator
-from rollmesh.learner.distributed.rank_group import run_follower
+from rollmesh.learner.distributed.rank_group import TURN_S, RankGroup, run_follower
 from rollmesh.learner.liveness.rank_watch import Place, RankWatch
 from rollmesh.learner.status import LearnerStatus
-from rollmesh.mesh.errors import UnreachableError
+from rollmesh.mesh.config import load_config
+from rollmesh.mesh.errors import ConfigError, UnreachableError
 from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
@@ -52,14 +53,25 @@ def test_a_rank_without_its_share_still_takes_part_in_a_checkpoint(monkeypatch: 
     assert worker.saved == ["1:4"]
 
 
-def test_they_are_told_to_wait_as_long_as_the_last_evaluation_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("order_timeout_s", "turn_s"), [(1800.0, TURN_S), (12.0, 4.0)])
+def test_they_are_told_to_wait_before_they_give_up(order_timeout_s: float, turn_s: float) -> None:
+    anybody: Any = None
+    channel: Any = SimpleNamespace(order_timeout_s=order_timeout_s)
+    assert RankGroup(anybody, channel, anybody).turn_s == turn_s
+
+
+def test_a_wait_for_orders_that_no_order_can_meet_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"learner\.distributed\.order_timeout_s"):
+        load_config({"model": {"path": "m"}, "data": {"train": "t"}}, ["learner.distributed.order_timeout_s=4"])
+
+
+def test_they_are_told_to_wait_as_long_as_the_last_evaluation_takes() -> None:
     told = threading.Event()
 
     async def final_result(_policy: PolicyVersion) -> bool:
         return await asyncio.to_thread(told.wait, 30)
 
-    monkeypatch.setattr("rollmesh.learner.coordinator.coordinator.TURN_S", 0.01)
-    bridge, ranks = AsyncBridge("test"), SimpleNamespace(keep_alive=told.set)
+    bridge, ranks = AsyncBridge("test"), SimpleNamespace(keep_alive=told.set, turn_s=0.01)
     coordinator: Any = SimpleNamespace(
         _bridge=bridge,
         _runtime=SimpleNamespace(ranks=ranks),
