@@ -14,6 +14,8 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 def in_this_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """Takes the command's arguments; gives its status and what it wrote."""
+    # This process does not end with the command.
+    monkeypatch.setattr("rollmesh.cli.app.bound_exit", lambda *_: None)
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         from rollmesh.cli import main

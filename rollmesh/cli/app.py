@@ -19,6 +19,7 @@ from rollmesh.launcher.console.output import BufferedOutput
 from rollmesh.launcher.errors import ServiceExitError
 from rollmesh.mesh.errors import PERMANENT, RollmeshError
 from rollmesh.mesh.private_files import keep_private
+from rollmesh.mesh.runtime.bounded_exit import bound_exit
 from rollmesh.mesh.runtime.memory_tuning import collect_garbage_seldom
 from rollmesh.mesh.runtime.ranks import started_here
 
@@ -65,6 +66,8 @@ def _rollmesh(
 # know "restart on failure": 0 keeps them from trying for ever.
 PERMANENT_CODE_VARIABLE = "ROLLMESH_PERMANENT_EXIT_CODE"
 _SERVICES = ("buffer", "reward", "generator", "learner")
+# Longest exit of a learner that has closed everything; trackers may send their last records meanwhile.
+_EXIT_S = 60.0
 # Only these commands write files for other users: all else that a command or its children make is private.
 _FOR_OTHERS = ("export",)
 
@@ -87,9 +90,12 @@ def main() -> None:
         if error.hint:
             shown.write(f"hint: {error.hint}\n")
         shown.close()
-        raise SystemExit(_for_supervisor(_status(error), arguments)) from error
+        raise SystemExit(_exit_code(_status(error), arguments)) from error
     except SystemExit as end:
-        raise SystemExit(_for_supervisor(end.code, arguments)) from None
+        raise SystemExit(_exit_code(end.code, arguments)) from None
+    except Exception:
+        _exit_code(1, arguments)
+        raise
 
 
 def _status(error: RollmeshError) -> int:
@@ -97,6 +103,14 @@ def _status(error: RollmeshError) -> int:
     if isinstance(error, ServiceExitError) and error.status > 0:
         return error.status
     return error.exit_code
+
+
+def _exit_code(code: str | int | None, arguments: Sequence[str]) -> str | int | None:
+    """The code as a supervisor should see it; a learner, whose threads may wait for a disk, has to exit in time."""
+    code = _for_supervisor(code, arguments)
+    if _command(arguments) == "learner":
+        bound_exit(code if isinstance(code, int) else int(code is not None), _EXIT_S)
+    return code
 
 
 def _for_supervisor(code: str | int | None, arguments: Sequence[str]) -> str | int | None:

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 import rollmesh.buffer.server.process
+import rollmesh.cli.app
 import rollmesh.learner.coordinator.coordinator
 import rollmesh.learner.coordinator.training_loop
 from rollmesh.launcher.services import _LEARNER_DRAIN_S
@@ -24,6 +25,7 @@ CONSTANTS = {
     "the commit of a checkpoint": COMMIT_S,
     "leaving the mesh": rollmesh.learner.coordinator.coordinator._LEAVE_S,
     "the learner's end": LAST_S + _LEARNER_DRAIN_S,
+    "the exit of its process": rollmesh.cli.app._EXIT_S,
     "an order of rank 0": rollmesh.learner.distributed.rank_group.TURN_S,
     "reads its data": rollmesh.buffer.server.process._LOADING_S,
 }

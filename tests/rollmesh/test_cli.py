@@ -104,11 +104,13 @@ def test_what_a_command_loads_is_seldom_searched_for_cycles(rollmesh: Command) -
 def test_what_a_restart_does_not_mend_can_end_well_for_services(
     rollmesh: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    missing = str(tmp_path / "cfg.yaml")
+    missing, bounds = str(tmp_path / "cfg.yaml"), []
+    monkeypatch.setattr("rollmesh.cli.app.bound_exit", lambda status, _: bounds.append(status))
     assert rollmesh("learner", missing, "--mesh", "127.0.0.1:1").returncode == ConfigError.exit_code
     monkeypatch.setenv(PERMANENT_CODE_VARIABLE, "0")
     ended = rollmesh("learner", missing, "--mesh", "127.0.0.1:1")
     assert ended.returncode == 0
+    assert bounds == [ConfigError.exit_code, 0], "a learner's exit is bounded, with the same code"
     assert missing in ended.stderr
     assert rollmesh().returncode == 2, "how it is used"
     assert rollmesh("run", missing).returncode == ConfigError.exit_code
