@@ -14,6 +14,7 @@ from rollmesh.learner.algorithms.interface import Algorithm
 from rollmesh.learner.algorithms.load import load_algorithm
 from rollmesh.learner.algorithms.settings import SettingsError
 from rollmesh.learner.algorithms.types import ModelRole, UpdatePlan
+from rollmesh.learner.checkpoint.compatibility import optimizer_forms
 from rollmesh.learner.checkpoint.store import CheckpointStore
 from rollmesh.learner.distributed.step_profiler import FOLDER as PROFILE_FOLDER
 from rollmesh.learner.distributed.step_profiler import StepProfiler
@@ -240,6 +241,7 @@ def build_worker(
             token_budget=batch.tokens_per_micro_batch,
             seed=config.run.seed,
             profiler=StepProfiler(profile, engines[ACTOR].device, profile.dir or config.run.folder / PROFILE_FOLDER),
+            optimizers=optimizer_forms(config.learner, algorithm),
         ),
     )
 

@@ -1,4 +1,4 @@
-"""Compatibility of checkpoints and algorithms: checked before a start, on the files, and when one is loaded."""
+"""Compatibility of checkpoints with algorithm and optimizers: checked before a start, on the files, and at a load."""
 
 from __future__ import annotations
 
@@ -12,16 +12,22 @@ from rollmesh.mesh.errors import DataError
 
 if TYPE_CHECKING:
     from rollmesh.learner.algorithms.interface import Algorithm
+    from rollmesh.mesh.config.learner import LearnerSection
 
+OPTIMIZERS = "optimizers"
+"""Key of the data stored with a checkpoint: the settings of each role's optimizer that its state depends on."""
+_ACTOR = "actor"
+_FORM = ("name", "state_dtype")
 _HINT = "resume with the algorithm that wrote it, or start a run under another name"
 
 
-def check_newest(root: Path, algorithm: Algorithm) -> None:
-    """Refuses an algorithm that cannot continue from the newest checkpoint of a run.
+def check_newest(root: Path, algorithm: Algorithm, learner: LearnerSection) -> None:
+    """Refuses an algorithm, or optimizers, that cannot continue from the newest checkpoint of a run.
 
     Args:
         root: folder of the checkpoints; may be absent.
         algorithm: of the run.
+        learner: as configured.
 
     Raises:
         DataError: naming the difference. A damaged checkpoint is named where it is loaded.
@@ -30,11 +36,42 @@ def check_newest(root: Path, algorithm: Algorithm) -> None:
         return
     folder = root / checkpoint_name(version)
     check_roles(folder, (role.name for role in algorithm.needs.roles if role.trained))
-    try:
-        extra = json.loads((folder / STATE_NAME).read_text(encoding="utf-8"))["extra"]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        return
-    algorithm_state(folder, extra, algorithm)
+    if (extra := _extra(folder)) is not None:
+        algorithm_state(folder, extra, algorithm)
+    check_optimizers(folder, optimizer_forms(learner, algorithm))
+
+
+def optimizer_forms(learner: LearnerSection, algorithm: Algorithm) -> dict[str, dict[str, str]]:
+    """The settings that the form of an optimizer's state depends on, of each role that is trained."""
+    sections = {_ACTOR: learner.optimizer}
+    for role in algorithm.needs.roles:
+        if role.trained:
+            own = learner.roles.get(role.name)
+            sections[role.name] = (own and own.optimizer) or learner.optimizer
+    return {role: {key: getattr(section, key) for key in _FORM} for role, section in sections.items()}
+
+
+def check_optimizers(folder: Path, forms: Mapping[str, Mapping[str, str]]) -> None:
+    """Refuses optimizers that cannot take over the state of a checkpoint's. A damaged one is named at its load.
+
+    Args:
+        folder: of the checkpoint.
+        forms: see `optimizer_forms`.
+
+    Raises:
+        DataError: names the setting and both values.
+    """
+    stored = (_extra(folder) or {}).get(OPTIMIZERS)
+    for role, form in forms.items():
+        written = stored.get(role) if isinstance(stored, dict) else None
+        for key, value in form.items():
+            before = written.get(key, value) if isinstance(written, dict) else value
+            if before != value:
+                raise DataError(
+                    f"the optimizer of {role} has {key}: {value}, and checkpoint {folder} was written with {before}",
+                    hint=f"set learner.optimizer.{key}={before} (or that of learner.roles.{role}), or start a run "
+                    "under another name",
+                )
 
 
 def check_roles(folder: Path, roles: Iterable[str]) -> None:
@@ -49,6 +86,15 @@ def check_roles(folder: Path, roles: Iterable[str]) -> None:
     """
     if missing := [role for role in roles if not (folder / role).is_dir()]:
         raise DataError(f"checkpoint {folder} holds no state of {', '.join(missing)}", hint=_HINT)
+
+
+def _extra(folder: Path) -> dict[str, Any] | None:
+    """The data stored with the weights; None where it cannot be read."""
+    try:
+        extra = json.loads((folder / STATE_NAME).read_text(encoding="utf-8"))["extra"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return extra if isinstance(extra, dict) else None
 
 
 def algorithm_name(algorithm: Algorithm) -> str:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from rollmesh.learner.algorithms.interface import Algorithm
 from rollmesh.learner.batching.types import Packing, TrainSequence
-from rollmesh.learner.checkpoint.compatibility import algorithm_name, algorithm_state
+from rollmesh.learner.checkpoint.compatibility import OPTIMIZERS, algorithm_name, algorithm_state, check_optimizers
 from rollmesh.learner.checkpoint.store import CheckpointStore, load_checkpoint
 from rollmesh.learner.distributed.batch_agreement import agree_on_state
 from rollmesh.learner.distributed.mismatch import Mismatch
@@ -72,12 +72,14 @@ class WorkerRules:
         token_budget: tokens per micro-batch.
         seed: of the run.
         profiler: records chosen steps.
+        optimizers: see `compatibility.optimizer_forms`.
     """
 
     epochs: int
     token_budget: int
     seed: int
     profiler: StepProfiler
+    optimizers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 class Worker:
@@ -213,14 +215,17 @@ class Worker:
     def begin_checkpoint(self, version: PolicyVersion, extra: dict[str, object]) -> Future[Path]:
         """Has a checkpoint of all that is trained written, as it is now; see `CheckpointStore.begin`."""
         algorithm = {"name": algorithm_name(self._algorithm), "state": self._algorithm.state()}
-        return self._store.begin(self._engines, version, extra | {"algorithm": algorithm})
+        return self._store.begin(
+            self._engines, version, extra | {"algorithm": algorithm, OPTIMIZERS: self._rules.optimizers}
+        )
 
     def load(self, folder: Path) -> dict[str, object]:
         """Goes back to a checkpoint; returns the extra data stored with it.
 
         Raises:
-            DataError: it is not one of this model, or of this algorithm and its roles.
+            DataError: it is not one of this model, or of this algorithm, its roles and their optimizers.
         """
+        check_optimizers(folder, self._rules.optimizers)
         extra = load_checkpoint(self._engines, folder)
         self._algorithm.restore(algorithm_state(folder, extra, self._algorithm))
         return extra

@@ -192,7 +192,7 @@ def try_learner(config: Config, *, fresh: bool) -> list[str]:
     algorithm = build_algorithm(config)
     priority_function(config)
     if not fresh and not nothing_trained(config.run.folder):
-        check_newest(config.run.folder / CHECKPOINTS_NAME, algorithm)
+        check_newest(config.run.folder / CHECKPOINTS_NAME, algorithm, config.learner)
     if (folder := Path(config.model.path)).is_dir():
         from rollmesh.generators.engines.hf.model.served_layers import layout_of
         from rollmesh.mesh.model_config import naming_config, read_config

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rollmesh.learner.algorithms.interface import Algorithm
 from rollmesh.learner.algorithms.load import load_algorithm
 from rollmesh.learner.algorithms.types import UpdatePlan
-from rollmesh.learner.checkpoint.compatibility import check_newest
+from rollmesh.learner.checkpoint.compatibility import OPTIMIZERS, check_newest, optimizer_forms
+from rollmesh.mesh.config.learner import LearnerSection
 from rollmesh.mesh.errors import DataError
+
+LEARNER = LearnerSection()
 
 
 def algorithm(name: str) -> Algorithm:
@@ -29,16 +33,38 @@ def write(root: Path, name: str, written_by: str, *roles: str) -> None:
 
 def test_another_algorithm_and_missing_roles_are_named(tmp_path: Path) -> None:
     grpo, ppo = algorithm("grpo"), algorithm("ppo")
-    check_newest(tmp_path / "none", grpo)
+    check_newest(tmp_path / "none", grpo, LEARNER)
     write(tmp_path, "i0001-v00000001", "Older")
     write(tmp_path, "i0001-v00000003", type(grpo).__qualname__)
-    check_newest(tmp_path, grpo)
+    check_newest(tmp_path, grpo, LEARNER)
     with pytest.raises(DataError, match="i0001-v00000003 holds no state of critic"):
-        check_newest(tmp_path, ppo)
+        check_newest(tmp_path, ppo, LEARNER)
     write(tmp_path, "i0002-v00000002", type(ppo).__qualname__, "critic")
-    check_newest(tmp_path, ppo)
+    check_newest(tmp_path, ppo, LEARNER)
     with pytest.raises(DataError, match=f"of the algorithm {type(ppo).__qualname__}, not of {type(grpo).__qualname__}"):
-        check_newest(tmp_path, grpo)
+        check_newest(tmp_path, grpo, LEARNER)
+
+
+@pytest.mark.parametrize(
+    ("learner", "message"),
+    [
+        ({"optimizer": {"name": "muon"}}, "the optimizer of actor has name: muon, .* was written with adamw"),
+        (
+            {"roles": {"critic": {"optimizer": {"state_dtype": "8bit"}}}},
+            "the optimizer of critic has state_dtype: 8bit, .* was written with float32",
+        ),
+    ],
+)
+def test_another_optimizer_is_named_with_both_values(tmp_path: Path, learner: dict[str, Any], message: str) -> None:
+    ppo = algorithm("ppo")
+    write(tmp_path, "i0001-v00000001", type(ppo).__qualname__, "critic")
+    path = tmp_path / "i0001-v00000001" / "state.json"
+    state = json.loads(path.read_text())
+    state["extra"][OPTIMIZERS] = optimizer_forms(LEARNER, ppo)
+    path.write_text(json.dumps(state))
+    check_newest(tmp_path, ppo, LearnerSection.model_validate({"optimizer": {"lr": 1.0}}))
+    with pytest.raises(DataError, match=message):
+        check_newest(tmp_path, ppo, LearnerSection.model_validate(learner))
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"extra": {"algorithm": 3}}'])
@@ -47,6 +73,6 @@ def test_what_is_damaged_is_named_where_it_is_loaded_unless_it_is_another_algori
     (tmp_path / "i0001-v00000001" / "state.json").write_text(text)
     if "extra" in text:
         with pytest.raises(DataError, match="not of"):
-            check_newest(tmp_path, algorithm("grpo"))
+            check_newest(tmp_path, algorithm("grpo"), LEARNER)
     else:
-        check_newest(tmp_path, algorithm("grpo"))
+        check_newest(tmp_path, algorithm("grpo"), LEARNER)
