@@ -88,6 +88,13 @@ class StoreError(RollmeshError):
     exit_code = 7
 
 
+class RunBusyError(StoreError):
+    """Another launcher, or the Redis of another buffer, works in the same run folder."""
+
+    code = "run_busy"
+    exit_code = 42
+
+
 class RewardError(RollmeshError):
     """A reward function or endpoint failed; never turned into a zero."""
 

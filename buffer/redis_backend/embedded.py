@@ -125,6 +125,7 @@ class EmbeddedRedis:
         It listens where the folder's last server did, also in another process: further fronts know it by that.
 
         Raises:
+            RunBusyError: another one uses the folder.
             StoreError: it cannot be started, or is not ready in time.
         """
         try:

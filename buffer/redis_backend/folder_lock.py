@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from rollmesh.mesh.errors import StoreError
+from rollmesh.mesh.errors import RunBusyError
 from rollmesh.mesh.liveness.process_ends import survivors
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ async def acquire_lock(lock: BufferedWriter) -> None:
     """Takes the lock once no other redis-server (a predecessor that is still shutting down) has it.
 
     Raises:
-        StoreError: another one keeps it.
+        RunBusyError: another one keeps it.
     """
     path = Path(lock.name)
     deadline = asyncio.get_running_loop().time() + _PATIENCE_S
@@ -41,7 +41,7 @@ async def acquire_lock(lock: BufferedWriter) -> None:
             return
         except BlockingIOError:
             if asyncio.get_running_loop().time() > deadline:
-                raise StoreError(
+                raise RunBusyError(
                     f"another redis-server uses {path.parent}",
                     hint="is this run active already? choose another run.name, or stop it",
                 ) from None

@@ -22,7 +22,8 @@ def bound_exit(status: int, within_s: float) -> None:
 
 def _exit_later(status: int, within_s: float) -> None:
     time.sleep(within_s)
-    held = [thread.name for thread in threading.enumerate() if thread.is_alive() and not thread.daemon]
+    threads = set(threading.enumerate()) - {threading.main_thread()}
+    held = sorted(thread.name for thread in threads if not thread.daemon)
     _log.warning("does not wait any longer for %s, and exits with %d", ", ".join(held) or "its exit", status)
     for stream in (sys.stdout, sys.stderr):
         # Closed, or without a reader.

@@ -46,10 +46,3 @@ class FrozenServiceError(ServiceExitError):
     @property
     def reason(self) -> Reason:
         return "frozen"
-
-
-class RunBusyError(RollmeshError):
-    """Another launcher works in the same run folder."""
-
-    code = "run_busy"
-    exit_code = 42

@@ -17,11 +17,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rollmesh.launcher.errors import RunBusyError
 from rollmesh.learner.recovery.run_identity import CONFIG
 from rollmesh.mesh.config import save_config
 from rollmesh.mesh.config.models import Config
-from rollmesh.mesh.errors import ConfigError, DataError
+from rollmesh.mesh.errors import ConfigError, DataError, RunBusyError
 from rollmesh.mesh.files import write_atomically
 from rollmesh.mesh.private_files import is_open_to_others, private_folder
 from rollmesh.run_files import LAUNCH, is_run

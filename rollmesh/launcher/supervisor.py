@@ -24,11 +24,20 @@ from rollmesh.launcher.backoff import Restarts
 from rollmesh.launcher.errors import FrozenServiceError, ServiceExitError
 from rollmesh.launcher.service_process import ServiceProcess, ServiceSpec
 from rollmesh.mesh.config.network import SecuritySection
-from rollmesh.mesh.errors import PERMANENT, PortInUseError, RewardError, RollmeshError, TakeoverRefusedError
+from rollmesh.mesh.errors import (
+    PERMANENT,
+    PortInUseError,
+    RewardError,
+    RollmeshError,
+    RunBusyError,
+    TakeoverRefusedError,
+)
 from rollmesh.report.restarts import Reason, record_restart
 
 # As `PERMANENT`, but only before the service was ever healthy: later they may be the echo of its predecessor's end.
-_PERMANENT_AT_FIRST = frozenset({PortInUseError.exit_code, RewardError.exit_code, TakeoverRefusedError.exit_code})
+_PERMANENT_AT_FIRST = frozenset(
+    error.exit_code for error in (PortInUseError, RewardError, RunBusyError, TakeoverRefusedError)
+)
 _HURRY = "Ctrl-C again kills at once"
 
 

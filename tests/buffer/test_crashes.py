@@ -20,7 +20,7 @@ from redis.asyncio import Redis
 from rollmesh.buffer.redis_backend.embedded import EmbeddedRedis
 from rollmesh.buffer.server.process import BufferFront
 from rollmesh.mesh.config import Config
-from rollmesh.mesh.errors import ConfigError, PortInUseError, StoreError
+from rollmesh.mesh.errors import ConfigError, PortInUseError, RunBusyError, StoreError
 from rollmesh.mesh.liveness.process_ends import survivors
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.buffer.mesh_fixture import START_S, TIMEOUT_S, Generator, Learner, Mesh, make_config, make_write
@@ -216,7 +216,7 @@ async def test_one_redis_owns_a_folder(tmp_path: Path, monkeypatch: pytest.Monke
     first, second = EmbeddedRedis(tmp_path), EmbeddedRedis(tmp_path)
     await first.start()
     try:
-        with pytest.raises(StoreError, match="another redis-server"):
+        with pytest.raises(RunBusyError, match="another redis-server"):
             await second.start()
     finally:
         await first.stop()

@@ -13,7 +13,6 @@ import pytest
 from rollmesh.launcher import folder, local
 from rollmesh.launcher.console.view import SilentView
 from rollmesh.launcher.devices import DevicePlan
-from rollmesh.launcher.errors import RunBusyError
 from rollmesh.launcher.preflight.changes import describe_changes
 from rollmesh.launcher.preflight.continuing import Continuation
 from rollmesh.launcher.preparation import Preparation
@@ -22,7 +21,7 @@ from rollmesh.launcher.services import ServiceCatalogue
 from rollmesh.learner.evaluation.measurement_identity import measured_by
 from rollmesh.learner.recovery.run_identity import RunRecord
 from rollmesh.mesh.config import Config, load_config
-from rollmesh.mesh.errors import ConfigError, DataError, RollmeshError
+from rollmesh.mesh.errors import ConfigError, DataError, RollmeshError, RunBusyError
 from rollmesh.mesh.rpc.held_ports import HeldPorts
 from rollmesh.mesh.runtime.threads import ThreadPlan
 from rollmesh.report.summary import FinalState, write_summary

@@ -19,7 +19,7 @@ from rollmesh.launcher.errors import ServiceExitError
 from rollmesh.launcher.final_work import FinalWork, learner_work
 from rollmesh.launcher.service_process import log_file
 from rollmesh.launcher.supervisor import Supervisor
-from rollmesh.mesh.errors import StuckError, UnreachableError
+from rollmesh.mesh.errors import RunBusyError, StuckError, UnreachableError
 from rollmesh.mesh.liveness.process_ends import survivors
 from rollmesh.report.restarts import read_restarts
 from tests.repository import REPOSITORY
@@ -124,7 +124,7 @@ async def test_what_ends_itself_because_it_hangs_is_noted_as_such(
     assert read_restarts(tmp_path) == {"learner": {"hung": 1}}
 
 
-@pytest.mark.parametrize("status", [2, 3, 40])
+@pytest.mark.parametrize("status", [2, 3, 40, RunBusyError.exit_code])
 async def test_failures_that_a_restart_cannot_mend_end_the_run(
     tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder, status: int
 ) -> None:
