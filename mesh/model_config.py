@@ -46,6 +46,8 @@ def read_config(name: str | Path, revision: str | None = None) -> PreTrainedConf
     local = isinstance(name, Path)
     if (folder := Path(name)).is_dir():
         refuse_special_files(folder)
+        if not (folder / "config.json").is_file():
+            raise DataError(f"{folder} has no config.json", hint=_HINT)
     with naming_config(name):
         values, _ = PreTrainedConfig.get_config_dict(name, revision=revision, local_files_only=local)
         check_sizes(values, f"model {name}: config.json")

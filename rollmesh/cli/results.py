@@ -57,18 +57,20 @@ def _export(
     run: RunFolder,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Hugging Face folder to write.")],
     checkpoint: Annotated[
-        Path | None, typer.Option("--checkpoint", help="Checkpoint; the run's latest, if left out.")
+        str | None,
+        typer.Option(
+            "--checkpoint", metavar="NAME", help="One of RUN/checkpoints, or the `best`; the latest, if left out."
+        ),
     ] = None,
-    best: Annotated[bool, typer.Option("--best", help="The checkpoint whose evaluation was the best.")] = False,
 ) -> None:
     """Turn a checkpoint into a Hugging Face model folder."""
     from rollmesh.run_files import read_config
 
     config = read_config(run)
-    from rollmesh.checkpoint_choice import best_checkpoint_path
+    from rollmesh.checkpoint_choice import checkpoint_path
     from rollmesh.export import export_checkpoint, latest_checkpoint
 
-    chosen = checkpoint or (best_checkpoint_path(run) if best else latest_checkpoint(run))
+    chosen = checkpoint_path(run, checkpoint) if checkpoint is not None else latest_checkpoint(run)
     export_checkpoint(config, chosen, out)
     typer.echo(f"{out}: {config.model.path} with the weights of {chosen}")
 

@@ -302,7 +302,7 @@ def test_explain_derives_sizes(rollmesh: Command, config_file: Path, tmp_path: P
     assert "without effect: algorithm.loss.clip_low" in explained
     assert "learner: bfloat16 on CUDA, activations recomputed; float32 on a CPU, activations kept; weights" in explained
     # The model of these tests is none.
-    assert "packing: not known: Unrecognized model" in explained
+    assert "packing: not known: cannot load model" in explained
 
 
 def test_explain_has_every_deadline_that_ends_something(rollmesh: Command, config_file: Path) -> None:

@@ -94,7 +94,7 @@ def test_the_best_version_is_kept_listed_exported_and_gone_on_from(
     assert list_checkpoints.output.count("best by mean@2") == 1
     shown = CliRunner().invoke(app, ["evals", str(run), "--version", f"1:{best.version}", "-n", "1"])
     assert len(shown.output.splitlines()) == 3, shown.output
-    exported = CliRunner().invoke(app, ["export", str(run), str(tmp_path / "out"), "--best"])
+    exported = CliRunner().invoke(app, ["export", str(run), str(tmp_path / "out"), "--checkpoint", "best"])
     assert exported.exit_code == 0, exported.output
     assert str(best_checkpoint_path(run)) in exported.output
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out")
