@@ -35,13 +35,12 @@ def write_hf_folder(checkpoint: Path, model: Path, dtype: torch.dtype, out: Path
         out: folder to write; must not hold files yet.
 
     Raises:
-        ConfigError: `out` is not empty.
+        ConfigError: `out` is not empty, is a file, or cannot be a folder.
         DataError: no such checkpoint, or a damaged one, or one of another model; or a model that cannot be loaded.
     """
     if not (checkpoint / STATE_NAME).is_file():
         raise DataError(f"{checkpoint} is not a checkpoint", hint="give a folder below RUN/checkpoints")
-    if out.exists() and any(out.iterdir()):
-        raise ConfigError(f"{out} is not empty", hint="choose a new folder")
+    out = _empty(out)
     with StoredModel(model) as source:
         check_actor_digests(checkpoint)
         described = source.describe()
@@ -52,6 +51,20 @@ def write_hf_folder(checkpoint: Path, model: Path, dtype: torch.dtype, out: Path
             # Half a model is of no use, and the folder could not be given again.
             shutil.rmtree(out, ignore_errors=True)
             raise
+
+
+def _empty(out: Path) -> Path:
+    """The folder that a path leads to, also through links; absent, or without files."""
+    try:
+        place = out.resolve()
+        if place.exists() and not place.is_dir():
+            raise ConfigError(f"{out} is a file", hint="choose a new folder")
+        if place.exists() and any(place.iterdir()):
+            raise ConfigError(f"{out} is not empty", hint="choose a new folder")
+    except (OSError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{out} cannot be a folder: {reason}", hint="choose a new folder") from error
+    return place
 
 
 def leave_hf_folders(config: Config) -> None:
@@ -72,7 +85,7 @@ def leave_hf_folders(config: Config) -> None:
             write_hf_folder(checkpoint, Path(config.model.path), getattr(torch, config.model.dtype), unfinished)
             shutil.rmtree(out, ignore_errors=True)
             unfinished.rename(out)
-        except (DataError, OSError) as error:
+        except (ConfigError, DataError, OSError) as error:
             _log.warning("%s is not written: %s; `rollmesh export` writes it later", out, error)
         else:
             _log.info("%s has the weights of %s", out, checkpoint.name)

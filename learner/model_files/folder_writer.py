@@ -6,6 +6,7 @@ all experts of a layer in it, and one copy of it. `config.json` comes last: a fo
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from rollmesh.mesh.weights.safetensors_format import INDEX_NAME, LENGTH_BYTES, b
 FILE_BYTES = 5_000_000_000
 """Bytes of weights in a file; more only where a single tensor has more."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _GENERATION = "generation_config.json"
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 
@@ -55,7 +57,8 @@ def write_folder(
         _write_weights(folder, source.model, described, tensors, dtype, file_bytes)
         _write_rest(folder, source, dtype)
     except OSError as error:
-        raise DataError(f"cannot write {folder}: {error.strerror or error}", hint="free space there") from error
+        hint = "free space there" if error.errno in _FULL else "choose a folder that you can write"
+        raise DataError(f"cannot write {folder}: {error.strerror or error}", hint=hint) from error
 
 
 def _write_weights(

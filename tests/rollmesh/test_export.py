@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +16,7 @@ from rollmesh import export
 from rollmesh.export import export_checkpoint, latest_checkpoint
 from rollmesh.learner.checkpoint.store import CheckpointStore
 from rollmesh.learner.engines.fsdp2 import engine as fsdp2
+from rollmesh.learner.model_files import folder_writer
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -63,12 +66,38 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_half_a_model_is_removed_where_a_link_leads_to(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "real")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with (
+        monkeypatch.context() as patched,
+        pytest.raises(DataError, match=r"No space left on device \(free space there"),
+    ):
+        patched.setattr(folder_writer, "_write_rest", full)
+        export_checkpoint(config_of(run / "model"), latest_checkpoint(run), tmp_path / "out")
+    assert not list(tmp_path.glob("real/*"))
+    export_checkpoint(config_of(run / "model"), latest_checkpoint(run), tmp_path / "out")
+    assert (tmp_path / "real" / "config.json").is_file()
+
+
 def test_what_cannot_be_exported_is_named(run: Path, tmp_path: Path) -> None:
     checkpoint, model = latest_checkpoint(run), config_of(run / "model")
     with pytest.raises(DataError, match="is not a checkpoint"):
         export_checkpoint(model, run, tmp_path / "out")
     with pytest.raises(ConfigError, match="is not empty"):
         export_checkpoint(model, checkpoint, run)
+    with pytest.raises(ConfigError, match=r"config\.json is a file"):
+        export_checkpoint(model, checkpoint, run / "model" / "config.json")
+    with pytest.raises(ConfigError, match="cannot be a folder: File name too long"):
+        export_checkpoint(model, checkpoint, tmp_path / ("x" * 300))
+    with pytest.raises(DataError, match=r"cannot write .*: Not a directory \(choose a folder that you can write\)"):
+        export_checkpoint(model, checkpoint, run / "model" / "config.json" / "below")
     other = make_model(tmp_path / "gpt2", "gpt2")
     with pytest.raises(DataError, match=r"holds no transformer\.wte\.weight"):
         export_checkpoint(config_of(other), checkpoint, tmp_path / "out")
