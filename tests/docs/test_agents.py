@@ -41,7 +41,7 @@ def test_the_environment_is_one(tmp_path: Path) -> None:
 
 
 def test_all_parsers_are_listed() -> None:
-    assert sorted(rows("or set by `parser`")) == sorted(f"`{name}`" for name in PARSERS)
+    assert sorted(rows("or is set by `parser`")) == sorted(f"`{name}`" for name in PARSERS)
 
 
 def test_keys_exist() -> None:
