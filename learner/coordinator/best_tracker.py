@@ -12,7 +12,7 @@ import threading
 from typing import Literal
 
 from rollmesh.learner.checkpoint.best import Best, BestCheckpoint
-from rollmesh.learner.evaluation.evaluator import EvalResult
+from rollmesh.learner.evaluation.result import EvalResult
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 _log = logging.getLogger(__name__)

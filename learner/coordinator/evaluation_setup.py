@@ -13,8 +13,9 @@ from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME
 from rollmesh.learner.coordinator.best_tracker import BestTracker
 from rollmesh.learner.coordinator.run_progress import RunProgress
 from rollmesh.learner.coordinator.step_recorder import StepRecorder
-from rollmesh.learner.evaluation.evaluator import EvalResult, Evaluator, RoundRules
+from rollmesh.learner.evaluation.evaluator import Evaluator, RoundRules
 from rollmesh.learner.evaluation.measurement_identity import measured_by
+from rollmesh.learner.evaluation.result import EvalResult
 from rollmesh.learner.evaluation.result_log import ResultLog
 from rollmesh.learner.metrics.run_totals import RunTotals
 from rollmesh.learner.status import LearnerStatus

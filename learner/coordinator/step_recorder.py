@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollmesh.learner.coordinator.run_progress import RunProgress
-from rollmesh.learner.evaluation.evaluator import EvalResult
+from rollmesh.learner.evaluation.result import EvalResult
 from rollmesh.learner.metrics.run_totals import peak_rss_bytes
 from rollmesh.learner.metrics.sample_log import SampleLog
 from rollmesh.learner.metrics.step_metrics import group_metrics, staleness_histogram, staleness_metrics

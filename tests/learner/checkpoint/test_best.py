@@ -13,7 +13,7 @@ from rollmesh.learner.checkpoint.best import FILE, Best, BestCheckpoint, best_ch
 from rollmesh.learner.checkpoint.retention import prune
 from rollmesh.learner.checkpoint.store import CheckpointStore
 from rollmesh.learner.coordinator.best_tracker import BestTracker
-from rollmesh.learner.evaluation.evaluator import EvalResult
+from rollmesh.learner.evaluation.result import EvalResult
 from rollmesh.mesh.errors import DataError, FencedError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.learner.checkpoint.test_store import Engine
