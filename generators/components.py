@@ -24,7 +24,7 @@ from rollmesh.buffer.client.client import BufferClient
 from rollmesh.generators.agents import AgentRunner, build_runner
 from rollmesh.generators.control_service import ManualRequests, Probes
 from rollmesh.generators.engine_loading import LoadedEngine
-from rollmesh.generators.engines.interface import GenerationResult
+from rollmesh.generators.engines.types import GenerationResult
 from rollmesh.generators.metrics import GeneratorMetrics
 from rollmesh.generators.openai_server.endpoint import Endpoint
 from rollmesh.generators.program_agents.runner import ProgramRunner, open_runner

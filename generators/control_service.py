@@ -7,7 +7,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from rollmesh.generators.engines.interface import EngineStatus, GenerationRequest, GenerationResult, InferenceEngine
+from rollmesh.generators.engines.interface import InferenceEngine
+from rollmesh.generators.engines.types import EngineStatus, GenerationRequest, GenerationResult
 from rollmesh.generators.rollout.active_group import sampling_of
 from rollmesh.generators.rollout.encoding import FINISH_REASONS
 from rollmesh.generators.tokenizer import TokenizerCodec

@@ -6,7 +6,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from rollmesh.generators.engines.interface import EngineError, EngineListener, GenerationResult, TokenEvent
+from rollmesh.generators.engines.errors import EngineError
+from rollmesh.generators.engines.interface import EngineListener
+from rollmesh.generators.engines.types import GenerationResult, TokenEvent
 from rollmesh.mesh.errors import RollmeshError
 
 log = logging.getLogger(__name__)

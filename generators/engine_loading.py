@@ -8,7 +8,8 @@ from pathlib import Path
 
 from rollmesh.generators.engine_events import EngineEventBridge
 from rollmesh.generators.engines import create_engine
-from rollmesh.generators.engines.interface import EngineSettings, InferenceEngine, KvPolicy
+from rollmesh.generators.engines.interface import InferenceEngine
+from rollmesh.generators.engines.types import EngineSettings, KvPolicy
 from rollmesh.generators.tokenizer import TokenizerCodec
 from rollmesh.mesh.agent_tools import agent_schemas
 from rollmesh.mesh.config.models import Config

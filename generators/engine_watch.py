@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from rollmesh.generators.engines.interface import EngineError, InferenceEngine
+from rollmesh.generators.engines.errors import EngineError
+from rollmesh.generators.engines.interface import InferenceEngine
 from rollmesh.mesh.errors import StuckError
 from rollmesh.mesh.liveness.freeze_detector import Bounds, Frozen
 from rollmesh.mesh.liveness.watchdog import ProbeAnswer, wait_until_frozen

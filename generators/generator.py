@@ -20,7 +20,8 @@ from rollmesh.generators.control_service import ManualRequests, Probes
 from rollmesh.generators.engine_events import EngineEventBridge
 from rollmesh.generators.engine_loading import load_engine, load_libraries
 from rollmesh.generators.engine_watch import watch
-from rollmesh.generators.engines.interface import EngineError, EngineStatus
+from rollmesh.generators.engines.errors import EngineError
+from rollmesh.generators.engines.types import EngineStatus
 from rollmesh.generators.metrics import GeneratorMetrics
 from rollmesh.generators.model_bundle import fetch_model_bundle
 from rollmesh.generators.rollout.silent_wait import SilenceClock

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import psutil
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from rollmesh.generators.engines.interface import EngineStatus
+from rollmesh.generators.engines.types import EngineStatus
 from rollmesh.generators.rollout.drafts import DraftUploader
 from rollmesh.generators.rollout.rollout_manager import RolloutManager
 from rollmesh.generators.rollout.submission import TrajectorySubmitter

@@ -18,7 +18,7 @@ import uvloop
 from benchmarks.engines.plan import Arrival, Plan
 from benchmarks.engines.worker_process import requests
 from rollmesh.generators.engines.external.model_info import read_folder
-from rollmesh.generators.engines.interface import SamplingParams
+from rollmesh.generators.engines.types import SamplingParams
 
 # Name, prompt, tokens, and how its tokens are to come.
 Respond = Callable[[str, tuple[int, ...], int, str], Awaitable[Arrival]]

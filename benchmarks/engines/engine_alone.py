@@ -12,14 +12,9 @@ from safetensors.torch import load_file
 from benchmarks.engines.plan import Arrival, Plan
 from benchmarks.engines.worker_process import requests
 from rollmesh.generators.engines import create_engine
-from rollmesh.generators.engines.interface import (
-    EngineError,
-    EngineListener,
-    GenerationRequest,
-    GenerationResult,
-    SamplingParams,
-    TokenEvent,
-)
+from rollmesh.generators.engines.errors import EngineError
+from rollmesh.generators.engines.interface import EngineListener
+from rollmesh.generators.engines.types import GenerationRequest, GenerationResult, SamplingParams, TokenEvent
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 _PASS_S = 500.0

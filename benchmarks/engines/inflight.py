@@ -40,7 +40,7 @@ from benchmarks.engines.overhead import plan_model
 from benchmarks.engines.plan import MODELS, Plan
 from benchmarks.engines.swap_observer import Seen, Watcher
 from benchmarks.engines.worker_process import MeasurementError
-from rollmesh.generators.engines.interface import GenerationRequest, KvPolicy, SamplingParams, SwapTimings
+from rollmesh.generators.engines.types import GenerationRequest, KvPolicy, SamplingParams, SwapTimings
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 Way = Literal["quiet", "keep", "recompute", "interrupt", "abort_retry"]

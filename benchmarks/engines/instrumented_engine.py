@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from rollmesh.generators.engines.interface import KvPolicy
+from rollmesh.generators.engines.types import KvPolicy
 from rollmesh.generators.engines.vllm.engine import VllmEngine
 
 # Calls that are awaited in a swap, by the name in the results: the attribute with the method, and the method.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.workloads import Mode, Workload
-from rollmesh.generators.engines.interface import EngineSettings, KvPolicy
+from rollmesh.generators.engines.types import EngineSettings, KvPolicy
 from rollmesh.mesh.config.rollout import EngineName, SglangSection, VllmSection
 
 # Responses never end by themselves: their lengths are what the plan says.

@@ -7,13 +7,9 @@ import time
 from dataclasses import dataclass, field
 
 from benchmarks.engines.worker_process import MeasurementError
-from rollmesh.generators.engines.interface import (
-    EngineError,
-    EngineListener,
-    GenerationRequest,
-    GenerationResult,
-    TokenEvent,
-)
+from rollmesh.generators.engines.errors import EngineError
+from rollmesh.generators.engines.interface import EngineListener
+from rollmesh.generators.engines.types import GenerationRequest, GenerationResult, TokenEvent
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 

@@ -27,13 +27,12 @@ import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from rollmesh.generators.engines import create_engine
-from rollmesh.generators.engines.interface import (
-    EngineError,
-    EngineListener,
+from rollmesh.generators.engines.errors import EngineError
+from rollmesh.generators.engines.interface import EngineListener, InferenceEngine
+from rollmesh.generators.engines.types import (
     EngineSettings,
     GenerationRequest,
     GenerationResult,
-    InferenceEngine,
     SamplingParams,
     TokenEvent,
 )

@@ -28,9 +28,7 @@ from prometheus_client import CollectorRegistry
 from transformers import AutoTokenizer
 
 from benchmarks.common import HelpFormatter, machine, summarize, table, write_json, yardstick
-from rollmesh.generators.engines.interface import (
-    GenerationResult,
-)
+from rollmesh.generators.engines.types import GenerationResult
 from rollmesh.generators.openai_server.completions import Completions
 from rollmesh.generators.openai_server.engine_client import EngineClient
 from rollmesh.generators.openai_server.http_server import EndpointServer

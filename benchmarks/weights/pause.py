@@ -30,12 +30,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.common import machine, table, write_json, yardstick
+from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.hf.decoder import Step
 from rollmesh.generators.engines.hf.engine import HfEngine
 from rollmesh.generators.engines.hf.model.loading import load_model
-from rollmesh.generators.engines.interface import (
-    EngineError,
-    EngineListener,
+from rollmesh.generators.engines.interface import EngineListener
+from rollmesh.generators.engines.types import (
     EngineSettings,
     GenerationRequest,
     GenerationResult,

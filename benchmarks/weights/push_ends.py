@@ -20,7 +20,8 @@ from typing import Any, cast
 
 import torch
 
-from rollmesh.generators.engines.interface import InferenceEngine, SwapTimings
+from rollmesh.generators.engines.interface import InferenceEngine
+from rollmesh.generators.engines.types import SwapTimings
 from rollmesh.generators.weights import WeightReceiver
 from rollmesh.generators.weights.learner_connection import LearnerDirectory
 from rollmesh.generators.weights.receiver import ReceiverSettings

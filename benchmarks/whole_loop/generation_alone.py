@@ -20,9 +20,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.workloads import WORKLOADS, Workload
 from rollmesh.generators.engines import create_engine
-from rollmesh.generators.engines.interface import (
-    EngineError,
-    EngineListener,
+from rollmesh.generators.engines.errors import EngineError
+from rollmesh.generators.engines.interface import EngineListener
+from rollmesh.generators.engines.types import (
     EngineSettings,
     GenerationRequest,
     GenerationResult,

@@ -19,12 +19,8 @@ from rollmesh.generators.agents.chat_template import ChatRenderer, Message
 from rollmesh.generators.agents.drivers import BrokenError, Driver, StatefulDriver, StatelessDriver
 from rollmesh.generators.agents.transcript import Transcript, split_segments
 from rollmesh.generators.agents.turn_requests import TurnRequests
-from rollmesh.generators.engines.interface import (
-    EngineError,
-    FinishReason,
-    GenerationRequest,
-    GenerationResult,
-)
+from rollmesh.generators.engines.errors import EngineError
+from rollmesh.generators.engines.types import FinishReason, GenerationRequest, GenerationResult
 from rollmesh.generators.rollout.response_source import EpisodeResult, MemberRequest
 from rollmesh.mesh.errors import PayloadError, RollmeshError
 from rollmesh.mesh.trajectory.payload_codec import Trajectory

@@ -18,7 +18,8 @@ from rollmesh.generators.agents.drivers import Driver
 from rollmesh.generators.agents.episode import Episode, EpisodeLimits
 from rollmesh.generators.agents.turn_requests import TurnRequests
 from rollmesh.generators.agents.user_code_executor import UserCodeExecutor
-from rollmesh.generators.engines.interface import EngineStatus, GenerationResult, InferenceEngine, PartialResponse
+from rollmesh.generators.engines.interface import InferenceEngine
+from rollmesh.generators.engines.types import EngineStatus, GenerationResult, PartialResponse
 from rollmesh.generators.rollout.response_source import EpisodeResult, MemberRequest
 
 log = logging.getLogger(__name__)

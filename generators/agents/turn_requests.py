@@ -10,7 +10,8 @@ import asyncio
 import itertools
 from collections.abc import Sequence
 
-from rollmesh.generators.engines.interface import GenerationRequest, GenerationResult, InferenceEngine
+from rollmesh.generators.engines.interface import InferenceEngine
+from rollmesh.generators.engines.types import GenerationRequest, GenerationResult
 from rollmesh.mesh.errors import PayloadError, RollmeshError
 
 _PREFIX = "turn-"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 
-from rollmesh.generators.engines.interface import EngineListener, EngineSettings, InferenceEngine
+from rollmesh.generators.engines.interface import EngineListener, InferenceEngine
+from rollmesh.generators.engines.types import EngineSettings
 from rollmesh.mesh.errors import ConfigError
 
 _FACTORIES = {

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from rollmesh.generators.engines.interface import ProbeResult, SleepReport, SwapTimings
+from rollmesh.generators.engines.types import ProbeResult, SleepReport, SwapTimings
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 

@@ -9,8 +9,10 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from rollmesh.generators.engines.commands import EngineCommand, Pause, Probe, Resume, Sleep, UpdateWeights, Wake
-from rollmesh.generators.engines.interface import EngineError, InferenceEngine, ProbeResult, SleepReport, SwapTimings
+from rollmesh.generators.engines.errors import EngineError
+from rollmesh.generators.engines.interface import InferenceEngine
 from rollmesh.generators.engines.request_validation import RequestLimits, check_tokens
+from rollmesh.generators.engines.types import ProbeResult, SleepReport, SwapTimings
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 

@@ -1,9 +1,29 @@
-"""Errors that end an engine, as its generator sees them: a configuration that cannot work, or a broken engine."""
+"""Errors of engines, as their generator sees them: a broken engine, one request, a configuration that cannot work."""
 
 from __future__ import annotations
 
-from rollmesh.generators.engines.interface import EngineError
-from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.errors import ConfigError, RollmeshError
+
+
+class EngineError(RollmeshError):
+    """The inference engine cannot continue, or has been stopped.
+
+    Attributes:
+        culprit: id of the request that was tried alone (`GenerationRequest.alone`) when it ended; empty where none was.
+        raised: what its processes raised last, then.
+    """
+
+    code = "engine"
+    exit_code = 10
+    culprit: str = ""
+    raised: str = ""
+
+
+class RequestError(RollmeshError):
+    """The engine failed at one request and lives; the request may succeed another time."""
+
+    code = "request"
+    exit_code = 10
 
 
 class EngineSettingsError(EngineError):

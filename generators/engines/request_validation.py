@@ -6,10 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rollmesh.generators.engines.interface import (
-    GenerationRequest,
-    SamplingParams,
-)
+from rollmesh.generators.engines.types import GenerationRequest, SamplingParams
 from rollmesh.mesh.config.base import LEAST_TEMPERATURE
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.mesh.trajectory.images import ImageProcessor

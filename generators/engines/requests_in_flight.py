@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from rollmesh.generators.engines.interface import EngineError
+from rollmesh.generators.engines.errors import EngineError
 from rollmesh.mesh.errors import PayloadError
 
 

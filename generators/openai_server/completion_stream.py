@@ -11,11 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rollmesh.generators.engines.interface import (
-    GenerationRequest,
-    GenerationResult,
-    TokenEvent,
-)
+from rollmesh.generators.engines.types import GenerationRequest, GenerationResult, TokenEvent
 from rollmesh.generators.openai_server.chat_codec import ChatCodec
 from rollmesh.generators.openai_server.conversation_keys import Story, extend_story, message_symbol, text_symbols
 from rollmesh.generators.openai_server.errors import ApiError, not_ready

@@ -11,7 +11,8 @@ from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from typing import TypeVar
 
-from rollmesh.generators.engines.interface import GenerationRequest, InferenceEngine, SamplingParams
+from rollmesh.generators.engines.interface import InferenceEngine
+from rollmesh.generators.engines.types import GenerationRequest, SamplingParams
 from rollmesh.generators.openai_server.chat_codec import ChatCodec, TooLongError
 from rollmesh.generators.openai_server.completion_stream import CompletionCall, CompletionPrompt
 from rollmesh.generators.openai_server.conversation_keys import totals_of_messages, totals_of_text

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry
 
-from rollmesh.generators.engines.interface import GenerationResult, InferenceEngine, TokenEvent
+from rollmesh.generators.engines.interface import InferenceEngine
+from rollmesh.generators.engines.types import GenerationResult, TokenEvent
 from rollmesh.generators.openai_server.completions import Completions
 from rollmesh.generators.openai_server.engine_client import EngineClient
 from rollmesh.generators.openai_server.http_server import EndpointServer

@@ -11,7 +11,8 @@ import itertools
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 
-from rollmesh.generators.engines.interface import GenerationRequest, GenerationResult, InferenceEngine, TokenEvent
+from rollmesh.generators.engines.interface import InferenceEngine
+from rollmesh.generators.engines.types import GenerationRequest, GenerationResult, TokenEvent
 
 _PREFIX = "call-"
 Event = TokenEvent | GenerationResult

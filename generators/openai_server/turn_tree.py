@@ -21,9 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollmesh.generators.agents.transcript import Transcript
-from rollmesh.generators.engines.interface import (
-    FinishReason,
-)
+from rollmesh.generators.engines.types import FinishReason
 from rollmesh.generators.openai_server.conversation_keys import Story
 from rollmesh.generators.openai_server.messages import Message
 from rollmesh.generators.openai_server.prefix_index import PrefixIndex, Totals, totals

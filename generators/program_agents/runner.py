@@ -25,13 +25,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from rollmesh.generators.engines.interface import (
-    EngineStatus,
-    FinishReason,
-    GenerationResult,
-    InferenceEngine,
-    PartialResponse,
-)
+from rollmesh.generators.engines.interface import InferenceEngine
+from rollmesh.generators.engines.types import EngineStatus, FinishReason, GenerationResult, PartialResponse
 from rollmesh.generators.openai_server.completions import Completions
 from rollmesh.generators.openai_server.endpoint import Endpoint
 from rollmesh.generators.openai_server.sessions import SamplingPolicy, Session, Sessions

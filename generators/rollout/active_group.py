@@ -8,10 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rollmesh.buffer.client.client import Lease
-from rollmesh.generators.engines.interface import (
-    GenerationResult,
-    SamplingParams,
-)
+from rollmesh.generators.engines.types import GenerationResult, SamplingParams
 from rollmesh.generators.rollout.response_source import MemberRequest
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.mesh.trajectory.payload_codec import Trajectory, decode

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rollmesh.buffer.client.client import PendingWrite, WriteResult
-from rollmesh.generators.engines.interface import PartialResponse
+from rollmesh.generators.engines.types import PartialResponse
 from rollmesh.generators.rollout.active_group import ActiveGroup
 from rollmesh.generators.rollout.encoding import member_write
 from rollmesh.generators.rollout.response_source import ResponseSource

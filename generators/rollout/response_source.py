@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
-from rollmesh.generators.engines.interface import (
+from rollmesh.generators.engines.types import (
     EngineStatus,
     FinishReason,
     GenerationRequest,

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rollmesh.buffer.client.client import Lease
-from rollmesh.generators.engines.interface import EngineStatus, GenerationResult
+from rollmesh.generators.engines.types import EngineStatus, GenerationResult
 from rollmesh.generators.rollout.active_group import ActiveGroup, FinishedMember
 from rollmesh.generators.rollout.circuit_breaker import CircuitBreaker
 from rollmesh.generators.rollout.concurrency import ConcurrencyController, LoadSample

@@ -21,7 +21,8 @@ from pathlib import Path
 
 import grpc
 
-from rollmesh.generators.engines.interface import InferenceEngine, SwapTimings
+from rollmesh.generators.engines.interface import InferenceEngine
+from rollmesh.generators.engines.types import SwapTimings
 from rollmesh.generators.weights.fetcher import Announcement, WeightFetcher
 from rollmesh.generators.weights.learner_connection import LearnerConnection, LearnerDirectory
 from rollmesh.generators.weights.pinned_groups import PinnedGroups

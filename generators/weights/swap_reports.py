@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import grpc
 
-from rollmesh.generators.engines.interface import SwapTimings
+from rollmesh.generators.engines.types import SwapTimings
 from rollmesh.generators.weights.learner_connection import LearnerConnection
 from rollmesh.generators.weights.verified_transfer import VerifiedWeights
 from rollmesh.mesh.errors import WeightsError

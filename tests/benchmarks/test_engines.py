@@ -13,12 +13,7 @@ from benchmarks.engines.overhead import summary
 from benchmarks.engines.plan import Arrival, Plan, steady_rate
 from benchmarks.engines.swap_observer import Watcher
 from benchmarks.engines.worker_process import MeasurementError, spent
-from rollmesh.generators.engines.interface import (
-    GenerationRequest,
-    GenerationResult,
-    SamplingParams,
-    TokenEvent,
-)
+from rollmesh.generators.engines.types import GenerationRequest, GenerationResult, SamplingParams, TokenEvent
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 

@@ -13,9 +13,9 @@ import pytest
 
 from rollmesh.generators import engine_watch
 from rollmesh.generators.engine_watch import FrozenEngineError, bounds_of, watch
+from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.hf import engine as hf
 from rollmesh.generators.engines.hf.decoder import Decoder
-from rollmesh.generators.engines.interface import EngineError
 from rollmesh.mesh.errors import StuckError
 from rollmesh.mesh.liveness.freeze_detector import FreezeDetector, FreezeKind, ProcessState, ThreadState
 from tests.generators.engines.external.driven_harness import ScriptedHarness

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from rollmesh.buffer.server.process import BufferFront
+from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.hf.decode_turn import Stepper
 from rollmesh.generators.engines.hf.decoder import Step
-from rollmesh.generators.engines.interface import EngineError
 from rollmesh.generators.service import GeneratorOptions, serve
 from rollmesh.mesh.access.code_permissions import AllowCode, CodeRule
 from rollmesh.mesh.access.credentials import Identity, Role

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rollmesh.generators.engines.interface import SamplingParams, SleepReport
 from rollmesh.generators.engines.request_validation import RequestLimits
+from rollmesh.generators.engines.types import SamplingParams, SleepReport
 from rollmesh.mesh.liveness.freeze_detector import ProcessState
 
 if TYPE_CHECKING:

@@ -27,10 +27,11 @@ from rollmesh.generators.engines.commands import (
     UpdateWeights,
     Wake,
 )
+from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.external.backend import Backend
 from rollmesh.generators.engines.external.scheduler import RequestScheduler
 from rollmesh.generators.engines.external.version_labels import VersionLabels, label_of
-from rollmesh.generators.engines.interface import EngineError, EngineState, KvPolicy, ProbeResult, SleepReport
+from rollmesh.generators.engines.types import EngineState, KvPolicy, ProbeResult, SleepReport
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 

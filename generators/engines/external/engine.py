@@ -19,15 +19,15 @@ from rollmesh.generators.engines.external.backend import Backend, LoadMetrics
 from rollmesh.generators.engines.external.engine_thread import EngineThread
 from rollmesh.generators.engines.external.inflight import InflightRegistry
 from rollmesh.generators.engines.external.model_info import ModelInfo, read_folder
-from rollmesh.generators.engines.interface import (
-    EngineListener,
+from rollmesh.generators.engines.interface import EngineListener
+from rollmesh.generators.engines.request_validation import check_request
+from rollmesh.generators.engines.types import (
     EngineSettings,
     EngineStatus,
     GenerationRequest,
     PartialResponse,
     SwapTimings,
 )
-from rollmesh.generators.engines.request_validation import check_request
 from rollmesh.mesh.liveness.freeze_detector import ProcessState
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 

@@ -16,14 +16,15 @@ from typing import Any
 import uvloop
 
 from rollmesh.generators.engines.commands import EngineCommand
-from rollmesh.generators.engines.errors import ending_of
+from rollmesh.generators.engines.errors import EngineError, ending_of
 from rollmesh.generators.engines.external.backend import Backend
 from rollmesh.generators.engines.external.command_executor import CommandExecutor
 from rollmesh.generators.engines.external.inflight import InflightRegistry
 from rollmesh.generators.engines.external.model_info import ModelInfo
 from rollmesh.generators.engines.external.scheduler import RequestScheduler
 from rollmesh.generators.engines.external.version_labels import VersionLabels
-from rollmesh.generators.engines.interface import EngineError, EngineListener, EngineSettings
+from rollmesh.generators.engines.interface import EngineListener
+from rollmesh.generators.engines.types import EngineSettings
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
-from rollmesh.generators.engines.interface import EngineError
+from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.requests_in_flight import RequestsInFlight
 
 

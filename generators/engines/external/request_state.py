@@ -15,20 +15,20 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.external.backend import DecodeChunk, DecodeJob
 from rollmesh.generators.engines.external.boundary_stops import BoundaryStopMatcher, boundary_matcher
 from rollmesh.generators.engines.external.model_info import ModelInfo
 from rollmesh.generators.engines.external.version_labels import VersionLabels, first_runs
-from rollmesh.generators.engines.interface import (
-    EngineError,
+from rollmesh.generators.engines.request_validation import SEEDS
+from rollmesh.generators.engines.stop_strings import StopMatcher
+from rollmesh.generators.engines.types import (
     FinishReason,
     GenerationRequest,
     GenerationResult,
     PartialResponse,
     TokenEvent,
 )
-from rollmesh.generators.engines.request_validation import SEEDS
-from rollmesh.generators.engines.stop_strings import StopMatcher
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 

@@ -22,22 +22,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from rollmesh.generators.engines.errors import EngineError, RequestError
 from rollmesh.generators.engines.external.backend import Backend, DecodeChunk, DecodeJob
 from rollmesh.generators.engines.external.model_info import ModelInfo
 from rollmesh.generators.engines.external.request_state import RequestState
 from rollmesh.generators.engines.external.version_labels import VersionLabels
 from rollmesh.generators.engines.external.waiting_queue import WaitingQueue
-from rollmesh.generators.engines.interface import (
+from rollmesh.generators.engines.request_validation import expand_images
+from rollmesh.generators.engines.types import (
     REQUEST_ATTEMPTS,
-    EngineError,
     FinishReason,
     GenerationRequest,
     GenerationResult,
     PartialResponse,
-    RequestError,
     TokenEvent,
 )
-from rollmesh.generators.engines.request_validation import expand_images
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.mesh.trajectory.images import ImageProcessor
 

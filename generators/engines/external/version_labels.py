@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from rollmesh.generators.engines.interface import EngineError
+from rollmesh.generators.engines.errors import EngineError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 # A token comes with the label of its weights within seconds: after this many swaps none of an older one is on its way.

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.hf.commands import Abort, Command, Submit
-from rollmesh.generators.engines.interface import EngineError, GenerationRequest
 from rollmesh.generators.engines.requests_in_flight import RequestsInFlight
+from rollmesh.generators.engines.types import GenerationRequest
 
 
 class CommandQueue(RequestsInFlight):

@@ -9,8 +9,9 @@ from typing import Any
 
 from rollmesh.generators.engines import commands
 from rollmesh.generators.engines.commands import Pause, Probe, Resume, Sleep, Wake
+from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.hf.weights import StagedWeights
-from rollmesh.generators.engines.interface import EngineError, GenerationRequest, PartialResponse
+from rollmesh.generators.engines.types import GenerationRequest, PartialResponse
 from rollmesh.mesh.errors import PayloadError
 
 

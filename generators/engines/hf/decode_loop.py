@@ -16,7 +16,7 @@ import torch
 
 from rollmesh.generators.engines import commands
 from rollmesh.generators.engines.commands import Pause, Probe, Resume, Sleep, Wake
-from rollmesh.generators.engines.errors import ending_of
+from rollmesh.generators.engines.errors import EngineError, ending_of
 from rollmesh.generators.engines.hf.command_queue import CommandQueue
 from rollmesh.generators.engines.hf.commands import (
     Abort,
@@ -34,9 +34,8 @@ from rollmesh.generators.engines.hf.image_reader import ImageReader
 from rollmesh.generators.engines.hf.waiting_queue import WaitingQueue, unsampled
 from rollmesh.generators.engines.hf.weight_swap import WeightSwapper
 from rollmesh.generators.engines.hf.weights import ModelWeights
-from rollmesh.generators.engines.interface import (
-    EngineError,
-    EngineListener,
+from rollmesh.generators.engines.interface import EngineListener
+from rollmesh.generators.engines.types import (
     EngineState,
     GenerationRequest,
     GenerationResult,

@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 
+from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.hf.decoder import Decoder, Step
 from rollmesh.generators.engines.hf.failure_isolation import FailureIsolation, out_of_memory
 from rollmesh.generators.engines.hf.waiting_queue import SharedPrompt, WaitingQueue, WaitingRequest, unsampled
-from rollmesh.generators.engines.interface import REQUEST_ATTEMPTS, EngineError, GenerationResult
+from rollmesh.generators.engines.types import REQUEST_ATTEMPTS, GenerationResult
 from rollmesh.mesh.errors import PayloadError
 
 log = logging.getLogger(__name__)

@@ -30,13 +30,8 @@ from rollmesh.generators.engines.hf.probe import model_errors_named, probe
 from rollmesh.generators.engines.hf.sampling import draw, next_uniform, state_after
 from rollmesh.generators.engines.hf.slot_table import RunningSequence, SlotTable
 from rollmesh.generators.engines.hf.waiting_queue import SharedPrompt, WaitingRequest, interrupted
-from rollmesh.generators.engines.interface import (
-    FinishReason,
-    GenerationRequest,
-    GenerationResult,
-    TokenEvent,
-)
 from rollmesh.generators.engines.stop_strings import StopMatcher
+from rollmesh.generators.engines.types import FinishReason, GenerationRequest, GenerationResult, TokenEvent
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 
 _NO_ROOM = Shape(1, 1)

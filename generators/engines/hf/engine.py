@@ -19,14 +19,9 @@ from rollmesh.generators.engines.hf.decoder import Decoder
 from rollmesh.generators.engines.hf.image_reader import ImageReader
 from rollmesh.generators.engines.hf.model.loading import LoadedModel, load_model
 from rollmesh.generators.engines.hf.weights import ModelWeights, StagedWeights
-from rollmesh.generators.engines.interface import (
-    EngineListener,
-    EngineSettings,
-    EngineStatus,
-    GenerationRequest,
-    PartialResponse,
-)
+from rollmesh.generators.engines.interface import EngineListener
 from rollmesh.generators.engines.request_validation import check_request
+from rollmesh.generators.engines.types import EngineSettings, EngineStatus, GenerationRequest, PartialResponse
 from rollmesh.mesh.liveness.freeze_detector import ProcessState
 from rollmesh.mesh.liveness.process_state import read_thread
 

@@ -19,7 +19,7 @@ from collections.abc import Collection
 
 import torch
 
-from rollmesh.generators.engines.interface import REQUEST_ATTEMPTS
+from rollmesh.generators.engines.types import REQUEST_ATTEMPTS
 
 
 def out_of_memory(error: Exception) -> bool:

@@ -17,14 +17,14 @@ import torch
 from numpy.typing import NDArray
 
 from rollmesh.generators.engines.hf.sampling import RowSampling
-from rollmesh.generators.engines.interface import (
+from rollmesh.generators.engines.stop_strings import StopMatcher
+from rollmesh.generators.engines.types import (
     FinishReason,
     GenerationRequest,
     GenerationResult,
     PartialResponse,
     TokenEvent,
 )
-from rollmesh.generators.engines.stop_strings import StopMatcher
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rollmesh.generators.engines.hf.model.prefill import Prefix
-from rollmesh.generators.engines.interface import FinishReason, GenerationRequest, GenerationResult, PartialResponse
+from rollmesh.generators.engines.types import FinishReason, GenerationRequest, GenerationResult, PartialResponse
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
 
 # Prompts prefilled beyond those that are needed at once, so that later refills cost no forward pass of their own.

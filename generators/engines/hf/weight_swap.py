@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from rollmesh.generators.engines.hf.decoder import Decoder
 from rollmesh.generators.engines.hf.waiting_queue import WaitingQueue
 from rollmesh.generators.engines.hf.weights import ModelWeights, StagedWeights
-from rollmesh.generators.engines.interface import KvPolicy
+from rollmesh.generators.engines.types import KvPolicy
 from rollmesh.mesh.errors import WeightsError
 
 

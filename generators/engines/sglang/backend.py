@@ -27,10 +27,10 @@ import torch
 from numpy.typing import NDArray
 
 from rollmesh.generators.engines.checkpoint_names import CheckpointLayout
+from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.external.backend import Backend, DecodeChunk, DecodeJob, LoadMetrics
 from rollmesh.generators.engines.external.model_info import ModelInfo
 from rollmesh.generators.engines.external.process_log import last_error
-from rollmesh.generators.engines.interface import EngineError, EngineSettings, SleepReport
 from rollmesh.generators.engines.request_validation import RequestLimits
 from rollmesh.generators.engines.sglang import request_bodies, server_args
 from rollmesh.generators.engines.sglang.load_monitor import LoadMonitor
@@ -42,6 +42,7 @@ from rollmesh.generators.engines.sglang.transfers import ServerTransfer, StagedW
 from rollmesh.generators.engines.sglang.transfers.disk import DiskTransfer
 from rollmesh.generators.engines.sglang.transfers.distributed import DistributedTransfer
 from rollmesh.generators.engines.sglang.transfers.tensor import TensorTransfer
+from rollmesh.generators.engines.types import EngineSettings, SleepReport
 from rollmesh.mesh.config.rollout import SglangSection
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.liveness.freeze_detector import ProcessState

@@ -8,8 +8,8 @@ from typing import ClassVar
 from rollmesh.generators.engines.external.backend import Backend
 from rollmesh.generators.engines.external.engine import ExternalEngine
 from rollmesh.generators.engines.external.model_info import ModelInfo
-from rollmesh.generators.engines.interface import EngineSettings
 from rollmesh.generators.engines.sglang.backend import SglangBackend
+from rollmesh.generators.engines.types import EngineSettings
 
 
 class SglangEngine(ExternalEngine):

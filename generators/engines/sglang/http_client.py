@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from rollmesh.generators.engines.interface import EngineError
+from rollmesh.generators.engines.errors import EngineError
 
 # A server may owe its answer for as long as a step takes; whether it lives is watched elsewhere.
 CALL_S = 600.0

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.external.backend import LoadMetrics
-from rollmesh.generators.engines.interface import EngineError
 from rollmesh.generators.engines.sglang.http_client import HttpClient
 
 log = logging.getLogger(__name__)

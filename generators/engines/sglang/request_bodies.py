@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rollmesh.generators.engines.interface import SamplingParams
+from rollmesh.generators.engines.types import SamplingParams
 
 # SGLang reports the kept set of two tokens at least; one is greedy.
 _ONE = 1

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rollmesh.generators.engines.errors import RequestError
 from rollmesh.generators.engines.external.backend import DecodeChunk, DecodeJob
 from rollmesh.generators.engines.external.version_labels import first_runs
-from rollmesh.generators.engines.interface import RequestError
 from rollmesh.generators.engines.sglang import request_bodies
 from rollmesh.generators.engines.sglang.http_client import LostError, RefusedError
 from rollmesh.generators.engines.sglang.version_attribution import Event, EventReader, VersionAttributor

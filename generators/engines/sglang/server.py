@@ -14,11 +14,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.external.model_info import ModelInfo
-from rollmesh.generators.engines.interface import EngineError, EngineSettings
 from rollmesh.generators.engines.sglang import server_args
 from rollmesh.generators.engines.sglang.http_client import HttpClient
 from rollmesh.generators.engines.sglang.server_process import ServerProcess, StartProgress, free_port
+from rollmesh.generators.engines.types import EngineSettings
 from rollmesh.mesh.config.rollout import SglangSection
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.private_files import read_secret

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 import torch
 
 from rollmesh.generators.engines.allocator import without_growing_segments
-from rollmesh.generators.engines.interface import EngineSettings
 from rollmesh.generators.engines.sglang import cpu
+from rollmesh.generators.engines.types import EngineSettings
 from rollmesh.mesh.config.rollout import SglangSection
 from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.mesh.runtime.hosts import is_loopback

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from rollmesh.generators.engines.interface import EngineError
+from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.sglang.http_client import HttpClient, RefusedError
 
 _NEEDED = ("/generate", "/abort_request", "/pause_generation", "/continue_generation", "/flush_cache")

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import psutil
 
+from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.external.process_log import tail
-from rollmesh.generators.engines.interface import EngineError
 from rollmesh.mesh.liveness.freeze_detector import ProcessState
 from rollmesh.mesh.liveness.process_state import read_process_trees
 from rollmesh.mesh.runtime.child_processes import Child, start_process

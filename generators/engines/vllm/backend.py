@@ -30,10 +30,11 @@ from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from rollmesh.generators.engines.checkpoint_names import CheckpointLayout
+from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.external.backend import Backend, DecodeChunk, DecodeJob, LoadMetrics
 from rollmesh.generators.engines.external.model_info import ModelInfo
-from rollmesh.generators.engines.interface import EngineError, EngineSettings, SamplingParams, SleepReport
 from rollmesh.generators.engines.request_validation import RequestLimits
+from rollmesh.generators.engines.types import EngineSettings, SamplingParams, SleepReport
 from rollmesh.generators.engines.vllm import environment, private_names, sampling
 from rollmesh.generators.engines.vllm.engine_args import engine_arguments, on_cpu, section_of, transfer_of, workers
 from rollmesh.generators.engines.vllm.launcher import EngineProcess

@@ -9,7 +9,7 @@ from typing import ClassVar
 from rollmesh.generators.engines.external.backend import Backend
 from rollmesh.generators.engines.external.engine import ExternalEngine
 from rollmesh.generators.engines.external.model_info import ModelInfo
-from rollmesh.generators.engines.interface import EngineSettings
+from rollmesh.generators.engines.types import EngineSettings
 from rollmesh.generators.engines.vllm import environment
 from rollmesh.generators.engines.vllm.engine_args import transfer_of
 

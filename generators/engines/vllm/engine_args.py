@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
-from rollmesh.generators.engines.interface import EngineSettings
+from rollmesh.generators.engines.types import EngineSettings
 from rollmesh.mesh.config.rollout import VllmSection
 from rollmesh.mesh.errors import ConfigError
 

@@ -7,7 +7,8 @@ import os
 from importlib.metadata import entry_points
 
 from rollmesh.generators.engines.allocator import without_growing_segments
-from rollmesh.generators.engines.interface import EngineError, EngineSettings
+from rollmesh.generators.engines.errors import EngineError
+from rollmesh.generators.engines.types import EngineSettings
 from rollmesh.generators.engines.vllm.engine_args import SHARED, eager, on_cpu, section_of, workers
 from rollmesh.generators.engines.vllm.plugin import OWNER
 from rollmesh.mesh.errors import ConfigError

@@ -16,8 +16,8 @@ from vllm.config import WeightTransferConfig
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.external.process_log import last_error
-from rollmesh.generators.engines.interface import EngineError
 from rollmesh.generators.engines.vllm import logs
 from rollmesh.generators.engines.vllm.load_metrics import LoadMetricsCollector
 from rollmesh.generators.engines.vllm.process_tree import ProcessTree

@@ -30,7 +30,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
-from rollmesh.generators.engines.interface import EngineError
+from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.vllm.weight_senders import WeightSender
 from rollmesh.mesh.errors import ConfigError, WeightsError
 

@@ -19,8 +19,8 @@ from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput
 from vllm.v1.metrics.stats import IterationStats
 
+from rollmesh.generators.engines.errors import EngineError, RequestError
 from rollmesh.generators.engines.external.backend import DecodeChunk
-from rollmesh.generators.engines.interface import EngineError, RequestError
 from rollmesh.mesh.errors import RollmeshError
 
 _FINISH: dict[FinishReason, Literal["stop", "length", "aborted"]] = {

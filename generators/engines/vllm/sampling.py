@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from vllm import SamplingParams as VllmSampling
 from vllm.sampling_params import RequestOutputKind
 
-from rollmesh.generators.engines.interface import SamplingParams
+from rollmesh.generators.engines.types import SamplingParams
 
 
 def to_vllm(sampling: SamplingParams, eos: Iterable[int]) -> VllmSampling:

@@ -13,7 +13,7 @@ import numpy as np
 from rollmesh.generators.agents import build_runner
 from rollmesh.generators.agents.chat_template import ChatRenderer
 from rollmesh.generators.agents.runner import AgentRunner
-from rollmesh.generators.engines.interface import (
+from rollmesh.generators.engines.types import (
     EngineStatus,
     FinishReason,
     GenerationRequest,

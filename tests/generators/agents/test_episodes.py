@@ -11,9 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollmesh.generators.engines.interface import (
-    GenerationResult,
-)
+from rollmesh.generators.engines.types import GenerationResult
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollmesh.generators.engines.interface import EngineError
+from rollmesh.generators.engines.errors import EngineError
 from tests.generators.agents import hostile_code
 from tests.generators.agents.scene import TOKENIZER, Stage, calling, decode, encode, runs_of, sampled_of, task_of
 

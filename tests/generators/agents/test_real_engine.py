@@ -19,7 +19,8 @@ from rollmesh.generators.agents.runner import AgentRunner
 from rollmesh.generators.engine_events import EngineEventBridge
 from rollmesh.generators.engines import create_engine
 from rollmesh.generators.engines.external.model_info import ModelInfo
-from rollmesh.generators.engines.interface import EngineSettings, InferenceEngine, SamplingParams
+from rollmesh.generators.engines.interface import InferenceEngine
+from rollmesh.generators.engines.types import EngineSettings, SamplingParams
 from rollmesh.generators.rollout.response_source import EpisodeResult, MemberRequest
 from rollmesh.generators.tokenizer import TokenizerCodec
 from rollmesh.mesh.trajectory.versions import PolicyVersion

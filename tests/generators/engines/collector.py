@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from rollmesh.generators.engines.interface import EngineError, EngineListener, GenerationResult, TokenEvent
+from rollmesh.generators.engines.errors import EngineError
+from rollmesh.generators.engines.interface import EngineListener
+from rollmesh.generators.engines.types import GenerationResult, TokenEvent
 
 DEADLINE_S = 60.0
 

@@ -6,7 +6,8 @@ from concurrent.futures import Future
 
 import pytest
 
-from rollmesh.generators.engines.interface import EngineError, GenerationResult, PartialResponse
+from rollmesh.generators.engines.errors import EngineError
+from rollmesh.generators.engines.types import GenerationResult, PartialResponse
 from tests.generators.engines.harness import PROMPT, V1, V2, EngineHarness, request
 
 

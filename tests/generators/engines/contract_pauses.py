@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollmesh.generators.engines.interface import EngineError
+from rollmesh.generators.engines.errors import EngineError
 from rollmesh.mesh.errors import WeightsError
 from tests.generators.engines.harness import PROMPT, V1, V2, V3, EngineHarness, request
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rollmesh.generators.engines.interface import GenerationResult
+from rollmesh.generators.engines.types import GenerationResult
 from tests.generators.engines.harness import (
     V1,
     V2,

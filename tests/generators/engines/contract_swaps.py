@@ -7,7 +7,7 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from rollmesh.generators.engines.interface import GenerationResult, SwapTimings
+from rollmesh.generators.engines.types import GenerationResult, SwapTimings
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.generators.engines.harness import PROMPT, V1, V2, V3, EngineHarness, Weights, request

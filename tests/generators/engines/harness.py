@@ -21,11 +21,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rollmesh.generators.engines.interface import (
-    EngineListener,
+from rollmesh.generators.engines.interface import EngineListener, InferenceEngine
+from rollmesh.generators.engines.types import (
     GenerationRequest,
     GenerationResult,
-    InferenceEngine,
     PartialResponse,
     SamplingParams,
     SwapTimings,

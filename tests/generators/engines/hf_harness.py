@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from rollmesh.generators.engines import create_engine
-from rollmesh.generators.engines.interface import EngineListener, EngineSettings, InferenceEngine, KvPolicy
+from rollmesh.generators.engines.interface import EngineListener, InferenceEngine
+from rollmesh.generators.engines.types import EngineSettings, KvPolicy
 from rollmesh.mesh.config.rollout import HfSection
 from tests.generators.engines.harness import ModelHarness
 from tests.generators.engines.tiny import ContractModel

@@ -12,7 +12,7 @@ import torch
 
 from rollmesh.generators.engines import create_engine
 from rollmesh.generators.engines.hf.model.prefill import Prefiller
-from rollmesh.generators.engines.interface import EngineSettings, GenerationRequest, KvPolicy, SamplingParams
+from rollmesh.generators.engines.types import EngineSettings, GenerationRequest, KvPolicy, SamplingParams
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.mesh.trajectory.images import ImageProcessor
 from tests.generators.engines import tiny_vlm

@@ -37,7 +37,7 @@ from rollmesh.generators.engines.hf.model.loading import LoadedModel, load_model
 from rollmesh.generators.engines.hf.model.served_layers import layout_of
 from rollmesh.generators.engines.hf.model.traced_forward import DirectForward
 from rollmesh.generators.engines.hf.probe import probe
-from rollmesh.generators.engines.interface import EngineSettings
+from rollmesh.generators.engines.types import EngineSettings
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.model_config import read_config
 from rollmesh.mesh.trajectory.versions import PolicyVersion

@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.hf import kv_budget as budget
 from rollmesh.generators.engines.hf.decoder import Decoder
 from rollmesh.generators.engines.hf.failure_isolation import FailureIsolation, out_of_memory
@@ -23,7 +24,7 @@ from rollmesh.generators.engines.hf.model import prefill
 from rollmesh.generators.engines.hf.model.attention_masks import MaskBuilder
 from rollmesh.generators.engines.hf.model.loading import load_model
 from rollmesh.generators.engines.hf.model.prefill import Prefiller
-from rollmesh.generators.engines.interface import EngineError, GenerationRequest
+from rollmesh.generators.engines.types import GenerationRequest
 from tests.generators.engines import tiny
 from tests.generators.engines.harness import PROMPT, V1, V2, request
 from tests.generators.engines.hf_harness import HfHarness

@@ -12,11 +12,11 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from rollmesh.generators.engines import create_engine
-from rollmesh.generators.engines.interface import (
+from rollmesh.generators.engines.interface import InferenceEngine
+from rollmesh.generators.engines.types import (
     EngineSettings,
     GenerationRequest,
     GenerationResult,
-    InferenceEngine,
     KvPolicy,
     SamplingParams,
 )

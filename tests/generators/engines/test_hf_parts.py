@@ -12,7 +12,7 @@ from rollmesh.generators.engines.hf.model.attention_masks import MaskBuilder
 from rollmesh.generators.engines.hf.sampling import RowSampling, draw, next_uniform
 from rollmesh.generators.engines.hf.slot_table import RunningSequence, SlotTable
 from rollmesh.generators.engines.hf.waiting_queue import WaitingQueue
-from rollmesh.generators.engines.interface import GenerationRequest, SamplingParams
+from rollmesh.generators.engines.types import GenerationRequest, SamplingParams
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 V1, V2 = PolicyVersion(1, 1), PolicyVersion(1, 2)

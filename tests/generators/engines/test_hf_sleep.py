@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.hf.weight_swap import WeightSwapper
 from rollmesh.generators.engines.hf.weights import ModelWeights
-from rollmesh.generators.engines.interface import EngineError
 from tests.generators.engines.harness import V1, V2, request
 from tests.generators.engines.hf_harness import HfHarness
 from tests.generators.engines.tiny import ContractModel

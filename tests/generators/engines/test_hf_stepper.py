@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.hf.decode_turn import Stepper
 from rollmesh.generators.engines.hf.decoder import Decoder
 from rollmesh.generators.engines.hf.model.loading import load_model
 from rollmesh.generators.engines.hf.waiting_queue import WaitingQueue
-from rollmesh.generators.engines.interface import REQUEST_ATTEMPTS, EngineError, GenerationResult
+from rollmesh.generators.engines.types import REQUEST_ATTEMPTS, GenerationResult
 from tests.generators.engines import tiny
 from tests.generators.engines.harness import V1, request
 

@@ -12,18 +12,14 @@ import numpy as np
 import pytest
 import torch
 
+from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.hf import weights as weights_module
 from rollmesh.generators.engines.hf.decoder import Decoder
 from rollmesh.generators.engines.hf.engine import HfEngine
 from rollmesh.generators.engines.hf.model.loading import load_model
 from rollmesh.generators.engines.hf.waiting_queue import WaitingQueue, WaitingRequest, interrupted
 from rollmesh.generators.engines.hf.weights import ModelWeights
-from rollmesh.generators.engines.interface import (
-    EngineError,
-    EngineSettings,
-    GenerationRequest,
-    SamplingParams,
-)
+from rollmesh.generators.engines.types import EngineSettings, GenerationRequest, SamplingParams
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns

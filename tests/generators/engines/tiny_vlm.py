@@ -24,7 +24,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from rollmesh.generators.engines.interface import GenerationResult
+from rollmesh.generators.engines.types import GenerationResult
 from tests.generators.engines import tiny
 
 # After those of the tokenizer.

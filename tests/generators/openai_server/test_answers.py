@@ -13,9 +13,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from rollmesh.generators.engines.interface import (
-    TokenEvent,
-)
+from rollmesh.generators.engines.types import TokenEvent
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from tests.generators.openai_server.world import CALL, EOS, TOOL, Serving, soon

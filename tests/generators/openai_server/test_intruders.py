@@ -10,7 +10,7 @@ from typing import TypeVar
 import httpx
 from aiohttp import web
 
-from rollmesh.generators.engines.interface import SamplingParams
+from rollmesh.generators.engines.types import SamplingParams
 from rollmesh.generators.openai_server.sessions import SamplingPolicy, Session
 from rollmesh.mesh.config.network import SecuritySection
 from tests.generators.openai_server.world import Serving, another_server

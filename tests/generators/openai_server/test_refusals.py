@@ -21,11 +21,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from rollmesh.generators.engines.interface import (
-    GenerationRequest,
-    GenerationResult,
-    SamplingParams,
-)
+from rollmesh.generators.engines.types import GenerationRequest, GenerationResult, SamplingParams
 from rollmesh.generators.openai_server.errors import ApiError
 from rollmesh.generators.openai_server.origins import check_caller
 from rollmesh.generators.openai_server.sessions import SamplingPolicy

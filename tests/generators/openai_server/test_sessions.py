@@ -10,9 +10,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from rollmesh.generators.engines.interface import (
-    SamplingParams,
-)
+from rollmesh.generators.engines.types import SamplingParams
 from rollmesh.generators.openai_server.errors import ApiError
 from rollmesh.generators.openai_server.sessions import Running, SamplingPolicy, Session, Sessions
 from rollmesh.generators.openai_server.turn_tree import transcript

@@ -19,7 +19,8 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from rollmesh.generators.engine_events import EngineEventBridge
 from rollmesh.generators.engines import create_engine
-from rollmesh.generators.engines.interface import EngineSettings, InferenceEngine
+from rollmesh.generators.engines.interface import InferenceEngine
+from rollmesh.generators.engines.types import EngineSettings
 from rollmesh.generators.openai_server.endpoint import Endpoint
 from rollmesh.generators.openai_server.http_server import EndpointServer
 from rollmesh.generators.openai_server.metrics import EndpointMetrics

@@ -17,10 +17,7 @@ import psutil
 import pytest
 import torch
 
-from rollmesh.generators.engines.interface import (
-    GenerationResult,
-    SamplingParams,
-)
+from rollmesh.generators.engines.types import GenerationResult, SamplingParams
 from rollmesh.generators.program_agents.process import LaunchContext
 from rollmesh.generators.program_agents.runner import ProgramRunner, open_runner, program_of
 from rollmesh.generators.rollout.response_source import EpisodeResult, MemberRequest

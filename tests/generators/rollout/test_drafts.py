@@ -9,9 +9,7 @@ from concurrent.futures import Future
 import numpy as np
 
 from rollmesh.buffer.client.client import PendingWrite, WriteResult
-from rollmesh.generators.engines.interface import (
-    PartialResponse,
-)
+from rollmesh.generators.engines.types import PartialResponse
 from rollmesh.generators.rollout.active_group import ActiveGroup
 from rollmesh.generators.rollout.drafts import DraftUploader
 from rollmesh.mesh.trajectory.payload_codec import Trajectory, decode, encode

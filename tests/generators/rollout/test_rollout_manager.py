@@ -13,11 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rollmesh.generators.rollout.rollout_manager as rollout_module
-from rollmesh.generators.engines.interface import (
-    EngineStatus,
-    FinishReason,
-    GenerationResult,
-)
+from rollmesh.generators.engines.types import EngineStatus, FinishReason, GenerationResult
 from rollmesh.generators.rollout import circuit_breaker
 from rollmesh.generators.rollout.active_group import ActiveGroup, sampling_of
 from rollmesh.generators.rollout.credits import InFlight, credits_for, group_share

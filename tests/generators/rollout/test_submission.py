@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from rollmesh.buffer.client.client import PendingWrite, WriteResult
-from rollmesh.generators.engines.interface import GenerationResult
+from rollmesh.generators.engines.types import GenerationResult
 from rollmesh.generators.rollout.active_group import ActiveGroup, FinishedMember
 from rollmesh.generators.rollout.response_source import EpisodeResult
 from rollmesh.generators.rollout.submission import TrajectorySubmitter

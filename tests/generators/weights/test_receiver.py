@@ -14,7 +14,7 @@ import grpc
 import pytest
 import torch
 
-from rollmesh.generators.engines.interface import SwapTimings
+from rollmesh.generators.engines.types import SwapTimings
 from rollmesh.generators.weights import WeightReceiver
 from rollmesh.generators.weights.learner_connection import LearnerDirectory
 from rollmesh.generators.weights.receiver import ReceiverSettings

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from rollmesh.generators.engines.interface import EngineError
+from rollmesh.generators.engines.errors import EngineError
 from rollmesh.mesh.trajectory.images import ImageProcessor
 
 

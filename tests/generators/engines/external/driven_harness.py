@@ -9,11 +9,13 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from rollmesh.generators.engines.errors import RequestError
 from rollmesh.generators.engines.external.backend import Backend, DecodeJob
 from rollmesh.generators.engines.external.engine import ExternalEngine
 from rollmesh.generators.engines.external.model_info import ModelInfo
-from rollmesh.generators.engines.interface import EngineListener, EngineSettings, KvPolicy, RequestError
+from rollmesh.generators.engines.interface import EngineListener
 from rollmesh.generators.engines.request_validation import RequestLimits
+from rollmesh.generators.engines.types import EngineSettings, KvPolicy
 from tests.generators.engines import tiny
 from tests.generators.engines.external.scripted import ScriptedBackend, TableModel
 from tests.generators.engines.harness import EngineHarness, Weights

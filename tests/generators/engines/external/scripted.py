@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from rollmesh.generators.engines.external.backend import Backend, DecodeChunk, DecodeJob, LoadMetrics
-from rollmesh.generators.engines.interface import SleepReport
 from rollmesh.generators.engines.request_validation import RequestLimits
 from rollmesh.generators.engines.stop_strings import StopMatcher
+from rollmesh.generators.engines.types import SleepReport
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.liveness.freeze_detector import ProcessState, ThreadState
 from tests.generators.engines import tiny

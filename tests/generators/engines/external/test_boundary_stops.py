@@ -12,10 +12,7 @@ from rollmesh.generators.engines.external.boundary_stops import boundary_matcher
 from rollmesh.generators.engines.external.model_info import ModelInfo
 from rollmesh.generators.engines.external.request_state import RequestState
 from rollmesh.generators.engines.external.version_labels import VersionLabels
-from rollmesh.generators.engines.interface import (
-    GenerationRequest,
-    SamplingParams,
-)
+from rollmesh.generators.engines.types import GenerationRequest, SamplingParams
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
 from tests.generators.engines.external.driven_harness import LIMITS, tokenizer

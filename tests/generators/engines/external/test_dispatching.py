@@ -14,8 +14,9 @@ from rollmesh.generators.engines.external.backend import Backend, DecodeChunk
 from rollmesh.generators.engines.external.model_info import ModelInfo, read_folder
 from rollmesh.generators.engines.external.request_state import RequestState, _seed_after
 from rollmesh.generators.engines.external.version_labels import VersionLabels, label_of
-from rollmesh.generators.engines.interface import EngineListener, EngineSettings
+from rollmesh.generators.engines.interface import EngineListener
 from rollmesh.generators.engines.request_validation import SEEDS
+from rollmesh.generators.engines.types import EngineSettings
 from rollmesh.mesh.errors import DataError, PayloadError
 from tests.generators.engines import tiny, tiny_vlm
 from tests.generators.engines.collector import DEADLINE_S, Collector

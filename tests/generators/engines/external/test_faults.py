@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
+from rollmesh.generators.engines.errors import EngineError, RequestError
 from rollmesh.generators.engines.external.backend import DecodeJob
-from rollmesh.generators.engines.interface import EngineError, RequestError
 from rollmesh.generators.engines.request_validation import RequestLimits
 from rollmesh.mesh.errors import PayloadError, WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollmesh.generators.engines.interface import EngineError, GenerationRequest, KvPolicy, PartialResponse
+from rollmesh.generators.engines.errors import EngineError
+from rollmesh.generators.engines.types import GenerationRequest, KvPolicy, PartialResponse
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.generators.engines.external.driven_harness import ScriptedHarness

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollmesh.generators.engines.interface import EngineError
+from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.sglang.server_features import ServerFeatures
 
 CAN = ServerFeatures(

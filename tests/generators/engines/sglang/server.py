@@ -12,8 +12,9 @@ from typing import Any
 import psutil
 
 from rollmesh.generators.engines import create_engine
-from rollmesh.generators.engines.interface import EngineListener, EngineSettings, InferenceEngine, KvPolicy
+from rollmesh.generators.engines.interface import EngineListener, InferenceEngine
 from rollmesh.generators.engines.sglang.server_args import KEY_FILE
+from rollmesh.generators.engines.types import EngineSettings, KvPolicy
 from rollmesh.mesh.config.rollout import SglangSection
 from tests import engines_here
 from tests.generators.engines.harness import ModelHarness

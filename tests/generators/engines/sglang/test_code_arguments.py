@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rollmesh.generators.engines.interface import EngineSettings
 from rollmesh.generators.engines.sglang import server_args
+from rollmesh.generators.engines.types import EngineSettings
 from rollmesh.mesh.access.code_permissions import requested_code
 from rollmesh.mesh.config import Config
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.distributed import PrefixStore, TCPStore
 
-from rollmesh.generators.engines.interface import EngineError
+from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.sglang.http_client import RefusedError
 from rollmesh.generators.engines.sglang.transfers import distributed
 from rollmesh.generators.engines.sglang.transfers.distributed import DistributedTransfer

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from rollmesh.generators.engines.interface import EngineError
+from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.sglang import http_client, load_monitor
 from rollmesh.generators.engines.sglang.http_client import HttpClient
 from rollmesh.generators.engines.sglang.load_monitor import LoadMonitor

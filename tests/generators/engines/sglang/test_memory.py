@@ -11,8 +11,9 @@ from aiohttp.test_utils import TestServer
 from pydantic import ValidationError
 
 from rollmesh.generators.engines import create_engine
-from rollmesh.generators.engines.interface import EngineError, EngineSettings
+from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.sglang import cpu, server_args
+from rollmesh.generators.engines.types import EngineSettings
 from rollmesh.mesh.config.rollout import SglangSection
 from rollmesh.mesh.errors import ConfigError
 from tests.generators.engines.collector import DEADLINE_S, Collector

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollmesh.generators.engines.errors import EngineError, RequestError
 from rollmesh.generators.engines.external.backend import DecodeChunk, DecodeJob
-from rollmesh.generators.engines.interface import EngineError, RequestError, SamplingParams
 from rollmesh.generators.engines.request_validation import RequestLimits
 from rollmesh.generators.engines.sglang.http_client import LostError, RefusedError
 from rollmesh.generators.engines.sglang.request_streams import REVEAL_TOKENS, RequestStreams
+from rollmesh.generators.engines.types import SamplingParams
 from tests.generators.engines.sglang.scripted_server import CAN, ScriptedServer
 from tests.generators.engines.tiny import train_tokenizer
 

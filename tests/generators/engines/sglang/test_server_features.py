@@ -9,10 +9,11 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from rollmesh.generators.engines import create_engine
-from rollmesh.generators.engines.interface import EngineError, EngineSettings, KvPolicy
+from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.sglang.http_client import HttpClient, RefusedError
 from rollmesh.generators.engines.sglang.server_features import ServerFeatures, detect_features
 from rollmesh.generators.engines.sglang.transfers.tensor import StagedBuckets, TensorTransfer
+from rollmesh.generators.engines.types import EngineSettings, KvPolicy
 from rollmesh.mesh.config.rollout import SglangSection
 from rollmesh.mesh.errors import WeightsError
 from tests.generators.engines.collector import Collector

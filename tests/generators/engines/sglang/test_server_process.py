@@ -20,9 +20,9 @@ import pytest
 from rollmesh.generators.engine_watch import FrozenEngineError, watch
 from rollmesh.generators.engines import create_engine
 from rollmesh.generators.engines.external.engine import ExternalEngine
-from rollmesh.generators.engines.interface import EngineSettings
 from rollmesh.generators.engines.sglang import load_monitor
 from rollmesh.generators.engines.sglang.server_process import ServerProcess, free_port
+from rollmesh.generators.engines.types import EngineSettings
 from rollmesh.mesh.config.rollout import SglangSection
 from rollmesh.mesh.liveness.process_ends import survivors
 from tests.generators.engines.collector import Collector

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from rollmesh.generators.engines.interface import KvPolicy
+from rollmesh.generators.engines.types import KvPolicy
 from tests.generators.engines.contract import EngineContract
 from tests.generators.engines.sglang.server import SglangHarness, SharedServer
 from tests.generators.engines.tiny import ContractModel

@@ -16,7 +16,7 @@ import pytest
 
 from rollmesh.generators.engine_watch import FrozenEngineError, watch
 from rollmesh.generators.engines import create_engine
-from rollmesh.generators.engines.interface import EngineSettings
+from rollmesh.generators.engines.types import EngineSettings
 from rollmesh.mesh.config.rollout import SglangSection
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.liveness.process_ends import survivors

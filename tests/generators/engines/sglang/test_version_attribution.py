@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmesh.generators.engines.interface import EngineError
+from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.sglang.version_attribution import Event, EventReader, VersionAttributor
 
 # Tokens that each of several versions, one after the other, has sampled; and how the tokens are split into events.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from rollmesh.generators.engines.interface import EngineSettings
+    from rollmesh.generators.engines.types import EngineSettings
     from tests.generators.engines.tiny import ContractModel
     from tests.generators.engines.vllm.shared import SharedVllm
 

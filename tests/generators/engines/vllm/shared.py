@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from rollmesh.generators.engines.external.backend import Backend, DecodeChunk, DecodeJob, LoadMetrics
 from rollmesh.generators.engines.external.model_info import read_folder
-from rollmesh.generators.engines.interface import EngineListener, EngineSettings, InferenceEngine, KvPolicy, SleepReport
+from rollmesh.generators.engines.interface import EngineListener, InferenceEngine
 from rollmesh.generators.engines.request_validation import RequestLimits
+from rollmesh.generators.engines.types import EngineSettings, KvPolicy, SleepReport
 from rollmesh.generators.engines.vllm.engine import VllmEngine
 from rollmesh.mesh.config.rollout import VllmSection
 from rollmesh.mesh.liveness.freeze_detector import ProcessState

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rollmesh.generators.engines.interface import KvPolicy
+from rollmesh.generators.engines.types import KvPolicy
 from tests.generators.engines.contract import EngineContract
 from tests.generators.engines.contract_pauses import PauseContract
 from tests.generators.engines.contract_prefixes import PrefixContract

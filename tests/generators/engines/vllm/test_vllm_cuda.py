@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from rollmesh.generators.engines.interface import KvPolicy
+from rollmesh.generators.engines.types import KvPolicy
 from tests.generators.engines.contract import EngineContract
 from tests.generators.engines.harness import EngineHarness
 from tests.generators.engines.tiny import ContractModel

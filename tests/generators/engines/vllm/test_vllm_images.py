@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rollmesh.generators.engines import create_engine
-from rollmesh.generators.engines.interface import EngineSettings, GenerationRequest, GenerationResult, SamplingParams
+from rollmesh.generators.engines.types import EngineSettings, GenerationRequest, GenerationResult, SamplingParams
 from rollmesh.mesh.config.rollout import VllmSection
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.mesh.trajectory.versions import PolicyVersion

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from rollmesh.generators.engines.allocator import without_growing_segments
 from rollmesh.generators.engines.checkpoint_names import CheckpointLayout
 from rollmesh.generators.engines.external.model_info import read_folder
-from rollmesh.generators.engines.interface import EngineSettings
+from rollmesh.generators.engines.types import EngineSettings
 from rollmesh.generators.engines.vllm.engine_args import check_features, engine_arguments, transfer_of
 from rollmesh.generators.engines.vllm.environment import check_build
 from rollmesh.generators.engines.vllm.shared_weights import SharedWeights, map_tensors

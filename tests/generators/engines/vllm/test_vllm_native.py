@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from rollmesh.generators.engines.interface import EngineError, EngineSettings
+from rollmesh.generators.engines.errors import EngineError
+from rollmesh.generators.engines.types import EngineSettings
 from rollmesh.generators.engines.vllm.engine_args import engine_arguments
 from rollmesh.mesh.config.rollout import VllmSection
 from rollmesh.mesh.errors import ConfigError, WeightsError

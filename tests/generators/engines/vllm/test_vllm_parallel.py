@@ -17,7 +17,8 @@ from transformers import PreTrainedConfig, Qwen2Config, Qwen3MoeConfig
 
 from rollmesh.generators.engine_watch import FrozenEngineError, watch
 from rollmesh.generators.engines import create_engine
-from rollmesh.generators.engines.interface import EngineListener, EngineSettings, InferenceEngine
+from rollmesh.generators.engines.interface import EngineListener, InferenceEngine
+from rollmesh.generators.engines.types import EngineSettings
 from rollmesh.mesh.config.rollout import VllmSection
 from tests.generators.engines import tiny
 from tests.generators.engines.harness import PROMPT, V1, V2, EngineHarness, Weights, request

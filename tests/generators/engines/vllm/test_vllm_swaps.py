@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from rollmesh.generators.engine_watch import watch
+from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.external.backend import DecodeJob
-from rollmesh.generators.engines.interface import EngineError, SamplingParams
+from rollmesh.generators.engines.types import SamplingParams
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.liveness.freeze_detector import ThreadState
 from rollmesh.mesh.liveness.process_ends import survivors
