@@ -18,7 +18,7 @@ from rollmesh.generators.control_service import SERVICE_NAME, GeneratorControl
 from rollmesh.generators.generator import Generator
 from rollmesh.generators.weights.relay import Relay
 from rollmesh.mesh.access.code_permissions import CodeRule, check_code
-from rollmesh.mesh.access.credentials import Identity
+from rollmesh.mesh.access.roles import Identity
 from rollmesh.mesh.access.secret_files import check_keys, check_security
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.network import SecuritySection

@@ -30,7 +30,7 @@ from rollmesh.learner.liveness.rank_watch import log_lost
 from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.learner.recovery.run_identity import RunRecord
 from rollmesh.learner.status import LearnerStatus
-from rollmesh.mesh.access.credentials import Identity, Role
+from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.access.secret_files import check_security
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import RankLostError, RollmeshError

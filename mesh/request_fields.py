@@ -6,7 +6,7 @@ are short, since services keep those of all members, and fronts and tools read t
 
 from __future__ import annotations
 
-from rollmesh.mesh.access.credentials import Role
+from rollmesh.mesh.access.roles import Role
 from rollmesh.mesh.errors import PayloadError
 
 # Names, addresses and the like.

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
-from rollmesh.mesh.access.credentials import Identity, Role
+from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import PayloadError

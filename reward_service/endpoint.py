@@ -19,7 +19,8 @@ from types import MappingProxyType
 import grpc
 
 from rollmesh.mesh.access.authenticated_channel import AuthenticatedChannel
-from rollmesh.mesh.access.credentials import Identity, SharedKey
+from rollmesh.mesh.access.credentials import SharedKey
+from rollmesh.mesh.access.roles import Identity
 from rollmesh.mesh.access.tls import channel_credentials
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.private_files import read_secret

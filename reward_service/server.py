@@ -14,7 +14,8 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2
 
-from rollmesh.mesh.access.credentials import Identity, SharedKey
+from rollmesh.mesh.access.credentials import SharedKey
+from rollmesh.mesh.access.roles import Identity
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.mesh.rpc.server import bind, new_server

@@ -24,7 +24,7 @@ from benchmarks.buffer.plan import Plan
 from benchmarks.buffer.throughput import measure
 from benchmarks.common import machine, summarize, table, write_json
 from rollmesh.buffer.client.client import BufferClient
-from rollmesh.mesh.access.credentials import Identity, Role
+from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.rpc.channel import open_channel
 
 _AT_ONCE = 16

@@ -20,7 +20,7 @@ import uvloop
 from benchmarks.buffer.arrays import DISTINCT, make_arrays
 from benchmarks.buffer.plan import Plan
 from rollmesh.buffer.client.client import BufferClient, Lease, PendingWrite, ReceivedGroup, WriteStream
-from rollmesh.mesh.access.credentials import Identity, Role
+from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.rpc.channel import open_channel

@@ -25,7 +25,7 @@ from rollmesh.buffer.server.servicer import DECODERS, BufferServicer
 from rollmesh.buffer.store.keys import Keys
 from rollmesh.buffer.store.side_files import SideFileStore
 from rollmesh.buffer.store.store import Store
-from rollmesh.mesh.access.credentials import Identity, Role, new_identity
+from rollmesh.mesh.access.roles import Identity, Role, new_identity
 from rollmesh.mesh.access.secret_files import check_security
 from rollmesh.mesh.access.token_file import Expiry, credentials_of
 from rollmesh.mesh.config import Config

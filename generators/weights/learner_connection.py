@@ -14,7 +14,7 @@ from functools import partial
 
 import grpc
 
-from rollmesh.mesh.access.credentials import Identity, Role
+from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import UnauthenticatedError
 from rollmesh.mesh.membership import MembershipAgent

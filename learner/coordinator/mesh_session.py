@@ -31,7 +31,7 @@ from rollmesh.learner.status import LearnerStatus
 from rollmesh.learner.weights import WeightPublisher, WeightsService
 from rollmesh.learner.weights.push_metrics import PushCollector
 from rollmesh.learner.weights.service import SERVICE_NAME as WEIGHTS_SERVICE
-from rollmesh.mesh.access.credentials import Role
+from rollmesh.mesh.access.roles import Role
 from rollmesh.mesh.access.token_file import identity_of
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.http.metrics import metrics_server

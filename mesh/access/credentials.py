@@ -6,9 +6,7 @@ also name an end, and a name that begins its members' ids. A call carries a *cla
 the contract that is called and an end, signed by the grant's key. An answer may carry a *proof*: the grant of the
 service, and a signature over request and answer.
 
-A member id says its role and the name of its grant: `ROLE-anything`, with a name `ROLE-NAME.anything`. A grant is good
-for ids of its own role and name alone. So no other role can take a member's id, while it lives or afterwards. Nothing
-has to be remembered for it: a process that starts again and a grant that is renewed are still the same.
+Member ids are in `mesh.access.roles`, grants in `mesh.access.role_grants`.
 
 Invariants: neither the token nor a grant's key is ever sent. A claim is good for one contract: a reward service cannot
 use a generator's at the buffer. It is good for members of its grant and for `CLAIM_S` seconds, whatever end its maker
@@ -17,91 +15,36 @@ writes. A service needs no secret to check a claim or a proof, so an attacker in
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import hmac
-import json
 import time
-import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from rollmesh.mesh.access.role_grants import (
+    CREDENTIAL_HINT,
+    RoleGrant,
+    RoleGrantWithKey,
+    decode_base64,
+    encode_base64,
+    malformed_error,
+    pack_fields,
+    read_grant,
+    unpack_fields,
+)
+from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.errors import UnauthenticatedError
 
 # Seconds for which a claim is good. An attacker who has read one off the wire can use it that long.
 CLAIM_S = 300.0
 # Seconds by which the clocks of two hosts may differ.
 SKEW_S = 300.0
-_GRANT, _CLAIM, _PROOF = "rollmesh-grant-1", "rollmesh-claim-1", "rollmesh-proof-1"
-
-
-class Role(StrEnum):
-    """The role of a caller in the mesh."""
-
-    LEARNER = "learner"
-    GENERATOR = "generator"
-    REWARD = "reward"
-    BUFFER = "buffer"
-    # Runs the mesh: may read everything, drain and stop.
-    OPERATOR = "operator"
-    # Only reads: dashboards, colleagues.
-    OBSERVER = "observer"
-
-
-@dataclass(frozen=True)
-class Identity:
-    """The identity of a caller: its role and its member id (empty: of no member)."""
-
-    role: Role
-    member_id: str = ""
-
-
-@dataclass(frozen=True)
-class RoleGrant:
-    """A role that the mesh's token has granted; see the module."""
-
-    role: Role
-    # The name that the ids of its members contain; empty: none.
-    name: str
-    # Unix seconds; `until` 0: no end.
-    made: float
-    until: float
-    key: Ed25519PublicKey
-    # As it is sent: payload and signature.
-    text: str
-
-    def covers(self, member_id: str) -> bool:
-        """True if a member of this id may use it."""
-        return parse_member_id(member_id) == (self.role, self.name)
-
-    @property
-    def members(self) -> str:
-        """The ids that it covers, for the reader."""
-        return f"{_id_prefix(self.role, self.name)}*"
-
-
-def _id_prefix(role: Role, name: str) -> str:
-    return f"{role}-{name}." if name else f"{role}-"
-
-
-def parse_member_id(member_id: str) -> tuple[str, str]:
-    """The role and the grant's name that a member id says."""
-    role, _, rest = member_id.partition("-")
-    name, dot, _ = rest.partition(".")
-    return role, name if dot else ""
-
-
-def new_identity(role: Role, name: str = "") -> Identity:
-    """A role under a member id that is unique per process."""
-    return Identity(role, f"{_id_prefix(role, name)}{uuid.uuid4().hex[:12]}")
-
-
-RoleGrantWithKey = tuple[RoleGrant, Ed25519PrivateKey]
+_CLAIM, _PROOF = "rollmesh-claim-1", "rollmesh-proof-1"
+# Claims that are remembered as checked: those of 1,000 members at six contracts.
+_MOST_KNOWN = 8192
+_CLOCKS = "do the clocks of the two hosts agree?"
 
 
 def _never_renewed(_held: RoleGrant) -> RoleGrantWithKey | None:
@@ -160,15 +103,15 @@ class Credentials:
         if until - now < CLAIM_S / 2:
             until = now + CLAIM_S
             fields = {"member": self.identity.member_id, "for": contract, "until": round(until)}
-            unsigned = f"{_CLAIM}.{grant.text}.{_packed(fields)}"
-            text = f"{unsigned}.{_encoded(self._key.sign(unsigned.encode()))}"
+            unsigned = f"{_CLAIM}.{grant.text}.{pack_fields(fields)}"
+            text = f"{unsigned}.{encode_base64(self._key.sign(unsigned.encode()))}"
             self._claims[contract] = (text, until)
         return text
 
     def prove(self, content: bytes) -> str:
         """A proof that this process has sent some content."""
         head = f"{_PROOF}.{self._grant.text}"
-        return f"{head}.{_encoded(self._key.sign(_proof_input(head, content)))}"
+        return f"{head}.{encode_base64(self._key.sign(_proof_input(head, content)))}"
 
     def check_proof(self, proof: str, content: bytes, role: Role) -> None:
         """Refuses content that no process of a role in this mesh has sent.
@@ -207,14 +150,14 @@ class Credentials:
     def _verified(self, claim: str, contract: str) -> tuple[Identity, float]:
         parts = claim.split(".")
         if len(parts) != 5 or parts[0] != _CLAIM:
-            raise _malformed()
+            raise malformed_error()
         grant = read_grant(".".join(parts[1:3]), self._mesh)
         _check_signature(grant, parts[4], ".".join(parts[:4]).encode())
-        match _unpacked(parts[3]):
+        match unpack_fields(parts[3]):
             case {"member": str(member), "for": str(asked), "until": int(until) | float(until)}:
                 pass
             case _:
-                raise _malformed()
+                raise malformed_error()
         if asked != contract:
             raise UnauthenticatedError(f"a credential for {asked}, not for {contract}")
         # Its maker writes the end, which may be any number: NaN is within no bounds.
@@ -227,114 +170,13 @@ class Credentials:
 
 def _check_signature(grant: RoleGrant, signature: str, signed: bytes) -> None:
     try:
-        grant.key.verify(_decoded(signature), signed)
+        grant.key.verify(decode_base64(signature), signed)
     except InvalidSignature:
-        raise UnauthenticatedError("the credential's signature is wrong", hint=_HINT) from None
+        raise UnauthenticatedError("the credential's signature is wrong", hint=CREDENTIAL_HINT) from None
 
 
 def _proof_input(head: str, content: bytes) -> bytes:
     return f"{head}.{hashlib.sha256(content).hexdigest()}".encode()
-
-
-# Claims that are remembered as checked: those of 1,000 members at six contracts.
-_MOST_KNOWN = 8192
-_CLOCKS = "do the clocks of the two hosts agree?"
-_HINT = (
-    "set security.token_file (--token-file) to the mesh's token, or to a grant of it (rollmesh token); "
-    "`rollmesh run` keeps its own in RUN/token"
-)
-
-
-def read_grant(text: str, mesh: Ed25519PublicKey) -> RoleGrant:
-    """A grant from its text `payload.signature`.
-
-    Raises:
-        UnauthenticatedError: malformed, or not signed by this mesh.
-    """
-    payload, _, signature = text.partition(".")
-    try:
-        mesh.verify(_decoded(signature), f"{_GRANT}.{payload}".encode())
-    except InvalidSignature:
-        raise UnauthenticatedError("the credential was granted by another mesh", hint=_HINT) from None
-    # Signed by the mesh, but maybe by another release.
-    match _unpacked(payload):
-        case {"role": str(role), "name": str(name), "made": int(made), "until": int(until), "key": str(key)}:
-            pass
-        case _:
-            raise _malformed()
-    try:
-        public = Ed25519PublicKey.from_public_bytes(_decoded(key))
-        return RoleGrant(Role(role), name, float(made), float(until), public, text)
-    except (ValueError, OverflowError):
-        raise _malformed() from None
-
-
-class MeshKey:
-    """The mesh's token, as the key that grants roles.
-
-    Args:
-        token: the secret.
-    """
-
-    def __init__(self, token: str) -> None:
-        seed = hashlib.sha256(f"rollmesh-mesh-key-1:{token}".encode()).digest()
-        self._key = Ed25519PrivateKey.from_private_bytes(seed)
-        self.public = self._key.public_key()
-
-    def grant(self, role: Role, name: str = "", until: float = 0.0) -> RoleGrantWithKey:
-        """A role, with the key that uses it.
-
-        Args:
-            name: that the ids of its members say; empty: none.
-            until: Unix seconds; 0: no end.
-        """
-        key, made = Ed25519PrivateKey.generate(), round(time.time())
-        fields = {
-            "role": role.value,
-            "name": name,
-            "made": made,
-            "until": round(until),
-            "key": _encoded(key.public_key().public_bytes_raw()),
-        }
-        payload = _packed(fields)
-        signature = _encoded(self._key.sign(f"{_GRANT}.{payload}".encode()))
-        text = f"{payload}.{signature}"
-        return RoleGrant(role, name, float(made), float(round(until)), key.public_key(), text), key
-
-    def grant_file(self, role: Role, name: str = "", until: float = 0.0) -> str:
-        """A grant as a token file holds it: its holder may act in that role."""
-        grant, key = self.grant(role, name, until)
-        mesh = _encoded(self.public.public_bytes_raw())
-        return f"{_GRANT}.{mesh}.{grant.text}.{_encoded(key.private_bytes_raw())}"
-
-
-# Parts of a grant as its file holds it, and characters of a key in it.
-_GRANT_PARTS, _KEY_CHARACTERS = 5, 43
-
-
-def is_grant(text: str) -> bool:
-    """True if the text of a token file is a grant, or the rest of one."""
-    return text.startswith(_GRANT) or _GRANT.startswith(text or "-")
-
-
-def read_grant_file(text: str) -> tuple[Ed25519PublicKey, RoleGrantWithKey]:
-    """The mesh and the grant of what `MeshKey.grant_file` has written.
-
-    Raises:
-        UnauthenticatedError: it is damaged.
-    """
-    parts = text.split(".")
-    if len(parts) < _GRANT_PARTS or len(parts[-1]) < _KEY_CHARACTERS:
-        raise UnauthenticatedError(f"it is cut short, to {len(text)} characters")
-    try:
-        _, public, payload, signature, private = parts
-        mesh = Ed25519PublicKey.from_public_bytes(_decoded(public))
-        return mesh, (
-            read_grant(f"{payload}.{signature}", mesh),
-            Ed25519PrivateKey.from_private_bytes(_decoded(private)),
-        )
-    except ValueError as error:
-        raise UnauthenticatedError(str(error)) from error
 
 
 class SharedKey:
@@ -352,30 +194,3 @@ class SharedKey:
         if not hmac.compare_digest(claim.encode(), self._key.encode()):
             raise UnauthenticatedError("missing or wrong key", hint="reward.key_files names the file with it")
         return Identity(Role.GENERATOR)
-
-
-def _packed(fields: dict[str, Any]) -> str:
-    return _encoded(json.dumps(fields, separators=(",", ":")).encode())
-
-
-def _unpacked(text: str) -> Any:
-    """The JSON that a caller has packed, of any form."""
-    try:
-        return json.loads(_decoded(text))
-    except (ValueError, RecursionError):
-        raise _malformed() from None
-
-
-def _encoded(data: bytes) -> str:
-    return base64.urlsafe_b64encode(data).decode().rstrip("=")
-
-
-def _decoded(text: str) -> bytes:
-    try:
-        return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
-    except ValueError:
-        raise _malformed() from None
-
-
-def _malformed() -> UnauthenticatedError:
-    return UnauthenticatedError("missing or malformed credential", hint=_HINT)

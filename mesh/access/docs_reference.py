@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from rollmesh.mesh.access.credentials import Role
 from rollmesh.mesh.access.permissions import VERBS
+from rollmesh.mesh.access.roles import Role
 from rollmesh.mesh.text import with_part
 
 _BEGIN, _END = "<!-- verbs: written by `make docs` -->", "<!-- end of verbs -->"

@@ -2,7 +2,7 @@
 
 Invariants: every verb of the contracts stands here (a test reads the protos), and any other is refused. A request that
 names a member (`member_id`) may come from that member alone, whatever its role. A member's id says its role
-(`mesh.access.credentials`), and no claim of another role is good for it. So state under an id belongs to one role.
+(`mesh.access.roles`), and no claim of another role is good for it. So state under an id belongs to one role.
 Statements that only a learner may make of itself are accepted from learners alone.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from google.protobuf import descriptor_pool
 
-from rollmesh.mesh.access.credentials import Identity, Role
+from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.errors import PermissionDeniedError
 from rollmesh.protos import membership_pb2
 

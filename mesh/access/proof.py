@@ -11,7 +11,8 @@ from __future__ import annotations
 import secrets
 from typing import TypeVar
 
-from rollmesh.mesh.access.credentials import Credentials, Role
+from rollmesh.mesh.access.credentials import Credentials
+from rollmesh.mesh.access.roles import Role
 from rollmesh.mesh.errors import PayloadError, UnauthenticatedError
 from rollmesh.protos import membership_pb2 as pb
 

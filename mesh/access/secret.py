@@ -13,17 +13,9 @@ from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from rollmesh.mesh.access.credentials import (
-    Credentials,
-    Identity,
-    MeshKey,
-    Role,
-    RoleGrantWithKey,
-    is_grant,
-    new_identity,
-    parse_member_id,
-    read_grant_file,
-)
+from rollmesh.mesh.access.credentials import Credentials
+from rollmesh.mesh.access.role_grants import MeshKey, RoleGrantWithKey, is_grant, read_grant_file
+from rollmesh.mesh.access.roles import Identity, Role, new_identity, parse_member_id
 from rollmesh.mesh.errors import ConfigError, UnauthenticatedError
 
 # Characters of a mesh's token: its signatures can be checked offline, so it must not be guessable.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rollmesh.mesh.access.credentials import Identity
+from rollmesh.mesh.access.roles import Identity
 from rollmesh.mesh.access.tls import channel_credentials, server_context
 from rollmesh.mesh.access.token_file import credentials_of
 from rollmesh.mesh.config.models import Config

@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rollmesh.mesh.access.credentials import Credentials, Identity, Role, RoleGrant, RoleGrantWithKey, new_identity
+from rollmesh.mesh.access.credentials import Credentials
+from rollmesh.mesh.access.role_grants import RoleGrant, RoleGrantWithKey
+from rollmesh.mesh.access.roles import Identity, Role, new_identity
 from rollmesh.mesh.access.secret import Secret, parse_secret
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import ConfigError, UnauthenticatedError

@@ -5,7 +5,8 @@ from __future__ import annotations
 import grpc
 
 from rollmesh.mesh.access.authenticated_channel import AuthenticatedChannel
-from rollmesh.mesh.access.credentials import Credentials, Identity
+from rollmesh.mesh.access.credentials import Credentials
+from rollmesh.mesh.access.roles import Identity
 from rollmesh.mesh.access.tls import channel_credentials
 from rollmesh.mesh.access.token_file import credentials_of
 from rollmesh.mesh.config.network import SecuritySection

@@ -20,7 +20,8 @@ from typing import Any
 
 import grpc
 
-from rollmesh.mesh.access.credentials import Credentials, Identity
+from rollmesh.mesh.access.credentials import Credentials
+from rollmesh.mesh.access.roles import Identity
 from rollmesh.mesh.access.token_file import credentials_of
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import ConfigError

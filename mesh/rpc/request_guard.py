@@ -14,8 +14,9 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from rollmesh.mesh.access.authenticated_channel import AUTHORIZATION
-from rollmesh.mesh.access.credentials import Credentials, Identity, SharedKey
+from rollmesh.mesh.access.credentials import Credentials, SharedKey
 from rollmesh.mesh.access.permissions import HEALTH, HEALTH_CHECK, check_member, check_role, contract_of, names_member
+from rollmesh.mesh.access.roles import Identity
 from rollmesh.mesh.errors import PayloadError, RollmeshError
 from rollmesh.mesh.rpc.errors import abort
 

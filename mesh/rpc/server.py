@@ -10,7 +10,8 @@ from types import MappingProxyType
 
 import grpc
 
-from rollmesh.mesh.access.credentials import Identity, SharedKey
+from rollmesh.mesh.access.credentials import SharedKey
+from rollmesh.mesh.access.roles import Identity
 from rollmesh.mesh.access.tls import server_credentials
 from rollmesh.mesh.access.token_file import credentials_of
 from rollmesh.mesh.config.network import SecuritySection

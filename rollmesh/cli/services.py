@@ -157,7 +157,7 @@ def _generator(
         # Read by the numerical libraries when they are loaded, which happens below.
         os.environ.update(thread_environment(threads))
     from rollmesh.generators import service
-    from rollmesh.mesh.access.credentials import Identity, Role
+    from rollmesh.mesh.access.roles import Identity, Role
     from rollmesh.mesh.access.token_file import identity_of
     from rollmesh.mesh.rpc.failover_channel import is_local
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from rollmesh.cli.options import OptionalRunFolder
-from rollmesh.mesh.access.credentials import Role
+from rollmesh.mesh.access.roles import Role
 from rollmesh.mesh.access.secret import new_token, parse_secret
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.private_files import read_secret

@@ -15,7 +15,7 @@ from rollmesh.buffer.server import admit_session as admission
 from rollmesh.buffer.server import sample_session
 from rollmesh.buffer.server.process import BufferFront, without_secrets
 from rollmesh.buffer.store.keys import Keys
-from rollmesh.mesh.access.credentials import Identity, Role
+from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.membership import MembershipAgent

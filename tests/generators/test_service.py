@@ -17,7 +17,7 @@ from rollmesh.generators.engines.hf.decode_turn import Stepper
 from rollmesh.generators.engines.hf.decoder import Step
 from rollmesh.generators.service import GeneratorOptions, serve
 from rollmesh.mesh.access.code_permissions import AllowCode, CodeRule
-from rollmesh.mesh.access.credentials import Identity, Role
+from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import ConfigError, UnreachableError
 from rollmesh.mesh.runtime.service import Shutdown

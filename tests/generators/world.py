@@ -26,7 +26,7 @@ from rollmesh.buffer.server.process import BufferFront
 from rollmesh.generators.service import GeneratorOptions, serve
 from rollmesh.learner.weights import PublishRules, WeightPublisher, WeightsService, read_model_bundle
 from rollmesh.mesh.access.code_permissions import AllowCode, CodeRule
-from rollmesh.mesh.access.credentials import Identity, Role, new_identity
+from rollmesh.mesh.access.roles import Identity, Role, new_identity
 from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import LostStateError

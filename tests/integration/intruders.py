@@ -10,8 +10,8 @@ from pathlib import Path
 import grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from rollmesh.mesh.access.credentials import Role, new_identity
 from rollmesh.mesh.access.permissions import VERBS, contract_of
+from rollmesh.mesh.access.roles import Role, new_identity
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.membership import PROTOCOL
 from rollmesh.mesh.private_files import read_secret

@@ -11,8 +11,10 @@ from typing import Any
 import grpc
 import pytest
 
-from rollmesh.mesh.access.credentials import Credentials, Identity, MeshKey, Role
+from rollmesh.mesh.access.credentials import Credentials
 from rollmesh.mesh.access.proof import with_proof
+from rollmesh.mesh.access.role_grants import MeshKey
+from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.access.secret import parse_secret
 from rollmesh.mesh.access.token_file import credentials_of
 from rollmesh.mesh.config.network import SecuritySection

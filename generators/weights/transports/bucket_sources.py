@@ -16,7 +16,7 @@ import grpc
 
 from rollmesh.generators.weights.learner_connection import is_channel_closed
 from rollmesh.generators.weights.transports.interface import Transfer
-from rollmesh.mesh.access.credentials import Identity, Role
+from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.rpc.channel import open_channel

@@ -19,7 +19,7 @@ from rollmesh.generators.weights.transports import Transfer
 from rollmesh.generators.weights.transports.grpc_transport import GrpcTransport
 from rollmesh.generators.weights.verified_transfer import VerifiedWeights, receive_verified
 from rollmesh.learner.weights import PublishRules, WeightPublisher, WeightsService
-from rollmesh.mesh.access.credentials import Identity, Role
+from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.config.weights import EncodingName
 from rollmesh.mesh.errors import WeightsError

@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmesh.mesh.access.credentials import CLAIM_S, SKEW_S, Credentials, MeshKey, Role, new_identity
+from rollmesh.mesh.access.credentials import CLAIM_S, SKEW_S, Credentials
+from rollmesh.mesh.access.role_grants import MeshKey
+from rollmesh.mesh.access.roles import Role, new_identity
 from rollmesh.mesh.errors import UnauthenticatedError
 from tests.secrets_here import TOKEN
 

@@ -12,8 +12,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from rollmesh.mesh.access.credentials import Identity, Role, new_identity
 from rollmesh.mesh.access.permissions import VERBS, check_role, contract_of
+from rollmesh.mesh.access.roles import Identity, Role, new_identity
 from rollmesh.mesh.access.secret import parse_secret
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import PermissionDeniedError

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from rollmesh.mesh.access.credentials import SKEW_S, Credentials, Identity, MeshKey, Role
+from rollmesh.mesh.access.credentials import SKEW_S, Credentials
 from rollmesh.mesh.access.proof import check_answer, check_challenge, new_challenge, with_proof
+from rollmesh.mesh.access.role_grants import MeshKey
+from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.access.secret import parse_secret
 from rollmesh.mesh.errors import PayloadError, UnauthenticatedError
 from rollmesh.protos import membership_pb2 as pb

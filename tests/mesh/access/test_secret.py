@@ -6,7 +6,9 @@ import time
 
 import pytest
 
-from rollmesh.mesh.access.credentials import SKEW_S, Identity, MeshKey, Role
+from rollmesh.mesh.access.credentials import SKEW_S
+from rollmesh.mesh.access.role_grants import MeshKey
+from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.access.secret import parse_secret
 from rollmesh.mesh.errors import ConfigError
 from tests.secrets_here import TOKEN

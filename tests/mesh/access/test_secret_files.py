@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollmesh.mesh.access.credentials import Identity, Role
+from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.access.secret_files import check_keys, check_security
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.config.models import Config

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from rollmesh.mesh.access.credentials import Credentials, Identity, MeshKey, Role
+from rollmesh.mesh.access.credentials import Credentials
+from rollmesh.mesh.access.role_grants import MeshKey
+from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.access.secret import parse_secret
 from rollmesh.mesh.access.token_file import CHECK_INTERVAL_S, GRANT_GAUGE, Expiry, credentials_of
 from rollmesh.mesh.config.network import SecuritySection

@@ -10,8 +10,10 @@ from typing import Any
 import grpc
 from google.protobuf import message_factory
 
-from rollmesh.mesh.access.credentials import Credentials, MeshKey, Role
+from rollmesh.mesh.access.credentials import Credentials
 from rollmesh.mesh.access.permissions import VERBS, contract_of, names_member
+from rollmesh.mesh.access.role_grants import MeshKey
+from rollmesh.mesh.access.roles import Role
 from rollmesh.mesh.rpc.errors import is_transient
 from rollmesh.protos import buffer_pb2, generator_pb2, learner_pb2, membership_pb2, reward_pb2, weights_pb2
 
