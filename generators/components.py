@@ -43,7 +43,7 @@ from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.trajectory.payload_codec import encode
 from rollmesh.mesh.wait import NO_WAIT, Wait
-from rollmesh.reward_service.client import build_scorer
+from rollmesh.reward_service.client.client import build_scorer
 
 # Seconds of a wait for rewards that are worth reporting.
 _SLOW_S = 5.0

@@ -33,7 +33,7 @@ from rollmesh.mesh.runtime.service import Shutdown
 from rollmesh.mesh.runtime.task_group import run_together
 from rollmesh.mesh.wait import Wait
 from rollmesh.protos import membership_pb2
-from rollmesh.reward_service.client import RewardScorer, needs_discovery
+from rollmesh.reward_service.client.client import RewardScorer, needs_discovery
 
 log = logging.getLogger(__name__)
 _REPORT_INTERVAL_S = 1.0

@@ -18,9 +18,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.protos import reward_pb2, reward_pb2_grpc
-from rollmesh.reward_service.endpoint import connector, mesh_connector
+from rollmesh.reward_service.client.endpoint import connector, mesh_connector
+from rollmesh.reward_service.client.validation import match_answer
 from rollmesh.reward_service.samples import builtin_items, item, items_from_file
-from rollmesh.reward_service.validation import match_answer
 
 Severity = Literal["error", "warning", "note"]
 _BIG_BATCH = 256

@@ -26,9 +26,9 @@ from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.mesh.runtime.service import advertised_address
 from rollmesh.mesh.runtime.threads import reward_workers
 from rollmesh.report.summary import Summary
-from rollmesh.reward_service.engine import ScoringEngine
 from rollmesh.reward_service.routing import split_routes
-from rollmesh.reward_service.server import RewardServer
+from rollmesh.reward_service.scoring.engine import ScoringEngine
+from rollmesh.reward_service.server.server import RewardServer
 
 RewardFunction = Callable[..., Any]
 _START_DEADLINE_S = 30.0

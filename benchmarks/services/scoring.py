@@ -19,7 +19,7 @@ from itertools import count
 
 from benchmarks.common import REPOSITORY, HelpFormatter
 from rollmesh.protos import reward_pb2
-from rollmesh.reward_service.engine import ScoringEngine
+from rollmesh.reward_service.scoring.engine import ScoringEngine
 
 _ITEMS = 64
 _CALLS = 2

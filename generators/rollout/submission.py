@@ -32,7 +32,7 @@ from rollmesh.mesh.runtime.task_group import run_together
 from rollmesh.mesh.text import REASON_CHARACTERS, bounded
 from rollmesh.mesh.trajectory.payload_codec import Trajectory, encode
 from rollmesh.protos import buffer_pb2, reward_pb2, trajectory_pb2
-from rollmesh.reward_service.client import RewardScorer
+from rollmesh.reward_service.client.client import RewardScorer
 
 log = logging.getLogger(__name__)
 # Arrays of side data on their way at once.

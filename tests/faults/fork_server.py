@@ -35,7 +35,7 @@ _IMPORTS = (
     "rollmesh.generators.service",
     "rollmesh.learner.engines.fsdp2.engine",
     "rollmesh.learner.service",
-    "rollmesh.reward_service.service",
+    "rollmesh.reward_service.server.service",
     "transformers.models.auto.modeling_auto",
     "transformers.models.qwen3.modeling_qwen3",
 )

@@ -23,8 +23,8 @@ from rollmesh.protos import (
     reward_pb2_grpc,
     weights_pb2,
 )
-from rollmesh.reward_service.engine import ScoringEngine
-from rollmesh.reward_service.server import RewardServer
+from rollmesh.reward_service.scoring.engine import ScoringEngine
+from rollmesh.reward_service.server.server import RewardServer
 from tests.fuzz.calls import TYPED, call, methods_of
 from tests.fuzz.messages import damaged, messages
 from tests.fuzz.test_rpcs import FEW

@@ -24,7 +24,7 @@ from rollmesh.mesh.runtime.service import Shutdown
 from rollmesh.mesh.trajectory.payload_codec import Trajectory, decode
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2, generator_pb2, membership_pb2, trajectory_pb2
-from rollmesh.reward_service.service import serve as serve_rewards
+from rollmesh.reward_service.server.service import serve as serve_rewards
 from tests.generators.world import ANY_CODE, DEADLINE_S, TOKENIZER, eventually, greedy_response, log_probs, mesh
 from tests.joining import NOWHERE, when_it_waits
 

@@ -12,9 +12,9 @@ import pytest
 import pytest_asyncio
 
 from rollmesh.protos import reward_pb2, reward_pb2_grpc
-from rollmesh.reward_service.client import RewardClient
-from rollmesh.reward_service.engine import ScoringEngine
-from rollmesh.reward_service.server import RewardServer
+from rollmesh.reward_service.client.client import RewardClient
+from rollmesh.reward_service.scoring.engine import ScoringEngine
+from rollmesh.reward_service.server.server import RewardServer
 
 MakeItem = Callable[..., reward_pb2.ScoreItem]
 Behaviour = Callable[[reward_pb2.ScoreRequest, Any], Awaitable[reward_pb2.ScoreResponse]]

@@ -19,10 +19,10 @@ from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.protos import reward_pb2, reward_pb2_grpc
 from rollmesh.reward_service.check import check_endpoint
-from rollmesh.reward_service.client import CallLimits, LocalScorer, RewardClient, RewardScorer
-from rollmesh.reward_service.endpoint import connector, mesh_connector
-from rollmesh.reward_service.engine import ScoringEngine
-from rollmesh.reward_service.server import RewardServer
+from rollmesh.reward_service.client.client import CallLimits, LocalScorer, RewardClient, RewardScorer
+from rollmesh.reward_service.client.endpoint import connector, mesh_connector
+from rollmesh.reward_service.scoring.engine import ScoringEngine
+from rollmesh.reward_service.server.server import RewardServer
 from tests.certificates import Authority
 from tests.secrets_here import write_secret
 

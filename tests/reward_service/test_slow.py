@@ -14,11 +14,11 @@ import pytest
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.call_times import CallTimes
-from rollmesh.reward_service.client import CallLimits, LocalScorer, RewardClient, RewardScorer
-from rollmesh.reward_service.endpoint import RewardEndpoint, connector
-from rollmesh.reward_service.engine import combine
+from rollmesh.reward_service.client.client import CallLimits, LocalScorer, RewardClient, RewardScorer
+from rollmesh.reward_service.client.endpoint import RewardEndpoint, connector
+from rollmesh.reward_service.client.tickets import Ticket
 from rollmesh.reward_service.outcomes import Failed, Scored, not_begun
-from rollmesh.reward_service.tickets import Ticket
+from rollmesh.reward_service.scoring.engine import combine
 from rollmesh.reward_service.workers.cpu_effort import CpuEffort
 
 # One worker takes longer than a call may last, and than a response waits where no one answers.

@@ -12,7 +12,7 @@ from examples.demo.problems import LETTERS, split_problems
 from rollmesh.learner.data.dataset import open_dataset
 from rollmesh.mesh.config import load_config
 from rollmesh.protos import reward_pb2
-from rollmesh.reward_service.engine import ScoringEngine
+from rollmesh.reward_service.scoring.engine import ScoringEngine
 from tests.repository import REPOSITORY
 
 DEMO = REPOSITORY / "examples" / "demo" / "demo.yaml"

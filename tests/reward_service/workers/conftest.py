@@ -10,7 +10,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from rollmesh.reward_service.engine import ScoringEngine
+from rollmesh.reward_service.scoring.engine import ScoringEngine
 
 HOSTILE = Path(__file__).parent / "hostile.py"
 

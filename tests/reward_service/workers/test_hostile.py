@@ -17,10 +17,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from rollmesh.mesh.liveness.process_ends import survivors
 from rollmesh.protos import membership_pb2, reward_pb2
 from rollmesh.reward_service.call_times import CallTimes
-from rollmesh.reward_service.client import RewardClient
-from rollmesh.reward_service.engine import ScoringEngine
+from rollmesh.reward_service.client.client import RewardClient
 from rollmesh.reward_service.outcomes import REASON_LENGTH
-from rollmesh.reward_service.server import RewardServer
+from rollmesh.reward_service.scoring.engine import ScoringEngine
+from rollmesh.reward_service.server.server import RewardServer
 from rollmesh.reward_service.workers.calls import Call, Unit
 from rollmesh.reward_service.workers.unit_queue import UnitQueue
 

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from rollmesh.protos import reward_pb2
-from rollmesh.reward_service.engine import ScoringEngine
+from rollmesh.reward_service.scoring.engine import ScoringEngine
 from tests.reward_service.workers.test_hostile import gone, said
 
 

@@ -22,7 +22,7 @@ from tests.repository import REPOSITORY
 OWNER = """
 import asyncio, sys
 from rollmesh.protos import reward_pb2
-from rollmesh.reward_service.engine import ScoringEngine
+from rollmesh.reward_service.scoring.engine import ScoringEngine
 
 async def main():
     engine = ScoringEngine([sys.argv[1] + ":compute_score"])

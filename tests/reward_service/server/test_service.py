@@ -24,9 +24,9 @@ from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.runtime.hosts import host_id
 from rollmesh.mesh.runtime.service import Shutdown
 from rollmesh.protos import membership_pb2, membership_pb2_grpc
-from rollmesh.reward_service.client import CallLimits, LocalScorer, RewardClient, build_scorer, needs_discovery
+from rollmesh.reward_service.client.client import CallLimits, LocalScorer, RewardClient, build_scorer, needs_discovery
 from rollmesh.reward_service.routing import split_routes
-from rollmesh.reward_service.service import serve as serve_process
+from rollmesh.reward_service.server.service import serve as serve_process
 from tests.joining import NOWHERE, when_it_waits
 from tests.repository import REPOSITORY
 

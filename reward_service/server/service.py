@@ -22,9 +22,9 @@ from rollmesh.mesh.runtime.memory_tuning import freeze_heap
 from rollmesh.mesh.runtime.service import Shutdown, advertised_address, run_service, write_ready_file
 from rollmesh.mesh.runtime.threads import reward_workers
 from rollmesh.protos import membership_pb2
-from rollmesh.reward_service.engine import ScoringEngine
 from rollmesh.reward_service.routing import split_routes
-from rollmesh.reward_service.server import RewardServer
+from rollmesh.reward_service.scoring.engine import ScoringEngine
+from rollmesh.reward_service.server.server import RewardServer
 
 log = logging.getLogger(__name__)
 # Seconds between refreshes of the content of heartbeats.

@@ -22,8 +22,8 @@ from rollmesh.mesh.rpc.server import bind, new_server
 from rollmesh.mesh.runtime.service import add_health_and_reflection, set_serving
 from rollmesh.mesh.wait import Wait
 from rollmesh.protos import reward_pb2, reward_pb2_grpc
-from rollmesh.reward_service.engine import ScoringEngine
-from rollmesh.reward_service.metrics import RewardMetrics
+from rollmesh.reward_service.scoring.engine import ScoringEngine
+from rollmesh.reward_service.server.metrics import RewardMetrics
 
 log = logging.getLogger(__name__)
 SERVICE_NAME = reward_pb2.DESCRIPTOR.services_by_name["Reward"].full_name

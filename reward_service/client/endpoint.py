@@ -26,7 +26,7 @@ from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.private_files import read_secret
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.protos import reward_pb2, reward_pb2_grpc
-from rollmesh.reward_service.endpoint_circuit import EndpointCircuit
+from rollmesh.reward_service.client.endpoint_circuit import EndpointCircuit
 from rollmesh.reward_service.routing import target_of
 
 Connect = Callable[[str], grpc.aio.Channel]

@@ -7,9 +7,9 @@ import pytest
 
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.protos import reward_pb2
-from rollmesh.reward_service.client import RewardClient
-from rollmesh.reward_service.endpoint import RewardEndpoint, connector
-from rollmesh.reward_service.endpoint_circuit import EndpointCircuit
+from rollmesh.reward_service.client.client import RewardClient
+from rollmesh.reward_service.client.endpoint import RewardEndpoint, connector
+from rollmesh.reward_service.client.endpoint_circuit import EndpointCircuit
 
 
 async def test_callers_of_one_moment_share_a_request(scripted: Any, make_item: Any) -> None:
@@ -25,7 +25,7 @@ async def test_callers_of_one_moment_share_a_request(scripted: Any, make_item: A
 async def test_items_pile_up_while_calls_are_in_flight(
     scripted: Any, make_item: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollmesh.reward_service.endpoint._SPACING_S", 60.0)
+    monkeypatch.setattr("rollmesh.reward_service.client.endpoint._SPACING_S", 60.0)
     release = asyncio.Event()
 
     async def held(request: reward_pb2.ScoreRequest, context: Any) -> reward_pb2.ScoreResponse:

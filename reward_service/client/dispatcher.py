@@ -24,10 +24,10 @@ import grpc
 from rollmesh.mesh.errors import UnauthenticatedError
 from rollmesh.mesh.wait import NO_WAIT, Wait
 from rollmesh.protos import membership_pb2, reward_pb2
-from rollmesh.reward_service.endpoint import Connect, RewardEndpoint, close_all
+from rollmesh.reward_service.client.endpoint import Connect, RewardEndpoint, close_all
+from rollmesh.reward_service.client.tickets import Entry, Ticket
+from rollmesh.reward_service.client.validation import match_answer
 from rollmesh.reward_service.outcomes import error_result, is_not_begun
-from rollmesh.reward_service.tickets import Entry, Ticket
-from rollmesh.reward_service.validation import match_answer
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,6 @@ from rollmesh.mesh.errors import PayloadError, RewardError
 from rollmesh.mesh.wait import Wait
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.call_times import CallTimes
-from rollmesh.reward_service.coroutines import CoroutinePool
 from rollmesh.reward_service.functions import RewardFunction
 from rollmesh.reward_service.loading import FunctionSpec, is_path, load_function, with_names
 from rollmesh.reward_service.outcomes import (
@@ -40,7 +39,8 @@ from rollmesh.reward_service.outcomes import (
 )
 from rollmesh.reward_service.scorers import is_linear, reads_mathematics
 from rollmesh.reward_service.scorers.graders import check_versions
-from rollmesh.reward_service.threads import ThreadPool
+from rollmesh.reward_service.scoring.coroutines import CoroutinePool
+from rollmesh.reward_service.scoring.threads import ThreadPool
 from rollmesh.reward_service.workers.pool import PoolStats, ProcessPool
 
 Answers = list[list[Outcome] | Failed]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rollmesh.reward_service.engine import ScoringEngine, combine
 from rollmesh.reward_service.outcomes import JSON_LENGTH, Failed, Scored, Unscorable
+from rollmesh.reward_service.scoring.engine import ScoringEngine, combine
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from rollmesh.protos import reward_pb2
-from rollmesh.reward_service.engine import ScoringEngine
 from rollmesh.reward_service.outcomes import NOT_BEGUN
+from rollmesh.reward_service.scoring.engine import ScoringEngine
 
 _SECONDS = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0)
 

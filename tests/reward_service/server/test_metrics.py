@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
-from rollmesh.reward_service.engine import ScoringEngine
-from rollmesh.reward_service.metrics import RewardMetrics
+from rollmesh.reward_service.scoring.engine import ScoringEngine
+from rollmesh.reward_service.server.metrics import RewardMetrics
 from rollmesh.reward_service.workers.pool import PoolStats
 
 

@@ -19,12 +19,12 @@ from rollmesh.mesh.runtime.threads import reward_workers
 from rollmesh.mesh.wait import NO_WAIT, Wait
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.call_times import GRACE_S
-from rollmesh.reward_service.dispatcher import CallLimits, Dispatcher
-from rollmesh.reward_service.endpoint import Connect, connector, mesh_connector
-from rollmesh.reward_service.engine import ScoringEngine
+from rollmesh.reward_service.client.dispatcher import CallLimits, Dispatcher
+from rollmesh.reward_service.client.endpoint import Connect, connector, mesh_connector
 from rollmesh.reward_service.loading import FunctionSpec
 from rollmesh.reward_service.outcomes import is_not_begun
 from rollmesh.reward_service.routing import split_routes
+from rollmesh.reward_service.scoring.engine import ScoringEngine
 
 __all__ = [
     "CallLimits",

@@ -1,0 +1,1 @@
+"""The reward server: its process, its gRPC handlers, its metrics."""
