@@ -30,12 +30,12 @@ from transformers import AutoTokenizer
 from benchmarks.common import HelpFormatter, machine, summarize, table, write_json, yardstick
 from rollmesh.generators.engines.types import GenerationResult
 from rollmesh.generators.openai_server.completions import Completions
+from rollmesh.generators.openai_server.conversations.sessions import Sessions
+from rollmesh.generators.openai_server.conversations.turn_tree import Turn, TurnTree
 from rollmesh.generators.openai_server.engine_client import EngineClient
 from rollmesh.generators.openai_server.http_server import EndpointServer
 from rollmesh.generators.openai_server.metrics import EndpointMetrics
-from rollmesh.generators.openai_server.sessions import Sessions
 from rollmesh.generators.openai_server.template_codec import TemplateChatCodec
-from rollmesh.generators.openai_server.turn_tree import Turn, TurnTree
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.config.rollout import EndpointSection
 from rollmesh.mesh.trajectory.payload_codec import Trajectory

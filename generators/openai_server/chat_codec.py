@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rollmesh.generators.openai_server.messages import Message
+from rollmesh.generators.openai_server.conversations.messages import Message
 
 
 @dataclass(frozen=True, slots=True)

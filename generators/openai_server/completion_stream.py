@@ -13,14 +13,19 @@ from typing import Any
 
 from rollmesh.generators.engines.types import GenerationRequest, GenerationResult, TokenEvent
 from rollmesh.generators.openai_server.chat_codec import ChatCodec
-from rollmesh.generators.openai_server.conversation_keys import Story, extend_story, message_symbol, text_symbols
+from rollmesh.generators.openai_server.conversations.conversation_keys import (
+    Story,
+    extend_story,
+    message_symbol,
+    text_symbols,
+)
+from rollmesh.generators.openai_server.conversations.messages import Message, normalize
+from rollmesh.generators.openai_server.conversations.prefix_index import Totals
+from rollmesh.generators.openai_server.conversations.sessions import Running, Session
+from rollmesh.generators.openai_server.conversations.turn_tree import Place
 from rollmesh.generators.openai_server.errors import ApiError, not_ready
 from rollmesh.generators.openai_server.incremental_text import IncrementalDetokenizer, whole_text
-from rollmesh.generators.openai_server.messages import Message, normalize
-from rollmesh.generators.openai_server.prefix_index import Totals
 from rollmesh.generators.openai_server.requests import ChatRequest, TextRequest
-from rollmesh.generators.openai_server.sessions import Running, Session
-from rollmesh.generators.openai_server.turn_tree import Place
 from rollmesh.generators.openai_server.worker_threads import Workers
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
 

@@ -15,14 +15,14 @@ from rollmesh.generators.engines.interface import InferenceEngine
 from rollmesh.generators.engines.types import GenerationRequest, SamplingParams
 from rollmesh.generators.openai_server.chat_codec import ChatCodec, TooLongError
 from rollmesh.generators.openai_server.completion_stream import CompletionCall, CompletionPrompt
-from rollmesh.generators.openai_server.conversation_keys import totals_of_messages, totals_of_text
+from rollmesh.generators.openai_server.conversations.conversation_keys import totals_of_messages, totals_of_text
+from rollmesh.generators.openai_server.conversations.messages import Message, normalize
+from rollmesh.generators.openai_server.conversations.prefix_index import Totals
+from rollmesh.generators.openai_server.conversations.sessions import Running, Session
+from rollmesh.generators.openai_server.conversations.turn_tree import Turn
 from rollmesh.generators.openai_server.engine_client import EngineClient
 from rollmesh.generators.openai_server.errors import INVALID, ApiError, not_ready, overloaded, too_long
-from rollmesh.generators.openai_server.messages import Message, normalize
-from rollmesh.generators.openai_server.prefix_index import Totals
 from rollmesh.generators.openai_server.requests import ChatRequest, TextRequest
-from rollmesh.generators.openai_server.sessions import Running, Session
-from rollmesh.generators.openai_server.turn_tree import Turn
 from rollmesh.generators.openai_server.worker_threads import Workers
 from rollmesh.mesh.errors import PayloadError
 

@@ -10,10 +10,10 @@ from prometheus_client import CollectorRegistry
 from rollmesh.generators.engines.interface import InferenceEngine
 from rollmesh.generators.engines.types import GenerationResult, TokenEvent
 from rollmesh.generators.openai_server.completions import Completions
+from rollmesh.generators.openai_server.conversations.sessions import Sessions
 from rollmesh.generators.openai_server.engine_client import EngineClient
 from rollmesh.generators.openai_server.http_server import EndpointServer
 from rollmesh.generators.openai_server.metrics import EndpointMetrics
-from rollmesh.generators.openai_server.sessions import Sessions
 from rollmesh.generators.openai_server.template_codec import TemplateChatCodec
 from rollmesh.generators.tokenizer import TokenizerCodec
 from rollmesh.mesh.config.models import Config

@@ -27,13 +27,13 @@ from aiohttp import web
 
 from rollmesh.generators.openai_server.completion_stream import CompletionCall, Finished, TextDelta
 from rollmesh.generators.openai_server.completions import Completions
+from rollmesh.generators.openai_server.conversations.sessions import Session, Sessions
 from rollmesh.generators.openai_server.errors import INVALID, ApiError, session_over
 from rollmesh.generators.openai_server.metrics import EndpointMetrics
 from rollmesh.generators.openai_server.origins import check_caller
 from rollmesh.generators.openai_server.request_bodies import BodyReader
 from rollmesh.generators.openai_server.requests import ChatRequest, Form, TextRequest, parse
 from rollmesh.generators.openai_server.response_format import END_OF_STREAM, ResponseFormatter, event
-from rollmesh.generators.openai_server.sessions import Session, Sessions
 from rollmesh.generators.openai_server.worker_threads import Workers
 from rollmesh.mesh.access.tls import server_context
 from rollmesh.mesh.config.network import SecuritySection

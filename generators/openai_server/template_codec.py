@@ -11,8 +11,8 @@ from rollmesh.generators.agents.chat_template import ChatRenderer, as_unicode, l
 from rollmesh.generators.agents.tool_call_parsers import choose_parser
 from rollmesh.generators.agents.tool_calls import typed_arguments
 from rollmesh.generators.openai_server.chat_codec import ParsedAnswer, TooLongError
+from rollmesh.generators.openai_server.conversations.messages import Message
 from rollmesh.generators.openai_server.errors import ApiError
-from rollmesh.generators.openai_server.messages import Message
 from rollmesh.mesh.config.rollout import ParserName
 from rollmesh.mesh.errors import ConfigError
 

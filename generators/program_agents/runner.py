@@ -28,9 +28,9 @@ from typing import Any
 from rollmesh.generators.engines.interface import InferenceEngine
 from rollmesh.generators.engines.types import EngineStatus, FinishReason, GenerationResult, PartialResponse
 from rollmesh.generators.openai_server.completions import Completions
+from rollmesh.generators.openai_server.conversations.sessions import SamplingPolicy, Session, Sessions
+from rollmesh.generators.openai_server.conversations.turn_tree import Turn, TurnTree, branches, transcript
 from rollmesh.generators.openai_server.endpoint import Endpoint
-from rollmesh.generators.openai_server.sessions import SamplingPolicy, Session, Sessions
-from rollmesh.generators.openai_server.turn_tree import Turn, TurnTree, branches, transcript
 from rollmesh.generators.program_agents.process import (
     AgentError,
     CommandProgram,

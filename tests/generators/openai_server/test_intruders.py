@@ -11,7 +11,7 @@ import httpx
 from aiohttp import web
 
 from rollmesh.generators.engines.types import SamplingParams
-from rollmesh.generators.openai_server.sessions import SamplingPolicy, Session
+from rollmesh.generators.openai_server.conversations.sessions import SamplingPolicy, Session
 from rollmesh.mesh.config.network import SecuritySection
 from tests.generators.openai_server.world import Serving, another_server
 from tests.secrets_here import TOKEN, write_secret

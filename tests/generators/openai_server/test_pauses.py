@@ -11,9 +11,9 @@ import pytest
 from openai import OpenAI
 
 from rollmesh.generators.openai_server import http_server
+from rollmesh.generators.openai_server.conversations.turn_tree import TurnTree
 from rollmesh.generators.openai_server.incremental_text import IncrementalDetokenizer
 from rollmesh.generators.openai_server.response_format import ResponseFormatter
-from rollmesh.generators.openai_server.turn_tree import TurnTree
 from rollmesh.generators.openai_server.worker_threads import Workers
 from tests.generators.openai_server.world import TOOL, Serving
 

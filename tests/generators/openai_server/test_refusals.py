@@ -22,9 +22,9 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from rollmesh.generators.engines.types import GenerationRequest, GenerationResult, SamplingParams
+from rollmesh.generators.openai_server.conversations.sessions import SamplingPolicy
 from rollmesh.generators.openai_server.errors import ApiError
 from rollmesh.generators.openai_server.origins import check_caller
-from rollmesh.generators.openai_server.sessions import SamplingPolicy
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import ConfigError, PortInUseError
 from rollmesh.mesh.trajectory.payload_codec import Trajectory

@@ -11,9 +11,9 @@ import pytest
 from openai import OpenAI
 
 from rollmesh.generators.engines.types import SamplingParams
+from rollmesh.generators.openai_server.conversations.sessions import Running, SamplingPolicy, Session, Sessions
+from rollmesh.generators.openai_server.conversations.turn_tree import transcript
 from rollmesh.generators.openai_server.errors import ApiError
-from rollmesh.generators.openai_server.sessions import Running, SamplingPolicy, Session, Sessions
-from rollmesh.generators.openai_server.turn_tree import transcript
 from rollmesh.mesh.config.rollout import EndpointSection
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.mesh.trajectory.versions import VersionRuns
@@ -274,12 +274,12 @@ def test_full_sessions_take_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
     with session.sampling({"request": Running(2, 0, None)}), pytest.raises(ApiError, match="at most 3"):
         session.check_room(1, 100)
     assert session.counts["no_room"] == 2
-    monkeypatch.setattr("rollmesh.generators.openai_server.sessions._SESSION_TOKENS", 10)
+    monkeypatch.setattr("rollmesh.generators.openai_server.conversations.sessions._SESSION_TOKENS", 10)
     session.check_room(1, 1)
-    monkeypatch.setattr("rollmesh.generators.openai_server.sessions._LONGEST_CONVERSATIONS", 1)
+    monkeypatch.setattr("rollmesh.generators.openai_server.conversations.sessions._LONGEST_CONVERSATIONS", 1)
     with pytest.raises(ApiError, match="10 tokens recorded"):
         session.check_room(1, 1)
-    monkeypatch.setattr("rollmesh.generators.openai_server.sessions._ALL_TOKENS", 10)
+    monkeypatch.setattr("rollmesh.generators.openai_server.conversations.sessions._ALL_TOKENS", 10)
     for name in ("mine", "another"):
         with pytest.raises(ApiError, match="with 10 tokens") as crowded:
             sessions.get_or_create(name)

@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmesh.generators.openai_server import prefix_index
-from rollmesh.generators.openai_server.conversation_keys import (
+from rollmesh.generators.openai_server.conversations import prefix_index
+from rollmesh.generators.openai_server.conversations.conversation_keys import (
     extend_story,
     message_symbol,
     text_symbols,
     totals_of_messages,
     totals_of_text,
 )
-from rollmesh.generators.openai_server.turn_tree import Turn, TurnTree, branches, transcript
+from rollmesh.generators.openai_server.conversations.turn_tree import Turn, TurnTree, branches, transcript
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.mesh.trajectory.versions import PolicyVersion, VersionRuns
-from tests.generators.openai_server.straight_record import StraightRecord, StraightTurn
+from tests.generators.openai_server.conversations.straight_record import StraightRecord, StraightTurn
 
 # Few symbols: prompts that begin alike, and answers that are alike, are the rule.
 IDS = st.lists(st.integers(0, 2), max_size=4)
@@ -153,7 +153,7 @@ def test_a_longer_session_makes_no_call_dearer(monkeypatch: pytest.MonkeyPatch) 
         gone_through += len(symbols)
         return totals(symbols, start, total)
 
-    monkeypatch.setattr("rollmesh.generators.openai_server.turn_tree.totals", counting)
+    monkeypatch.setattr("rollmesh.generators.openai_server.conversations.turn_tree.totals", counting)
     record, before, costs, kept = TurnTree(), None, [], []
     for number in range(300):
         gone_through, held = 0, record.tokens

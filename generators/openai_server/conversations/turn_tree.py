@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from rollmesh.generators.agents.transcript import Transcript
 from rollmesh.generators.engines.types import FinishReason
-from rollmesh.generators.openai_server.conversation_keys import Story
-from rollmesh.generators.openai_server.messages import Message
-from rollmesh.generators.openai_server.prefix_index import PrefixIndex, Totals, totals
+from rollmesh.generators.openai_server.conversations.conversation_keys import Story
+from rollmesh.generators.openai_server.conversations.messages import Message
+from rollmesh.generators.openai_server.conversations.prefix_index import PrefixIndex, Totals, totals
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
 
 

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from rollmesh.generators.openai_server.messages import Message
-from rollmesh.generators.openai_server.prefix_index import Totals, totals
+from rollmesh.generators.openai_server.conversations.messages import Message
+from rollmesh.generators.openai_server.conversations.prefix_index import Totals, totals
 
 _TEXT = xxhash.xxh3_64_intdigest(b"a text")
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rollmesh.generators.engines.types import SamplingParams
+from rollmesh.generators.openai_server.conversations.turn_tree import Place, TurnTree
 from rollmesh.generators.openai_server.errors import overloaded, session_full, session_over
-from rollmesh.generators.openai_server.turn_tree import Place, TurnTree
 from rollmesh.mesh.config.rollout import EndpointSection
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
 

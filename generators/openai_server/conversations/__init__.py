@@ -1,0 +1,1 @@
+"""Sessions of clients, and how a call is found to continue an earlier one."""
