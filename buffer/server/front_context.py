@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -20,9 +21,12 @@ from rollmesh.buffer.server.change_notifier import ChangeNotifier
 from rollmesh.buffer.server.custom_score import Score
 from rollmesh.buffer.store.store import Store
 from rollmesh.mesh.errors import PayloadError, RollmeshError
+from rollmesh.mesh.runtime.background_tasks import BackgroundTasks
 from rollmesh.mesh.tables import TABLES, TRAIN
 
 Request = TypeVar("Request")
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -59,7 +63,10 @@ class FrontContext:
     fronts: list[str] = field(default_factory=list)
     demands: dict[str, list[GeneratorDemand]] = field(default_factory=lambda: {table: [] for table in TABLES})
     outage: RedisOutage = field(default_factory=RedisOutage)
-    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+    _tasks: BackgroundTasks = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._tasks = BackgroundTasks(self._on_task_error)
 
     def checked_table(self, table: str) -> str:
         """The table's name.
@@ -80,21 +87,17 @@ class FrontContext:
 
     async def drain(self, timeout_s: float) -> None:
         """Waits for spawned tasks, before the store is closed."""
-        if self.tasks:
-            await asyncio.wait(self.tasks, timeout=timeout_s)
+        await self._tasks.drain(timeout_s)
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any], what: str) -> None:
-        """Runs something alongside the handlers; its expected failures are logged."""
+        """Runs something alongside the handlers; its failures are logged."""
+        self._tasks.spawn(coroutine, what)
 
-        async def guarded() -> None:
-            try:
-                await coroutine
-            except RollmeshError as error:
-                self.outage.report(what, error)
-
-        task = asyncio.create_task(guarded(), name=what)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+    def _on_task_error(self, what: str, error: BaseException) -> None:
+        if isinstance(error, RollmeshError):
+            self.outage.report(what, error)
+        else:
+            log.error("%s failed", what, exc_info=error)
 
 
 class StreamOwnership:

@@ -25,6 +25,7 @@ import zstandard
 
 from rollmesh.learner.rollouts.group import SampledGroup, decode_group
 from rollmesh.mesh.errors import DataError, RollmeshError
+from rollmesh.mesh.runtime.background_tasks import BackgroundTasks, log_errors
 from rollmesh.mesh.tables import TRAIN
 from rollmesh.mesh.trajectory import payload_codec
 from rollmesh.mesh.trajectory.lineage import Lineage
@@ -66,18 +67,14 @@ class BatchRecorder:
         self._files = _Files(folder, lineage.resumed[-1][0], max_bytes)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="recording")
         self._room = asyncio.Semaphore(_PENDING)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks(log_errors(_log))
 
     async def record(self, version: int, groups: Sequence[SampledGroup], dropped: Mapping[str, int]) -> None:
         """Accepts a batch that has just been claimed; it is written concurrently with the training."""
         await self._room.acquire()
-        task = asyncio.create_task(self._fetch_and_write(version, list(groups), dict(dropped)))
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        self._room.release()
+        writing = self._fetch_and_write(version, list(groups), dict(dropped))
+        task = self._tasks.spawn(writing, f"recording the batch of version {version}")
+        task.add_done_callback(lambda _task: self._room.release())
 
     async def _fetch_and_write(self, version: int, groups: Sequence[SampledGroup], dropped: Mapping[str, int]) -> None:
         try:
@@ -114,7 +111,7 @@ class BatchRecorder:
 
     async def close(self) -> None:
         """Writes all pending batches."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.drain()
         await asyncio.to_thread(self._thread.shutdown)
         self._files.close()
 

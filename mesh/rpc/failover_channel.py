@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -28,8 +29,10 @@ from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.rpc.channel import open_channel
 from rollmesh.mesh.rpc.connection_options import KEEPALIVE_S
 from rollmesh.mesh.rpc.errors import is_transient_code
+from rollmesh.mesh.runtime.background_tasks import BackgroundTasks, log_errors
 from rollmesh.mesh.runtime.hosts import is_loopback
 
+log = logging.getLogger(__name__)
 # Seconds for which a front that failed a call is passed over.
 _SUSPECT_S = 5.0
 _STATE = grpc.ChannelConnectivity
@@ -116,7 +119,7 @@ class FailoverChannel(grpc.aio.Channel):
         self._fronts = {address: _Front(address, open_front(address)) for address in addresses}
         # Not all clients begin with the same front.
         self._turn = itertools.count(random.randrange(1 << 16))  # noqa: S311  no secret
-        self._judging: set[asyncio.Task[None]] = set()
+        self._background = BackgroundTasks(log_errors(log))
 
     @property
     def addresses(self) -> list[str]:
@@ -135,7 +138,7 @@ class FailoverChannel(grpc.aio.Channel):
         for front in list(self._fronts.values()):
             if front.address not in self.addresses and not front.calls:
                 del self._fronts[front.address]
-                self._spawn(front.channel.close())
+                self._background.spawn(front.channel.close(), "closing the connection to a former front")
 
     def choose_front(self) -> _Front:
         """The front of the next call."""
@@ -156,18 +159,13 @@ class FailoverChannel(grpc.aio.Channel):
         front = self.choose_front()
         call = begin(front.channel)
         front.calls += 1
-        call.add_done_callback(lambda _call: self._spawn(self._judge(front, call)))
+        call.add_done_callback(lambda _call: self._background.spawn(self._judge(front, call), "judging a call"))
         return call
 
     async def _judge(self, front: _Front, call: Any) -> None:
         front.calls -= 1
         if is_transient_code(await call.code()) and not call.cancelled():
             front.suspect_until = time.monotonic() + _SUSPECT_S
-
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
-        self._judging.add(task)
-        task.add_done_callback(self._judging.discard)
 
     # --------------------------------------------------------------------------------------- a channel's methods
 
@@ -211,7 +209,7 @@ class FailoverChannel(grpc.aio.Channel):
     async def close(self, grace: float | None = None) -> None:
         """Closes every connection."""
         await asyncio.gather(*(front.channel.close(grace) for front in self._fronts.values()))
-        await asyncio.gather(*self._judging, return_exceptions=True)
+        await self._background.drain()
 
     async def __aenter__(self) -> FailoverChannel:
         return self
