@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,13 +25,13 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.common import REPOSITORY, HelpFormatter, machine, summarize, table, write_json, yardstick
+from benchmarks.common import HelpFormatter, machine, summarize, table, write_json, yardstick
+from benchmarks.rank_processes import run_ranks
 from rollmesh.learner.checkpoint.collective_write import WRITE_S
 from rollmesh.learner.checkpoint.store import CheckpointStore
 from rollmesh.learner.engines.interface import Engine
 from rollmesh.learner.engines.registry import create_engine
 from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, keep_freed_memory
-from rollmesh.mesh.runtime.ranks import environment_of
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.testing.engine_cases import make_sequences, make_spec, train
 
@@ -115,25 +113,8 @@ def _clear(store: CheckpointStore, engine: Engine) -> None:
 def _run(scratch: Path, ranks: int, times: int) -> dict[str, list[float]]:
     """Measures on ranks of their own; gives rank 0's seconds."""
     command = [sys.executable, "-m", "benchmarks.learner.checkpoints", "--scratch", str(scratch), "--times", str(times)]
-    with tempfile.TemporaryDirectory() as folder:
-        outs = [Path(folder) / f"{rank}.json" for rank in range(ranks)]
-        processes = [
-            subprocess.Popen(
-                [*command, "--rank", str(out)],
-                env={**os.environ, "OMP_NUM_THREADS": "1", **environment_of(rank, ranks, Path(folder) / "meeting")},
-                cwd=REPOSITORY,
-            )
-            for rank, out in enumerate(outs)
-        ]
-        try:
-            ended = [process.wait(timeout=900) for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-        if any(ended):
-            raise SystemExit(f"{ranks} ranks ended with {ended}")
-        found: dict[str, list[float]] = json.loads(outs[0].read_text())
-        return found
+    found: list[dict[str, list[float]]] = run_ranks([*command, "--rank"], ranks)
+    return found[0]
 
 
 _HEADER = ("ranks", "stood still, s", "written, s", "share", "at once, s", "step, s", "step during the write, s")

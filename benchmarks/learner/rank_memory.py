@@ -28,7 +28,6 @@ import gc
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -42,8 +41,9 @@ import torch
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.common import REPOSITORY, HelpFormatter, machine, table, write_json
+from benchmarks.common import HelpFormatter, machine, table, write_json
 from benchmarks.learner.planned_memory import MALLOC
+from benchmarks.rank_processes import run_ranks
 from rollmesh.learner.checkpoint.store import CheckpointStore
 from rollmesh.learner.distributed.rank_channel import RankChannel
 from rollmesh.learner.distributed.weight_export import WeightExport
@@ -57,7 +57,6 @@ from rollmesh.learner.model_files.stored_model import StoredModel
 from rollmesh.learner.weights import PublishRules, WeightPublisher
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.config.learner import DistributedSection, OptimizerSection
-from rollmesh.mesh.runtime.ranks import environment_of
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.testing.engine_cases import make_sequences, train
 
@@ -247,25 +246,7 @@ def _high_water() -> int:
 def _measure(part: str, name: str, scratch: Path, ranks: int = 1, *options: str) -> dict[str, Phase]:
     """Runs a part on ranks of their own; gives the largest of each number over them."""
     command = [sys.executable, "-m", __spec__.name, "--scratch", str(scratch), *options, "--part", part, name]
-    with tempfile.TemporaryDirectory() as folder:
-        outs = [Path(folder) / f"{rank}.json" for rank in range(ranks)]
-        environment = {**os.environ, **MALLOC, "OMP_NUM_THREADS": "1"}
-        processes = [
-            subprocess.Popen(
-                [*command, str(out)],
-                env={**environment, **environment_of(rank, ranks, Path(folder) / "meeting")},
-                cwd=REPOSITORY,
-            )
-            for rank, out in enumerate(outs)
-        ]
-        try:
-            ended = [process.wait(timeout=900) for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-        if any(ended):
-            raise SystemExit(f"{part} {name} on {ranks} ranks ended with {ended}")
-        found = [json.loads(out.read_text()) for out in outs]
+    found = run_ranks(command, ranks, environment=MALLOC)
     return {
         phase: Phase(**{key: max(rank[phase][key] for rank in found) for key in numbers})
         for phase, numbers in found[0].items()

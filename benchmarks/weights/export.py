@@ -19,7 +19,6 @@ import argparse
 import ctypes
 import gc
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -29,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import machine, summarize, table, write_json, yardstick
-from rollmesh.mesh.runtime.ranks import environment_of
+from benchmarks.rank_processes import run_ranks
 
 _RANKS = (1, 2, 4)
 _WAYS = ("batches", "parts", "parameters", "model")
@@ -56,21 +55,7 @@ def main() -> None:
 def measure(folder: Path, ranks: int, rounds: int) -> dict[str, Any]:
     """All ways with one number of ranks."""
     command = [sys.executable, "-m", __spec__.name, "--rank-of", str(folder), "--rounds", str(rounds)]
-    with tempfile.TemporaryDirectory() as scratch:
-        environments = [environment_of(rank, ranks, Path(scratch) / "meeting") for rank in range(ranks)]
-        processes = [
-            subprocess.Popen(
-                command, env={**os.environ, "OMP_NUM_THREADS": "1", **variables}, stdout=subprocess.PIPE, text=True
-            )
-            for variables in environments
-        ]
-        try:
-            outputs = [process.communicate(timeout=_TIMEOUT_S)[0] for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-    by_rank = [json.loads(output.splitlines()[-1]) for output in outputs]
-    return {"ranks": ranks, "by_rank": by_rank}
+    return {"ranks": ranks, "by_rank": run_ranks(command, ranks, timeout_s=_TIMEOUT_S)}
 
 
 def as_table(document: dict[str, Any]) -> str:
@@ -87,8 +72,8 @@ def as_table(document: dict[str, Any]) -> str:
     return table(header, rows)
 
 
-def run_rank(folder: Path, rounds: int) -> None:
-    """One rank: measures, and prints what it saw as JSON."""
+def run_rank(folder: Path, rounds: int, out: Path) -> None:
+    """One rank: measures, and writes what it saw as JSON."""
     import torch
 
     from rollmesh.learner.engines.interface import EngineSpec
@@ -119,7 +104,7 @@ def run_rank(folder: Path, rounds: int) -> None:
                 runs[way].append({"extra_mib": extra, "seconds": seconds, "bytes": nbytes})
             _barrier()
     engine.close()
-    print(json.dumps({"runs": runs}))
+    out.write_text(json.dumps({"runs": runs}), encoding="utf-8")
 
 
 def _barrier() -> None:
@@ -186,6 +171,6 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--make"]:
         make(Path(sys.argv[2]))
     elif sys.argv[1:2] == ["--rank-of"]:
-        run_rank(Path(sys.argv[2]), int(sys.argv[4]))
+        run_rank(Path(sys.argv[2]), int(sys.argv[4]), Path(sys.argv[5]))
     else:
         main()

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -22,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import machine, summarize, table, write_json, yardstick
+from benchmarks.rank_processes import run_ranks
 from benchmarks.weights.export import _barrier, _resident_mib, make
-from rollmesh.mesh.runtime.ranks import environment_of
 
 _RANKS = (1, 2)
 _TIMEOUT_S = 300
@@ -50,20 +49,7 @@ def main() -> None:
 def measure(folder: Path, ranks: int, versions: int, batch_s: float) -> dict[str, Any]:
     """All versions with one number of ranks."""
     command = [sys.executable, "-m", __spec__.name, "--rank-of", str(folder), str(versions), str(batch_s)]
-    with tempfile.TemporaryDirectory() as scratch:
-        environments = [environment_of(rank, ranks, Path(scratch) / "meeting") for rank in range(ranks)]
-        processes = [
-            subprocess.Popen(
-                command, env={**os.environ, "OMP_NUM_THREADS": "1", **variables}, stdout=subprocess.PIPE, text=True
-            )
-            for variables in environments
-        ]
-        try:
-            outputs = [process.communicate(timeout=_TIMEOUT_S)[0] for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-    return {"ranks": ranks, "by_rank": [json.loads(output.splitlines()[-1]) for output in outputs]}
+    return {"ranks": ranks, "by_rank": run_ranks(command, ranks, timeout_s=_TIMEOUT_S)}
 
 
 def as_table(document: dict[str, Any]) -> str:
@@ -78,8 +64,8 @@ def as_table(document: dict[str, Any]) -> str:
     return table(header, rows)
 
 
-def run_rank(folder: Path, versions: int, batch_s: float) -> None:
-    """One rank: measures, and prints what it saw as JSON."""
+def run_rank(folder: Path, versions: int, batch_s: float, out: Path) -> None:
+    """One rank: measures, and writes what it saw as JSON."""
     import torch
 
     from rollmesh.learner.distributed.rank_channel import RankChannel
@@ -115,13 +101,14 @@ def run_rank(folder: Path, versions: int, batch_s: float) -> None:
     if publisher is not None:
         publisher.close()
     engine.close()
-    print(json.dumps({"still_s": still, "fetchable_s": fetchable, "extra_mib": extra}))
+    found = {"still_s": still, "fetchable_s": fetchable, "extra_mib": extra}
+    out.write_text(json.dumps(found), encoding="utf-8")
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--make"]:
         make(Path(sys.argv[2]))
     elif sys.argv[1:2] == ["--rank-of"]:
-        run_rank(Path(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))
+        run_rank(Path(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), Path(sys.argv[5]))
     else:
         main()
