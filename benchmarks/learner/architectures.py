@@ -7,19 +7,15 @@ Every row is a tiny random model, probed as at the start of a run, in float32 an
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from transformers.utils import logging as transformers_logging
-
-from benchmarks.common import HelpFormatter
+from benchmarks.learner.generated_tables import fill_page
 from benchmarks.learner.tiny_models import ARCHITECTURES, save_model
-from rollmesh.learner.algorithms.docs_reference import fill, markdown_table
+from rollmesh.learner.algorithms.docs_reference import markdown_table
 from rollmesh.learner.batching.types import Packing
 from rollmesh.learner.engines.interface import EngineSpec
 from rollmesh.learner.engines.registry import create_engine
@@ -89,12 +85,7 @@ def _figures(evidence: Evidence) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
-    parser.add_argument("page", type=Path, help="page with the markers of the table")
-    page: Path = parser.parse_args(arguments).page
-    torch.set_num_threads(1)
-    transformers_logging.set_verbosity_error()
-    page.write_text(fill(page.read_text(encoding="utf-8"), {"architectures": table()}), encoding="utf-8")
+    fill_page(arguments, __doc__, "architectures", table)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ the log-probs of other sequences after the last step, and of the weights. Minute
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -29,12 +28,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 from transformers import AutoModelForCausalLM
-from transformers.utils import logging as transformers_logging
 
-from benchmarks.common import HelpFormatter
+from benchmarks.learner.generated_tables import fill_page
 from benchmarks.learner.tiny_models import save_model
 from rollmesh.learner.algorithms.aggregation import aggregate
-from rollmesh.learner.algorithms.docs_reference import fill, markdown_table
+from rollmesh.learner.algorithms.docs_reference import markdown_table
 from rollmesh.learner.algorithms.losses.ppo import ppo
 from rollmesh.learner.algorithms.types import GlobalCounts, LossOutput, ModelOutput, TokenBatch
 from rollmesh.learner.batching.pack import pack
@@ -337,12 +335,7 @@ def _cell(differences: Differences | None) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
-    parser.add_argument("page", type=Path, help="page with the markers of the table")
-    page: Path = parser.parse_args(arguments).page
-    torch.set_num_threads(1)
-    transformers_logging.set_verbosity_error()
-    page.write_text(fill(page.read_text(encoding="utf-8"), {"equivalence": table()}), encoding="utf-8")
+    fill_page(arguments, __doc__, "equivalence", table)
 
 
 if __name__ == "__main__":
