@@ -11,14 +11,14 @@ together, and each part's are in the JSON. Needs a quiet machine.
 from __future__ import annotations
 
 import argparse
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.buffer.mesh import quantile
+from benchmarks.buffer.options import add_reverb_option
 from benchmarks.buffer.plan import Plan
-from benchmarks.buffer.reverb import VARIABLE, Reverb
+from benchmarks.buffer.reverb import Reverb
 from benchmarks.buffer.throughput import TOKENS, measure
 from benchmarks.common import machine, table, write_json, yardstick
 
@@ -63,11 +63,7 @@ def _quantiles(samples: list[float]) -> dict[str, float]:
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    given = os.environ.get(VARIABLE)
-    parser.add_argument(
-        "--reverb-python", type=Path, default=Path(given) if given else None, required=given is None,
-        help=f"interpreter with dm-reverb (or {VARIABLE})",
-    )  # fmt: skip
+    add_reverb_option(parser)
     parser.add_argument("--json", type=Path, help="where to write the results")
     parser.add_argument("--samples", type=int, default=10_000, help="of each contender and size, at least")
     parser.add_argument("--durability", nargs="+", default=["none", "always"], help="levels of ours")

@@ -28,6 +28,7 @@ import redis
 import uvloop
 
 from benchmarks.buffer.load_processes import trajectories
+from benchmarks.buffer.options import add_cell_options
 from benchmarks.buffer.plan import Plan
 from benchmarks.buffer.throughput import TOKENS, measure
 from benchmarks.common import machine, summarize, table, write_json, yardstick
@@ -227,11 +228,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="where to write the results")
-    parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=2.0, help="measured time of a cell")
-    parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS), help="response tokens")
-    parser.add_argument("--writers", type=int, nargs="+", default=[1, 4])
+    add_cell_options(parser, repetitions=3, tokens=TOKENS)
     return parser.parse_args(argv)
 
 

@@ -13,7 +13,6 @@ another, the CPU time of all processes per trajectory (last column) says more th
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,8 +20,9 @@ from typing import Any
 
 from benchmarks.buffer.arrays import raw_bytes
 from benchmarks.buffer.mesh import Cell, started
+from benchmarks.buffer.options import add_cell_options, add_reverb_option
 from benchmarks.buffer.plan import Plan
-from benchmarks.buffer.reverb import VARIABLE, PeerCell, Reverb
+from benchmarks.buffer.reverb import PeerCell, Reverb
 from benchmarks.common import machine, summarize, table, write_json, yardstick
 
 TOKENS = (256, 2048, 16384)
@@ -107,16 +107,8 @@ def _cpu_us(cells: list[dict[str, Any]]) -> float:
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    given = os.environ.get(VARIABLE)
-    parser.add_argument(
-        "--reverb-python", type=Path, default=Path(given) if given else None, required=given is None,
-        help=f"interpreter with dm-reverb (or {VARIABLE})",
-    )  # fmt: skip
-    parser.add_argument("--json", type=Path, help="where to write the results")
-    parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0, help="measured time of a cell")
-    parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS), help="response tokens")
-    parser.add_argument("--writers", type=int, nargs="+", default=[1, 4])
+    add_reverb_option(parser)
+    add_cell_options(parser, repetitions=5, tokens=TOKENS)
     return parser.parse_args(argv)
 
 
