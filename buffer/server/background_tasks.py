@@ -40,7 +40,7 @@ async def expire_leases(front: FrontContext) -> None:
                 await _refresh_members(front)
             rounds += 1
             for table in TABLES:
-                ended, returned, restarted = await front.store.expire(table, front.member_ttl_ms)
+                ended, returned, restarted = await front.store.expire(table, front.membership.member_ttl_ms)
                 if restarted:
                     log.warning("Redis is new or was restarted: every lease has a full term", extra={"table": table})
                 if ended or returned:

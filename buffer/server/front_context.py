@@ -29,6 +29,33 @@ Request = TypeVar("Request")
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class MembershipRules:
+    """Answers of Join, and the term of a membership.
+
+    Attributes:
+        run_name, config_json: as Join hands them out.
+        member_ttl_ms: silence after which a member counts as lost.
+    """
+
+    run_name: str
+    config_json: str
+    member_ttl_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class DrawRules:
+    """Settings of the orders that weigh ready groups.
+
+    Attributes:
+        score: the user's, where it ranks the ready groups.
+        priority_exponent: weight of a draw = priority to this power.
+    """
+
+    score: Score | None = None
+    priority_exponent: float = 1.0
+
+
 @dataclass(slots=True)
 class FrontContext:
     """One front process.
@@ -36,11 +63,9 @@ class FrontContext:
     Attributes:
         store: the commands.
         rules: by table.
-        run_name, config_json: as Join hands them out.
-        member_ttl_ms: silence after which a member counts as lost.
+        membership: of the mesh.
+        draws: from the ready groups.
         max_message_bytes: of a message that clients take.
-        score: the user's, where it ranks the ready groups.
-        priority_exponent: weight of a draw = priority to this power.
         fleet: the generators as of the last sweep.
         queue_latency: how long groups took and waited that this front has leased.
         fronts: addresses of the fronts that are alive, as of the last sweep.
@@ -50,12 +75,9 @@ class FrontContext:
 
     store: Store
     rules: dict[str, TableRules]
-    run_name: str
-    config_json: str
-    member_ttl_ms: int
+    membership: MembershipRules
+    draws: DrawRules
     max_message_bytes: int
-    score: Score | None = None
-    priority_exponent: float = 1.0
     changes: ChangeNotifier = field(default_factory=ChangeNotifier)
     wait_clocks: dict[str, WaitClocks] = field(default_factory=lambda: {table: WaitClocks() for table in TABLES})
     fleet: GeneratorFleet = field(default_factory=GeneratorFleet)

@@ -34,7 +34,7 @@ async def read_members(front: FrontContext) -> tuple[list[pb.Member], bool]:
     """All members with their last status, marked if it is old; and whether the run has finished."""
     members, finished = await front.store.members.read_all()
     for member in members:
-        if member.heartbeat_age_ms > _SILENT_TERMS * front.member_ttl_ms:
+        if member.heartbeat_age_ms > _SILENT_TERMS * front.membership.member_ttl_ms:
             member.waiting_reason = silent_reason(member.heartbeat_age_ms, member.waiting_reason)
     return members, finished
 
@@ -87,10 +87,10 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
             )
         response = pb.JoinResponse(
             generation=generation,
-            run_config_json=self._front.config_json,
-            heartbeat_interval_ms=max(50, self._front.member_ttl_ms // HEARTBEATS_PER_TERM),
-            member_ttl_ms=self._front.member_ttl_ms,
-            run_name=self._front.run_name,
+            run_config_json=self._front.membership.config_json,
+            heartbeat_interval_ms=max(50, self._front.membership.member_ttl_ms // HEARTBEATS_PER_TERM),
+            member_ttl_ms=self._front.membership.member_ttl_ms,
+            run_name=self._front.membership.run_name,
             fronts=fronts_of(await self._members.read_fronts()),
         )
         return with_proof(self._credentials, request, response)
@@ -101,7 +101,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
         check_status(request)
         check_challenge(request.challenge)
         checked_version("incarnation", request.incarnation)
-        mesh = await self._members.heartbeat(request, self._front.member_ttl_ms)
+        mesh = await self._members.heartbeat(request, self._front.membership.member_ttl_ms)
         response = pb.HeartbeatResponse(
             known=mesh.known,
             fenced=mesh.fenced,

@@ -18,7 +18,7 @@ from rollmesh.buffer.redis_backend.access import RedisAccess
 from rollmesh.buffer.redis_backend.embedded import EmbeddedRedis
 from rollmesh.buffer.server import background_tasks, metrics
 from rollmesh.buffer.server.custom_score import load_score
-from rollmesh.buffer.server.front_context import FrontContext
+from rollmesh.buffer.server.front_context import DrawRules, FrontContext, MembershipRules
 from rollmesh.buffer.server.membership import MembershipServicer
 from rollmesh.buffer.server.registration import FrontRegistration
 from rollmesh.buffer.server.servicer import DECODERS, BufferServicer
@@ -219,12 +219,12 @@ class BufferFront:
         front = FrontContext(
             store=store,
             rules=rules,
-            run_name=config.run.name,
-            config_json=config_json,
-            member_ttl_ms=rules["train"].lease_ms,
+            membership=MembershipRules(config.run.name, config_json, rules["train"].lease_ms),
+            draws=DrawRules(
+                load_score(config.buffer.order) if rules["train"].order is Order.SCORE else None,
+                config.buffer.priority_exponent,
+            ),
             max_message_bytes=config.network.max_message_mb << 20,
-            score=load_score(config.buffer.order) if rules["train"].order is Order.SCORE else None,
-            priority_exponent=config.buffer.priority_exponent,
         )
         store.on_change(front.changes.notify)
         return front

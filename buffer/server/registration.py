@@ -66,7 +66,7 @@ class FrontRegistration:
         """Sends heartbeats until the run follows other rules or the grant is over; returns the error that says so."""
         outage = self._front.outage
         while True:
-            await asyncio.sleep(self._front.member_ttl_ms / 1000 / HEARTBEATS_PER_TERM)
+            await asyncio.sleep(self._front.membership.member_ttl_ms / 1000 / HEARTBEATS_PER_TERM)
             try:
                 if not await self._heartbeat():
                     await self._bootstrap()
@@ -82,7 +82,7 @@ class FrontRegistration:
         request = pb.HeartbeatRequest(
             member_id=self._member.member_id, generation=self._generation, gauges=self._expiry.gauges()
         )
-        return (await self._members.heartbeat(request, self._front.member_ttl_ms)).known
+        return (await self._members.heartbeat(request, self._front.membership.member_ttl_ms)).known
 
     async def unregister(self) -> None:
         """Takes the front off the list, so that no new call comes."""

@@ -62,7 +62,7 @@ class SampleSession:
         self._roll_call = RollCall(self._rules.lease_ms / 1000, math.inf)
         self._recheck_s = min(_RECHECK_S, self._roll_call.interval_s)
         self._requested: deque[_GroupRequest] = deque()
-        score = front.score if self._rules.order is Order.SCORE else None
+        score = front.draws.score if self._rules.order is Order.SCORE else None
         self._scores = ScoreCache(score) if score is not None else None
         self._accept_request(first)
 

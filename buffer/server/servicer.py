@@ -197,7 +197,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
             checked_version("resume_version", request.resume_version),
             takeover=request.takeover,
             force=request.force,
-            lease_ms=self._front.member_ttl_ms,
+            lease_ms=self._front.membership.member_ttl_ms,
             call=checked_number("call", request.call, least=1),
         )
         if answer[0] == b"suspect":
@@ -238,7 +238,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
             request.incarnation,
             request.member_id,
             request.version,
-            lease_ms=self._front.member_ttl_ms,
+            lease_ms=self._front.membership.member_ttl_ms,
             more=request.more,
             takeovers=sorted(takeovers.items()),
             uses=[(use.group_id, use.train_version, use.ordinal) for use in request.uses],
@@ -277,7 +277,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
             if not (math.isfinite(item.priority) and item.priority > 0):
                 raise PayloadError(f"priorities[{index}].priority", f"must be positive and finite, got {item.priority}")
         weighted = [
-            (item.group_id, item.priority, weight_of(item.priority, front.priority_exponent))
+            (item.group_id, item.priority, weight_of(item.priority, front.draws.priority_exponent))
             for item in request.priorities
         ]
         table, call = front.checked_table(request.table), checked_number("call", request.call, least=1)
