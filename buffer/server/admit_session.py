@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Sequence
 from rollmesh.buffer.monitoring.wait_clocks import SAMPLES
 from rollmesh.buffer.policy import gate
 from rollmesh.buffer.protocol.framing import field_header, repeated_field
-from rollmesh.buffer.protocol.leases import Lease, leases_of
+from rollmesh.buffer.protocol.leases import Lease
 from rollmesh.buffer.server.admission_shares import GeneratorDemand, fair_share
 from rollmesh.buffer.server.change_notifier import wait_for
 from rollmesh.buffer.server.front_context import FrontContext, StreamOwnership, read_requests
@@ -73,9 +73,7 @@ class AdmitSession:
 
     def _accept_request(self, request: pb.AdmitRequest) -> None:
         check_policy("serving", request.serving)
-        self._roll_call.record_request(
-            request.received, leases_of(request.inventory.leases) if request.HasField("inventory") else None
-        )
+        self._roll_call.record_request(request)
         # Grants in transit are not in the generator's numbers yet.
         in_transit = self._roll_call.in_transit
         demand = self._demand

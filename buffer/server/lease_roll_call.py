@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from rollmesh.buffer.protocol.leases import Lease
+from rollmesh.buffer.protocol.leases import Lease, leases_of
 from rollmesh.mesh.errors import UnreachableError
+from rollmesh.protos import buffer_pb2 as pb
 
 _QUESTIONS_PER_TERM = 3
 # While a receipt has been due for longer than this, no further lease is sent.
@@ -53,16 +54,16 @@ class RollCall:
         if self._named is not None:
             self._named.add(lease)
 
-    def record_request(self, received: int, inventory: Iterable[Lease] | None) -> None:
+    def record_request(self, request: pb.AdmitRequest | pb.SampleRequest) -> None:
         """Records a request: the number of leases received on this stream, and the inventory if the holder sent one."""
-        news = min(received - self._received, len(self._in_transit))
+        news = min(request.received - self._received, len(self._in_transit))
         if news > 0:
             for _ in range(news):
                 self._in_transit.popleft()
             self._received += news
             self._silent_since = self._clock()
-        if inventory is not None:
-            self._confirmed = frozenset(inventory)
+        if request.HasField("inventory"):
+            self._confirmed = frozenset(leases_of(request.inventory.leases))
             self._named = {*self._confirmed, *self._in_transit}
             # Before the first question there was none to answer: a holder that hears nothing says as much.
             self._has_answered = self._has_answered or self._owed_since is not None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from rollmesh.buffer.monitoring.wait_clocks import INSERTS
 from rollmesh.buffer.policy.batch_selection import BatchCandidates, choose_batch
 from rollmesh.buffer.policy.rules import Order
-from rollmesh.buffer.protocol.leases import LEARNER, Lease, leases_of
+from rollmesh.buffer.protocol.leases import LEARNER, Lease
 from rollmesh.buffer.server.change_notifier import wait_for
 from rollmesh.buffer.server.custom_score import ScoreCache
 from rollmesh.buffer.server.front_context import FrontContext, StreamOwnership, read_requests
@@ -67,9 +67,7 @@ class SampleSession:
         self._accept_request(first)
 
     def _accept_request(self, request: pb.SampleRequest) -> None:
-        self._roll_call.record_request(
-            request.received, leases_of(request.inventory.leases) if request.HasField("inventory") else None
-        )
+        self._roll_call.record_request(request)
         if request.credits:
             self._requested.append(_GroupRequest(checked_version("for_version", request.for_version), request.credits))
 
