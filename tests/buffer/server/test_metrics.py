@@ -9,7 +9,8 @@ import sys
 import prometheus_client
 from prometheus_client.parser import text_string_to_metric_families
 
-from rollmesh.buffer.server.metrics import METRICS, registry_of, with_reference
+from rollmesh.buffer.docs_reference import with_reference
+from rollmesh.buffer.server.metrics import METRICS, registry_of
 from rollmesh.mesh.access.token_file import GRANT_GAUGE
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.buffer.mesh_fixture import Mesh, make_failure, make_write
