@@ -3,3 +3,5 @@
 TRAIN = "train"
 EVAL = "eval"
 TABLES = (TRAIN, EVAL)
+# Latest failed groups of a table in which the most frequent cause is counted.
+FAILED_EXAMINED = 20

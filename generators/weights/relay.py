@@ -26,9 +26,9 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import BucketSet
 from rollmesh.mesh.weights.active_readers import ActiveReaders
 from rollmesh.mesh.weights.chunk_framing import frame, frames
+from rollmesh.mesh.weights.contract import SERVICE_NAME
 from rollmesh.protos import weights_pb2
 
-SERVICE_NAME = weights_pb2.DESCRIPTOR.services_by_name["Weights"].full_name
 HEARTBEAT_S = 1.0
 # A whole version that was not requested for so long is released: others find it at the learner.
 _IDLE_S = 60.0

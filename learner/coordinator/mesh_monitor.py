@@ -25,7 +25,7 @@ from rollmesh.learner.liveness.stall_reporter import StallReporter
 from rollmesh.learner.status import LearnerStatus, Phase
 from rollmesh.mesh.errors import FencedError, RollmeshError, StarvedError, ended_by
 from rollmesh.mesh.membership import MembershipAgent
-from rollmesh.mesh.tables import TRAIN
+from rollmesh.mesh.tables import FAILED_EXAMINED, TRAIN
 from rollmesh.mesh.wait import Wait
 from rollmesh.protos import buffer_pb2
 
@@ -35,8 +35,6 @@ _INTERVAL_S = 1.0
 _WAIT_LOG_S = 15.0
 # A phase that takes longer is reported with its seconds.
 _LONG_PHASE_S = 10.0
-# Failed groups whose causes are counted where a run ends because of them.
-_FAILED_LOOKED_AT = 20
 
 
 class MeshMonitor:
@@ -152,7 +150,7 @@ class MeshMonitor:
 
     async def _frequent_cause(self) -> str:
         """The most frequent cause among members of the latest failed groups."""
-        failed = (await self._client.ledger(TRAIN, _FAILED_LOOKED_AT)).failed
+        failed = (await self._client.ledger(TRAIN, FAILED_EXAMINED)).failed
         causes = Counter(cause for group in failed for cause in group.causes if cause)
         return f"; mostly: {causes.most_common(1)[0][0]}" if causes else ""
 

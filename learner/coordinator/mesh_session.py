@@ -30,7 +30,6 @@ from rollmesh.learner.rollouts.group_stream import GroupStream
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.learner.weights import WeightPublisher, WeightsService
 from rollmesh.learner.weights.push_metrics import PushCollector
-from rollmesh.learner.weights.service import SERVICE_NAME as WEIGHTS_SERVICE
 from rollmesh.mesh.access.roles import Role
 from rollmesh.mesh.access.token_file import identity_of
 from rollmesh.mesh.config import Config
@@ -42,6 +41,7 @@ from rollmesh.mesh.runtime.hosts import host_id
 from rollmesh.mesh.runtime.service import add_health_and_reflection, advertised_address, set_serving, write_ready_file
 from rollmesh.mesh.tables import TRAIN
 from rollmesh.mesh.trajectory.lineage import Lineage
+from rollmesh.mesh.weights.contract import SERVICE_NAME as WEIGHTS_SERVICE
 from rollmesh.protos import learner_pb2_grpc, membership_pb2, weights_pb2_grpc
 
 _log = logging.getLogger(__name__)

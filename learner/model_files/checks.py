@@ -16,7 +16,8 @@ from rollmesh.mesh.files import refuse_special_files
 from rollmesh.mesh.model_config import check_sizes
 
 _TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken")
-_AGAIN = "download or copy the folder again"
+# Hint for a file that is damaged or missing.
+COPY_AGAIN = "download or copy the folder again"
 _SIZES = ("hidden_size", "n_embd", "num_hidden_layers", "n_layer", "intermediate_size", "vocab_size")
 _HEADS = ("num_attention_heads", "n_head")
 _CONTEXT = ("max_position_embeddings", "n_positions")
@@ -62,9 +63,9 @@ def read_model_config(folder: Path, setting: str) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise DataError(f"{setting}: {path} is not valid JSON: {error}", hint=_AGAIN) from error
+        raise DataError(f"{setting}: {path} is not valid JSON: {error}", hint=COPY_AGAIN) from error
     if not isinstance(config, dict):
-        raise DataError(f"{setting}: {path} holds no object", hint=_AGAIN)
+        raise DataError(f"{setting}: {path} holds no object", hint=COPY_AGAIN)
     check_sizes(config, f"{setting}: {path}")
     return config
 
@@ -118,9 +119,11 @@ def _check_weights(folder: Path, setting: str) -> None:
         try:
             named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-            raise DataError(f"{setting}: {index} cannot be read: {error!r}", hint=_AGAIN) from error
+            raise DataError(f"{setting}: {index} cannot be read: {error!r}", hint=COPY_AGAIN) from error
         if missing := sorted(name for name in named if not (folder / name).is_file()):
-            raise DataError(f"{setting}: {folder} lacks {', '.join(missing)}, which {index.name} names", hint=_AGAIN)
+            raise DataError(
+                f"{setting}: {folder} lacks {', '.join(missing)}, which {index.name} names", hint=COPY_AGAIN
+            )
     files = sorted(folder.glob("*.safetensors"))
     for path in files:
         _check_safetensors(path, setting)
@@ -148,6 +151,8 @@ def _check_safetensors(path: Path, setting: str) -> None:
         tensors = [info for name, info in json.loads(header).items() if name != "__metadata__"]
         end = _LENGTH_BYTES + length + max((int(info["data_offsets"][1]) for info in tensors), default=0)
     except (ValueError, KeyError, AttributeError, TypeError, IndexError) as error:
-        raise DataError(f"{setting}: {path} is cut off or damaged: it has no readable header", hint=_AGAIN) from error
+        raise DataError(
+            f"{setting}: {path} is cut off or damaged: it has no readable header", hint=COPY_AGAIN
+        ) from error
     if end != size:
-        raise DataError(f"{setting}: {path} is cut off or damaged: {size} bytes of {end}", hint=_AGAIN)
+        raise DataError(f"{setting}: {path} is cut off or damaged: {size} bytes of {end}", hint=COPY_AGAIN)

@@ -17,12 +17,12 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from rollmesh.learner.model_files.checks import COPY_AGAIN
 from rollmesh.mesh.errors import DataError, WeightsError
 from rollmesh.mesh.weights.safetensors_format import INDEX_NAME, LENGTH_BYTES, header_length
 
 SINGLE_NAME = "model.safetensors"
 """Name of the file where a folder has one."""
-_AGAIN = "download or copy the folder again"
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -99,9 +99,9 @@ class WeightFiles:
             try:
                 length = os.preadv(place.file.fileno(), [memory], position)
             except OSError as error:
-                raise DataError(f"{place.path} cannot be read: {error.strerror}", hint=_AGAIN) from error
+                raise DataError(f"{place.path} cannot be read: {error.strerror}", hint=COPY_AGAIN) from error
             if not length:
-                raise DataError(f"{place.path} is cut off: tensor {name} is not whole", hint=_AGAIN)
+                raise DataError(f"{place.path} is cut off: tensor {name} is not whole", hint=COPY_AGAIN)
             memory, position = memory[length:], position + length
         return tensor[(slice(None), *part[1:])] if part else tensor
 
@@ -127,9 +127,9 @@ class WeightFiles:
                 self.stored[name] = stored
                 self._places[name] = _Place(path, file, start + begin)
         except OSError as error:
-            raise DataError(f"{path} cannot be read: {error.strerror}", hint=_AGAIN) from error
+            raise DataError(f"{path} cannot be read: {error.strerror}", hint=COPY_AGAIN) from error
         except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, WeightsError) as error:
-            raise DataError(f"{path} is cut off or damaged: {error}", hint=_AGAIN) from error
+            raise DataError(f"{path} is cut off or damaged: {error}", hint=COPY_AGAIN) from error
 
 
 def whole(tensor: Tensor) -> Part:
@@ -175,4 +175,4 @@ def _files(folder: Path) -> list[Path]:
         weight_map: Mapping[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         return [folder / name for name in sorted(set(weight_map.values()))]
     except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
-        raise DataError(f"{index} cannot be read: {error!r}", hint=_AGAIN) from error
+        raise DataError(f"{index} cannot be read: {error!r}", hint=COPY_AGAIN) from error

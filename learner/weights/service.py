@@ -23,7 +23,6 @@ from rollmesh.mesh.weights.chunk_framing import CHUNK_BYTES, frames
 from rollmesh.protos import weights_pb2, weights_pb2_grpc
 
 log = logging.getLogger(__name__)
-SERVICE_NAME = weights_pb2.DESCRIPTOR.services_by_name["Weights"].full_name
 
 
 class WeightsService(weights_pb2_grpc.WeightsServicer):

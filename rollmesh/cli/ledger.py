@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rollmesh.cli.options import Mesh, OptionalRunFolder, Target, TlsCa, TlsCert, TlsKey, TokenFile, ended_run, target
+from rollmesh.cli.table_console import table_console
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.tables import TABLES
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 # All that the buffer keeps.
 _FAILED_LIMIT = 1000
 _ALL = "all"
-# Characters; wider than any line of the table.
-_PIPED_WIDTH = 240
 
 
 def register(app: typer.Typer) -> None:
@@ -195,7 +193,6 @@ def _print_verdict(discrepancies: Sequence[str]) -> None:
 
 def _print_failed(failed: Sequence[buffer_pb2.FailedGroup]) -> None:
     from rich.box import SIMPLE
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=SIMPLE, title="failed groups, the latest first", title_justify="left")
@@ -212,9 +209,4 @@ def _print_failed(failed: Sequence[buffer_pb2.FailedGroup]) -> None:
             "\n".join(cause or "(no reason given)" for cause in group.causes),
             "yes" if group.redriven else "no",
         )
-    console = (
-        Console(highlight=False, markup=False)
-        if sys.stdout.isatty()
-        else Console(width=_PIPED_WIDTH, highlight=False, markup=False)
-    )
-    console.print(table)
+    table_console().print(table)

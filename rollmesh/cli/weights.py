@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rollmesh.cli.options import Mesh, OptionalRunFolder, TlsCa, TlsCert, TlsKey, TokenFile, target
+from rollmesh.cli.table_console import table_console
 
 if TYPE_CHECKING:
     from rollmesh.verification.compare import Comparison
-
-# Characters; wider than any line of the table.
-_PIPED_WIDTH = 240
 
 
 def register(app: typer.Typer) -> None:
@@ -81,7 +78,6 @@ def _as_json(comparison: Comparison) -> dict[str, Any]:
 
 def _print(comparison: Comparison) -> None:
     from rich.box import SIMPLE
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=SIMPLE, title=f"compared with {comparison.learner}", title_justify="left")
@@ -97,8 +93,7 @@ def _print(comparison: Comparison) -> None:
             "-" if largest is None else f"{largest:.2g}",
             verdict.why or "-",
         )
-    width = None if sys.stdout.isatty() else _PIPED_WIDTH
-    console = Console(width=width, highlight=False, markup=False)
+    console = table_console()
     console.print(table)
     if not comparison.verdicts:
         console.print("no generator is in the mesh")

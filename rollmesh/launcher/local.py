@@ -35,15 +35,13 @@ from rollmesh.learner.recovery.run_identity import RunRecord
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, RollmeshError
 from rollmesh.mesh.rpc.held_ports import HeldPorts
-from rollmesh.mesh.tables import TABLES, TRAIN
+from rollmesh.mesh.tables import FAILED_EXAMINED, TABLES, TRAIN
 from rollmesh.protos import buffer_pb2
 from rollmesh.report.html import write_report
 from rollmesh.report.metrics import MetricsTail, Record, is_training
 from rollmesh.report.summary import FinalState, Summary, build_summary, read_summary, write_summary
 
 _LOOK_EVERY_S = 1.0
-# Latest failed groups in which the most frequent cause is counted.
-_FAILED_LOOKED_AT = 20
 
 
 def run_locally(
@@ -296,7 +294,7 @@ class LocalRun:
             for table in TABLES:
                 try:
                     self._final.tables[table] = await mesh.describe(table)
-                    self._final.ledgers[table] = await mesh.ledger(table, failed_limit=_FAILED_LOOKED_AT)
+                    self._final.ledgers[table] = await mesh.ledger(table, failed_limit=FAILED_EXAMINED)
                 except RollmeshError as error:
                     self._events.record(f"no final values of table {table}: {error.message}")
 
@@ -345,7 +343,7 @@ class LocalRun:
         failed: Sequence[buffer_pb2.FailedGroup] = ()
         if seen.table is not None and seen.table.counts.failed:
             with contextlib.suppress(RollmeshError):
-                failed = (await mesh.ledger(TRAIN, _FAILED_LOOKED_AT)).failed
+                failed = (await mesh.ledger(TRAIN, FAILED_EXAMINED)).failed
         self._events.record(no_step_text(seconds, seen, failed, before))
 
     def _report_failed_watch(self, task: asyncio.Task[None]) -> None:

@@ -20,10 +20,11 @@ from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.rpc.channel import open_channel
+from rollmesh.mesh.weights.contract import SERVICE_NAME
 from rollmesh.protos import weights_pb2
 
 log = logging.getLogger(__name__)
-_FETCH_BUCKET = f"/{weights_pb2.DESCRIPTOR.services_by_name['Weights'].full_name}/FetchBucket"
+_FETCH_BUCKET = f"/{SERVICE_NAME}/FetchBucket"
 # Seconds in which the learner names a source; without an answer it is the source itself.
 _ROUTE_TIMEOUT_S = 5.0
 
