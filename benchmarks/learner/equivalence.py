@@ -44,8 +44,6 @@ from rollmesh.mesh.errors import ConfigError
 from rollmesh.testing.engine_cases import MEMBERS, make_batches, make_sequences, make_spec, weights
 from rollmesh.testing.worlds import EngineLayout, EngineWorld, Harness, Processes
 
-BOUND = 1e-5
-"""Upper bound of every difference."""
 REFUSED = "refused"
 Differences = tuple[float, float, float, float]
 """The largest of losses, gradient norms (relative), log-probs and weights."""

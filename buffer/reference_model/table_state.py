@@ -84,11 +84,6 @@ class TableState:
         return sum(group.state is state for group in self.groups.values())
 
     @property
-    def live(self) -> int:
-        """Unclaimed live groups (L)."""
-        return sum(group.state is not GroupState.CONSUMED for group in self.groups.values())
-
-    @property
     def demand(self) -> int:
         """Uses that the unclaimed groups demand: what the gate counts."""
         per_group = self.rules.samples_per_insert

@@ -48,11 +48,6 @@ class TableSnapshot:
         return cls(*map(int, values))
 
     @property
-    def live(self) -> int:
-        """Unclaimed live groups (L)."""
-        return self.generating + self.ready + self.leased
-
-    @property
     def exhausted(self) -> bool:
         """True if no further group can become ready."""
         return bool(self.end_of_data) and not (self.pending or self.generating or self.ready)

@@ -44,17 +44,6 @@ class Metrics:
             self.maxima | other.maxima,
         )
 
-    def scaled(self, factor: float) -> Metrics:
-        """These metrics counted `factor` times: 1, or 0 for tokens that only fill a micro-batch up."""
-        if factor == 1.0:
-            return self
-        return Metrics(
-            {name: value * factor for name, value in self.sums.items()},
-            {name: value * factor for name, value in self.weights.items()},
-            {name: value * factor for name, value in self.log_ratios.items()},
-            {name: torch.full_like(value, -torch.inf) for name, value in self.maxima.items()},
-        )
-
 
 def distribution(name: str, values: Tensor) -> dict[str, float]:
     """Mean, standard deviation, extremes and quartiles of values [N], named `name/mean` ...; none without values."""

@@ -53,17 +53,9 @@ class RelayTree:
 
     def __init__(self, fanout: int) -> None:
         self._fanout = fanout
+        # Receivers that were sent to the learner itself.
         self._uploads = 0
         self._nodes: dict[str, _Node] = {}
-
-    @property
-    def uploads(self) -> int:
-        """Receivers that were sent to the learner itself."""
-        return self._uploads
-
-    def parents(self) -> dict[str, str]:
-        """Parents' addresses by member id; empty for the learner."""
-        return {name: node.parent.address if node.parent else "" for name, node in self._nodes.items()}
 
     def route(self, member_id: str, address: str, failed: Collection[str]) -> str:
         """Gives a receiver its parent.

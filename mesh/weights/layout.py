@@ -52,14 +52,12 @@ class Placement:
         offset: bytes from the start of the bucket.
         start: bytes from the start of the file in which the buckets are concatenated.
         opens_bucket: the tensor is the first of its bucket.
-        padding: zero bytes between the end of what came before in the bucket and this tensor.
     """
 
     bucket: int
     offset: int
     start: int
     opens_bucket: bool
-    padding: int
 
 
 class BucketLayout:
@@ -89,9 +87,8 @@ class BucketLayout:
             self._open = True
             self._bucket += 1
             self._bucket_start = start
-        padding = 0 if opens else start - self._end
         self._end = start + nbytes
-        return Placement(self._bucket, start - self._bucket_start, start, opens, padding)
+        return Placement(self._bucket, start - self._bucket_start, start, opens)
 
     def close_bucket(self) -> None:
         """Has the next tensor open a bucket."""

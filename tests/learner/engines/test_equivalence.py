@@ -8,13 +8,15 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from benchmarks.learner.equivalence import BOUND, MODELS, REFUSED, ROWS, Case, make_case, train_in
+from benchmarks.learner.equivalence import MODELS, REFUSED, ROWS, Case, make_case, train_in
 from rollmesh.testing.fixtures import GetWorld
 from tests.repository import REPOSITORY
 
 torch.set_num_threads(1)
 
 PAGE = REPOSITORY / "docs" / "equivalence.md"
+# Upper bound of every difference.
+BOUND = 1e-5
 BY_NAME = {row.name: row for row in ROWS}
 
 
