@@ -23,6 +23,7 @@ from rollmesh.buffer.client.write_stream import WriteResult, WriteStream
 from rollmesh.buffer.protocol.leases import Lease
 from rollmesh.mesh.errors import LostStateError
 from rollmesh.mesh.rpc.retries import call_with_retry
+from rollmesh.mesh.tables import TRAIN
 from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import buffer_pb2_grpc
 from rollmesh.protos import trajectory_pb2 as trajectory
@@ -108,7 +109,7 @@ class BufferClient:
 
         async def send_uses(uses: Sequence[pb.AssertedUse], *, more: bool, doubt: int) -> pb.ReassertResponse:
             request = pb.ReassertRequest(
-                table="train",
+                table=TRAIN,
                 incarnation=incarnation,
                 member_id=member_id,
                 version=version,
@@ -159,7 +160,7 @@ class BufferClient:
                 call=self._next_call(),
             )
             # After a loss the tasks to be seeded for training may be others: the caller begins again.
-            call = self._call if table == "train" else self._call_with_recovery
+            call = self._call if table == TRAIN else self._call_with_recovery
             response: pb.SeedResponse = await call(self._stub.Seed, request, "seeding prompt tasks")
             added, withdrawn = added + response.added, withdrawn + response.withdrawn
         response.added, response.withdrawn = added, withdrawn

@@ -22,7 +22,7 @@ from rollmesh.buffer.server.ledger import describe
 from rollmesh.buffer.server.membership import read_members
 from rollmesh.mesh.access.token_file import GRANT_GAUGE
 from rollmesh.mesh.errors import StoreError
-from rollmesh.mesh.tables import TABLES
+from rollmesh.mesh.tables import TABLES, TRAIN
 from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import membership_pb2
 
@@ -172,8 +172,8 @@ def metric_values(snapshot: MetricsSnapshot) -> dict[str, dict[tuple[str, ...], 
             found["groups_ended"][(table, fate, why)] = count
         for tokens, count in described.evicted_by_tokens.items():
             found["evicted_by_tokens"][(table, str(tokens))] = count
-    if "train" in snapshot.tables:
-        train = snapshot.tables["train"]
+    if TRAIN in snapshot.tables:
+        train = snapshot.tables[TRAIN]
         found["policy_version"][()] = train.policy.version
         found["policy_incarnation"][()] = train.policy.incarnation
         found["committed_version"][()] = train.committed_version

@@ -44,7 +44,7 @@ from rollmesh.mesh.runtime.service import (
     set_serving,
     write_ready_file,
 )
-from rollmesh.mesh.tables import TABLES
+from rollmesh.mesh.tables import TABLES, TRAIN
 from rollmesh.protos import buffer_pb2_grpc, membership_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -213,15 +213,15 @@ class BufferFront:
         side_folder = config.buffer.side_dir or config.run.folder / "side"
         store = Store(access, config.run.name, SideFileStore(side_folder, config.buffer.side_max_bytes))
         await access.wait_until_loaded(_LOADING_S)
-        await access.check_acl(store.keys.payload("train", "none", 0, 0))
+        await access.check_acl(store.keys.payload(TRAIN, "none", 0, 0))
         # A front that owns its Redis has just started it, so no other front can be alive.
         config_json = await self._bootstrap(store, rules, sole=self.redis is not None)
         front = FrontContext(
             store=store,
             rules=rules,
-            membership=MembershipRules(config.run.name, config_json, rules["train"].lease_ms),
+            membership=MembershipRules(config.run.name, config_json, rules[TRAIN].lease_ms),
             draws=DrawRules(
-                load_score(config.buffer.order) if rules["train"].order is Order.SCORE else None,
+                load_score(config.buffer.order) if rules[TRAIN].order is Order.SCORE else None,
                 config.buffer.priority_exponent,
             ),
             max_message_bytes=config.network.max_message_mb << 20,
@@ -234,7 +234,7 @@ class BufferFront:
             rules,
             without_secrets(self._config).model_dump_json(),
             front_id=self._front_id,
-            member_ttl_ms=rules["train"].lease_ms,
+            member_ttl_ms=rules[TRAIN].lease_ms,
             sole=sole,
         )
 

@@ -33,6 +33,7 @@ from rollmesh.buffer.store.records import Write
 from rollmesh.mesh.errors import DataError, FencedError, PayloadError, TakeoverRefusedError
 from rollmesh.mesh.request_fields import check_id
 from rollmesh.mesh.rpc.ordered_pipeline import answer_in_order
+from rollmesh.mesh.tables import EVAL
 from rollmesh.mesh.text import REASON_CHARACTERS, bounded
 from rollmesh.mesh.trajectory.versions import checked_version
 from rollmesh.protos import buffer_pb2 as pb
@@ -219,7 +220,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
                 hint="restore the checkpoint of that version; or name an older one with --from-checkpoint: the steps "
                 "since are undone, and their groups stay trained",
             )
-        await self._front.store.refresh("eval")
+        await self._front.store.refresh(EVAL)
         incarnation, trained, returned, evicted, seeded = answer[2:7]
         return pb.ResumeResponse(
             incarnation=incarnation, trained=trained, returned=returned, evicted_stale=evicted, seeded=seeded
@@ -246,7 +247,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
         )
         if request.doubt and not request.more:
             await store.commit(table, request.incarnation, request.committed, request.checkpoint)
-            await store.refresh("eval")
+            await store.refresh(EVAL)
         return pb.ReassertResponse(corrected=corrected, unknown=unknown, doubt=doubt)
 
     async def Nack(self, request: pb.NackRequest, _context: Any) -> pb.NackResponse:

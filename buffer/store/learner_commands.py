@@ -15,6 +15,7 @@ from rollmesh.buffer.store.errors import checked_answer
 from rollmesh.buffer.store.payloads import digest_of
 from rollmesh.buffer.store.records import Leased, facts_from_reply, leased_from_reply
 from rollmesh.mesh.errors import FencedError
+from rollmesh.mesh.tables import EVAL, TRAIN
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import trajectory_pb2 as trajectory
 
@@ -142,6 +143,6 @@ class LearnerCommands(CommandRunner):
     async def set_policy(self, incarnation: int, version: int) -> int:
         answer = await self.redis.run_script("set_policy", "", incarnation, version)
         checked_answer(answer)
-        self._update_snapshot("train", answer[1])
-        await self.refresh("eval")
+        self._update_snapshot(TRAIN, answer[1])
+        await self.refresh(EVAL)
         return int(answer[2])
