@@ -25,7 +25,7 @@ from rollmesh.learner.engines.flight_recorder import record_collectives
 from rollmesh.learner.engines.interface import ACTOR, Engine, EngineSpec
 from rollmesh.learner.engines.registry import ModelType, create_engine
 from rollmesh.learner.engines.rendezvous import open_board
-from rollmesh.learner.liveness.rank_watch import Place, RankWatch
+from rollmesh.learner.liveness.rank_watch import RankId, RankWatch
 from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.mesh.config.base import DeviceName
 from rollmesh.mesh.config.inputs import ModelSection
@@ -214,8 +214,8 @@ def open_watch(config: Config) -> RankWatch:
         record_collectives(config.run.folder)
     # Where a launcher looks at the processes, it is the first to name one that is frozen.
     frozen_s = _SILENT_FACTOR * config.resources.frozen_after_s or limit_s
-    place = Place(int(os.environ.get("RANK", "0")), world_size())
-    return RankWatch(open_board(timedelta(seconds=limit_s)), place, silent_s=min(limit_s, frozen_s))
+    rank_id = RankId(int(os.environ.get("RANK", "0")), world_size())
+    return RankWatch(open_board(timedelta(seconds=limit_s)), rank_id, silent_s=min(limit_s, frozen_s))
 
 
 def build_worker(

@@ -142,14 +142,14 @@ class MembershipAgent:
         self._serving = serving or self._serving
         if wait is not None:
             self._wait = replace(wait, reason=bounded(wait.reason, WAITING_CHARACTERS))
-            self._hurry_if_over()
+            self._report_end_of_wait()
         self._incarnation = incarnation or self._incarnation
         self._endpoint = endpoint or self._endpoint
         self._gauges.update(gauges or {})
         # A loss may be NaN. The mesh takes numbers alone, and an earlier one would be out of date.
         self._gauges = {name: value for name, value in self._gauges.items() if math.isfinite(value)}
 
-    def _hurry_if_over(self) -> None:
+    def _report_end_of_wait(self) -> None:
         if self._reported_wait and not self._wait:
             self._hurry.set()
 
@@ -175,7 +175,7 @@ class MembershipAgent:
         response = await self._stub.Heartbeat(request, timeout=self._heartbeat_timeout_s)
         check_answer(self._credentials, request, response, self._mesh)
         self._reported_wait = reported
-        self._hurry_if_over()
+        self._report_end_of_wait()
         if not response.known:
             await self._join(self._retry_s)
             self._notify()

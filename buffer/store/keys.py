@@ -44,7 +44,7 @@ class Keys:
         """A table's hash, or one of its sets."""
         return f"{self.run}:{table}:{part}" if part else f"{self.run}:{table}"
 
-    def held(self, table: str, holder: str) -> str:
+    def held_groups(self, table: str, holder: str) -> str:
         """The groups that a generator, or the learner, holds."""
         return self.table(table, "leased" if holder == LEARNER else f"held:{holder}")
 

@@ -94,7 +94,7 @@ def name_of(member: int, attempt: int, digest: str) -> str:
 def parse_payload_refs(text: bytes | str) -> tuple[PayloadRef, ...]:
     """Parses what the scripts note of a group's payloads: `name[:pieces],...`."""
     parts = _parts(text)
-    return tuple(map(PayloadRef, parts)) if _all_whole(parts) else tuple(map(_parse_ref, parts))
+    return tuple(map(PayloadRef, parts)) if _all_in_one_piece(parts) else tuple(map(_parse_ref, parts))
 
 
 def _parts(text: bytes | str) -> list[str]:
@@ -102,7 +102,7 @@ def _parts(text: bytes | str) -> list[str]:
     return plain.split(",") if plain else []
 
 
-def _all_whole(parts: Sequence[str]) -> bool:
+def _all_in_one_piece(parts: Sequence[str]) -> bool:
     return sum([part.count(":") for part in parts]) == _COLONS * len(parts)
 
 
@@ -133,7 +133,7 @@ class Payloads:
         keys: list[str] = []
         for group_id, text in groups:
             prefix, parts = self._keys.payloads(table, group_id), _parts(text)
-            if _all_whole(parts):
+            if _all_in_one_piece(parts):
                 keys += [prefix + part for part in parts]
             else:
                 keys += [key for part in parts for key in _keys(prefix, _parse_ref(part))]

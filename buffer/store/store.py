@@ -97,7 +97,7 @@ class Store(GeneratorCommands, LearnerCommands):
         Raises:
             RollmeshError: the holder, or its stream, is not the present one.
         """
-        (held,) = await self.redis.batch([("ZRANGE", self.keys.held(table, holder), 0, -1)])
+        (held,) = await self.redis.batch([("ZRANGE", self.keys.held_groups(table, holder), 0, -1)])
         by_group: defaultdict[str, list[Lease]] = defaultdict(list)
         for lease in named:
             by_group[lease.group_id].append(lease)

@@ -154,7 +154,7 @@ class RankBatch:
             rollouts: the batch.
             skip_zero_advantage: compute nothing for sequences whose advantages are all 0.
         """
-        kept = _kept(rollouts)
+        kept = _kept_mask(rollouts)
         lengths = self._kept_lengths(kept)
         repeats = _repeats(rollouts)
         computed = repeats * (lengths > 0)
@@ -173,7 +173,7 @@ class RankBatch:
 
     def minibatch_view(self, minibatch: int, step: OptimizerStep, rollouts: Rollouts) -> MinibatchView:
         """All tokens that a minibatch trains, silent sequences included, and the places of this rank's part."""
-        kept = _kept(rollouts)
+        kept = _kept_mask(rollouts)
         lengths = self._kept_lengths(kept)
         repeats = _repeats(rollouts)
         members = self._all_members(minibatch)
@@ -241,7 +241,7 @@ class RankBatch:
         return to_device(values, self._device)
 
 
-def _kept(rollouts: Rollouts) -> NDArray[np.bool_] | None:
+def _kept_mask(rollouts: Rollouts) -> NDArray[np.bool_] | None:
     return None if rollouts.keep is None else rollouts.keep.cpu().numpy().astype(bool)
 
 

@@ -13,7 +13,7 @@ from rollmesh.learner.liveness.stall_detector import MAX_OBSERVATION_S
 from rollmesh.mesh.runtime.rank_board import RankState
 
 
-class Silence:
+class SilenceTimer:
     """Seconds for which ranks have not been heard, from observations in the order of time.
 
     Args:
@@ -44,12 +44,14 @@ class Silence:
         return self._silent_s[rank]
 
 
-def name_silent(states: Mapping[int, RankState], silence: Silence, bound_s: float) -> str:
+def describe_silent(states: Mapping[int, RankState], silence: SilenceTimer, bound_s: float) -> str:
     """The ranks that have been silent for longer than a bound, in words; empty where there are none."""
-    return "; ".join(_silent(rank, state, silence) for rank, state in states.items() if silence.of(rank) > bound_s)
+    return "; ".join(_describe(rank, state, silence) for rank, state in states.items() if silence.of(rank) > bound_s)
 
 
-def name_cause(states: Mapping[int, RankState], silence: Silence, bound_s: float, ranks: Collection[int]) -> str:
+def describe_cause(
+    states: Mapping[int, RankState], silence: SilenceTimer, bound_s: float, ranks: Collection[int]
+) -> str:
     """The cause of a collective that has failed, in words.
 
     Errors of a rank's own come first. Then come ranks that are silent, those that have not come, and those that do not
@@ -64,10 +66,12 @@ def name_cause(states: Mapping[int, RankState], silence: Silence, bound_s: float
     Returns:
         Empty where every rank says that it has waited for others.
     """
-    own = [f"{state.describe(rank)} has failed: {state.failed}" for rank, state in states.items() if _own(state)]
+    own = [
+        f"{state.describe(rank)} has failed: {state.failed}" for rank, state in states.items() if _failed_itself(state)
+    ]
     if own:
         return "; ".join(own)
-    if silent := name_silent(states, silence, bound_s):
+    if silent := describe_silent(states, silence, bound_s):
         return silent
     if missing := [str(rank) for rank in ranks if rank not in states]:
         return f"rank {', '.join(missing)} has not been heard at all: it was not started, or does not reach the others"
@@ -78,16 +82,16 @@ def name_cause(states: Mapping[int, RankState], silence: Silence, bound_s: float
     )
 
 
-def all_explained(states: Mapping[int, RankState], silence: Silence, bound_s: float, ranks: int) -> bool:
+def all_explained(states: Mapping[int, RankState], silence: SilenceTimer, bound_s: float, ranks: int) -> bool:
     """True where each of so many ranks has said how its work ended, or is silent."""
     return len(states) == ranks and all(state.failed or silence.of(rank) > bound_s for rank, state in states.items())
 
 
-def _own(state: RankState) -> bool:
+def _failed_itself(state: RankState) -> bool:
     return bool(state.failed) and not state.echo
 
 
-def _silent(rank: int, state: RankState, silence: Silence) -> str:
+def _describe(rank: int, state: RankState, silence: SilenceTimer) -> str:
     return (
         f"{state.describe(rank)} has not been heard for {silence.of(rank):.0f} s: it was killed, is stopped, "
         "or its machine is cut off"

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self
 
-from rollmesh.learner.liveness.lost_ranks import Silence, all_explained, name_cause, name_silent
+from rollmesh.learner.liveness.lost_ranks import SilenceTimer, all_explained, describe_cause, describe_silent
 from rollmesh.mesh.errors import RankLostError
 from rollmesh.mesh.runtime.rank_board import RankBoard, RankState
 
@@ -39,7 +39,7 @@ _HINT = "the launcher starts the learner again, from its last checkpoint; docs/o
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankId:
     """This process among the ranks.
 
     Attributes:
@@ -55,20 +55,20 @@ class RankWatch:
 
     Args:
         board: of all ranks; None: there are no others.
-        place: of this one.
+        rank_id: of this one.
         silent_s: a rank that is not heard for longer ends the others.
         end: ends this process at once with an exit status.
     """
 
     def __init__(
-        self, board: RankBoard | None, place: Place, *, silent_s: float, end: Callable[[int], object] = os._exit
+        self, board: RankBoard | None, rank_id: RankId, *, silent_s: float, end: Callable[[int], object] = os._exit
     ) -> None:
         self._board = board
-        self._place = place
+        self._id = rank_id
         self._silent_s = silent_s
         self._beat_s = min(_BEAT_S, silent_s / 5)
         self._end = end
-        self._silence = Silence(place.ranks)
+        self._silence = SilenceTimer(rank_id.ranks)
         self._lock = threading.Lock()
         self._state = RankState.of_this_process()
         self._phase_since = time.monotonic()
@@ -81,7 +81,7 @@ class RankWatch:
         self._closed = threading.Event()
         if board is not None:
             # Others find this rank as soon as it has a watch.
-            board.write(place.rank, self._state)
+            board.write(rank_id.rank, self._state)
             threading.Thread(target=self._watch, args=(board,), name="rank watch", daemon=True).start()
 
     @contextmanager
@@ -115,7 +115,7 @@ class RankWatch:
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         """Ends the watch. Where rank 0 leaves by an error, the others hear of it first."""
-        if error is not None and self._board is not None and self._place.rank == 0:
+        if error is not None and self._board is not None and self._id.rank == 0:
             self._change(cause=str(error) or type(error).__name__, status=getattr(error, "exit_code", 1))
             self._board.write(0, self._state)
             time.sleep(2 * self._beat_s)
@@ -164,29 +164,29 @@ class RankWatch:
         with self._lock:
             phase_s = time.monotonic() - self._phase_since
             self._state = state = dataclasses.replace(self._state, beat=self._state.beat + 1, phase_s=phase_s)
-        board.write(self._place.rank, state)
+        board.write(self._id.rank, state)
         with self._beaten:
             self._beats += 1
             self._beaten.notify_all()
 
     def _judge(self, board: RankBoard) -> RankLostError | None:
         """The error by which this rank has to end, once there is one."""
-        leads, failed_s, ranks = self._place.rank == 0, self._failed_s, self._place.ranks
-        others = [rank for rank in range(ranks) if rank != self._place.rank]
+        leads, failed_s, ranks = self._id.rank == 0, self._failed_s, self._id.ranks
+        others = [rank for rank in range(ranks) if rank != self._id.rank]
         now = time.monotonic()
         seen = board.read(others if leads or failed_s is not None else [0])
         self._silence.observe(now, seen)
         if not leads and 0 in seen and seen[0].cause:
             return RankLostError(seen[0].cause, heard=seen[0].status)
         if failed_s is None:
-            cause = name_silent(seen, self._silence, self._silent_s)
+            cause = describe_silent(seen, self._silence, self._silent_s)
         else:
             # Rank 0 speaks for all, unless it is the one that is lost.
             speaks = leads or self._silence.of(0) > _GONE_S
             complete = speaks and all_explained(seen, self._silence, _GONE_S, len(others))
             if not complete and now - failed_s < (_EXPLAIN_S if leads else _HEAR_S):
                 return None
-            cause = name_cause(seen, self._silence, _GONE_S, others)
+            cause = describe_cause(seen, self._silence, _GONE_S, others)
             cause = cause or f"the ranks have lost one another: {self._state.failed}"
         if not cause:
             return None

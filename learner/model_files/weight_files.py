@@ -42,7 +42,7 @@ Part = tuple[slice, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _StoredTensor:
     """A stored tensor's first byte, in an open file."""
 
     path: Path
@@ -67,7 +67,7 @@ class WeightFiles:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.stored: dict[str, Tensor] = {}
-        self._places: dict[str, _Place] = {}
+        self._tensors: dict[str, _StoredTensor] = {}
         self._open = ExitStack()
         try:
             for path in _files(folder):
@@ -88,20 +88,20 @@ class WeightFiles:
         Raises:
             DataError: the file cannot be read.
         """
-        stored, place = self.stored[name], self._places[name]
+        stored, source = self.stored[name], self._tensors[name]
         rows = part[0] if part else slice(0, 1)
         tensor = torch.empty((rows.stop - rows.start, *stored.shape[1:]), dtype=stored.dtype)
         if not part:
             tensor = tensor.reshape(())
         memory = tensor.reshape(-1).view(torch.uint8).numpy().data
-        position = place.start + rows.start * stored.shape[1:].numel() * stored.itemsize
+        position = source.start + rows.start * stored.shape[1:].numel() * stored.itemsize
         while memory:
             try:
-                length = os.preadv(place.file.fileno(), [memory], position)
+                length = os.preadv(source.file.fileno(), [memory], position)
             except OSError as error:
-                raise DataError(f"{place.path} cannot be read: {error.strerror}", hint=COPY_AGAIN) from error
+                raise DataError(f"{source.path} cannot be read: {error.strerror}", hint=COPY_AGAIN) from error
             if not length:
-                raise DataError(f"{place.path} is cut off: tensor {name} is not whole", hint=COPY_AGAIN)
+                raise DataError(f"{source.path} is cut off: tensor {name} is not whole", hint=COPY_AGAIN)
             memory, position = memory[length:], position + length
         return tensor[(slice(None), *part[1:])] if part else tensor
 
@@ -125,14 +125,14 @@ class WeightFiles:
                 if begin < 0 or end - begin != stored.nbytes or start + end > size:
                     raise ValueError(f"tensor {name} is not whole")
                 self.stored[name] = stored
-                self._places[name] = _Place(path, file, start + begin)
+                self._tensors[name] = _StoredTensor(path, file, start + begin)
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror}", hint=COPY_AGAIN) from error
         except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, WeightsError) as error:
             raise DataError(f"{path} is cut off or damaged: {error}", hint=COPY_AGAIN) from error
 
 
-def whole(tensor: Tensor) -> Part:
+def full_part(tensor: Tensor) -> Part:
     """All of a tensor."""
     return tuple(slice(0, length) for length in tensor.shape)
 

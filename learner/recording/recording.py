@@ -102,7 +102,7 @@ class BatchRecorder:
         batch = recording_pb2.RecordedBatch(
             incarnation=self._lineage.resumed[-1][0],
             version=version,
-            groups=[_whole(group) for group in groups],
+            groups=[_without_payloads(group) for group in groups],
             payloads=[payload for group in groups for payload in _payloads(group, fetched)],
             dropped=dropped,
             takeovers=[buffer_pb2.Takeover(incarnation=i, resumed_at=v) for i, v in self._lineage.resumed],
@@ -127,7 +127,7 @@ def _payloads(group: SampledGroup, fetched: Mapping[tuple[str, int], bytes]) -> 
         yield found.get(meta.member) or fetched.get((group.group_id, meta.member), b"")
 
 
-def _whole(group: SampledGroup) -> buffer_pb2.LeasedGroup:
+def _without_payloads(group: SampledGroup) -> buffer_pb2.LeasedGroup:
     """The group as the buffer sent it, apart from how its payloads came."""
     whole = buffer_pb2.LeasedGroup()
     whole.CopyFrom(group.leased)

@@ -109,7 +109,7 @@ class GroupStream:
         try:
             async with asyncio.timeout(timeout_s):
                 while len(self._groups[version]) < count and not self._exhausted:
-                    self._raise_if_over()
+                    self._raise_if_ended()
                     self._changed.clear()
                     self.on_waiting(self._reason)
                     await self._changed.wait()
@@ -117,7 +117,7 @@ class GroupStream:
             raise Interrupted from None
         finally:
             self.on_waiting("")
-        self._raise_if_over()
+        self._raise_if_ended()
         return list(self._groups[version].values())[:count]
 
     def finish_version(self, version: int, groups: Collection[SampledGroup]) -> None:
@@ -148,7 +148,7 @@ class GroupStream:
         self._error = self._error or error
         self._changed.set()
 
-    def _raise_if_over(self) -> None:
+    def _raise_if_ended(self) -> None:
         if self._error is not None:
             raise self._error
         if self._interrupted:

@@ -18,12 +18,12 @@ async def run_together(*coroutines: Coroutine[Any, Any, Any]) -> None:
     try:
         async with asyncio.TaskGroup() as group:
             for coroutine in coroutines:
-                group.create_task(_whole(coroutine))
+                group.create_task(_guard_cancellation(coroutine))
     except BaseExceptionGroup as failures:
         raise _first(failures) from None
 
 
-async def _whole(coroutine: Coroutine[Any, Any, Any]) -> None:
+async def _guard_cancellation(coroutine: Coroutine[Any, Any, Any]) -> None:
     try:
         await coroutine
     except asyncio.CancelledError as error:

@@ -43,7 +43,7 @@ _NCCL_ENVIRONMENT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2", "TORCH_NCCL_ENABLE_
 
 
 @dataclass(frozen=True, slots=True)
-class GroupPlace:
+class BroadcastRank:
     """The place of one process in a group.
 
     Attributes:
@@ -71,7 +71,7 @@ class BroadcastGroup:
     """
 
     def __init__(
-        self, backend: BroadcastBackend, store: Store, name: str, place: GroupPlace, *, timeout_s: float
+        self, backend: BroadcastBackend, store: Store, name: str, place: BroadcastRank, *, timeout_s: float
     ) -> None:
         self.backend = backend
         self.name = name

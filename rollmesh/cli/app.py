@@ -47,7 +47,7 @@ config.register(app)
 token.register(app)
 
 
-def _say_version(asked: bool) -> None:
+def _print_version(asked: bool) -> None:
     if asked:
         typer.echo(f"rollmesh {metadata.version('rollmesh')}")
         raise typer.Exit
@@ -56,7 +56,7 @@ def _say_version(asked: bool) -> None:
 @app.callback()
 def _rollmesh(
     version: Annotated[
-        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Show the version and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Options that need no command."""

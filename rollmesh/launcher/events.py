@@ -36,7 +36,7 @@ class EventLog:
 
     def check_view(self) -> None:
         """Logs, once, the reason why the view cannot be seen."""
-        before, self._unseen = self._unseen, self._view.trouble
+        before, self._unseen = self._unseen, self._view.write_error
         if self._unseen and not before:
             self._append(f"the view cannot be shown ({self._unseen}); the run continues without it")
 

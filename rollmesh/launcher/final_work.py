@@ -27,11 +27,11 @@ class FinalWork:
     """Work that a service finishes after it was asked to end.
 
     Attributes:
-        ask: gives the present work of a service at an address, in a word; empty: none for which to wait.
+        read_phase: gives the present work of a service at an address, in a word; empty: none for which to wait.
         most_s: longest wait for it in all, in seconds.
     """
 
-    ask: Callable[[str, SecuritySection], Awaitable[str]]
+    read_phase: Callable[[str, SecuritySection], Awaitable[str]]
     most_s: float
 
 

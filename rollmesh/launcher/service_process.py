@@ -243,7 +243,7 @@ class ServiceProcess:
         ending = asyncio.ensure_future(self._process.wait())
         try:
             while not (await asyncio.wait({ending}, timeout=clock.pause_s(now())))[0]:
-                work = await final.ask(self.address, security) if final is not None and self.address else ""
+                work = await final.read_phase(self.address, security) if final is not None and self.address else ""
                 if clock.observe(now(), work):
                     on_work(work)
                 if not clock.pause_s(now()):

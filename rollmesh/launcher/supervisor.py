@@ -136,7 +136,7 @@ class Supervisor:
         try:
             for stage in stages:
                 started = [self._launch(spec) for spec in stage()]
-                if not await self._healthy_or_over(started):
+                if not await self._healthy_or_ended(started):
                     break
             await self._over.wait()
         finally:
@@ -158,7 +158,7 @@ class Supervisor:
             failure.__cause__ = error
             self._fail(failure)
 
-    async def _healthy_or_over(self, services: Sequence[_Service]) -> bool:
+    async def _healthy_or_ended(self, services: Sequence[_Service]) -> bool:
         over = asyncio.create_task(self._over.wait())
         waiting = [asyncio.create_task(service.healthy.wait()) for service in services]
         everyone = asyncio.create_task(asyncio.wait(waiting))

@@ -47,7 +47,7 @@ def _page(folder: Path, config: Config, summary: Summary) -> str:
     template = resources.files("rollmesh.report").joinpath("report.template.html").read_text(encoding="utf-8")
     return (
         template.replace("{{title}}", escape(f"Rollmesh: {summary.run}"))
-        .replace("{{figures}}", _figures(folder, config, summary))
+        .replace("{{figures}}", _plots(folder, config, summary))
         .replace("{{summary}}", _table(_rows(summary)))
         .replace("{{pushes}}", _grid(push_rows(summary, read_receivers(folder))))
         .replace("{{stalls}}", _grid(stall_grid(read_stalls(folder))))
@@ -57,7 +57,7 @@ def _page(folder: Path, config: Config, summary: Summary) -> str:
     )
 
 
-def _figures(folder: Path, config: Config, summary: Summary) -> str:
+def _plots(folder: Path, config: Config, summary: Summary) -> str:
     drawn = build_curves(run_records(folder), read_metrics(folder / "mesh.jsonl"))
     if not (drawn.steps or drawn.eval_steps or drawn.snapshot_seconds):
         return "<p>Nothing was generated, trained or evaluated.</p>"

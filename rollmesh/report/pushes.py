@@ -55,7 +55,7 @@ def push_rows(summary: Summary, receivers: Mapping[str, Any]) -> list[list[str]]
         ]
         failure = f"{error['version']}: {error['error']}" if error else ""
         counts = [str(found.get(figure, 0)) for figure in ("count", "errors")]
-        rows.append([name, *counts, _what(last), *cells, failure, last.get("choice") or "-"])
+        rows.append([name, *counts, _describe(last), *cells, failure, last.get("choice") or "-"])
     return rows
 
 
@@ -80,7 +80,7 @@ def live_rows(pushes: weights_pb2.PushesResponse) -> list[list[str]]:
         failure = ""
         if entry.last_error:
             failure = f"{PolicyVersion.from_proto(entry.last_error_policy)}: {entry.last_error}"
-        what = _what(last) if reported else "-"
+        what = _describe(last) if reported else "-"
         rows.append([entry.member_id, str(entry.count), str(entry.errors), what, *cells, failure])
     return rows
 
@@ -94,7 +94,7 @@ def transport_choices(pushes: weights_pb2.PushesResponse) -> list[str]:
     return [f"{', '.join(sorted(names))}: {_CHOICE} {choice}" for choice, names in found.items()]
 
 
-def _what(last: Mapping[str, Any]) -> str:
+def _describe(last: Mapping[str, Any]) -> str:
     if not last:
         return "-"
     source = f" from {last['source']}" if last.get("source") else ""

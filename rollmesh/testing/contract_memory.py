@@ -70,7 +70,7 @@ class MemoryContract(Suite):
             assert abs(after - before) < 0.2 * size
 
     def test_a_model_trains_the_same_beside_others(self, world: EngineWorld, engine_models: Mapping[str, Path]) -> None:
-        alone, beside = world.run(_beside_others, engine_models["tied"])[0]
+        alone, beside = world.run(_among_others, engine_models["tied"])[0]
         assert_same(beside, alone, 0.0)
 
     def test_engines_close_in_any_order(self, world: EngineWorld, engine_models: Mapping[str, Path]) -> None:
@@ -194,7 +194,7 @@ def _resident_bytes() -> int:
     return psutil.Process().memory_info().rss
 
 
-def _beside_others(harness: Harness, model: Path) -> tuple[Weights, Weights]:
+def _among_others(harness: Harness, model: Path) -> tuple[Weights, Weights]:
     alone = harness.make(make_spec(model))
     for seed in (1, 2):
         train(alone, make_sequences(seed))

@@ -18,7 +18,7 @@ from rollmesh.learner.distributed.train_plan import TrainPlan
 from rollmesh.learner.distributed.trajectories import InlineTrajectories
 from rollmesh.learner.distributed.worker import Worker
 from rollmesh.learner.engines.interface import Engine
-from rollmesh.learner.liveness.rank_watch import Place, RankWatch
+from rollmesh.learner.liveness.rank_watch import RankId, RankWatch
 from rollmesh.learner.rollouts.group import SampledGroup
 from rollmesh.mesh.config.learner import DistributedSection
 from rollmesh.mesh.errors import RollmeshError
@@ -78,7 +78,7 @@ def train_without_what_rank_1_cannot_read(
 ) -> dict[str, Any]:
     """Rank 0 leads, rank 1 follows and has an unknown token in a group of its share; gives what rank 0 sees."""
     whole, channel = plan(groups), RankChannel(DistributedSection())
-    watch = RankWatch(None, Place(dist.get_rank(), 2), silent_s=1.0)
+    watch = RankWatch(None, RankId(dist.get_rank(), 2), silent_s=1.0)
     place = next(index for micro in whole.divisions[2].minibatches[0][1] for index in micro)
     bad = whole.members[place].group_id
     if dist.get_rank() == 1:

@@ -88,7 +88,7 @@ def test_a_full_disk_is_a_trouble_until_it_has_room_again() -> None:
     assert stream.failed.wait(DEADLINE_S)
     output.write("shown\n")
     output.close()
-    assert not output.trouble
+    assert not output.write_error
     said = "... lines that could not be written are missing here: 1"
     assert stream.getvalue().splitlines() == [said, "shown"]
 

@@ -159,7 +159,7 @@ class _Round:
         # Imported late: torch takes a second, and most generators never broadcast.
         import torch
 
-        from rollmesh.mesh.weights.broadcast import BroadcastGroup, GroupPlace
+        from rollmesh.mesh.weights.broadcast import BroadcastGroup, BroadcastRank
         from rollmesh.mesh.weights.rendezvous import connect_store, own_host
 
         if self._group is not None and self._group.name == self._answer.group:
@@ -168,7 +168,7 @@ class _Round:
             self._group.close()
         address = self._answer.address
         cuda = self._backend == "nccl"
-        place = GroupPlace(
+        place = BroadcastRank(
             rank=self._answer.rank,
             size=self._answer.world_size,
             host=own_host(address),

@@ -109,7 +109,7 @@ class LanguageModelRunner(ModelRunner):
             output = token_log_probs(self.module(**inputs).logits.squeeze(0), targets)
         else:
             output = ModelOutput(*self.module(targets=targets, **inputs))
-        output = self._whole(part, output)
+        output = self._gather_output(part, output)
         return output, output.policy()[0]
 
     def empty_output(self, *, sum_pi_squared: bool) -> ModelOutput:

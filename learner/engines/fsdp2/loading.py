@@ -19,7 +19,7 @@ from rollmesh.learner.engines.fsdp2.preparation.recomputation import plain_name
 from rollmesh.learner.model_files.conversion import Conversion
 from rollmesh.learner.model_files.location import local_folder
 from rollmesh.learner.model_files.stored_model import StoredModel
-from rollmesh.learner.model_files.weight_files import Part, WeightFiles, pieces, whole
+from rollmesh.learner.model_files.weight_files import Part, WeightFiles, full_part, pieces
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.errors import DataError
 
@@ -125,7 +125,7 @@ def _parts(
     if not sources:
         return
     shapes = stored.files.stored
-    made = conversion.apply(stored.model, ((s, stored.files.read(s[0], whole(shapes[s[0]]))) for s in sources))
+    made = conversion.apply(stored.model, ((s, stored.files.read(s[0], full_part(shapes[s[0]]))) for s in sources))
     for name, part in own.items():
         rows = slice(None) if conversion.is_by_expert else part[0]
         yield name, part, made[name][(rows, *part[1:])]
@@ -139,7 +139,7 @@ def _pieces(target: Tensor, files: WeightFiles, source: str) -> Iterator[tuple[P
 def _own_part(target: Tensor) -> Part:
     """The part of the full tensor that this rank has."""
     if not isinstance(target, DTensor):
-        return whole(target)
+        return full_part(target)
     shape, offset = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
     return tuple(slice(start, start + length) for start, length in zip(offset, shape, strict=True))
 

@@ -111,7 +111,7 @@ def refuse_by_structure(config: PreTrainedConfig, name: str, longest: int | None
             f"model {name!r} ({config.model_type}) has layers that cannot be trained here: {', '.join(unknown)}",
             hint=REFUSED_HINT,
         )
-    for rope in _ropes(getattr(text, "rope_parameters", None)):
+    for rope in _rope_settings(getattr(text, "rope_parameters", None)):
         kind = rope.get("rope_type")
         limit = rope.get("original_max_position_embeddings") or getattr(text, "max_position_embeddings", None)
         if kind in _BATCH_ROPE and limit is not None and longest is not None and longest > limit:
@@ -122,7 +122,7 @@ def refuse_by_structure(config: PreTrainedConfig, name: str, longest: int | None
             )
 
 
-def _ropes(parameters: Any) -> Iterator[Mapping[str, Any]]:
+def _rope_settings(parameters: Any) -> Iterator[Mapping[str, Any]]:
     """The settings of all rotary embeddings: of the model, or of each kind of layer."""
     if not isinstance(parameters, Mapping):
         return

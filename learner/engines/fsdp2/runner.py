@@ -34,7 +34,7 @@ from rollmesh.learner.engines.fsdp2.preparation.fsdp import Preparation, prepare
 from rollmesh.learner.engines.fsdp2.preparation.recomputation import plain_name
 from rollmesh.learner.engines.fsdp2.preparation.shard_mesh import shard_mesh
 from rollmesh.learner.engines.fsdp2.probe import ComputedValues, read
-from rollmesh.learner.engines.fsdp2.recurrent.layers import LAYOUT, compute_apart, know_borders
+from rollmesh.learner.engines.fsdp2.recurrent.layers import LAYOUT, compute_apart, kernels_separate_sequences
 from rollmesh.learner.engines.fsdp2.recurrent.layout import build_recurrent_layout
 from rollmesh.learner.engines.fsdp2.rows import build_rows
 from rollmesh.learner.engines.fsdp2.ulysses.division import check_division, refuse_division
@@ -94,7 +94,9 @@ class ModelRunner(ABC):
             self.why_rows = choice.reason
             for layer in choice.recurrent:
                 compute_apart(layer)
-            self._know_borders = self.device.type == "cuda" and know_borders(choice.recurrent)
+            self._kernels_separate_sequences = self.device.type == "cuda" and kernels_separate_sequences(
+                choice.recurrent
+            )
             self._layers = CompiledLayers(self.transformer) if spec.compile and not self._why_whole else None
             self._use(choice.packing)
             if self._kernel == EXACT:
@@ -300,10 +302,12 @@ class ModelRunner(ABC):
         layout = whole if self._exchange is None else DividedLayout(whole, self._exchange)
         inputs: dict[str, Any] = {"input_ids": part.input_ids, "position_ids": part.position_ids, "layout": layout}
         if self.packing is Packing.REPEATED:
-            inputs[LAYOUT] = build_recurrent_layout(part.segments, self.device, borders=self._know_borders)
+            inputs[LAYOUT] = build_recurrent_layout(
+                part.segments, self.device, boundaries=self._kernels_separate_sequences
+            )
         return inputs, predictors
 
-    def _whole(self, part: RowPart, output: ModelOutput) -> ModelOutput:
+    def _gather_output(self, part: RowPart, output: ModelOutput) -> ModelOutput:
         """The output for all trained tokens of a micro-batch, from that of this process's part."""
         if self._exchange is None or part.places is None:
             return output

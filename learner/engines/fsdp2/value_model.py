@@ -100,7 +100,7 @@ class ValueModelRunner(ModelRunner):
         del sum_pi_squared
         part = self._own_part(batch.row)
         inputs, predictors = self._inputs(part)
-        output = self._whole(part, ModelOutput(values=self.module(predictors, **inputs).squeeze(-1)))
+        output = self._gather_output(part, ModelOutput(values=self.module(predictors, **inputs).squeeze(-1)))
         assert output.values is not None
         return output, output.values
 

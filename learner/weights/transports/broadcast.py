@@ -37,7 +37,7 @@ from rollmesh.mesh.weights.broadcast import (
     LONGEST_STALL_S,
     BroadcastBackend,
     BroadcastGroup,
-    GroupPlace,
+    BroadcastRank,
     Staging,
 )
 from rollmesh.protos import weights_pb2
@@ -242,7 +242,7 @@ class Broadcast(SenderTransport):
         if kept is not None:
             kept.group.close()
         self._formed += 1
-        place = GroupPlace(rank=0, size=len(members) + 1, host=self._rendezvous.host, device=self._device)
+        place = BroadcastRank(rank=0, size=len(members) + 1, host=self._rendezvous.host, device=self._device)
         name = f"{policy.incarnation}-{self._formed}"
         group = BroadcastGroup(self._backend, self._rendezvous.store, name, place, timeout_s=self._timeout_s)
         self._kept = _Group(group, {join.member_id: rank for rank, join in enumerate(members, 1)})

@@ -2,7 +2,7 @@
 
 Invariants: no call raises or waits for the reader, except `close`, which waits for a bounded time. Text that is not
 read is dropped, the oldest first. Missing lines are counted, and their number is written before the next text. A write
-that fails is `trouble` until one succeeds again.
+that fails is `write_error` until one succeeds again.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class BufferedOutput:
         end_s: seconds that `close` waits for the reader.
 
     Attributes:
-        trouble: why the latest text could not be written; empty where it was.
+        write_error: why the latest text could not be written; empty where it was.
     """
 
     def __init__(self, stream: TextIO, *, kept: int = _KEPT, end_s: float = _END_S) -> None:
-        self.trouble = ""
+        self.write_error = ""
         self.encoding = stream.encoding or "utf-8"
         self._stream = stream
         # A thread that is caught in a write to a standard stream of Python would hold its lock at the exit.
@@ -107,9 +107,9 @@ class BufferedOutput:
             notice = f"... lines that could not be written are missing here: {missing}\n" if missing else ""
             try:
                 self._write(text if self.isatty() else notice + text)
-                self.trouble = ""
+                self.write_error = ""
             except (OSError, ValueError) as error:
-                self.trouble = getattr(error, "strerror", None) or str(error)
+                self.write_error = getattr(error, "strerror", None) or str(error)
                 with self._changed:
                     self._missing += missing
                     self._drop(text)

@@ -40,11 +40,11 @@ class View(Protocol):
     """Shows a run; called on the launcher's event loop, so no call but `close` waits.
 
     Attributes:
-        trouble: why the latest text could not be shown; empty where it could.
+        write_error: why the latest text could not be shown; empty where it could.
     """
 
     @property
-    def trouble(self) -> str: ...
+    def write_error(self) -> str: ...
 
     def event(self, text: str) -> None:
         """Shows an event: a start, a death, a restart."""
@@ -73,7 +73,7 @@ def open_view(every_steps: int) -> View:
 class SilentView:
     """Shows nothing (the Python API with `quiet`; stdout is closed)."""
 
-    trouble = ""
+    write_error = ""
 
     def event(self, text: str) -> None:
         pass
@@ -103,8 +103,8 @@ class PlainView:
         self._failures = ""
 
     @property
-    def trouble(self) -> str:
-        return self._output.trouble
+    def write_error(self) -> str:
+        return self._output.write_error
 
     def event(self, text: str) -> None:
         self._console.print(f"{_clock()} {text}")
@@ -160,8 +160,8 @@ class LiveView:
         self._live.start()
 
     @property
-    def trouble(self) -> str:
-        return self._output.trouble
+    def write_error(self) -> str:
+        return self._output.write_error
 
     def event(self, text: str) -> None:
         self._events = [*self._events, f"{_clock()} {text}"][-8:]

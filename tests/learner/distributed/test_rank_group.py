@@ -13,7 +13,7 @@ import pytest
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.coordinator.coordinator import Coordinator
 from rollmesh.learner.distributed.rank_group import TURN_S, RankGroup, run_follower
-from rollmesh.learner.liveness.rank_watch import Place, RankWatch
+from rollmesh.learner.liveness.rank_watch import RankId, RankWatch
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.errors import ConfigError, UnreachableError
@@ -49,7 +49,7 @@ def test_a_rank_without_its_share_still_takes_part_in_a_checkpoint(monkeypatch: 
     prepare, save = {"order": "prepare", "plan": b""}, {"order": "checkpoint", "version": "1:4", "extra": {}}
     worker: Any = Away()
     link: Any = Orders(prepare, save, {"order": "end"})
-    run_follower(worker, link, RankWatch(None, Place(1, 2), silent_s=1.0))
+    run_follower(worker, link, RankWatch(None, RankId(1, 2), silent_s=1.0))
     assert worker.saved == ["1:4"]
 
 

@@ -22,8 +22,8 @@ from rollmesh.learner.distributed.rank_channel import RankChannel
 from rollmesh.learner.engines.rendezvous import open_board
 from rollmesh.learner.engines.world import World
 from rollmesh.learner.liveness import rank_watch
-from rollmesh.learner.liveness.lost_ranks import Silence, all_explained, name_cause, name_silent
-from rollmesh.learner.liveness.rank_watch import Place, RankWatch, is_collective_failure
+from rollmesh.learner.liveness.lost_ranks import SilenceTimer, all_explained, describe_cause, describe_silent
+from rollmesh.learner.liveness.rank_watch import RankId, RankWatch, is_collective_failure
 from rollmesh.mesh.config.learner import DistributedSection
 from rollmesh.mesh.errors import RankLostError, StalledError
 from rollmesh.mesh.runtime.rank_board import FileBoard, RankState
@@ -33,8 +33,8 @@ _DEADLINE_S = 60.0
 _HERE = RankState("node7", 4711, phase="train")
 
 
-def _silence_of(*seconds: float) -> Silence:
-    silence = Silence(len(seconds))
+def _silence_of(*seconds: float) -> SilenceTimer:
+    silence = SilenceTimer(len(seconds))
     for now in range(10):
         states = {rank: dataclasses.replace(_HERE, beat=0 if s else now) for rank, s in enumerate(seconds)}
         silence.observe(float(now), states)
@@ -42,15 +42,15 @@ def _silence_of(*seconds: float) -> Silence:
 
 
 def test_silence_is_counted_by_the_watchers_clock_and_not_while_it_slept() -> None:
-    silence = Silence(1)
+    silence = SilenceTimer(1)
     for now, beat in [(0.0, 1), (4.0, 1), (1000.0, 1)]:
         silence.observe(now, {0: dataclasses.replace(_HERE, beat=beat)})
     assert silence.of(0) == 4.0 + 10.0
-    assert "rank 0 (process 4711 on node7, train for 0 s) has not been heard for 14 s" in name_silent(
+    assert "rank 0 (process 4711 on node7, train for 0 s) has not been heard for 14 s" in describe_silent(
         {0: _HERE}, silence, 13.0
     )
     silence.observe(1001.0, {0: dataclasses.replace(_HERE, beat=2)})
-    assert name_silent({0: _HERE}, silence, 1.0) == ""
+    assert describe_silent({0: _HERE}, silence, 1.0) == ""
 
 
 def test_errors_of_a_ranks_own_come_before_silence_and_that_before_one_that_is_busy() -> None:
@@ -58,14 +58,16 @@ def test_errors_of_a_ranks_own_come_before_silence_and_that_before_one_that_is_b
     own = dataclasses.replace(_HERE, failed="OutOfMemoryError: 3 GiB")
     silence = _silence_of(0, 1, 0, 0)
     ranks = {0: waits, 1: _HERE, 2: own, 3: _HERE}
-    assert name_cause(ranks, silence, 5.0, range(4)).endswith("train for 0 s) has failed: OutOfMemoryError: 3 GiB")
+    assert describe_cause(ranks, silence, 5.0, range(4)).endswith("train for 0 s) has failed: OutOfMemoryError: 3 GiB")
     assert not all_explained(ranks, silence, 5.0, 4)
     del ranks[2]
-    assert name_cause(ranks, silence, 5.0, range(4)).startswith("rank 1 (process 4711 on node7")
+    assert describe_cause(ranks, silence, 5.0, range(4)).startswith("rank 1 (process 4711 on node7")
     del ranks[1]
-    assert name_cause(ranks, silence, 5.0, range(4)).startswith("rank 1, 2 has not been heard at all")
-    assert "rank 3 (process 4711 on node7, train for 0 s) runs, and does not" in name_cause(ranks, silence, 5.0, [0, 3])
-    assert name_cause({0: waits}, silence, 5.0, [0]) == ""
+    assert describe_cause(ranks, silence, 5.0, range(4)).startswith("rank 1, 2 has not been heard at all")
+    assert "rank 3 (process 4711 on node7, train for 0 s) runs, and does not" in describe_cause(
+        ranks, silence, 5.0, [0, 3]
+    )
+    assert describe_cause({0: waits}, silence, 5.0, [0]) == ""
 
 
 def test_a_board_holds_what_fits_and_reads_no_half_of_it(tmp_path: Path) -> None:
@@ -94,7 +96,7 @@ def _rank(rank: int, environment: Mapping[str, str], scene: str, pipe: Connectio
         pipe.send((status, ""))
         os._exit(0)
 
-    watch = RankWatch(open_board(world.timeout), Place(rank, 2), silent_s=1.5 if by_silence else 60.0, end=end)
+    watch = RankWatch(open_board(world.timeout), RankId(rank, 2), silent_s=1.5 if by_silence else 60.0, end=end)
     try:
         with watch, watch.phase("train"):
             world.barrier()
@@ -189,15 +191,15 @@ def test_others_end_as_rank_0_does_where_that_ends_by_an_error_of_its_own(
     monkeypatch.setattr(rank_watch, "_BEAT_S", 0.05)
     ended: Future[int] = Future()
     board = FileBoard(tmp_path / "board")
-    with RankWatch(board, Place(1, 2), silent_s=_DEADLINE_S, end=ended.set_result):
-        leader = RankWatch(board, Place(0, 2), silent_s=_DEADLINE_S)
+    with RankWatch(board, RankId(1, 2), silent_s=_DEADLINE_S, end=ended.set_result):
+        leader = RankWatch(board, RankId(0, 2), silent_s=_DEADLINE_S)
         with pytest.raises(StalledError), leader, leader.phase("lead"):
             raise StalledError("nothing has moved")
         assert ended.result(_DEADLINE_S) == StalledError.exit_code
 
 
 def test_an_error_within_a_phase_within_another_is_explained_once() -> None:
-    watch = RankWatch(None, Place(0, 1), silent_s=1.0)
+    watch = RankWatch(None, RankId(0, 1), silent_s=1.0)
     with pytest.raises(RankLostError, match="rank 7"), watch.phase("lead"), watch.phase("train"):
         raise RankLostError("rank 7")
 

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rollmesh.learner.model_files.conversion import group_for_storing, to_stored
 from rollmesh.learner.model_files.stored_model import StoredModel
-from rollmesh.learner.model_files.weight_files import SINGLE_NAME, whole
+from rollmesh.learner.model_files.weight_files import SINGLE_NAME, full_part
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.model_config import read_config
 from rollmesh.planning.architecture import build_on_meta
@@ -127,7 +127,7 @@ def test_configurations_that_cannot_be_trained_are_named(tmp_path: Path, change:
 
 
 def shape(stored: StoredModel, name: str) -> tuple[slice, ...]:
-    return whole(stored.files.stored[name])
+    return full_part(stored.files.stored[name])
 
 
 def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:

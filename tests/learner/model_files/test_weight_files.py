@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rollmesh.learner.model_files.weight_files import SINGLE_NAME, WeightFiles, pieces, whole
+from rollmesh.learner.model_files.weight_files import SINGLE_NAME, WeightFiles, full_part, pieces
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.weights.safetensors_format import INDEX_NAME
 
@@ -41,7 +41,7 @@ def test_parts_are_read_in_their_dtype(folder: Path) -> None:
         name: (t.shape, t.dtype) for name, t in TENSORS.items()
     }
     for name, tensor in TENSORS.items():
-        read = files.read(name, whole(tensor))
+        read = files.read(name, full_part(tensor))
         assert read.dtype == tensor.dtype
         assert torch.equal(read, tensor)
     assert files.read("rows", (slice(1, 3), slice(2, 3))).tolist() == [[6.0], [10.0]]
@@ -90,4 +90,4 @@ def test_a_file_that_is_cut_off_under_its_reader_is_named(folder: Path) -> None:
         file.truncate(path.stat().st_size - 8)
     assert files.read("rows", (slice(0, 1), slice(0, 4))).tolist() == [[0.0, 1.0, 2.0, 3.0]]
     with pytest.raises(DataError, match="tensor rows is not whole"):
-        files.read("rows", whole(TENSORS["rows"]))
+        files.read("rows", full_part(TENSORS["rows"]))

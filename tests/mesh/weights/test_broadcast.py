@@ -13,13 +13,13 @@ import torch
 from torch.distributed import HashStore, PrefixStore
 
 from rollmesh.mesh.errors import WeightsError
-from rollmesh.mesh.weights.broadcast import BroadcastBackend, BroadcastGroup, GroupPlace
+from rollmesh.mesh.weights.broadcast import BroadcastBackend, BroadcastGroup, BroadcastRank
 
 CPU = torch.device("cpu")
 
 
 def group(store: HashStore, rank: int, timeout_s: float, backend: BroadcastBackend = "gloo") -> BroadcastGroup:
-    place = GroupPlace(rank, size=2, host="127.0.0.1", device=CPU)
+    place = BroadcastRank(rank, size=2, host="127.0.0.1", device=CPU)
     return BroadcastGroup(backend, store, "1-1", place, timeout_s=timeout_s)
 
 

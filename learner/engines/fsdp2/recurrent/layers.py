@@ -47,7 +47,7 @@ def compute_apart(layer: nn.Module) -> None:
         packed = hidden_states.squeeze(0)
         outputs = [
             # An embedding look-up is a gather with a fast backward; see `attention`.
-            alone(functional.embedding(call.tokens, packed), *args, **others, **call.borders).flatten(0, 1)
+            alone(functional.embedding(call.tokens, packed), *args, **others, **call.boundaries).flatten(0, 1)
             for call in layout.calls
         ]
         output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
@@ -57,14 +57,14 @@ def compute_apart(layer: nn.Module) -> None:
     layer.forward = forward
 
 
-def know_borders(layers: Sequence[nn.Module]) -> bool:
+def kernels_separate_sequences(layers: Sequence[nn.Module]) -> bool:
     """True where the layers run in kernels that keep the sequences of a row apart, as transformers itself says.
 
     Its functions for these layers are kernels of other packages (flash-linear-attention, mamba-ssm, causal-conv1d)
-    where these are installed; else they are its own, which refuse borders.
+    where these are installed; else they are its own, which refuse boundaries.
     """
     functions = {function for layer in layers for function in _functions_of(type(layer))}
-    return bool(functions) and all(_takes_borders(function) for function in functions)
+    return bool(functions) and all(_accepts_boundaries(function) for function in functions)
 
 
 def _functions_of(kind: type[nn.Module]) -> list[Callable[..., Any]]:
@@ -74,7 +74,7 @@ def _functions_of(kind: type[nn.Module]) -> list[Callable[..., Any]]:
     return [function for function in found if inspect.isfunction(function) and hasattr(function, "__wrapped__")]
 
 
-def _takes_borders(function: Callable[..., Any]) -> bool:
+def _accepts_boundaries(function: Callable[..., Any]) -> bool:
     try:
         function(cu_seqlens=True, seq_idx=True)
     except ValueError:

@@ -1,8 +1,8 @@
 """The gathering of packed tokens for recurrent layers: pure index arithmetic.
 
-A recurrent layer needs every sequence whole, its prompt included, and apart from the others. Kernels that know borders
-take all sequences in one row, without padding. Otherwise sequences of similar length form one padded call. Rows are
-padded on the right, which such a layer never sees.
+A recurrent layer needs every sequence whole, its prompt included, and apart from the others. Kernels that know
+boundaries take all sequences in one row, without padding. Otherwise sequences of similar length form one padded call.
+Rows are padded on the right, which such a layer never sees.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class RecurrentCall:
 
     Attributes:
         tokens: int64 [S, L], places among the N packed tokens; padding repeats place 0.
-        borders: of the sequences in a single row, under the names that layers of transformers know: `cu_seq_lens_q`,
+        boundaries: of the sequences in a single row, under the names that layers of transformers know: `cu_seq_lens_q`,
             int32 [sequences + 1], and `seq_idx`, int32 [1, L]. Empty: every row is one sequence.
     """
 
     tokens: Tensor
-    borders: dict[str, Tensor] = field(default_factory=dict)
+    boundaries: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +52,17 @@ class RecurrentLayout:
     places: Tensor
 
 
-def build_recurrent_layout(segments: Segments, device: torch.device, *, borders: bool) -> RecurrentLayout:
+def build_recurrent_layout(segments: Segments, device: torch.device, *, boundaries: bool) -> RecurrentLayout:
     """Forms the calls.
 
     Args:
         segments: of the packed micro-batch.
         device: where the indices go.
-        borders: the layers' kernels know borders of sequences.
+        boundaries: the layers' kernels know boundaries of sequences.
     """
     sequences = whole_sequences(segments)
     places = np.zeros(int(segments.lengths.sum()), dtype=np.int64)
-    if borders:
+    if boundaries:
         tokens, lengths = sequences.side_by_side(), sequences.lengths
         places[tokens] = np.arange(len(tokens))
         named = {

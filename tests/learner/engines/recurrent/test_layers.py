@@ -1,4 +1,4 @@
-"""Recurrent layers of hybrid models in packed rows: with transformers' own code, and with kernels that know borders."""
+"""Recurrent layers of hybrid models in packed rows: by transformers' own code, and by kernels that know boundaries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 
 from benchmarks.learner.tiny_models import save_model
 from rollmesh.learner.batching.types import Packing
-from rollmesh.learner.engines.fsdp2.recurrent.layers import know_borders, recurrent_layers
+from rollmesh.learner.engines.fsdp2.recurrent.layers import kernels_separate_sequences, recurrent_layers
 from tests.learner.engines.models import make_engine
 
 torch.set_num_threads(1)
@@ -21,24 +21,24 @@ _CONVOLUTIONS = ("causal_conv1d_fn", "causal_conv1d_update")
 
 
 @pytest.mark.parametrize("architecture", ["qwen3_next", "granitemoehybrid"])
-def test_borders_reach_the_functions_of_transformers_which_refuse_them_without_kernels(tmp_path, architecture):
+def test_boundaries_reach_the_functions_of_transformers_which_refuse_them_without_kernels(tmp_path, architecture):
     save_model(tmp_path, architecture)
     engine = make_engine(tmp_path)
-    assert not know_borders(recurrent_layers(engine._runner.transformer))
-    engine._runner._know_borders = True
+    assert not kernels_separate_sequences(recurrent_layers(engine._runner.transformer))
+    engine._runner._kernels_separate_sequences = True
     engine.probe()
     assert engine.packing is Packing.ROWS
     assert "can't keep packed sequences apart without" in engine._runner.why_rows
 
 
-def test_kernels_that_know_borders_get_all_sequences_in_one_row(tmp_path, monkeypatch):
+def test_kernels_that_separate_sequences_get_all_sequences_in_one_row(tmp_path, monkeypatch):
     save_model(tmp_path, "lfm2")
     engine = make_engine(tmp_path, activation_checkpointing="selective")
     layers = [layer for layer in engine._runner.transformer.modules() if isinstance(layer, Lfm2ShortConv)]
     module = sys.modules[Lfm2ShortConv.__module__]
     shapes = set()
 
-    def with_borders(hidden, weight, bias=None, activation=None, seq_idx=None):
+    def with_boundaries(hidden, weight, bias=None, activation=None, seq_idx=None):
         """The convolution as its definition says: a sum over the tokens before, of the same sequence."""
         shapes.add(hidden.shape[0] if seq_idx is not None else None)
         width = weight.shape[-1]
@@ -51,12 +51,12 @@ def test_kernels_that_know_borders_get_all_sequences_in_one_row(tmp_path, monkey
         return total if bias is None else total + bias[:, None]
 
     # As transformers looks for the kernels of the package.
-    monkeypatch.setitem(sys.modules, "causal_conv1d", SimpleNamespace(**dict.fromkeys(_CONVOLUTIONS, with_borders)))
+    monkeypatch.setitem(sys.modules, "causal_conv1d", SimpleNamespace(**dict.fromkeys(_CONVOLUTIONS, with_boundaries)))
     for name in _CONVOLUTIONS:
         choose = use_kernel_func_from_hub_with_fallback(name, "causal_conv1d")
         monkeypatch.setattr(module, name, choose(getattr(module, name).__wrapped__))
-    assert know_borders(layers)
-    engine._runner._know_borders = True
+    assert kernels_separate_sequences(layers)
+    engine._runner._kernels_separate_sequences = True
     evidence = engine.probe()
     assert engine.packing is Packing.REPEATED
     assert evidence.truth.larger() < 1e-5

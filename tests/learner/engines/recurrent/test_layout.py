@@ -14,11 +14,14 @@ CPU = torch.device("cpu")
 
 
 @given(
-    seed=st.integers(0, 1 << 16), groups=st.integers(1, 4), longest=st.sampled_from([1, 12, 300]), borders=st.booleans()
+    seed=st.integers(0, 1 << 16),
+    groups=st.integers(1, 4),
+    longest=st.sampled_from([1, 12, 300]),
+    boundaries=st.booleans(),
 )
-def test_a_token_stands_behind_what_precedes_it_in_its_sequence(seed, groups, longest, borders):
+def test_a_token_stands_behind_what_precedes_it_in_its_sequence(seed, groups, longest, boundaries):
     segments = pack(make_sequences(seed, groups=groups, longest=longest)).row.segments
-    layout = build_recurrent_layout(segments, CPU, borders=borders)
+    layout = build_recurrent_layout(segments, CPU, boundaries=boundaries)
     gathered = torch.cat([call.tokens.flatten() for call in layout.calls]).tolist()
     begins = _first_places(layout.calls)
     columns = (segments.starts, segments.lengths, segments.prefix_starts, segments.prefix_lengths)
@@ -34,10 +37,10 @@ def _first_places(calls) -> set[int]:
     """Where sequences begin among the tokens of all calls."""
     begins, base = set(), 0
     for call in calls:
-        if call.borders:
-            begins |= set(call.borders["cu_seq_lens_q"].tolist())
-            owners = torch.repeat_interleave(call.borders["cu_seq_lens_q"].diff())
-            assert torch.equal(call.borders["seq_idx"][0].long(), owners)
+        if call.boundaries:
+            begins |= set(call.boundaries["cu_seq_lens_q"].tolist())
+            owners = torch.repeat_interleave(call.boundaries["cu_seq_lens_q"].diff())
+            assert torch.equal(call.boundaries["seq_idx"][0].long(), owners)
         else:
             begins |= {base + row * call.tokens.shape[1] for row in range(len(call.tokens))}
         base += call.tokens.numel()
@@ -46,7 +49,7 @@ def _first_places(calls) -> set[int]:
 
 def test_sequences_of_similar_length_share_a_call():
     row = pack(make_sequences(1, groups=8) + make_sequences(2, groups=2, longest=4000, gaps=False)).row
-    calls = build_recurrent_layout(row.segments, CPU, borders=False).calls
-    (unpadded,) = build_recurrent_layout(row.segments, CPU, borders=True).calls
+    calls = build_recurrent_layout(row.segments, CPU, boundaries=False).calls
+    (unpadded,) = build_recurrent_layout(row.segments, CPU, boundaries=True).calls
     assert 2 <= len(calls) <= 6
     assert sum(call.tokens.numel() for call in calls) <= 1.25 * unpadded.tokens.numel() + 256 * len(calls)
