@@ -87,7 +87,7 @@ def _reward(
 ) -> None:
     """Serve the configuration's reward functions; with --mesh, generators find the service by themselves."""
     config = read_config(config_path, context)
-    from rollmesh.reward_service.server.server import service
+    from rollmesh.reward_service.server import service
 
     _end(service.run(config, host=host or config.network.host, port=port, mesh=mesh, ready_file=ready_file))
 
