@@ -51,7 +51,7 @@ async def _join(
     return BufferClient(channel, timeout_s=_TIMEOUT_S, retry_s=30.0), agent
 
 
-async def _told(conn: Connection) -> Any:
+async def _receive(conn: Connection) -> Any:
     """The parent's next message."""
     loop, heard = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(conn.fileno(), heard.set)
@@ -156,10 +156,10 @@ def writer(conn: Connection, address: str, security: SecuritySection, plan: Plan
         client, agent = await _join(address, security, membership_pb2.ROLE_GENERATOR, f"generator-{number}")
         freeze_heap()
         conn.send("up")
-        producer = _Producer(plan, client, agent, await _told(conn))
+        producer = _Producer(plan, client, agent, await _receive(conn))
         work = asyncio.create_task(producer.run())
-        told = asyncio.create_task(_told(conn))
-        await asyncio.wait({work, told}, return_when=asyncio.FIRST_COMPLETED)
+        message = asyncio.create_task(_receive(conn))
+        await asyncio.wait({work, message}, return_when=asyncio.FIRST_COMPLETED)
         if work.done():
             work.result()
         work.cancel()
@@ -203,7 +203,7 @@ class _Consumer:
         self._seeded += count
         await self._client.seed(TABLE, self._incarnation, tasks)
 
-    def _take(self, groups: Any) -> None:
+    def _decode_payloads(self, groups: Any) -> None:
         """Decodes every payload, as a learner rank does."""
         now = time.time()
         for group in groups:
@@ -237,7 +237,7 @@ class _Consumer:
                 response = await self._stream.next(_TIMEOUT_S)
                 if response is None:
                     raise TimeoutError(f"no group for {_TIMEOUT_S:.0f} s: {self._stream.waiting_reason}")
-                self._take(response.groups)
+                self._decode_payloads(response.groups)
                 held.extend(response.groups)
             batch = [held[position].leased for position in range(size)]
             leases = [pb.LeaseRef(group_id=group.group_id, lease_id=group.lease_id) for group in batch]
@@ -280,10 +280,10 @@ def learner(conn: Connection, address: str, security: SecuritySection, plan: Pla
         consumer = _Consumer(plan, client, resumed.incarnation, claims)
         if plan.fill:
             conn.send(await consumer.fill())
-            await _told(conn)
+            await _receive(conn)
         work = asyncio.create_task(consumer.run())
-        told = asyncio.create_task(_told(conn))
-        await asyncio.wait({work, told}, return_when=asyncio.FIRST_COMPLETED)
+        message = asyncio.create_task(_receive(conn))
+        await asyncio.wait({work, message}, return_when=asyncio.FIRST_COMPLETED)
         # To the end of the round, so that what was claimed can be compared with the ledger.
         consumer.ending = True
         await work

@@ -138,9 +138,9 @@ class Mesh:
             self._start(load_processes.writer, self.address, access, self._plan, number)
             for number in range(self._plan.writers)
         ]
-        incarnation = _hear(self._learner)
+        incarnation = _receive(self._learner)
         for conn, _ in self._writers:
-            _hear(conn)
+            _receive(conn)
         children = psutil.Process(service.pid).children(recursive=True)
         self._redis = next(child for child in children if child.name() == "redis-server")
         self._client = redis.Redis.from_url((self._folder / "benchmark" / "redis" / "url").read_text(encoding="utf-8"))
@@ -175,7 +175,7 @@ class Mesh:
 
     def filled(self) -> dict[str, float]:
         """Waits until the table is as full as the plan says: seconds that took, payload bytes stored."""
-        return dict(_hear(self._learner, _FILL_S))
+        return dict(_receive(self._learner, _FILL_S))
 
     def measure(self) -> Cell:
         """One measured window after the warm-up; the cell ends with it."""
@@ -192,11 +192,11 @@ class Mesh:
         ended, after = time.time(), self._cpu()
         commands = self._client.info("commandstats")
         self._learner.send("end")
-        measured = _hear(self._learner)
+        measured = _receive(self._learner)
         written = []
         for conn, _ in self._writers:
             conn.send("end")
-            written.append(_hear(conn))
+            written.append(_receive(conn))
         inside = [(at, count) for at, count in measured["claims"] if began <= at < ended]
         if len(inside) < 2:
             raise MeasurementError("fewer than two batches were claimed in the window", hint="measure for longer")
@@ -227,7 +227,7 @@ def quantile(ordered: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
-def _hear(conn: Connection, timeout_s: float = _READY_S) -> Any:
+def _receive(conn: Connection, timeout_s: float = _READY_S) -> Any:
     if not conn.poll(timeout_s):
         raise MeasurementError(f"a process said nothing for {timeout_s:.0f} s")
     try:

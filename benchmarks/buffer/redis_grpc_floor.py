@@ -91,14 +91,14 @@ def grpc_server(conn: Connection) -> None:
     async def main() -> None:
         total = 0
 
-        async def take(requests: Any, _context: Any) -> bytes:
+        async def read(requests: Any, _context: Any) -> bytes:
             nonlocal total
             async for message in requests:
                 total += len(message)
             return b""
 
         server = grpc.aio.server(options=[("grpc.max_receive_message_length", 8 << 20)])
-        handler: Any = grpc.stream_unary_rpc_method_handler(take)
+        handler: Any = grpc.stream_unary_rpc_method_handler(read)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("raw.Sink", {"Take": handler}),))
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()

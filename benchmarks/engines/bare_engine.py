@@ -95,17 +95,17 @@ async def _sglang(pipe: Connection, plan: Plan) -> None:
         ids: list[int] = []
         log_probs: list[float] = []
 
-        def take(answer: dict[str, Any]) -> None:
+        def add_answer(answer: dict[str, Any]) -> None:
             ids.extend(answer["output_ids"])
             log_probs.extend(entry[0] for entry in answer["meta_info"]["output_token_logprobs"])
 
         async with session.post("/generate", json=body) as response:
             if kind == "final":
-                take(json.loads(await response.read()))
+                add_answer(json.loads(await response.read()))
             else:
                 async for line in response.content:
                     if line.startswith(b"data: {"):
-                        take(json.loads(line[6:]))
+                        add_answer(json.loads(line[6:]))
         assert len(ids) == len(log_probs) == length
         return Arrival(time.perf_counter(), 1, length)
 

@@ -38,7 +38,7 @@ from benchmarks.common import machine, table, write_json, yardstick
 from benchmarks.engines.instrumented_engine import MeasuredEngine
 from benchmarks.engines.overhead import plan_model
 from benchmarks.engines.plan import MODELS, Plan
-from benchmarks.engines.swap_observer import Seen, Watcher
+from benchmarks.engines.swap_observer import Observations, Watcher
 from benchmarks.engines.worker_process import MeasurementError
 from rollmesh.generators.engines.types import GenerationRequest, KvPolicy, SamplingParams, SwapTimings
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -67,7 +67,7 @@ class Bench:
         self._versions = itertools.count()
         self._engine.start()
         self._update(_START_S)
-        self._engine.look_into()
+        self._engine.instrument()
 
     def close(self) -> None:
         """Ends the engine."""
@@ -96,7 +96,7 @@ class Bench:
         rate = (self._engine.status().tokens_generated - sampled) / elapsed
         if not self._watcher.wait_below(1, _SWAP_S):
             raise MeasurementError(f"{len(self._watcher.open)} responses were lost")
-        return {"kv": kv, "tokens_s": rate, **self._told(timings)}
+        return {"kv": kv, "tokens_s": rate, **self._summary(timings)}
 
     def finish_all(self, way: Way, every_s: float, at_most_s: float) -> dict[str, Any]:
         """The plan's set of responses, with updates until all are there.
@@ -127,7 +127,7 @@ class Bench:
             "unfinished": unfinished,
             "sampled": status.tokens_generated - sampled,
             "every_s": every_s,
-            **self._told(timings),
+            **self._summary(timings),
         }
 
     def longest_s(self) -> float:
@@ -145,7 +145,7 @@ class Bench:
     def _begin(self, kv: KvPolicy) -> None:
         self._engine.use(kv)
         self._engine.parts.clear()
-        self._watcher.seen = Seen()
+        self._watcher.seen = Observations()
 
     def _submit(self, feed: Iterator[GenerationRequest], count: int) -> None:
         requests = list(itertools.islice(feed, count))
@@ -183,7 +183,7 @@ class Bench:
         self._watcher.open.clear()
         return len(rest)
 
-    def _told(self, timings: list[SwapTimings]) -> dict[str, Any]:
+    def _summary(self, timings: list[SwapTimings]) -> dict[str, Any]:
         seen = self._watcher.seen
         found: dict[str, Any] = {
             "swaps": len(timings),
@@ -248,7 +248,7 @@ def pause_table(pauses: list[dict[str, Any]]) -> str:
     return table([*header, "tokens/s"], rows)
 
 
-def way_table(ways: list[dict[str, Any]]) -> str:
+def comparison_table(ways: list[dict[str, Any]]) -> str:
     """The cost of the same responses, by the way of updating."""
     prefilling = ("recompute", "interrupt")
     rows = [
@@ -289,7 +289,7 @@ def main(argv: list[str] | None = None) -> int:
     print(pause_table(found["pauses"]))
     every = found["ways"][1]["every_s"]
     print(f"\nThe same {plan.groups * plan.n} responses, an update every {every:.2f} s:\n")
-    print(way_table(found["ways"]))
+    print(comparison_table(found["ways"]))
     return 0
 
 

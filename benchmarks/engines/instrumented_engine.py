@@ -21,7 +21,7 @@ _PARTS = {
 
 
 class MeasuredEngine(VllmEngine):
-    """Look at `parts` once weights are in service, and `look_into` has been called.
+    """Look at `parts` once weights are in service, and `instrument` has been called.
 
     Attributes:
         parts: seconds of each part of every swap.
@@ -29,7 +29,7 @@ class MeasuredEngine(VllmEngine):
 
     parts: dict[str, list[float]]
 
-    def look_into(self) -> None:
+    def instrument(self) -> None:
         """From here on; nothing is being swapped."""
         self.parts = defaultdict(list)
         backend: Any = self._backend

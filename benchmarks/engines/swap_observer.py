@@ -40,7 +40,7 @@ class Watched:
 
 
 @dataclass
-class Seen:
+class Observations:
     """Observations of one pass; seconds.
 
     Attributes:
@@ -76,7 +76,7 @@ class Watcher(EngineListener):
     """
 
     def __init__(self) -> None:
-        self.seen = Seen()
+        self.seen = Observations()
         self.open: dict[str, Watched] = {}
         self._failure: Exception | None = None
         self._changed = threading.Condition()
@@ -125,7 +125,7 @@ class Watcher(EngineListener):
     def on_results(self, results: list[GenerationResult]) -> None:
         with self._changed:
             for result in results:
-                self._take(result)
+                self._add_result(result)
             self._changed.notify_all()
 
     def on_failure(self, error: EngineError) -> None:
@@ -140,7 +140,7 @@ class Watcher(EngineListener):
                 len(watched.request.prompt_ids) + watched.tokens for watched in self.open.values() if watched.tokens
             )
 
-    def _take(self, result: GenerationResult) -> None:
+    def _add_result(self, result: GenerationResult) -> None:
         name, _, attempt = result.request_id.rpartition(".")
         watched = self.open.get(name)
         if watched is None or watched.attempt != int(attempt):

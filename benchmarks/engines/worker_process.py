@@ -46,7 +46,7 @@ class Contender:
         assert self._process.pid is not None
         self.process = psutil.Process(self._process.pid)
         try:
-            self.ready = self._hear()
+            self.ready = self._receive()
         except BaseException:
             self.end()
             raise
@@ -54,7 +54,7 @@ class Contender:
     def ask(self, request: Any) -> Any:
         """Sends a request and waits for its answer."""
         self._pipe.send(request)
-        return self._hear()
+        return self._receive()
 
     def end(self) -> None:
         """Ends it, gently at first."""
@@ -65,7 +65,7 @@ class Contender:
             self._process.terminate()
             self._process.join()
 
-    def _hear(self) -> Any:
+    def _receive(self) -> Any:
         if not self._pipe.poll(_ANSWER_S):
             raise MeasurementError(f"a contender said nothing for {_ANSWER_S:.0f} s")
         try:

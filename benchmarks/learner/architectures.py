@@ -59,7 +59,7 @@ def probe(folder: Path, architecture: str) -> Row:
         spec = EngineSpec(ModelSection(path=str(folder)), OptimizerSection(), 1, param_dtype=dtype)
         try:
             with closing(create_engine(spec)) as engine:
-                found[dtype] = _figures(engine.probe())
+                found[dtype] = _differences(engine.probe())
                 packing = packing or _PACKINGS[engine.packing]
         except DataError:
             found[dtype] = REFUSED
@@ -78,7 +78,7 @@ def table() -> str:
     return markdown_table(("model type", "layers", "packing", *FLOORS), rows)
 
 
-def _figures(evidence: Evidence) -> str:
+def _differences(evidence: Evidence) -> str:
     found = evidence.rounded or evidence.truth
     return f"{found.outputs:.0e}, {found.gradient:.0e}"
 

@@ -137,10 +137,10 @@ def make_data(case: Case, device: torch.device) -> Data:
 def run_once(contender: Contender, data: Data) -> tuple[float, float]:
     """One forward and backward pass; gives wall and processor seconds."""
     data.logits.grad = None
-    _settle(data)
+    _synchronize(data)
     wall, cpu = time.perf_counter(), time.process_time()
     contender(data).backward()
-    _settle(data)
+    _synchronize(data)
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
@@ -198,7 +198,7 @@ def peak_rss_kib() -> int:
     return int(next(line.split()[1] for line in lines if line.startswith("VmHWM")))
 
 
-def _settle(data: Data) -> None:
+def _synchronize(data: Data) -> None:
     if data.logits.is_cuda:
         torch.cuda.synchronize()
 

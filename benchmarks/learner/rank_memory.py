@@ -128,7 +128,7 @@ def make(name: str, scratch: Path, layers: int) -> None:
         model.save_pretrained(folder)
 
 
-def learn(name: str, scratch: Path) -> dict[str, Phase]:
+def run_phases(name: str, scratch: Path) -> dict[str, Phase]:
     """Loads, trains and saves a model on this rank."""
     ranks = int(os.environ["WORLD_SIZE"])
     tiny = _loaded(scratch / f"tiny-{name}")
@@ -274,7 +274,7 @@ def main() -> None:
     arguments = parser.parse_args()
     parts: dict[str, Callable[[str, Path], Any]] = {
         "make": partial(make, layers=arguments.layers),
-        "learn": learn,
+        "run_phases": run_phases,
         "export": export,
     }
     if arguments.part:
@@ -287,7 +287,7 @@ def main() -> None:
         for name in arguments.models:
             _measure("make", name, scratch, 1, "--layers", str(arguments.layers))
             exports = [("export", 1)] if _SAVING in arguments.ranks else []
-            for part, ranks in [*(("learn", ranks) for ranks in arguments.ranks), *exports]:
+            for part, ranks in [*(("run_phases", ranks) for ranks in arguments.ranks), *exports]:
                 for phase, found in _measure(part, name, scratch, ranks).items():
                     rows.append(_line(name, phase, ranks, found))
                     numbers.append({"model": name, "phase": phase, "ranks": ranks, **asdict(found)})

@@ -150,7 +150,7 @@ def trl(folder: Path, sequences: Sequence[TrainSequence], scratch: Path) -> Step
     from transformers import PreTrainedTokenizerFast
     from trl import GRPOConfig, GRPOTrainer
 
-    class Given(GRPOTrainer):  # type: ignore[misc]  # of an environment without types
+    class GivenBatchTrainer(GRPOTrainer):  # type: ignore[misc]  # of an environment without types
         def _prepare_inputs(self, generation_batch: Any) -> Any:
             return generation_batch
 
@@ -175,7 +175,7 @@ def trl(folder: Path, sequences: Sequence[TrainSequence], scratch: Path) -> Step
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="t0")), pad_token="t0", eos_token="t2"
     )
-    trainer = Given(
+    trainer = GivenBatchTrainer(
         model=AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),
         processing_class=tokenizer,
         reward_funcs=lambda completions, **_: [0.0] * len(completions),

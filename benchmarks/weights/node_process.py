@@ -29,15 +29,15 @@ class Host:
         self._process = subprocess.Popen(
             command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        self.address: str = self.hear()["address"]
+        self.address: str = self.receive()["address"]
 
-    def say(self, request: dict[str, Any]) -> None:
+    def send(self, request: dict[str, Any]) -> None:
         """Sends a request without waiting for its answer."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
 
-    def hear(self) -> dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
         """The next answer.
 
         Raises:
@@ -52,8 +52,8 @@ class Host:
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """Sends a request and waits for its answer."""
-        self.say(request)
-        return self.hear()
+        self.send(request)
+        return self.receive()
 
     def __enter__(self) -> Host:
         return self

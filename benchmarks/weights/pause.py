@@ -272,11 +272,11 @@ async def measure(
         "responses_across_swaps": crossed,
         "most_versions_in_a_response": load.most_versions,
         "tokens_s": load.tokens / elapsed,
-        "pause_ms": _figures(during.pauses),
-        "stage_ms": _figures(during.stages),
-        "gap_with_swap_ms": _figures(during.swapped),
-        "gap_without_swap_ms": _figures(during.plain),
-        "quiet_gap_ms": _figures(before.plain + after.plain),
+        "pause_ms": _summary(during.pauses),
+        "stage_ms": _summary(during.stages),
+        "gap_with_swap_ms": _summary(during.swapped),
+        "gap_without_swap_ms": _summary(during.plain),
+        "quiet_gap_ms": _summary(before.plain + after.plain),
         "pushes": pushes,
     }
 
@@ -288,7 +288,7 @@ async def _quiet(engine: MeasuredEngine, seconds: float) -> Steps:
     return engine.steps
 
 
-def _figures(seconds: list[float]) -> dict[str, float]:
+def _summary(seconds: list[float]) -> dict[str, float]:
     if not seconds:
         raise ValueError("nothing was measured")
     p50, p99 = np.percentile(np.array(seconds) * 1e3, (50, 99))

@@ -51,8 +51,8 @@ class Ends:
         manifest = self._learner.ask({})["manifest"]
         announced = time.perf_counter()
         for generator in self._generators:
-            generator.say({"manifest": manifest, "relay": self._way == "grpc", "verify": True})
-        answers = [generator.hear() for generator in self._generators]
+            generator.send({"manifest": manifest, "relay": self._way == "grpc", "verify": True})
+        answers = [generator.receive() for generator in self._generators]
         seconds = time.perf_counter() - announced
         return {
             "publish_s": announced - began,

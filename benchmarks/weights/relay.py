@@ -47,8 +47,8 @@ class Mesh:
         manifest = self._learner.ask({})["manifest"]
         before, began = self._host.sent_bytes(), time.perf_counter()
         for generator in self._generators[:count]:
-            generator.say({"manifest": manifest, "relay": relay, "verify": True})
-        answers = [generator.hear() for generator in self._generators[:count]]
+            generator.send({"manifest": manifest, "relay": relay, "verify": True})
+        answers = [generator.receive() for generator in self._generators[:count]]
         seconds = time.perf_counter() - began
         sent = self._host.sent_bytes() - before
         return {"seconds": seconds, "copies": sent / answers[0]["nbytes"], "hops": self._hops(answers)}

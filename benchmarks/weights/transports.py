@@ -133,12 +133,12 @@ def raw_server(conn: Connection, nbytes: int) -> None:
     """The yardstick's server."""
     data = memoryview(os.urandom(1 << 20) * (nbytes >> 20))
 
-    def give(_request: bytes, _context: Any) -> Any:
+    def send_all(_request: bytes, _context: Any) -> Any:
         for offset in range(0, nbytes, _MESSAGE_BYTES):
             yield bytes(data[offset : offset + _MESSAGE_BYTES])
 
     server = grpc.server(futures.ThreadPoolExecutor(2), options=_UNLIMITED)
-    handler: Any = grpc.unary_stream_rpc_method_handler(give)
+    handler: Any = grpc.unary_stream_rpc_method_handler(send_all)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("raw.Source", {"Give": handler}),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
@@ -151,11 +151,11 @@ def raw_client(conn: Connection, port: int, nbytes: int) -> None:
     """The yardstick's client: answers the GB/s of one stream whenever it is asked."""
     target = memoryview(bytearray(b"x" * nbytes))
     with grpc.insecure_channel(f"127.0.0.1:{port}", options=_UNLIMITED) as channel:
-        give: Any = channel.unary_stream(_METHOD)
+        fetch: Any = channel.unary_stream(_METHOD)
         conn.send("up")
         while conn.recv():
             began, end = time.perf_counter(), 0
-            for message in give(b""):
+            for message in fetch(b""):
                 target[end : end + len(message)] = message
                 end += len(message)
             assert end == nbytes
