@@ -8,8 +8,9 @@ packs, or pads each micro-batch of similar lengths. Its micro-batches have as ma
 gradient norms of the first round must agree, else there is no result. Rounds alternate the four, and a ratio is that of
 one round, in processor time. The first round is left out.
 
-FOLDER has TRL and the packages that it needs beside this environment: `pip install --no-deps --target FOLDER trl
-accelerate datasets pandas dill multiprocess xxhash python-dateutil pytz six tzdata`. Without TRL its columns are empty.
+FOLDER has TRL and the packages that it needs in addition to this environment: `pip install --no-deps --target FOLDER
+trl accelerate datasets pandas dill multiprocess xxhash python-dateutil pytz six tzdata`. Without TRL its columns are
+empty.
 """
 
 from __future__ import annotations

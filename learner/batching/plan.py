@@ -20,10 +20,10 @@ from rollmesh.learner.batching.partition import partition, sequence_cost
 from rollmesh.learner.batching.types import Packing
 
 SequenceCost = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[Any]]
-"""Cost of tokens behind a context that is computed elsewhere; int64 [S] each, to [S] in any unit."""
+"""Cost of tokens after a context that is computed elsewhere; int64 [S] each, to [S] in any unit."""
 
 MicroBatchPlan = tuple[int, ...]
-"""Indices of items, groups side by side."""
+"""Indices of items, with those of a group next to one another."""
 
 # A group is divided over ranks where one rank would otherwise have this much more than the mean.
 _UNEVEN = 1.1
@@ -72,7 +72,7 @@ class _Units:
         items: the batch.
         budget: tokens of a unit, unless it is a single item over it.
         repeated: a prompt is computed again for every response.
-        costs: of every item's prompt, and of its response behind that.
+        costs: of every item's prompt, and of its response after that.
     """
 
     items: Sequence[PlanItem]

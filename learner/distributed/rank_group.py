@@ -71,7 +71,7 @@ class RankGroup:
         return self._worker.packing
 
     def sequence_cost(self, tokens: NDArray[np.int64], context: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Cost of tokens behind a context, over all models of the run."""
+        """Cost of tokens after a context, over all models of the run."""
         return self._worker.sequence_cost(tokens, context)
 
     def prepare(self, plan: TrainPlan) -> Unusable:

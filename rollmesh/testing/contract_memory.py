@@ -70,8 +70,8 @@ class MemoryContract(Suite):
             assert abs(after - before) < 0.2 * size
 
     def test_a_model_trains_the_same_beside_others(self, world: EngineWorld, engine_models: Mapping[str, Path]) -> None:
-        alone, beside = world.run(_among_others, engine_models["tied"])[0]
-        assert_same(beside, alone, 0.0)
+        alone, among_others = world.run(_among_others, engine_models["tied"])[0]
+        assert_same(among_others, alone, 0.0)
 
     def test_engines_close_in_any_order(self, world: EngineWorld, engine_models: Mapping[str, Path]) -> None:
         world.run(_closed_in_any_order, engine_models["tied"])
@@ -198,15 +198,15 @@ def _among_others(harness: Harness, model: Path) -> tuple[Weights, Weights]:
     alone = harness.make(make_spec(model))
     for seed in (1, 2):
         train(alone, make_sequences(seed))
-    beside = _roles(harness, model)
+    roles = _roles(harness, model)
     state = torch.get_rng_state()
-    beside |= {"later": harness.make(make_spec(model, seed=7), "value_model")}
+    roles |= {"later": harness.make(make_spec(model, seed=7), "value_model")}
     assert torch.equal(torch.get_rng_state(), state), "a later model leaves the random numbers of the others alone"
     for seed in (1, 2):
-        train(beside["critic"], make_sequences(seed), critic_loss)
-        infer(beside["reference"], make_sequences(seed))
-        train(beside["actor"], make_sequences(seed))
-    return weights(alone), weights(beside["actor"])
+        train(roles["critic"], make_sequences(seed), critic_loss)
+        infer(roles["reference"], make_sequences(seed))
+        train(roles["actor"], make_sequences(seed))
+    return weights(alone), weights(roles["actor"])
 
 
 def _roles(harness: Harness, model: Path) -> dict[str, Engine]:

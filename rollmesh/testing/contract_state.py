@@ -40,7 +40,7 @@ class StateContract(Suite):
     """Weights leave under the names of the model; a checkpoint is a moment of the run, in whatever layout.
 
     Attributes:
-        also_continued_in: layouts, beside those in which it is run, that load what these have written.
+        also_continued_in: layouts, in addition to those in which it is run, that load what these have written.
     """
 
     also_continued_in: ClassVar[Sequence[EngineLayout]] = ()

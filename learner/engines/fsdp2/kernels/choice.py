@@ -29,7 +29,7 @@ EXACT: AttentionName = "exact"
 FLEX: AttentionName = "flex"
 KEY = "learner.attention"
 
-# From the fastest. Flex is compiled for every model anew, so it is taken by name alone.
+# From the fastest. Flex is compiled again for every model, so it is taken by name alone.
 _ORDER: tuple[AttentionName, ...] = (FLASH_3, FLASH_2, TORCH_VARLEN, EXACT)
 # Compute capabilities (major): the first devices that FlashAttention 2 serves, and those for which version 3 is built
 # (https://github.com/Dao-AILab/flash-attention: H100 and H800). It has no code for later ones, and loads there all the
