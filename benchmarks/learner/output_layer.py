@@ -31,6 +31,7 @@ from torch.nn import functional
 
 from benchmarks.common import REPOSITORY, machine, summarize, table, write_json
 from benchmarks.learner.loss_cost import peak_rss_kib
+from rollmesh.learner.engines.fsdp2.opaque import Opaque
 from rollmesh.learner.engines.fsdp2.output.layer import LogitMemory, OutputLayer
 from rollmesh.learner.engines.fsdp2.output.log_probs import token_log_probs
 from rollmesh.learner.engines.fsdp2.output.logit_form import LogitForm
@@ -63,7 +64,7 @@ def _contender(name: str, layer: nn.Linear) -> Callable[[Tensor, Targets], tuple
     if name == "whole":
         return lambda hidden, targets: token_log_probs(functional.linear(hidden, layer.weight), targets).policy()
     ours = OutputLayer(layer, LogitForm(), LogitMemory(1 << 50 if name == "kept" else 0))
-    return lambda hidden, targets: ours(hidden, targets)[:2]
+    return lambda hidden, targets: ours(hidden, Opaque(targets))[:2]
 
 
 def _case(tokens: int, width: int, vocabulary: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Targets]:

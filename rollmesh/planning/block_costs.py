@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from rollmesh.learner.batching.types import Packing, Segments
 from rollmesh.learner.engines.fsdp2.attention import ATTENTION
 from rollmesh.learner.engines.fsdp2.attention_calls import build_layout
+from rollmesh.learner.engines.fsdp2.opaque import Opaque
 from rollmesh.learner.engines.fsdp2.packing_choice import choose_packing
 from rollmesh.learner.engines.fsdp2.preparation.blocks import transformer_blocks
 from rollmesh.learner.engines.fsdp2.preparation.recomputation import is_product
@@ -150,7 +151,7 @@ def model_inputs(model: Any, tokens: int, sp: int = 1) -> dict[str, Any]:
     return {
         "input_ids": ids,
         "position_ids": torch.arange(tokens)[None],
-        "layout": layout,
+        "layout": Opaque(layout),
         "use_cache": False,
     }
 

@@ -18,6 +18,7 @@ from rollmesh.learner.engines.fsdp2.attention_calls import AttentionCall, Scorin
 from rollmesh.learner.engines.fsdp2.kernels.choice import PackedLayout
 from rollmesh.learner.engines.fsdp2.kernels.flex import FlexLayout, flex_packed
 from rollmesh.learner.engines.fsdp2.kernels.varlen import VarlenLayout, varlen_attention
+from rollmesh.learner.engines.fsdp2.opaque import Opaque
 from rollmesh.learner.engines.fsdp2.ulysses.exchange import DividedLayout
 from rollmesh.mesh.errors import DataError
 
@@ -35,7 +36,7 @@ def packed_attention(
     dropout: float = 0.0,  # noqa: ARG001 - part of the interface
     sliding_window: int | None = None,
     softcap: float | None = None,
-    layout: PackedLayout | DividedLayout | None = None,
+    layout: Opaque[PackedLayout | DividedLayout] | None = None,
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
@@ -74,10 +75,11 @@ def packed_attention(
     )
     # Token-major rows, so that a gather moves whole tokens; squeezed, as the gradient of an index is zero-filled first.
     q, k, v = (tensor.squeeze(0).transpose(0, 1).flatten(1) for tensor in (query, key, value))
-    if isinstance(layout, DividedLayout):
-        output = layout.exchange.to_tokens(_compute(*layout.exchange.to_heads(q, k, v, scoring), layout.whole))
-    else:
-        output = _compute(q, k, v, scoring, layout)
+    match layout.value:
+        case DividedLayout(whole, exchange):
+            output = exchange.to_tokens(_compute(*exchange.to_heads(q, k, v, scoring), whole))
+        case whole:
+            output = _compute(q, k, v, scoring, whole)
     return output.view(len(output), scoring.heads, -1)[None], None
 
 

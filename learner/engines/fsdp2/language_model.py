@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from rollmesh.learner.algorithms.types import ModelOutput
 from rollmesh.learner.batching.types import PackedBatch
+from rollmesh.learner.engines.fsdp2.opaque import Opaque
 from rollmesh.learner.engines.fsdp2.output.layer import LogitMemory, OutputLayer
 from rollmesh.learner.engines.fsdp2.output.log_probs import token_log_probs
 from rollmesh.learner.engines.fsdp2.output.logit_form import LogitForm, UnknownFormError, find_backbone, read_logit_form
@@ -45,12 +46,12 @@ class LanguageModel(nn.Module):
         # Not the model itself: its modules are those of this one.
         self._plain_forward = whole.forward
 
-    def forward(self, *, logits_to_keep: Tensor, targets: Targets | None = None, **inputs: Any) -> Any:
+    def forward(self, *, logits_to_keep: Tensor, targets: Opaque[Targets] | None = None, **inputs: Any) -> Any:
         """The output of transformers, or with targets the log-probs of their tokens.
 
         Args:
             logits_to_keep: int64 [R], places among the tokens, row after row.
-            targets: of these R. FSDP does not look into records: what they hold keeps its dtype.
+            targets: of these R.
             inputs: of the backbone.
 
         Returns:
@@ -108,7 +109,7 @@ class LanguageModelRunner(ModelRunner):
         if self._whole_logits:
             output = token_log_probs(self.module(**inputs).logits.squeeze(0), targets)
         else:
-            output = ModelOutput(*self.module(targets=targets, **inputs))
+            output = ModelOutput(*self.module(targets=Opaque(targets), **inputs))
         output = self._gather_output(part, output)
         return output, output.policy()[0]
 

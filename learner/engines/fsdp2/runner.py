@@ -27,6 +27,7 @@ from rollmesh.learner.engines.fsdp2.dense_attention import describe_dense_attent
 from rollmesh.learner.engines.fsdp2.kernels.choice import EXACT, build_layout_for, choose_kernel
 from rollmesh.learner.engines.fsdp2.kernels.choice import KEY as ATTENTION_KEY
 from rollmesh.learner.engines.fsdp2.loading import load_weights, open_model
+from rollmesh.learner.engines.fsdp2.opaque import Opaque
 from rollmesh.learner.engines.fsdp2.packing_choice import choose_packing
 from rollmesh.learner.engines.fsdp2.preparation.compilation import CompiledLayers
 from rollmesh.learner.engines.fsdp2.preparation.compute_dtype import computing_in
@@ -300,11 +301,14 @@ class ModelRunner(ABC):
             return {"input_ids": part.input_ids[0, rows.tokens]}, rows.places[predictors]
         whole = build_layout_for(self._kernel, part.segments, self.device)
         layout = whole if self._exchange is None else DividedLayout(whole, self._exchange)
-        inputs: dict[str, Any] = {"input_ids": part.input_ids, "position_ids": part.position_ids, "layout": layout}
+        inputs: dict[str, Any] = {
+            "input_ids": part.input_ids,
+            "position_ids": part.position_ids,
+            "layout": Opaque(layout),
+        }
         if self.packing is Packing.REPEATED:
-            inputs[LAYOUT] = build_recurrent_layout(
-                part.segments, self.device, boundaries=self._kernels_separate_sequences
-            )
+            recurrent = build_recurrent_layout(part.segments, self.device, boundaries=self._kernels_separate_sequences)
+            inputs[LAYOUT] = Opaque(recurrent)
         return inputs, predictors
 
     def _gather_output(self, part: RowPart, output: ModelOutput) -> ModelOutput:

@@ -12,6 +12,7 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.learner import tiny_models
+from rollmesh.learner.engines.fsdp2.opaque import Opaque
 from rollmesh.learner.engines.fsdp2.output import layer as output_layer
 from rollmesh.learner.engines.fsdp2.output.layer import LogitMemory, OutputLayer
 from rollmesh.learner.engines.fsdp2.output.log_probs import token_log_probs
@@ -73,7 +74,7 @@ def test_values_and_gradients_are_those_of_all_logits(form, kept, bias):
     wanted = plain(hidden, layer, targets, form)
     pull(*wanted.policy())
     expected = gradients_of(hidden, layer)
-    found = OutputLayer(layer, form, LogitMemory(kept))(hidden, targets)
+    found = OutputLayer(layer, form, LogitMemory(kept))(hidden, Opaque(targets))
     for value, exact in zip(found, (wanted.log_probs, wanted.entropy, wanted.sum_pi_squared), strict=True):
         torch.testing.assert_close(value, exact, atol=1e-5, rtol=1e-5)
     pull(*found[:2])
@@ -88,9 +89,9 @@ def test_logits_of_a_bfloat16_model_are_rounded_only_if_asked(kept):
     exact_layer = nn.Linear(WIDTH, VOCABULARY)
     exact_layer.load_state_dict({name: tensor.float() for name, tensor in layer.state_dict().items()})
     exact = plain(hidden.detach().float(), exact_layer, targets, LogitForm()).policy()[0]
-    log_probs = OutputLayer(layer, LogitForm(), LogitMemory(kept))(hidden, targets)[0]
+    log_probs = OutputLayer(layer, LogitForm(), LogitMemory(kept))(hidden, Opaque(targets))[0]
     torch.testing.assert_close(log_probs, exact, atol=1e-5, rtol=1e-5)
-    rounded = OutputLayer(layer, LogitForm(), LogitMemory(kept, rounded=True))(hidden, targets)[0]
+    rounded = OutputLayer(layer, LogitForm(), LogitMemory(kept, rounded=True))(hidden, Opaque(targets))[0]
     as_transformers = plain(hidden, layer, targets, LogitForm()).policy()[0]
     assert (rounded - as_transformers).abs().mean() < 0.2 * (rounded - exact).abs().mean()
 
@@ -101,11 +102,11 @@ def test_no_tensor_spans_tokens_and_vocabulary(small_tiles):
     hidden = torch.randn(rows, WIDTH, requires_grad=True)
     targets = Targets(torch.zeros(rows, dtype=torch.int64), entropy_gradient=True, sum_pi_squared=True)
     with _Largest() as seen:
-        pulled = OutputLayer(layer, LogitForm(), LogitMemory(rows * columns * 4 - 1))(hidden, targets)
+        pulled = OutputLayer(layer, LogitForm(), LogitMemory(rows * columns * 4 - 1))(hidden, Opaque(targets))
         (pulled[0].sum() + pulled[1].sum()).backward()
     assert seen.elements == WIDTH * columns
     with torch.no_grad(), _Largest() as seen:
-        OutputLayer(layer, LogitForm(), LogitMemory(ALL))(hidden, targets)
+        OutputLayer(layer, LogitForm(), LogitMemory(ALL))(hidden, Opaque(targets))
     assert seen.elements < rows * columns
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional
 
+from rollmesh.learner.engines.fsdp2.opaque import Opaque
 from rollmesh.learner.engines.fsdp2.output.log_probs import mark
 from rollmesh.learner.engines.fsdp2.output.logit_form import LogitForm
 from rollmesh.learner.engines.fsdp2.output.softmax_pieces import RowGradients, RowSums, Targets
@@ -60,7 +61,9 @@ class OutputLayer(nn.Module):
         self.register_parameter("bias", layer.bias)
         self._form, self._memory = form, memory
 
-    def forward(self, hidden: Tensor, targets: Targets | None = None) -> Tensor | tuple[Tensor, Tensor, Tensor | None]:
+    def forward(
+        self, hidden: Tensor, targets: Opaque[Targets] | None = None
+    ) -> Tensor | tuple[Tensor, Tensor, Tensor | None]:
         """Products, or with targets the log-probs of their tokens.
 
         Args:
@@ -74,7 +77,7 @@ class OutputLayer(nn.Module):
             return functional.linear(hidden, self.weight, self.bias)
         memory = self._memory if torch.is_grad_enabled() else replace(self._memory, kept_bytes=0)
         results: tuple[Tensor, Tensor, Tensor | None] = _OutputLogProbs.apply(
-            hidden, self.weight, self.bias, targets, self._form, memory
+            hidden, self.weight, self.bias, targets.value, self._form, memory
         )
         return results
 

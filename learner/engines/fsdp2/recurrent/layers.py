@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rollmesh.learner.engines.fsdp2.opaque import Opaque
 from rollmesh.learner.engines.fsdp2.preparation.blocks import transformer_blocks
 from rollmesh.learner.engines.fsdp2.recurrent.layout import RecurrentLayout
 
@@ -39,9 +40,10 @@ def compute_apart(layer: nn.Module) -> None:
 
     @functools.wraps(alone)
     def forward(hidden_states: Tensor, *args: Any, **others: Any) -> Tensor:
-        layout: RecurrentLayout | None = others.pop(LAYOUT, None)
-        if layout is None:
+        passed: Opaque[RecurrentLayout] | None = others.pop(LAYOUT, None)
+        if passed is None:
             return alone(hidden_states, *args, **others)
+        layout = passed.value
         # That of attention.
         others.pop("layout", None)
         packed = hidden_states.squeeze(0)
