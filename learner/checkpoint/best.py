@@ -148,6 +148,24 @@ def best_checkpoint(root: Path) -> Best | None:
     return _read(root).best
 
 
+def parse_best(content: bytes) -> Best | None:
+    """The best checkpoint that a copy of the file names; None also where it cannot be read."""
+    try:
+        return _RECORD.validate_json(content).best
+    except ValueError:
+        return None
+
+
+def restore_best(root: Path, best: Best) -> None:
+    """Writes the file for a run that has come back; the next learner claims it.
+
+    Args:
+        root: folder of the checkpoints, which has this one.
+        best: named by a copy of the file.
+    """
+    _write(root, _Record(best=best))
+
+
 def protected_names(root: Path) -> frozenset[str]:
     """Names of checkpoints that must stay.
 

@@ -1,7 +1,8 @@
 """Copies of checkpoints are brought up to date in a thread of their own, while training continues.
 
-An update that fails costs nothing but the copy: the next one makes up for it. The thread does not keep a process that
-ends: an upload that breaks off leaves no copy.
+An update copies the newest checkpoint first, and looks for a newer one after each. One that fails costs nothing but the
+copy: the next one makes up for it. The thread does not keep a process that ends: an upload that breaks off leaves no
+copy.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from queue import SimpleQueue
 
-from rollmesh.learner.checkpoint.remote_copies import CopyError, RemoteCopies
+from rollmesh.learner.checkpoint.remote_copies import CopyError, RemoteCopies, RemovedMeanwhileError
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ class CopyThread:
         log: the consumption log.
 
     Attributes:
-        failed: updates that could not be made.
+        failed: times that the copies could not be brought up to date.
     """
 
     def __init__(self, copies: RemoteCopies, checkpoints: Path, log: Path) -> None:
@@ -36,6 +37,11 @@ class CopyThread:
         self._asked: SimpleQueue[Future[None]] = SimpleQueue()
         self.failed = 0
         threading.Thread(target=self._run, name="copies", daemon=True).start()
+
+    @property
+    def uploading(self) -> str | None:
+        """Name of the checkpoint that is being copied, which must stay; None: none is."""
+        return self._copies.uploading
 
     def start(self) -> Future[None]:
         """Has the copies updated; done when they are as the folder is now, or could not be."""
@@ -53,10 +59,15 @@ class CopyThread:
                 asked.set_result(None)
 
     def _update(self) -> None:
-        try:
-            added = self._copies.update(self._checkpoints, self._log)
-        except CopyError as error:
-            self.failed += 1
-            _log.warning("%s; it is tried again with the next checkpoint", error.message)
-        else:
-            _log.info("copied: %s", ", ".join(added) or "nothing is new")
+        more = True
+        while more:
+            try:
+                name = self._copies.copy_next(self._checkpoints, self._log)
+            except CopyError as error:
+                self.failed += 1
+                _log.warning("%s; it is made up for with the next checkpoint", error.message)
+                more = isinstance(error, RemovedMeanwhileError)
+            else:
+                more = name is not None
+                if name is not None:
+                    _log.info("copied: %s", name)

@@ -1,31 +1,43 @@
 """Copies of checkpoints under a URL: in an object store, or wherever else fsspec can write.
 
 Invariants: a copy that exists is complete. Object stores cannot rename a folder. So the list of digests, which names
-all files of a checkpoint, is written last, and a copy without it is none. A copy is removed, its list first, only after
-the newest checkpoint has one. With each goes the consumption log: a run is restored from the two.
+all files of a checkpoint, is written last, and a copy without it is none. A copy is removed, its list first, only while
+a newer one is complete. Nothing is removed that is newer than the run's newest checkpoint: a successor has written it.
+With each copy goes the consumption log: a run is restored from the two. Next to the copies is the file about the best
+checkpoint.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import fsspec
 
+from rollmesh.learner.checkpoint.best import FILE as BEST_NAME
+from rollmesh.learner.checkpoint.best import Best, parse_best, restore_best
 from rollmesh.learner.checkpoint.collective_write import Ranks
 from rollmesh.learner.checkpoint.digests import DIGESTS_NAME, check_digests
-from rollmesh.learner.checkpoint.names import checkpoint_name, list_checkpoints, version_of
-from rollmesh.mesh.errors import ConfigError, DataError
+from rollmesh.learner.checkpoint.names import list_checkpoints, version_of
+from rollmesh.mesh.errors import ConfigError, DataError, RollmeshError
+from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 _log = logging.getLogger(__name__)
+# Below every version.
+_NONE = PolicyVersion(0, 0)
 
 
 class CopyError(DataError):
     """A copy could not be written or read."""
+
+
+class RemovedMeanwhileError(CopyError):
+    """The newest checkpoint was removed while it was copied."""
 
 
 class RemoteCopies:
@@ -34,11 +46,15 @@ class RemoteCopies:
     Args:
         url: as `s3://bucket/runs/NAME`; what stands before `://` names fsspec's file system.
 
+    Attributes:
+        uploading: name of the checkpoint that is being copied; None: none is.
+
     Raises:
         ConfigError: there is no such file system, its package is not installed, or it does not answer.
     """
 
     def __init__(self, url: str) -> None:
+        self.uploading: str | None = None
         self._url = url.rstrip("/")
         try:
             self._files, root = fsspec.core.url_to_fs(self._url)
@@ -71,38 +87,43 @@ class RemoteCopies:
                 hint="`rollmesh fetch` brings that run back; for another run set another run.name",
             )
 
-    def update(self, checkpoints: Path, log: Path) -> list[str]:
-        """Copies what the run has and the URL lacks, the newest first; removes what only the URL has.
+    def copy_next(self, checkpoints: Path, log: Path) -> str | None:
+        """Copies the newest checkpoint that the URL lacks; then removes what is not needed there any more.
 
-        A checkpoint that the run removes meanwhile is left out.
+        Copies of checkpoints that the run has removed are, and so are their uploads that broke off.
 
         Args:
-            checkpoints: their folder.
+            checkpoints: their folder; one thread of one learner at a time calls this for it.
             log: the consumption log.
 
         Returns:
-            Names of the new copies.
+            The name of the new copy; None: nothing was lacking.
 
         Raises:
+            RemovedMeanwhileError: the newest one was removed meanwhile.
             CopyError: something could not be copied, or the run has no checkpoint; copies that were complete still are.
         """
         with self._named("cannot write"):
             self._require_bucket()
-            there, added = self._complete(), []
-            here = {path.name: path for _, path in reversed(list_checkpoints(checkpoints))}
-            if there and not here:
-                # As where a disk is not mounted any more: then the copies are all there is.
-                raise CopyError(f"{checkpoints} has no checkpoint: the copies in {self._url} stay")
-            for name, folder in here.items():
-                if self._add(folder, log, there.get(name)):
-                    added.append(name)
-            for name in there:
-                if name not in here:
-                    self._remove(name)
-            return added
+            while True:
+                here, there = _digests_by_name(checkpoints), self._complete()
+                if there and not here:
+                    # As where a disk is not mounted any more: then the copies are all there is.
+                    raise CopyError(f"{checkpoints} has no checkpoint: the copies in {self._url} stay")
+                name = next((name for name, digests in here.items() if there.get(name) != digests), None)
+                if name is None or self._add(checkpoints / name, log, here[name], replace=name in there):
+                    break
+                if name == next(iter(here)):
+                    raise RemovedMeanwhileError(f"{name} was removed while it was copied to {self._url}")
+            if here:
+                self._copy_best(checkpoints / BEST_NAME)
+                self._remove_needless(checkpoints)
+            return name
 
     def fetch(self, checkpoints: Path, log: Path) -> Path:
-        """Brings the newest copy and its consumption log to where a run has them.
+        """Brings the newest copy and its consumption log to where a run has them, and the best one.
+
+        Where this is interrupted, it can be repeated: the newest checkpoint gets its name after the log.
 
         Args:
             checkpoints: their folder; must not have any.
@@ -115,28 +136,28 @@ class RemoteCopies:
             ConfigError: the run has begun already.
             CopyError: there is no copy, or a damaged one.
         """
-        if list_checkpoints(checkpoints) or log.exists():
-            raise ConfigError(
-                f"{checkpoints.parent} has a run already", hint="choose another folder: nothing is overwritten"
-            )
         with self._named("cannot read"):
-            found = sorted((version, name) for name in self._complete() if (version := version_of(name)))
-            if not found:
+            copies = self._complete()
+            name = max(copies, key=_version, default=None)
+            source = f"{self._root}/{name}/{log.name}"
+            # An interrupted fetch may have left the copy's log.
+            if list_checkpoints(checkpoints) or (log.exists() and not self._is_equal(log, source)):
+                raise ConfigError(
+                    f"{checkpoints.parent} has a run already", hint="choose another folder: nothing is overwritten"
+                )
+            if name is None:
                 raise CopyError(f"there is no copy of a checkpoint below {self._url}")
-            version, name = found[-1]
-            unfinished = checkpoints / f".partial-{name}"
-            shutil.rmtree(unfinished, ignore_errors=True)
-            source = f"{self._root}/{name}"
-            for path in self._files.find(source):
-                target = unfinished / path.removeprefix(f"{source}/")
-                target.parent.mkdir(parents=True, exist_ok=True)
-                self._files.get_file(path, str(target))
-            check_digests(Ranks(0, 1, lambda message: [message]), unfinished)
-            if (unfinished / log.name).exists():
-                (unfinished / log.name).rename(log)
-        final = checkpoints / checkpoint_name(version)
-        unfinished.rename(final)
-        return final
+            newest, best = self._download(name, checkpoints), self._best(copies)
+            others = self._download(best.checkpoint, checkpoints) if best and best.checkpoint != name else None
+        if (newest / log.name).exists():
+            (newest / log.name).replace(log)
+        folder = newest.rename(checkpoints / name)
+        if others is not None and best is not None:
+            (others / log.name).unlink(missing_ok=True)
+            others.rename(checkpoints / best.checkpoint)
+        if best is not None:
+            restore_best(checkpoints, best)
+        return folder
 
     def _require_bucket(self) -> None:
         bucket = self._root.partition("/")[0]
@@ -153,20 +174,30 @@ class RemoteCopies:
         found = {path.rsplit("/", 2)[1]: path for path in self._files.glob(f"{self._root}/*/{DIGESTS_NAME}")}
         return {name: self._files.cat_file(path) for name, path in found.items() if version_of(name) is not None}
 
-    def _add(self, folder: Path, log: Path, there: bytes | None) -> bool:
-        """Copies a checkpoint unless it is there; False where there is nothing to do."""
+    def _add(self, folder: Path, log: Path, digests: bytes, *, replace: bool) -> bool:
+        """Copies a checkpoint; False where it was removed meanwhile.
+
+        Args:
+            folder: of the checkpoint.
+            log: the consumption log.
+            digests: content of its list, which names its files.
+            replace: a copy of that name has other files, of steps that were undone.
+        """
         out = f"{self._root}/{folder.name}"
+        self.uploading = folder.name
         try:
-            digests = (folder / DIGESTS_NAME).read_bytes()
-            if digests == there:
-                return False
-            if there is not None:
-                self._remove(folder.name)
-            files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != DIGESTS_NAME]
-            for path in files:
-                self._put(path, f"{out}/{path.relative_to(folder)}")
+            if replace:
+                self._remove(folder.name, complete=True)
+            files = {name: folder / name for name in json.loads(digests)}
             if log.exists():
-                self._put(log, f"{out}/{log.name}")
+                files[log.name] = log
+            for name, path in files.items():
+                self._put(path, f"{out}/{name}")
+            self._files.invalidate_cache()
+            lost = files.keys() - {path.removeprefix(f"{out}/") for path in self._files.find(out)}
+            if lost:
+                # By the learner that has taken over from this one, which does not know it yet.
+                raise CopyError(f"{out}/{min(lost)} was removed while {folder.name} was copied")
             self._files.pipe_file(f"{out}/{DIGESTS_NAME}", digests)
         except FileNotFoundError:
             if folder.exists():
@@ -174,7 +205,50 @@ class RemoteCopies:
             if self._files.exists(out):
                 self._files.rm(out, recursive=True)
             return False
+        finally:
+            self.uploading = None
         return True
+
+    def _copy_best(self, file: Path) -> None:
+        out = f"{self._root}/{file.name}"
+        if file.exists() and not self._is_equal(file, out):
+            self._files.pipe_file(out, file.read_bytes())
+
+    def _is_equal(self, file: Path, out: str) -> bool:
+        return self._files.exists(out) and bool(self._files.cat_file(out) == file.read_bytes())
+
+    def _remove_needless(self, checkpoints: Path) -> None:
+        here, there = _digests_by_name(checkpoints), self._complete()
+        copied = [name for name, digests in there.items() if here.get(name, digests) == digests]
+        newest_here, newest_copy = (max(map(_version, names), default=_NONE) for names in (here, copied))
+        for path in self._files.ls(self._root, detail=False):
+            name = path.rstrip("/").rpartition("/")[2]
+            if version_of(name) is None or name in here or _version(name) > newest_here:
+                continue
+            # Without its list it is an upload that broke off: only this thread makes those of this learner, and one
+            # that was fenced notices before it would write a list.
+            if name not in there or _version(name) < newest_copy:
+                self._remove(name, complete=name in there)
+
+    def _best(self, copies: Container[str]) -> Best | None:
+        """The best checkpoint as the run saw it; None where it has no copy."""
+        out = f"{self._root}/{BEST_NAME}"
+        best = parse_best(self._files.cat_file(out)) if self._files.exists(out) else None
+        if best is not None and best.checkpoint not in copies:
+            _log.warning("%s, the best checkpoint, has no copy: the run finds another one", best.checkpoint)
+            return None
+        return best
+
+    def _download(self, name: str, checkpoints: Path) -> Path:
+        """A copy under a name that is no checkpoint's."""
+        unfinished, source = checkpoints / f".partial-{name}", f"{self._root}/{name}"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        for path in self._files.find(source):
+            target = unfinished / path.removeprefix(f"{source}/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self._files.get_file(path, str(target))
+        check_digests(Ranks(0, 1, lambda message: [message]), unfinished)
+        return unfinished
 
     def _put(self, path: Path, out: str) -> None:
         self._make(out.rpartition("/")[0])
@@ -184,15 +258,33 @@ class RemoteCopies:
         # Object stores have no folders: their file systems do nothing, or look for the bucket.
         self._files.makedirs(folder, exist_ok=True)
 
-    def _remove(self, name: str) -> None:
-        self._files.rm_file(f"{self._root}/{name}/{DIGESTS_NAME}")
+    def _remove(self, name: str, *, complete: bool) -> None:
+        if complete:
+            self._files.rm_file(f"{self._root}/{name}/{DIGESTS_NAME}")
         self._files.rm(f"{self._root}/{name}", recursive=True)
 
     @contextmanager
     def _named(self, what: str) -> Iterator[None]:
         try:
             yield
-        except DataError:
+        except RollmeshError:
             raise
         except Exception as error:  # every file system has errors of its own
             raise CopyError(f"{what} {self._url}: {type(error).__name__}: {error}") from error
+
+
+def _digests_by_name(checkpoints: Path) -> dict[str, bytes]:
+    """The lists of a run's checkpoints, the newest first."""
+    found = {}
+    for _, folder in reversed(list_checkpoints(checkpoints)):
+        try:
+            found[folder.name] = (folder / DIGESTS_NAME).read_bytes()
+        except FileNotFoundError:
+            if folder.exists():
+                raise
+    return found
+
+
+def _version(name: str) -> PolicyVersion:
+    """The version in a checkpoint's name."""
+    return version_of(name) or _NONE

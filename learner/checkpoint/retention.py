@@ -1,9 +1,10 @@
 """Retention: removal of checkpoints that are not needed any more; rank 0's work alone.
 
 Invariants: a checkpoint is removed only after a newer one was committed. The committed one, the best one and those of
-versions that are being evaluated stay however old they are. Each is renamed before its removal, so that an interrupted
-removal leaves no incomplete checkpoint under a valid name. Half-written and half-removed folders of an older
-incarnation are removed once it is fenced, which it is when its successor starts.
+versions that are being evaluated stay however old they are. So does the one that is being copied elsewhere, or a slow
+store would never get a whole one: at most one more than `keep`, also where the store hangs. Each is renamed before its
+removal, so that an interrupted removal leaves no incomplete checkpoint under a valid name. Half-written and
+half-removed folders of an older incarnation are removed once it is fenced, which it is when its successor starts.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ _SWEPT = ".swept-by"
 _UNFINISHED = re.compile(r"^\.(?:partial|removed)-i(\d{4,})-v\d{8,}$")
 
 
-def prune(root: Path, *, committed: str, keep: int) -> None:
+def prune(root: Path, *, committed: str, keep: int, uploading: str | None = None) -> None:
     """Removes the oldest checkpoints; one that cannot be removed stays, with a warning.
 
     Args:
         root: folder of the checkpoints.
         committed: name of the one that the buffer names now.
         keep: how many of the newest stay, the best one and those being evaluated not counted.
+        uploading: name of the one that is being copied elsewhere.
 
     Raises:
         DataError: the file about the best one cannot be read.
@@ -38,7 +40,7 @@ def prune(root: Path, *, committed: str, keep: int) -> None:
     # By name, which is by incarnation and version: a learner that was fenced may have written its last one later.
     others = [path for _, path in list_checkpoints(root) if path.name not in spared]
     for path in others[:-keep]:
-        if path.name != committed:
+        if path.name not in (committed, uploading):
             _remove(path)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import xxhash
 
+from rollmesh.learner.checkpoint.copy_thread import CopyThread
 from rollmesh.learner.checkpoint.remote_copies import RemoteCopies
 
 FILES = {"state.json": b"{}", "__0_0.distcp": b"weights", "critic/state.json": b"{}"}
@@ -42,7 +43,14 @@ class SavedRun:
 
     def update(self) -> list[str]:
         """Brings the copies up to date; names of the new ones."""
-        return self.copies.update(self.checkpoints, self.log)
+        added = []
+        while name := self.copies.copy_next(self.checkpoints, self.log):
+            added.append(name)
+        return added
+
+    def thread(self) -> CopyThread:
+        """A thread that does the same."""
+        return CopyThread(self.copies, self.checkpoints, self.log)
 
     def names(self) -> list[str]:
         """Complete copies."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from rollmesh.cli.app import app
-from rollmesh.learner.checkpoint.copy_thread import CopyThread
+from rollmesh.learner.checkpoint.best import Best, BestCheckpoint, best_checkpoint
 from rollmesh.learner.checkpoint.names import list_checkpoints
 from rollmesh.learner.checkpoint.remote_copies import CopyError, RemoteCopies
+from rollmesh.learner.checkpoint.retention import prune
 from rollmesh.mesh.config.evaluation import CheckpointSection
 from rollmesh.mesh.errors import ConfigError
 from tests.learner.checkpoint.saved_run import SavedRun
@@ -30,6 +32,16 @@ def run(tmp_path: Path) -> Iterator[SavedRun]:
     yield run
     MemoryFileSystem.store.clear()
     MemoryFileSystem.pseudo_dirs[:] = [""]
+
+
+def _files(name: str) -> list[str]:
+    """All that the store has of a checkpoint."""
+    memory = fsspec.filesystem("memory")
+    return memory.find(f"bucket/runs/demo/{name}") if memory.exists(f"bucket/runs/demo/{name}") else []
+
+
+def _refuse(*_: object, **__: object) -> None:
+    raise PermissionError("the token has ended")
 
 
 def test_what_is_kept_here_is_kept_there(run: SavedRun) -> None:
@@ -54,7 +66,7 @@ def test_an_upload_that_breaks_off_leaves_no_copy_and_is_made_up_for(
     run.update()
     run.remove("i0001-v00000010")
     run.save("i0001-v00000020")
-    thread = CopyThread(run.copies, run.checkpoints, run.log)
+    thread = run.thread()
     put, left = MemoryFileSystem.put_file, iter([True, True])
 
     def put_two(self: MemoryFileSystem, source: str, target: str) -> None:
@@ -85,6 +97,165 @@ def test_a_checkpoint_that_is_removed_meanwhile_is_left_out(run: SavedRun, monke
     monkeypatch.setattr(MemoryFileSystem, "put_file", put_and_remove)
     assert run.update() == ["i0001-v00000020"]
     assert run.names() == ["i0001-v00000020"]
+
+
+def test_the_last_whole_copy_stays_until_a_newer_one_is_whole(
+    run: SavedRun, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where checkpoints are removed faster than they are copied."""
+    run.save("i0001-v00000010")
+    run.update()
+    run.remove("i0001-v00000010")
+    run.save("i0001-v00000020")
+    run.save("i0001-v00000030")
+    put = MemoryFileSystem.put_file
+
+    def overtaken(self: MemoryFileSystem, source: str, target: str) -> None:
+        assert run.names(), "there is a copy at every moment"
+        if target.endswith("i0001-v00000030/__0_0.distcp"):
+            run.save("i0001-v00000040")
+            run.save("i0001-v00000050")
+            run.remove("i0001-v00000020")
+            run.remove("i0001-v00000030")
+        put(self, source, target)
+
+    monkeypatch.setattr(MemoryFileSystem, "put_file", overtaken)
+    thread = run.thread()
+    thread.start().result(30)
+    assert run.names() == ["i0001-v00000040", "i0001-v00000050"]
+    assert thread.failed == 1
+    assert "i0001-v00000030 was removed while it was copied to memory://" in caplog.text
+    assert not _files("i0001-v00000030"), "nothing of it is left"
+
+
+def test_retention_spares_the_checkpoint_that_is_being_copied_and_no_other(
+    run: SavedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.save("i0001-v00000010")
+    begun, may_end = threading.Event(), threading.Event()
+    put = MemoryFileSystem.put_file
+
+    def slow(self: MemoryFileSystem, source: str, target: str) -> None:
+        begun.set()
+        assert may_end.wait(30)
+        put(self, source, target)
+
+    monkeypatch.setattr(MemoryFileSystem, "put_file", slow)
+    thread = run.thread()
+    copied = thread.start()
+    assert begun.wait(30)
+    for version in range(20, 70, 10):
+        folder = run.save(f"i0001-v{version:08d}")
+        prune(run.checkpoints, committed=folder.name, keep=2, uploading=thread.uploading)
+        assert len(list_checkpoints(run.checkpoints)) <= 3
+    may_end.set()
+    copied.result(30)
+    assert thread.uploading is None
+    assert thread.failed == 0
+    # Also those of a store that is slower than the checkpoints come do not accumulate.
+    prune(run.checkpoints, committed="i0001-v00000060", keep=2, uploading=thread.uploading)
+    thread.start().result(30)
+    assert run.names() == ["i0001-v00000050", "i0001-v00000060"]
+
+
+def test_copies_that_are_always_overtaken_do_not_pile_up(run: SavedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    put, versions, most = MemoryFileSystem.put_file, iter(range(20, 100, 10)), 0
+    thread = run.thread()
+
+    def overtaken(self: MemoryFileSystem, source: str, target: str) -> None:
+        nonlocal most
+        if target.endswith(".distcp") and (version := next(versions, None)):
+            most = max(most, len(run.names()))
+            folder = run.save(f"i0001-v{version:08d}")
+            prune(run.checkpoints, committed=folder.name, keep=1, uploading=thread.uploading)
+        put(self, source, target)
+
+    monkeypatch.setattr(MemoryFileSystem, "put_file", overtaken)
+    run.save("i0001-v00000010")
+    thread.start().result(30)
+    assert thread.failed == 0
+    assert most <= 2
+    # The one that was spared goes with the next commit.
+    assert run.names() == [folder.name for _, folder in list_checkpoints(run.checkpoints)]
+    assert run.names() == ["i0001-v00000080", "i0001-v00000090"]
+
+
+def test_uploads_that_broke_off_are_removed_but_not_those_of_a_successor(
+    run: SavedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.save("i0001-v00000010")
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryFileSystem, "pipe_file", _refuse)
+        run.thread().start().result(30)
+    assert _files("i0001-v00000010")
+    fsspec.filesystem("memory").pipe_file("bucket/runs/demo/i0002-v00000001/part", b"it comes")
+    run.remove("i0001-v00000010")
+    run.save("i0001-v00000020")
+    run.update()
+    assert not _files("i0001-v00000010")
+    assert _files("i0002-v00000001")
+
+
+def test_a_fenced_learner_completes_no_copy_of_which_its_successor_has_removed_files(
+    run: SavedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.save("i0001-v00000010")
+    put = MemoryFileSystem.put_file
+
+    def put_and_remove(self: MemoryFileSystem, source: str, target: str) -> None:
+        if target.endswith("consumption.jsonl"):
+            self.rm_file("bucket/runs/demo/i0001-v00000010/state.json")
+        put(self, source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryFileSystem, "put_file", put_and_remove)
+        with pytest.raises(CopyError, match=r"state\.json was removed while i0001-v00000010 was copied"):
+            run.update()
+    assert run.names() == []
+
+
+def test_a_fetch_that_was_interrupted_can_be_repeated(
+    run: SavedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.save("i0001-v00000020")
+    run.update()
+    checkpoints, log = tmp_path / "elsewhere" / "checkpoints", tmp_path / "elsewhere" / "consumption.jsonl"
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", _refuse)
+        with pytest.raises(PermissionError):
+            run.copies.fetch(checkpoints, log)
+    assert list_checkpoints(checkpoints) == []
+    assert run.copies.fetch(checkpoints, log) == checkpoints / "i0001-v00000020"
+    assert log.read_text() == "up to i0001-v00000020\n"
+    shutil.rmtree(checkpoints)
+    log.write_text("another run's\n")
+    with pytest.raises(ConfigError, match="has a run already"):
+        run.copies.fetch(checkpoints, log)
+
+
+def test_the_best_checkpoint_comes_back_with_its_value(run: SavedRun, tmp_path: Path) -> None:
+    best = Best("i0001-v00000010", 1, 10, "reward", "max", 0.5, "measured")
+    run.save("i0001-v00000010")
+    run.save("i0001-v00000020")
+    run.update()
+    # Its round ends after its copy was made.
+    file = BestCheckpoint(run.checkpoints, 1)
+    file.claim()
+    file.keep_candidate("i0001-v00000010")
+    assert file.record_value(best)
+    run.save("i0001-v00000030")
+    run.update()
+    checkpoints = tmp_path / "elsewhere" / "checkpoints"
+    assert run.copies.fetch(checkpoints, checkpoints.parent / run.log.name).name == "i0001-v00000030"
+    assert best_checkpoint(checkpoints) == best
+    assert [folder.name for _, folder in list_checkpoints(checkpoints)] == ["i0001-v00000010", "i0001-v00000030"]
+    assert sorted(path.name for path in (checkpoints / best.checkpoint).iterdir()) == sorted(
+        path.name for path in (run.checkpoints / best.checkpoint).iterdir()
+    )
+    assert BestCheckpoint(checkpoints, 1).claim() == best, "whichever incarnation the next learner has"
+    fsspec.filesystem("memory").rm("bucket/runs/demo/i0001-v00000010", recursive=True)
+    run.copies.fetch(tmp_path / "third", tmp_path / run.log.name)
+    assert best_checkpoint(tmp_path / "third") is None
 
 
 def test_a_lost_run_comes_back_and_nothing_is_overwritten(run: SavedRun, tmp_path: Path) -> None:

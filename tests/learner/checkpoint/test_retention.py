@@ -33,6 +33,14 @@ def test_the_committed_one_stays_however_old_it_is(tmp_path: Path) -> None:
     assert names(tmp_path) == ["i0001-v00000010", "i0002-v00000012"]
 
 
+def test_one_that_is_being_copied_elsewhere_stays(tmp_path: Path) -> None:
+    make(tmp_path, "i0001-v00000010", "i0001-v00000020", "i0001-v00000030", "i0001-v00000040")
+    prune(tmp_path, committed="i0001-v00000040", keep=2, uploading="i0001-v00000010")
+    assert names(tmp_path) == ["i0001-v00000010", "i0001-v00000030", "i0001-v00000040"]
+    prune(tmp_path, committed="i0001-v00000040", keep=2, uploading="i0001-v00000040")
+    assert names(tmp_path) == ["i0001-v00000030", "i0001-v00000040"]
+
+
 def test_what_fenced_learners_left_unfinished_goes(tmp_path: Path) -> None:
     sweep(tmp_path / "none yet", 2)
     left = [".partial-i0001-v00000003", ".removed-i0001-v00000001"]
