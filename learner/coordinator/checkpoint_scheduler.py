@@ -232,7 +232,8 @@ class CheckpointScheduler:
             if not self._ending.is_set():
                 commit = self._announcer.commit_checkpoint(writing.policy.version, str(folder.resolve()))
                 self._bridge.call(commit, COMMIT_S)
-                prune(folder.parent, committed=folder.name, keep=self._section.keep)
+                uploading = None if self._copies is None else self._copies.uploading
+                prune(folder.parent, committed=folder.name, keep=self._section.keep, uploading=uploading)
                 if self._best is not None and writing.evaluated:
                     self._best.checkpoint_written(writing.policy, folder.name)
                 if self._copies is not None:
