@@ -229,6 +229,8 @@ class CheckpointScheduler:
         """Commits a checkpoint, in a thread of its own, and ends a wait for groups: the next one may be due."""
         try:
             folder = writing.files.result()
+            # Long over where the training waits for this checkpoint: the next version is published after it.
+            self._announcer.wait_announced(writing.policy.version)
             if not self._ending.is_set():
                 commit = self._announcer.commit_checkpoint(writing.policy.version, str(folder.resolve()))
                 self._bridge.call(commit, COMMIT_S)

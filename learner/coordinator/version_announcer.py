@@ -2,16 +2,17 @@
 
 Invariants: a version comes into force only when its weights can be fetched. Publications and announcements never
 overtake one another, because each waits for the one before; neither do commits. The training thread copies the weights;
-all else happens while the next batch is gathered and trained, and ends before that batch is claimed. Weights that have
-not changed are announced under the next version, and travel no more.
+all else happens while the next batch is gathered and trained, and ends before that batch is claimed. A version that is
+evaluated is the exception, where the best checkpoint is kept: training waits until it is in force, for only then is it
+known whether it gets a checkpoint. Weights that have not changed are announced under the next version, and travel no
+more.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 
 from rollmesh.buffer.client.client import BufferClient
@@ -93,7 +94,8 @@ class VersionAnnouncer:
         self._evaluator = evaluator
         self._rules = rules
         self._committing = asyncio.Lock()
-        self._running: Future[None] | None = None
+        # The last version that was given, and its announcement.
+        self._running: tuple[int, Future[None]] | None = None
         self._evaluating: PolicyVersion | None = None
 
     def publish(self, version: int, *, changed: bool) -> None:
@@ -116,8 +118,9 @@ class VersionAnnouncer:
             self._publisher.republish(policy)
         due = self._evaluator is not None and (self._evaluator.retry_due or self._rules.evaluates(version))
         self._evaluating = policy if due else None
-        self._running = self._bridge.submit(self._announce(policy, publishing))
-        self._running.add_done_callback(self._end_run_on_failure)
+        running = self._bridge.submit(self._announce(policy, publishing))
+        self._running = version, running
+        running.add_done_callback(self._end_run_on_failure)
 
     def is_evaluated(self, version: int) -> bool:
         """True where `version`, the last one, is or was evaluated; waits until it is in force if it is due.
@@ -137,11 +140,11 @@ class VersionAnnouncer:
             RollmeshError: the announcement failed.
         """
         if self._running is not None:
-            before = self._status.phase
-            if not self._running.done():
+            before, (_, running) = self._status.phase, self._running
+            if not running.done():
                 # A slow weights.dir is no step that hangs.
                 self._status.phase = "publishing"
-            self._bridge.result(self._running, PUBLICATION_S + self._rules.timeout_s)
+            self._bridge.result(running, PUBLICATION_S + self._rules.timeout_s)
             self._running, self._status.phase = None, before
 
     async def in_force(self) -> None:
@@ -150,8 +153,22 @@ class VersionAnnouncer:
         Raises:
             RollmeshError: its publication or announcement failed.
         """
-        if (running := self._running) is not None:
+        if self._running is not None:
+            _, running = self._running
             await asyncio.shield(asyncio.wrap_future(running))
+
+    def wait_announced(self, version: int) -> None:
+        """Waits until a version is in force, or its announcement has failed, which ends the run by itself.
+
+        Later versions are not waited for: their publication may take longer than all that waits for this one. To be
+        called by a thread that does not train.
+
+        Args:
+            version: given to `publish` before.
+        """
+        running = self._running
+        if running is not None and running[0] <= version:
+            wait([running[1]], PUBLICATION_S + self._rules.timeout_s)
 
     async def _announce(self, policy: PolicyVersion, publishing: Future[weights_pb2.Manifest | None] | None) -> None:
         if publishing is not None:
@@ -170,14 +187,12 @@ class VersionAnnouncer:
             await self._commit(policy.version, "")
 
     async def commit_checkpoint(self, version: int, folder: str) -> None:
-        """Commits a checkpoint that is whole on disk. Its version, perhaps not the last any more, is in force before.
+        """Commits a checkpoint that is whole on disk, after `wait_announced`. Its version may not be the last any more.
 
         Raises:
             FencedError: another learner has taken over; the checkpoint stays, but `latest` does not name it.
             RollmeshError: the buffer did not take it.
         """
-        with contextlib.suppress(RollmeshError):
-            await self.in_force()
         await self._commit(version, folder)
 
     async def _commit(self, version: int, checkpoint: str) -> None:

@@ -41,11 +41,18 @@ class Run:
         self.controls.wake = self.woken.set
         ranks = SimpleNamespace(begin_checkpoint=self._begin, keep_alive=self._nothing, turn_s=_S)
         runtime: Any = SimpleNamespace(bridge=bridge, ranks=ranks, controls=self.controls, status=LearnerStatus())
-        announcer: Any = SimpleNamespace(commit_checkpoint=self._commit, is_evaluated=self.evaluated.__contains__)
+        self.commit_waits, self.announced = threading.Event(), threading.Event()
+        self.announced.set()
+        announcer: Any = SimpleNamespace(
+            commit_checkpoint=self._commit,
+            is_evaluated=self.evaluated.__contains__,
+            wait_announced=self._wait_announced,
+        )
         best: Any = SimpleNamespace(checkpoint_written=lambda policy, _: self.told.append(policy.version))
         keys = {"every_s": None, "keep": 9, **section}
         progress = RunProgress.resume({}, 1, 0)
-        self.scheduler = CheckpointScheduler(runtime, CheckpointSection(**keys), progress, announcer, best)
+        self.copies: Any = SimpleNamespace(uploading=None, start=self._nothing, failed=0)
+        self.scheduler = CheckpointScheduler(runtime, CheckpointSection(**keys), progress, announcer, best, self.copies)
 
     def _nothing(self) -> None:
         """Nothing waits."""
@@ -54,6 +61,10 @@ class Run:
         files: Future[Path] = Future()
         self.begun.append((policy.version, files))
         return files
+
+    def _wait_announced(self, _version: int) -> None:
+        self.commit_waits.set()
+        assert self.announced.wait(_S)
 
     async def _commit(self, version: int, _folder: str) -> None:
         if self.refusal is not None:
@@ -211,6 +222,27 @@ def test_who_was_taken_over_hears_it_in_the_training_thread_and_removes_nothing(
     with pytest.raises(FencedError):
         run.scheduler.serve_requests(2)
     assert [version.version for version, _ in list_checkpoints(run.root)] == [1, 2]
+
+
+def test_a_commit_waits_for_its_version_and_is_left_out_where_the_learner_ends_meanwhile(make_run: MakeRun) -> None:
+    run = make_run(every_steps=1)
+    run.announced.clear()
+    run.scheduler.write_if_due(1, changed=True)
+    writing = run.finish_later()
+    assert run.commit_waits.wait(_S)
+    run.scheduler.close()
+    run.announced.set()
+    writing.join()
+    assert run.committed == []
+
+
+def test_the_checkpoint_that_is_being_copied_elsewhere_is_not_removed(make_run: MakeRun) -> None:
+    run = make_run(every_steps=1, keep=1)
+    run.copies.uploading = checkpoint_name(PolicyVersion(1, 1))
+    for version in (1, 2, 3):
+        run.scheduler.write_if_due(version, changed=True)
+        run.finish()
+    assert [version.version for version, _ in list_checkpoints(run.root)] == [1, 3]
 
 
 def test_without_a_mesh_the_disk_has_the_last_step(make_run: MakeRun) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,7 +31,8 @@ class Scene:
         self.announced: list[int] = []
         ranks = SimpleNamespace(export=self._export)
         runtime = SimpleNamespace(bridge=self.bridge, ranks=ranks, controls=self.controls, status=self.status)
-        client = SimpleNamespace(set_policy_version=self._set_policy_version)
+        self.committed: list[tuple[int, str]] = []
+        client = SimpleNamespace(set_policy_version=self._set_policy_version, commit=self._commit)
         publisher = SimpleNamespace(republish=self.republished.append)
         rules = AnnouncementRules(3, commit_each=False, timeout_s=30, evaluate_first=None, evaluate_every=None)
         self.announcer = VersionAnnouncer(runtime, client, publisher, None, rules)  # type: ignore[arg-type]  # their used parts
@@ -44,6 +45,9 @@ class Scene:
     async def _set_policy_version(self, incarnation: int, version: int) -> None:
         assert incarnation == 3
         self.announced.append(version)
+
+    async def _commit(self, _table: str, _incarnation: int, version: int, *, checkpoint: str) -> None:
+        self.committed.append((version, checkpoint))
 
 
 @pytest.fixture
@@ -68,6 +72,24 @@ def test_a_version_is_announced_once_it_can_be_fetched_and_none_overtakes_anothe
     scene.exported[1][1].set_result(None)
     announcer.wait_in_force()
     assert scene.announced == [0, 1]
+
+
+def test_a_checkpoint_is_committed_once_its_own_version_is_in_force_whatever_is_published_later(scene: Scene) -> None:
+    """A slow `weights.dir` takes longer than a commit may."""
+    scene.announcer.publish(0, changed=True)
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(scene.announcer.wait_announced, 0)
+        scene.bridge.call(asyncio.sleep(0.01), 10)
+        assert not waiting.done()
+        scene.exported[0][1].set_result(None)
+        waiting.result(10)
+    assert scene.announced == [0]
+    scene.announcer.publish(1, changed=True)
+    scene.announcer.wait_announced(0)
+    scene.bridge.call(scene.announcer.commit_checkpoint(0, "folder"), 10)
+    assert (scene.announced, scene.committed) == ([0], [(0, "folder")])
+    scene.exported[1][1].set_exception(WeightsError("no memory"))
+    scene.announcer.wait_announced(1)
 
 
 def test_weights_that_have_not_changed_are_not_exported(scene: Scene) -> None:
