@@ -51,7 +51,7 @@ class CheckpointStore:
         self._root = root
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._apart: Ranks | None = None
-        self._parts: Sequence[Future[None]] = ()
+        self._parts: list[Future[None]] = []
         self._writing: Future[Path] = _known(root)
 
     def check(self, actor: Engine) -> None:
@@ -108,9 +108,15 @@ class CheckpointStore:
         except OSError as error:
             _remove_unfinished(ranks, unfinished)
             return _known(_unwritten(final, error))
-        self._parts = [
-            engine.begin_checkpoint(folder, extra | stamp if role == ACTOR else stamp) for role, engine, folder in roles
-        ]
+        self._parts = parts = []
+        try:
+            for role, engine, folder in roles:
+                parts.append(engine.begin_checkpoint(folder, extra | stamp if role == ACTOR else stamp))
+        except BaseException:
+            # Of roles that have begun files would come back.
+            wait(parts, WRITE_S)
+            _remove_unfinished(ranks, unfinished)
+            raise
         self._writing = self._thread.submit(_finish, apart, self._parts, unfinished, final)
         return self._writing
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -129,6 +130,36 @@ def test_a_critic_that_cannot_be_saved_leaves_no_checkpoint(tmp_path):
     with pytest.raises(DataError, match="No space left"):
         store.begin({"actor": Engine(), "critic": critic}, PolicyVersion(1, 1), {}).result(60)
     assert store.list() == []
+
+
+def test_a_critic_that_cannot_begin_leaves_nothing_half_written(tmp_path):
+    failing, written = threading.Event(), threading.Event()
+
+    class Broken(Engine):
+        def begin_checkpoint(self, folder, extra) -> Future[None]:
+            failing.set()
+            raise RuntimeError("no memory for the copy")
+
+    class Slow(Engine):
+        def begin_checkpoint(self, folder, extra) -> Future[None]:
+            part: Future[None] = Future()
+
+            def write() -> None:
+                assert failing.wait(60)
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / "part").write_text("half")
+                part.set_result(None)
+                written.set()
+
+            threading.Thread(target=write).start()
+            return part
+
+    store = CheckpointStore(tmp_path)
+    with pytest.raises(RuntimeError, match="no memory"):
+        store.begin({"actor": Slow(), "critic": Broken()}, PolicyVersion(1, 1), {})
+    assert written.wait(60)
+    assert list(tmp_path.iterdir()) == []
+    assert store.begin({"actor": Engine()}, PolicyVersion(1, 1), {}).result(60).is_dir()
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_done(tmp_path):
