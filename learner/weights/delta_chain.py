@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+from rollmesh.learner.weights.publish_rules import LINK_SHARE
 from rollmesh.learner.weights.published_version import PublishedVersion
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -28,8 +29,6 @@ from rollmesh.mesh.weights.delta_path import same_layout
 from rollmesh.protos import weights_pb2
 
 log = logging.getLogger(__name__)
-# A link of more than this share of the full bytes is not worth its memory, nor a receiver's work.
-_WORTH = 0.7
 # Assumptions about links before one has been measured, or when that was this many versions ago.
 _ASSUMED_SHARE = 0.1
 _ASSUMED_BYTES_PER_S = 0.5e9
@@ -188,10 +187,10 @@ class DeltaChain:
         full = sum(bucket.nbytes for bucket in target.manifest.buckets)
         share = sum(map(len, buckets)) / full
         with self._lock:
-            self.share = share if share <= _WORTH else 1.0
+            self.share = share if share <= LINK_SHARE else 1.0
             self.bytes_per_s = full / (time.perf_counter() - began)
         log.debug("link %s to %s: %.2f %% of %d bytes", base.policy, target.policy, 100 * share, full)
-        return _Encoded(target, _link(base, target, buckets) if share <= _WORTH else None)
+        return _Encoded(target, _link(base, target, buckets) if share <= LINK_SHARE else None)
 
     def _add_encoded(self, encoded: _Encoded | None) -> None:
         """Adds an encoded link to the chain; None: the encoding failed."""

@@ -24,7 +24,7 @@ import torch
 
 from rollmesh.learner.engines.interface import ExportedTensor
 from rollmesh.learner.weights.delta_chain import DeltaChain
-from rollmesh.learner.weights.publish_rules import PublishRules
+from rollmesh.learner.weights.publish_rules import LINK_SHARE, VERSIONS_IN_FLIGHT, PublishRules
 from rollmesh.learner.weights.published_version import PublishedVersion
 from rollmesh.learner.weights.push_statistics import PushStatistics
 from rollmesh.learner.weights.transports import SenderTransport, shared_memory
@@ -79,6 +79,8 @@ class WeightPublisher:
         self.readers = ActiveReaders()
         self._bucket_bytes = rules.bucket_bytes
         self._keep_versions = rules.keep_versions
+        # They travel over gRPC.
+        self._deltas = rules.chain if self.chain is not None and rules.transport != "shm" else 0
         self._required = rules.transport == "shm"
         local = rules.transport in ("auto", "shm")
         self._shared = shared_memory(directory, required=self._required) if local else None
@@ -162,10 +164,12 @@ class WeightPublisher:
         Raises:
             WeightsError: they do not fit into shared memory, and `weights.transport` is `shm`.
         """
-        # The next version is prepared while the last ones are kept.
-        count = self._keep_versions + 1
+        count = self._keep_versions + VERSIONS_IN_FLIGHT
         total = count * nbytes
-        what = f"{count} versions of the weights (weights.keep_versions and the next), {nbytes / 1e9:.2f} GB each"
+        what = (
+            f"{count} versions of the weights (weights.keep_versions, one that is still fetched, and the next), "
+            f"{nbytes / 1e9:.2f} GB each"
+        )
         lacks = self._shared.shortage(total) if self._shared is not None else ""
         if lacks and self._required:
             raise WeightsError(
@@ -176,12 +180,15 @@ class WeightPublisher:
             log.warning("%s for %s: they travel over grpc; lower weights.keep_versions or enlarge it", lacks, what)
             self.offers, self._shared = tuple(offer for offer in self.offers if offer is not self._shared), None
         available = psutil.virtual_memory().available
-        if total > available:
+        needed = total + round(self._deltas * LINK_SHARE * nbytes)
+        if needed > available:
             log.warning(
-                "%s, need %.2f GB of memory, %.2f GB are available: lower weights.keep_versions",
+                "%s%s need up to %.2f GB of memory, %.2f GB are available: lower weights.keep_versions%s",
                 what,
-                total / 1e9,
+                f", and {self._deltas} deltas (weights.chain)" if self._deltas else "",
+                needed / 1e9,
                 available / 1e9,
+                " or weights.chain" if self._deltas else "",
             )
 
     def allocate(self, nbytes: int) -> VersionFile:

@@ -35,8 +35,8 @@ class WeightsSection(Section):
     bucket_bytes: PositiveInt = Field(64 << 20, description="Bytes per bucket.")
     keep_versions: PositiveInt = Field(
         2,
-        description="Published versions that stay fetchable; one that is being fetched over grpc stays too. These and "
-        "the next are in the learner's memory, with transport auto or shm in /dev/shm.",
+        description="Published versions that stay fetchable; one that is being fetched over grpc stays too. These, up "
+        "to two more with the next, are in the learner's memory, with transport auto or shm in /dev/shm.",
     )
     streams: PositiveInt = Field(2, description="Buckets that come over grpc at once, each on its own connection.")
     fanout: PositiveInt = Field(

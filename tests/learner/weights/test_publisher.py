@@ -9,7 +9,9 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
@@ -249,7 +251,7 @@ def test_a_version_that_is_complete_once_its_publisher_is_closed_leaves_nothing(
 
 def test_memory_is_reckoned_before_it_is_used(shared: Path, caplog: pytest.LogCaptureFixture) -> None:
     required = WeightPublisher("run", {}, PublishRules(transport="shm", keep_versions=3), directory=shared)
-    with pytest.raises(WeightsError, match=r"GB free of .* for 4 versions .*lower weights\.keep_versions"):
+    with pytest.raises(WeightsError, match=r"GB free of .* for 5 versions .*lower weights\.keep_versions"):
         required.reckon_memory(1 << 50)
     required.reckon_memory(1000)
     auto = WeightPublisher("run", {}, directory=shared)
@@ -260,6 +262,45 @@ def test_memory_is_reckoned_before_it_is_used(shared: Path, caplog: pytest.LogCa
     assert "GB are available: lower weights.keep_versions" in caplog.text
     assert not auto.publish(PolicyVersion(1, 0), weights(), "float32").offers
     assert not list(shared.iterdir())
+
+
+def test_as_much_is_reckoned_as_is_in_use_at_most(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while a receiver still fetches the oldest version."""
+    rules = PublishRules(transport="shm", keep_versions=2)
+    publisher, used = WeightPublisher("run", {}, rules, directory=shared), 0
+    with publisher.readers.reading(PolicyVersion(1, 0)):
+        for version in range(5):
+            publisher.publish(PolicyVersion(1, version), weights(version), torch.float32)
+            nbytes = publisher.version(PolicyVersion(1, version)).data.nbytes
+            next_one = publisher.allocate(nbytes)
+            used = max(used, sum(path.stat().st_size for path in shared.iterdir()) + nbytes)
+            next_one.close()
+    publisher.close()
+    free = used
+
+    def space(_: object) -> SimpleNamespace:
+        return SimpleNamespace(f_bavail=free, f_frsize=1)
+
+    monkeypatch.setattr(os, "statvfs", space)
+    publisher.reckon_memory(nbytes)
+    free -= 1
+    with pytest.raises(WeightsError, match="for 4 versions"):
+        publisher.reckon_memory(nbytes)
+
+
+def test_deltas_count_as_memory(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rules = PublishRules(transport="grpc", encoding="auto", keep_versions=1, chain=2)
+    publisher = WeightPublisher("run", {}, rules, directory=shared)
+    available = 4400
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=available))
+    publisher.reckon_memory(1000)
+    assert not caplog.records
+    available -= 1
+    publisher.reckon_memory(1000)
+    assert "3 versions of the weights" in caplog.text
+    assert "and 2 deltas" in caplog.text
 
 
 class Interrupted(SenderTransport):
