@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from rollmesh.learner.engines.fsdp2.export import GATHER_BYTES
+from rollmesh.learner.weights.publish_rules import LINK_SHARE, VERSIONS_IN_FLIGHT
 from rollmesh.mesh.config.models import Config
 from rollmesh.planning.shape import ModelShape
 
-# Beside the kept versions: the one that is written, before the oldest goes, and one that a receiver still fetches.
-_IN_FLIGHT = 2
-# A link of the chain of deltas takes up to this share of a version (`learner/weights/delta_chain.py`).
-_LINK_SHARE = 0.7
 # A batch of full tensors, and the shards of as much as they leave and as they arrive.
 _GATHERED = 3 * GATHER_BYTES
 
@@ -25,9 +22,9 @@ def learner_host(config: Config, shape: ModelShape, dtype_bytes: int) -> dict[st
     version = shape.elements * dtype_bytes
     weights = config.weights
     where = "versions in shared memory" if weights.transport in ("auto", "shm") else "versions"
-    parts = {where: (weights.keep_versions + _IN_FLIGHT) * version, "export's staging": _GATHERED}
+    parts = {where: (weights.keep_versions + VERSIONS_IN_FLIGHT) * version, "export's staging": _GATHERED}
     if weights.encoding != "full" and weights.transport != "shm":
-        parts["deltas"] = round(weights.chain * _LINK_SHARE * version)
+        parts["deltas"] = round(weights.chain * LINK_SHARE * version)
     return parts
 
 
