@@ -84,7 +84,7 @@ def start(tmp_path: Path, **reward: Any) -> tuple[subprocess.Popen[str], dict[st
     ready = tmp_path / "ready.json"
     code = (
         "import sys, json; from pathlib import Path; from rollmesh.mesh.config.load import load_config; "
-        "from rollmesh.reward_service import service; c = load_config(json.loads(sys.argv[1])); "
+        "from rollmesh.reward_service.server import service; c = load_config(json.loads(sys.argv[1])); "
         "sys.exit(service.run(c, host='127.0.0.1', port=0, mesh=None, ready_file=Path(sys.argv[2])))"
     )
     values = json.dumps({"model": {"path": "m"}, "data": {"train": "t.jsonl"}, "reward": reward})
