@@ -29,9 +29,10 @@ from rollmesh.generators.metrics import GeneratorMetrics
 from rollmesh.generators.openai_server.endpoint import Endpoint
 from rollmesh.generators.program_agents.runner import ProgramRunner, open_runner
 from rollmesh.generators.rollout.buffer_streams import AdmissionLoop, LeaseReleaser, WriteStreams
+from rollmesh.generators.rollout.capacity import Capacity, CapacitySettings
 from rollmesh.generators.rollout.credits import group_share
 from rollmesh.generators.rollout.drafts import DraftUploader
-from rollmesh.generators.rollout.rollout_manager import RolloutHandlers, RolloutManager, RolloutSettings
+from rollmesh.generators.rollout.rollout_manager import RolloutHandlers, RolloutManager
 from rollmesh.generators.rollout.submission import TrajectorySubmitter
 from rollmesh.generators.weights import Relay, WeightReceiver
 from rollmesh.generators.weights.learner_connection import LearnerDirectory
@@ -41,6 +42,7 @@ from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.membership import MembershipAgent
+from rollmesh.mesh.tables import EVAL, TRAIN
 from rollmesh.mesh.trajectory.payload_codec import encode
 from rollmesh.mesh.wait import NO_WAIT, Wait
 from rollmesh.reward_service.client.client import build_scorer
@@ -108,14 +110,13 @@ class GeneratorComponents:
         episodes = self.agents or self._programs
         source = episodes or engine
         pinned = PinnedGroups()
-        settings = RolloutSettings(
+        settings = CapacitySettings(
             slots=rollout.slots,
-            n_by_table={"train": rollout.n, "eval": config.eval.n},
+            n_by_table={TRAIN: rollout.n, EVAL: config.eval.n},
             share=group_share(config.learner.batch.groups, config.buffer.max_staleness, rollout.replicas),
             adaptive=rollout.load == "adaptive",
-            episodes=episodes is not None,
         )
-        self.rollout = RolloutManager(source, settings, pinned)
+        self.rollout = RolloutManager(source, Capacity(settings), pinned, episodes=episodes is not None)
         if episodes is not None:
             episodes.connect(self.rollout.on_results)
         self.writers = WriteStreams(self.client, agent)
@@ -131,7 +132,7 @@ class GeneratorComponents:
         self.drafts = DraftUploader(
             source,
             self.rollout,
-            partial(self.writers.writer, "train"),
+            partial(self.writers.writer, TRAIN),
             every_s=rollout.draft_every_s,
             every_tokens=rollout.draft_every_tokens,
         )
@@ -178,9 +179,9 @@ class GeneratorComponents:
         """The reason why no tokens are sampled, or no results stored, at present; empty while all is well."""
         if self.receiver.serving is None:
             return Wait(self.receiver.waiting_reason)
-        if reason := self.rollout.waiting_reason:
+        if reason := self.rollout.capacity.waiting_reason:
             return Wait(reason)
-        load = self.rollout.load
+        load = self.rollout.capacity.load
         members, longest_s = self.submitter.waiting_for_rewards()
         if members and (wait := self.scorer.present_wait()):
             return replace(wait, reason=f"waits for rewards: {wait.reason}")

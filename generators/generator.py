@@ -257,7 +257,9 @@ class Generator:
         while True:
             status = components.engine.status()
             silent = silence.reason(
-                tokens=status.tokens_for_groups, generating=components.rollout.load.generating, now_s=self._loop.time()
+                tokens=status.tokens_for_groups,
+                generating=components.rollout.capacity.load.generating,
+                now_s=self._loop.time(),
             )
             components.rollout.observe(status, self._loop.time())
             values = self.metrics.update(

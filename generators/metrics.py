@@ -125,7 +125,7 @@ class GeneratorMetrics:
             submitter, drafts: for their counters.
             agents: counts of episodes; None without agents.
         """
-        load = rollout.load
+        load = rollout.capacity.load
         unscored, reward_wait_s = submitter.waiting_for_rewards()
         now = time.monotonic()
         elapsed = max(1e-6, now - self._last_time)
@@ -140,7 +140,7 @@ class GeneratorMetrics:
             "tokens_per_second": tokens / elapsed,
             "active_sequences": status.active,
             "queued_sequences": status.queued,
-            "concurrency_limit": rollout.limit,
+            "concurrency_limit": rollout.capacity.limit,
             "groups_held": rollout.active_groups,
             "undelivered_members": load.undelivered,
             "members_unscored": unscored,

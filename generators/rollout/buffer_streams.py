@@ -89,12 +89,12 @@ class AdmissionLoop:
     def _send_updates(self) -> None:
         self._update_scheduled = False
         for table, stream in self._streams.items():
-            update = (self._rollout.credits(table), self._serving)
+            update = (self._rollout.capacity.credits(table), self._serving)
             if update != self._announced[table]:
                 self._announced[table] = update
                 # A stream that has ended for good raises here, and again in `_accept_grants`, where it counts.
                 with contextlib.suppress(RollmeshError):
-                    outstanding = self._rollout.outstanding(table)
+                    outstanding = self._rollout.capacity.outstanding(table)
                     stream.update(credits=update[0], serving=update[1], outstanding=outstanding)
 
 

@@ -18,15 +18,13 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from rollmesh.buffer.client.client import Lease
 from rollmesh.generators.engines.types import EngineStatus, GenerationResult
 from rollmesh.generators.rollout.active_group import ActiveGroup, FinishedMember
-from rollmesh.generators.rollout.circuit_breaker import CircuitBreaker
-from rollmesh.generators.rollout.concurrency import ConcurrencyController, LoadSample
-from rollmesh.generators.rollout.credits import InFlight, credits_for
+from rollmesh.generators.rollout.capacity import Capacity
 from rollmesh.generators.rollout.response_source import MemberRequest, ResponseSource, failure_of
 from rollmesh.generators.weights.pinned_groups import PinnedGroups
 from rollmesh.mesh.errors import PayloadError
@@ -38,25 +36,6 @@ PARTIAL_AFTER_S = 2.0
 
 # Groups with the members that are ready to be scored.
 Batch = list[tuple[ActiveGroup, list[FinishedMember]]]
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutSettings:
-    """The amount of sequences that are sampled at once, and their kind.
-
-    Attributes:
-        slots: sequences that the responder decodes together.
-        n_by_table: members per group, for credits; what is granted corrects it (greedy baselines come on top).
-        share: see `credits_for`; for training alone.
-        adaptive: fewer than `slots` sequences in flight where `observe` finds that they are too many.
-        episodes: responses are episodes of several turns.
-    """
-
-    slots: int
-    n_by_table: Mapping[str, int]
-    share: int
-    adaptive: bool = False
-    episodes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +60,12 @@ class RolloutManager:
 
     Args:
         source: makes the responses.
-        settings: see `RolloutSettings`.
+        capacity: counts the members, and bounds the groups.
         pinned: groups that need the weights in service.
+        episodes: responses are episodes of several turns.
 
     Attributes:
+        capacity: see above.
         idle: set while no group is in progress; `busy` is its opposite.
         cancelled: groups that the buffer cancelled here.
         taken_over: tokens that came with grants and were not sampled again.
@@ -93,25 +74,20 @@ class RolloutManager:
     def __init__(
         self,
         source: ResponseSource,
-        settings: RolloutSettings,
+        capacity: Capacity,
         pinned: PinnedGroups,
+        *,
+        episodes: bool = False,
     ) -> None:
         self._source = source
-        self._settings = settings
-        self._n_by_table = dict(settings.n_by_table)
-        self._concurrency = (
-            ConcurrencyController(settings.slots, self._n_by_table["train"]) if settings.adaptive else None
-        )
-        self._breaker = CircuitBreaker()
+        self.capacity = capacity
+        self._episodes = episodes
         self._handlers: RolloutHandlers
         self._groups: dict[tuple[str, str], ActiveGroup] = {}
         self._releasing: set[ActiveGroup] = set()
         self._requests: dict[str, tuple[ActiveGroup, int]] = {}
         self._ids = itertools.count()
         self._starting: list[ActiveGroup] = []
-        self._generating = dict.fromkeys(self._n_by_table, 0)
-        self._undelivered = 0
-        self._draining = False
         self._pinned = pinned
         self.idle = asyncio.Event()
         self.idle.set()
@@ -135,54 +111,15 @@ class RolloutManager:
         """
         return [group.key for group in (*self._groups.values(), *self._releasing) if group.table == table]
 
-    @property
-    def load(self) -> InFlight:
-        """Members in progress."""
-        return InFlight(generating=sum(self._generating.values()), undelivered=self._undelivered)
-
-    @property
-    def limit(self) -> int:
-        """Sequences that the engine is given at once, without the queue ahead of a full one."""
-        return self._settings.slots if self._concurrency is None else self._concurrency.limit
-
     def observe(self, status: EngineStatus, at: float) -> None:
-        """Adapts the limit to the engine's load.
+        """Adapts the capacity to the engine's load.
 
         Args:
             at: time of the status, in seconds of a monotonic clock.
         """
-        # Without weights, and after pinned groups while a swap waits, requests do not wait for room.
-        if self._concurrency is None or status.state != "running" or status.serving is None or self._pinned.active:
-            return
-        before, generating = self._concurrency.limit, self.load.generating
-        sample = LoadSample(at, generating, status.active, status.queued, status.kv_usage, status.preemptions)
-        limit = self._concurrency.observe(sample)
-        if limit < before:
-            log.info("at most %d sequences in flight instead of %d: %s", limit, before, self._concurrency.reason)
-        if limit != before:
+        # After pinned groups, while a swap waits, requests do not wait for room.
+        if not self._pinned.active and self.capacity.observe(status, at):
             self._handlers.on_load()
-
-    def outstanding(self, table: str) -> int:
-        """Groups of `table` that still occupy the engine: members being sampled over members per group."""
-        return -(-self._generating[table] // self._n_by_table[table])
-
-    def credits(self, table: str) -> int:
-        """Groups of `table` that may be granted now."""
-        if self._draining:
-            return 0
-        load, n = self.load, self._n_by_table[table]
-        share: int | None = self._settings.share
-        at_work = load.generating > 0
-        if table != "train":
-            # Evaluation does not compete with training for credits: its groups are few.
-            load, share = InFlight(generating=self._generating[table], undelivered=load.undelivered), None
-        allowed = credits_for(load, slots=self._settings.slots, n=n, share=share, limit=self.limit)
-        return self._breaker.limit_credits(allowed, time.monotonic(), at_work=at_work)
-
-    @property
-    def waiting_reason(self) -> str:
-        """The reason why fewer groups are requested than there is room for."""
-        return self._breaker.waiting_reason
 
     # -------------------------------------------------------------------------------------------------- grants
 
@@ -196,7 +133,7 @@ class RolloutManager:
             if earlier.grant.lease_id == grant.lease_id:
                 return
             self.drop(earlier)
-        self._n_by_table[table] = grant.task.n
+        self.capacity.set_group_size(table, grant.task.n)
         group = ActiveGroup.from_grant(table, grant)
         self._groups[(table, grant.group_id)] = group
         self.idle.clear()
@@ -217,7 +154,7 @@ class RolloutManager:
             if group.dropped:
                 continue
             wrong_version = group.pinned is not None and group.pinned != serving
-            if self._draining or wrong_version or not group.missing_members():
+            if self.capacity.closed or wrong_version or not group.missing_members():
                 misplaced.append(group)
                 continue
             try:
@@ -233,7 +170,7 @@ class RolloutManager:
         for member in group.missing_members():
             request = group.request(member, str(next(self._ids)))
             group.generating[member] = request.request_id
-            self._generating[group.table] += 1
+            self.capacity.add_generating(group.table, 1)
             self._requests[request.request_id] = (group, member)
             self.taken_over += group.draft_tokens(member)
             requests.append(request)
@@ -255,7 +192,7 @@ class RolloutManager:
             for part in by_group.values():
                 self._submit(part)
         else:
-            if self._settings.episodes and any(request.pinned for request in requests):
+            if self._episodes and any(request.pinned for request in requests):
                 self._pinned.hold_swap()
 
     def _restart_without_draft(self, group: ActiveGroup, requests: list[MemberRequest], error: PayloadError) -> None:
@@ -292,7 +229,7 @@ class RolloutManager:
                 continue
             group, member = owner
             del group.generating[member]
-            self._generating[group.table] -= 1
+            self.capacity.add_generating(group.table, -1)
             if (result.finish_reason == "aborted" and not result.refusal) or not _is_from_version(group.pinned, result):
                 misplaced.append(group)
                 continue
@@ -302,7 +239,7 @@ class RolloutManager:
             failure = failure_of(result)
             if not failure:
                 group.answered = True
-                self._breaker.record_success()
+                self.capacity.record_answer()
             if not group.generating:
                 self._pinned.end(group)
                 self._record_outcome(group, failure)
@@ -319,7 +256,7 @@ class RolloutManager:
         """Records a group of which no member was answered; after several of them fewer are requested."""
         if group.answered:
             return
-        if pause := self._breaker.record_failure(time.monotonic(), failure):
+        if pause := self.capacity.record_failure(failure):
             log.warning("no member of group %s was answered; the next is requested in %.0f s", group.group_id, pause)
             asyncio.get_running_loop().call_later(pause, self._handlers.on_load)
 
@@ -330,7 +267,7 @@ class RolloutManager:
 
     def _count_undelivered(self, group: ActiveGroup, members: int) -> None:
         group.undelivered += members
-        self._undelivered += members
+        self.capacity.add_undelivered(members)
 
     def _submit_part(self, group: ActiveGroup) -> None:
         """Submits the finished members of a group whose first has waited long enough for the rest."""
@@ -339,8 +276,7 @@ class RolloutManager:
 
     def on_stored(self, group: ActiveGroup, members: int) -> None:
         """Records that the outcome of `members` submitted members is stored, or not needed any more."""
-        group.undelivered -= members
-        self._undelivered -= members
+        self._count_undelivered(group, -members)
         if group.is_done and not group.dropped:
             if group.incomplete:
                 self.release([group])
@@ -405,7 +341,7 @@ class RolloutManager:
 
     def stop_admitting(self) -> None:
         """Asks for no more groups; those that come nevertheless are released."""
-        self._draining = True
+        self.capacity.closed = True
         self._handlers.on_load()
 
     def flush_finished(self) -> None:
@@ -422,7 +358,7 @@ class RolloutManager:
         ids = list(group.generating.values())
         for request_id in ids:
             self._requests.pop(request_id, None)
-        self._generating[group.table] -= len(ids)
+        self.capacity.add_generating(group.table, -len(ids))
         group.generating.clear()
         self._pinned.end(group)
         if abort and ids:

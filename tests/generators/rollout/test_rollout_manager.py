@@ -16,9 +16,10 @@ import rollmesh.generators.rollout.rollout_manager as rollout_module
 from rollmesh.generators.engines.types import EngineStatus, FinishReason, GenerationResult
 from rollmesh.generators.rollout import circuit_breaker
 from rollmesh.generators.rollout.active_group import ActiveGroup, sampling_of
+from rollmesh.generators.rollout.capacity import Capacity, CapacitySettings
 from rollmesh.generators.rollout.credits import InFlight, credits_for, group_share
 from rollmesh.generators.rollout.response_source import MemberRequest
-from rollmesh.generators.rollout.rollout_manager import Batch, RolloutHandlers, RolloutManager, RolloutSettings
+from rollmesh.generators.rollout.rollout_manager import Batch, RolloutHandlers, RolloutManager
 from rollmesh.generators.weights import pinned_groups
 from rollmesh.generators.weights.pinned_groups import PinnedGroups
 from rollmesh.mesh.errors import PayloadError
@@ -66,8 +67,9 @@ class Book:
         self.pinned = PinnedGroups()
         self.rollout = RolloutManager(
             self.engine,  # type: ignore[arg-type]  # the part of an engine that it uses
-            RolloutSettings(slots=8, n_by_table={"train": 4, "eval": 1}, share=100, adaptive=True, episodes=episodes),
+            Capacity(CapacitySettings(slots=8, n_by_table={"train": 4, "eval": 1}, share=100, adaptive=True)),
             self.pinned,
+            episodes=episodes,
         )
         self.rollout.connect(
             RolloutHandlers(
@@ -144,12 +146,12 @@ async def test_whole_groups_are_handed_on_together() -> None:
     assert not book.batches
     book.finish(5)
     assert members_of(book.batches[0]) == [("g1", [0, 1, 2, 3]), ("g2", [0, 1, 2, 3])]
-    assert book.rollout.load == InFlight(generating=0, undelivered=8)
+    assert book.rollout.capacity.load == InFlight(generating=0, undelivered=8)
     assert not book.rollout.idle.is_set()
     book.settle()
     assert book.rollout.active_groups == 0
     assert book.rollout.idle.is_set()
-    assert book.rollout.load == InFlight(0, 0)
+    assert book.rollout.capacity.load == InFlight(0, 0)
 
 
 async def test_finished_members_do_not_wait_for_stragglers_forever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,13 +233,13 @@ async def test_a_cancelled_group_frees_its_slots_at_once() -> None:
     book = Book()
     await asyncio.gather(book.grant("g1"), book.grant("g2"), book.grant("g3"))
     running = [request.request_id for request in book.engine.requests]
-    assert book.rollout.credits("train") == 0
+    assert book.rollout.capacity.credits("train") == 0
     book.finish(1)
     loads = book.loads
     book.rollout.cancel("train", [lease("g1", "a1"), lease("g2", "a0"), lease("gone", "a1")])
     assert book.engine.aborted == running[1:4]
     assert book.rollout.active_groups == 2
-    assert book.rollout.credits("train") == 1, "another one may come"
+    assert book.rollout.capacity.credits("train") == 1, "another one may come"
     assert book.loads > loads, "and the buffer is told so"
     assert set(book.rollout.unfinished("train")) == set(running[4:])
     book.finish(3, reason="aborted")
@@ -361,22 +363,24 @@ async def test_a_generator_at_which_all_groups_fail_asks_for_few(monkeypatch: py
         book.rollout.on_results([*refused, *answered])
         book.settle()
 
-    free = book.rollout.credits("train")
+    free = book.rollout.capacity.credits("train")
     for index in range(circuit_breaker.FAILURES_IN_A_ROW):
         await fail(f"half {index}", members=3)
     for index in range(circuit_breaker.FAILURES_IN_A_ROW - 1):
         await fail(f"bad {index}")
-    assert book.rollout.credits("train") == free
-    assert not book.rollout.waiting_reason
+    assert book.rollout.capacity.credits("train") == free
+    assert not book.rollout.capacity.waiting_reason
     await fail("worse")
-    assert "odd" in book.rollout.waiting_reason
+    assert "odd" in book.rollout.capacity.waiting_reason
     loads = book.loads
     async with asyncio.timeout(30):
         while book.loads == loads:
             await asyncio.sleep(0.005)
-    assert book.rollout.credits("train") == book.rollout.credits("eval") == 1, "the end of the pause was told"
+    assert book.rollout.capacity.credits("train") == book.rollout.capacity.credits("eval") == 1, (
+        "the end of the pause was told"
+    )
     await fail("half", members=3)
-    assert book.rollout.credits("train") == free
+    assert book.rollout.capacity.credits("train") == free
 
 
 async def test_what_is_finished_is_stored_before_its_group_is_given_back() -> None:
@@ -410,7 +414,7 @@ async def test_draining_hands_on_what_is_finished_and_gives_back_the_rest() -> N
     book.finish(5)
     book.settle()
     book.rollout.stop_admitting()
-    assert book.rollout.credits("train") == book.rollout.credits("eval") == 0
+    assert book.rollout.capacity.credits("train") == book.rollout.capacity.credits("eval") == 0
     await book.grant("g3")
     assert [group.group_id for group in book.released] == ["g3"]
     book.rollout.flush_finished()
@@ -456,15 +460,15 @@ async def test_an_engine_that_has_too_much_is_given_less() -> None:
         await book.grant(name)
     loads = book.loads
     book.rollout.observe(status(preemptions=40, state="paused"), 0.0)
-    assert (book.rollout.limit, book.loads) == (8, loads)
+    assert (book.rollout.capacity.limit, book.loads) == (8, loads)
     book.rollout.observe(status(preemptions=40), 1.0)
-    assert (book.rollout.limit, book.loads) == (7, loads + 1)
+    assert (book.rollout.capacity.limit, book.loads) == (7, loads + 1)
     book.finish(4)
-    assert book.rollout.credits("train") == 0, "8 are in hand"
+    assert book.rollout.capacity.credits("train") == 0, "8 are in hand"
     book.finish(4)
-    assert book.rollout.credits("train") == 0, "8 would be in hand"
+    assert book.rollout.capacity.credits("train") == 0, "8 would be in hand"
     book.finish(4)
-    assert book.rollout.credits("train") == book.rollout.credits("eval") // 4 == 1
+    assert book.rollout.capacity.credits("train") == book.rollout.capacity.credits("eval") // 4 == 1
 
 
 async def test_who_waits_behind_pinned_groups_does_not_wait_for_room() -> None:
@@ -472,7 +476,7 @@ async def test_who_waits_behind_pinned_groups_does_not_wait_for_room() -> None:
     await book.grant("e1", table="eval", n=1, pin=V0)
     for at in range(60):
         book.rollout.observe(EngineStatus(active=1, queued=7, tokens_generated=0, swaps=0, **_SERVING), float(at))
-    assert book.rollout.limit == 8
+    assert book.rollout.capacity.limit == 8
 
 
 def test_what_the_gate_allows_is_shared() -> None:
@@ -488,8 +492,8 @@ async def test_evaluation_has_credits_while_training_is_full() -> None:
     book = Book()
     for index in range(3):
         await book.grant(f"g{index}")
-    assert book.rollout.credits("train") == 0
-    assert book.rollout.credits("eval") == 12
+    assert book.rollout.capacity.credits("train") == 0
+    assert book.rollout.capacity.credits("eval") == 12
 
 
 async def test_the_last_members_are_greedy_where_the_task_says_so() -> None:
@@ -497,7 +501,7 @@ async def test_the_last_members_are_greedy_where_the_task_says_so() -> None:
     await book.grant("g1", n=5, greedy=2, members_done=[0, 3])
     drawn = [(request.sampling.temperature, request.sampling.top_k) for request in book.engine.requests]
     assert drawn == [(1.0, 7), (1.0, 7), (0.0, 0)], "members 1, 2 and 4"
-    assert book.rollout.credits("train") == 2, "groups have five members now"
+    assert book.rollout.capacity.credits("train") == 2, "groups have five members now"
 
 
 def test_members_of_a_seeded_group_draw_differently() -> None:
@@ -556,8 +560,8 @@ def test_the_books_agree_whatever_happens(commands: list[tuple[str, int, Any]]) 
         groups = list(rollout._groups.values())
         generating = {request_id for group in groups for request_id in group.generating.values()}
         assert set(rollout.unfinished("train")) == generating
-        assert rollout.load.generating == len(generating)
-        assert rollout.load.undelivered == sum(len(part) for batch in book.batches for _, part in batch)
+        assert rollout.capacity.load.generating == len(generating)
+        assert rollout.capacity.load.undelivered == sum(len(part) for batch in book.batches for _, part in batch)
         assert rollout.idle.is_set() == (not groups) == (not rollout.busy.is_set())
         assert not any(group.dropped for group in groups)
         waiting = {request.request_id for request in book.engine.requests} - set(book.engine.aborted)
