@@ -56,6 +56,12 @@ def too_long(tokens: int, limit: int, param: str) -> ApiError:
     )
 
 
+def no_model(requested: str, model: str) -> ApiError:
+    """The refusal of a call to a model that is not served here."""
+    message = f"the model {requested[:64]!r} does not exist: {model!r} is served here"
+    return ApiError(404, message, reason="model_not_found", param="model")
+
+
 def overloaded(message: str) -> ApiError:
     """The refusal of too many calls at once."""
     return ApiError(429, message, reason="rate_limit_exceeded", kind="rate_limit_error", retry_after_s=1)

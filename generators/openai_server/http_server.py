@@ -19,8 +19,7 @@ import json
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 from aiohttp import web
@@ -28,7 +27,15 @@ from aiohttp import web
 from rollmesh.generators.openai_server.completion_stream import CompletionCall, Finished, TextDelta
 from rollmesh.generators.openai_server.completions import Completions
 from rollmesh.generators.openai_server.conversations.sessions import Session, Sessions
-from rollmesh.generators.openai_server.errors import INVALID, ApiError, session_over
+from rollmesh.generators.openai_server.errors import INVALID, ApiError, no_model, session_over
+from rollmesh.generators.openai_server.http_responses import (
+    events_of,
+    refusal_response,
+    response_json,
+    send_part,
+    send_response,
+    session_json,
+)
 from rollmesh.generators.openai_server.metrics import EndpointMetrics
 from rollmesh.generators.openai_server.origins import check_caller
 from rollmesh.generators.openai_server.request_bodies import BodyReader
@@ -52,8 +59,6 @@ _AGENT_THREADS, _OTHER_THREADS = 2, 1
 # Seconds that a connection stays without a request, or with the head of one that is not whole. Clients' libraries give
 # theirs up sooner, and so send nothing into one that is just being closed.
 _IDLE_S = 20.0
-# Seconds that a client has to take a part of its answer.
-_WRITE_S = 60.0
 # Under which a request keeps its session of training.
 _TRAINING = "rollmesh.training"
 # Seconds that connections get at the end.
@@ -189,14 +194,14 @@ class EndpointServer:
             try:
                 self._admit(request, key, agents=listener is self._agents_listener)
                 with listener.connections.answering(request):
-                    return await _send_response(request, await handler(request))
+                    return await send_response(request, await handler(request))
             except web.HTTPException as error:
-                return _refusal(ApiError(error.status, f"{request.method} {request.path}: {error.reason}"))
+                return refusal_response(ApiError(error.status, f"{request.method} {request.path}: {error.reason}"))
             except ApiError as error:
-                return _refusal(error)
+                return refusal_response(error)
             except RollmeshError as error:
                 log.warning("call to %s failed: %s", request.path, error)
-                return _refusal(ApiError(500, str(error), reason=error.code, kind="server_error"))
+                return refusal_response(ApiError(500, str(error), reason=error.code, kind="server_error"))
             except ConnectionError as error:
                 log.info("a client of %s left before the end of its answer: %s", request.path, error)
                 if request.transport is not None:
@@ -205,7 +210,7 @@ class EndpointServer:
                 return web.Response(status=_CLIENT_LEFT)
             except Exception as error:  # any bug is answered in OpenAI's form, and logged
                 log.exception("call to %s failed", request.path)
-                return _refusal(ApiError(500, f"{type(error).__name__}: {error}", kind="server_error"))
+                return refusal_response(ApiError(500, f"{type(error).__name__}: {error}", kind="server_error"))
 
         return guard
 
@@ -258,7 +263,7 @@ class EndpointServer:
             if session is not None:
                 self._count_forced(session, call.forced())
             elif call.model != self._model:
-                raise _no_model(call.model, self._model)
+                raise no_model(call.model, self._model)
             elif name:
                 session = self._sessions.get_or_create(name)
             completion = await self._completions.prepare(call, session, listener.workers, size=len(body))
@@ -269,7 +274,7 @@ class EndpointServer:
             else:
                 answers = [piece async for piece in completion.pieces() if isinstance(piece, Finished)]
                 text = await listener.workers.run(
-                    completion.prompt_tokens + _sampled_tokens(answers), _response_json, formatter, completion, answers
+                    completion.prompt_tokens + _sampled_tokens(answers), response_json, formatter, completion, answers
                 )
                 response = web.Response(text=text, content_type="application/json")
             self._metrics.tokens.labels("prompt").inc(completion.prompt_tokens)
@@ -287,14 +292,14 @@ class EndpointServer:
         try:
             async for piece in completion.pieces():
                 size = len(piece.ids) if isinstance(piece, TextDelta) else len(piece.text)
-                await _send(response, await workers.run(size, _events, formatter, piece, completion))
+                await send_part(response, await workers.run(size, events_of, formatter, piece, completion))
                 if isinstance(piece, Finished):
                     answers.append(piece)
             closing = [event(chunk) for chunk in formatter.usage_chunks(completion, answers)]
-            await _send(response, b"".join([*closing, END_OF_STREAM]))
+            await send_part(response, b"".join([*closing, END_OF_STREAM]))
         except ApiError as error:
             # The status has gone out already.
-            await _send(response, event(error.body()))
+            await send_part(response, event(error.body()))
         await response.write_eof()
         return response, answers
 
@@ -315,7 +320,7 @@ class EndpointServer:
 
     async def _one_model(self, request: web.Request) -> web.Response:
         if request.match_info["model"] != self._model:
-            raise _no_model(request.match_info["model"], self._model)
+            raise no_model(request.match_info["model"], self._model)
         return web.json_response(self._model_entry())
 
     def _session(self, request: web.Request) -> Session:
@@ -327,7 +332,7 @@ class EndpointServer:
 
     async def _show(self, request: web.Request) -> web.Response:
         session = self._session(request)
-        text = await request.app[_LISTENER].workers.run(session.record.tokens, _session_json, session)
+        text = await request.app[_LISTENER].workers.run(session.record.tokens, session_json, session)
         return web.Response(text=text, content_type="application/json")
 
     async def _delete(self, request: web.Request) -> web.Response:
@@ -347,61 +352,8 @@ def _read(form: Form, body: bytes, *, training: bool) -> ChatRequest | TextReque
     return parse(form, fields, training=training)
 
 
-def _response_json(formatter: ResponseFormatter, completion: CompletionCall, answers: Sequence[Finished]) -> str:
-    return json.dumps(formatter.response(completion, answers))
-
-
-def _events(formatter: ResponseFormatter, piece: TextDelta | Finished, completion: CompletionCall) -> bytes:
-    chunks = (
-        formatter.end_chunks(piece, completion)
-        if isinstance(piece, Finished)
-        else formatter.delta_chunks(piece, completion)
-    )
-    return b"".join(map(event, chunks))
-
-
-def _session_json(session: Session) -> str:
-    return json.dumps({"id": session.name, "object": "session", "turns": session.record.to_json()})
-
-
 def _sampled_tokens(answers: Sequence[Finished]) -> int:
     return sum(len(answer.result.sampled) for answer in answers)
-
-
-async def _send_response(request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
-    """Sends an answer and returns it; raises ConnectionError where the client does not take it."""
-    if not response.prepared:
-        async with _write_deadline():
-            await response.prepare(request)
-            await response.write_eof()
-    return response
-
-
-async def _send(response: web.StreamResponse, data: bytes) -> None:
-    """Sends a part of an answer; raises ConnectionError where the client does not take it."""
-    async with _write_deadline():
-        await response.write(data)
-
-
-@asynccontextmanager
-async def _write_deadline() -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout(_WRITE_S):
-            yield
-    except TimeoutError as error:
-        raise ConnectionResetError(f"the client took nothing for {_WRITE_S:g} s") from error
-
-
-def _no_model(requested: str, model: str) -> ApiError:
-    message = f"the model {requested[:64]!r} does not exist: {model!r} is served here"
-    return ApiError(404, message, reason="model_not_found", param="model")
-
-
-def _refusal(error: ApiError) -> web.Response:
-    headers: Mapping[str, str] = {}
-    if error.retry_after_s is not None:
-        headers = {"Retry-After": str(error.retry_after_s)}
-    return web.json_response(error.body(), status=error.status, headers=headers)
 
 
 def _host_of(advertise: str | None) -> str | None:
