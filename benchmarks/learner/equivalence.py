@@ -71,6 +71,7 @@ class Row:
         padded: a row for each sequence, whatever the model allows.
         shared: responses share their prompts, else each has its own.
         rests: the engine's memory is offloaded between the halves of every step.
+        infers: log-probs are computed there.
         tiles: logits are computed in tiles of 16 tokens and 16 columns, and again in the backward pass.
     """
 
@@ -80,6 +81,7 @@ class Row:
     padded: bool = False
     shared: bool = True
     rests: bool = False
+    infers: bool = False
     tiles: bool = False
 
     @property
@@ -109,6 +111,7 @@ ROWS = (
     Row("FSDP2 x2, layers stay gathered", 2, _GATHERED),
     Row("FSDP2 x2, compiled", 2, {"compile": True}),
     Row("FSDP2 x2, offloaded amid each step", 2, rests=True),
+    Row("FSDP2 x2, log-probs amid each step", 2, infers=True),
     Row("FSDP2 x4", 4),
     Row("HSDP 2x2", 4, {"shards": 2}),
     Row("HSDP 2x2, padded", 4, {"shards": 2}, padded=True),
@@ -215,7 +218,7 @@ def _train(harness: Harness, case: Case, row: Row) -> Training | None:
             engine.packing = Packing.ROWS
     except ConfigError:
         return None
-    results = [_step(engine, batch, rests=row.rests) for batch in case.batches]
+    results = [_step(engine, batch, row) for batch in case.batches]
     # Every data-parallel rank computes all of them.
     outputs = engine.infer([pack(case.unseen)])
     log_probs = outputs[0].policy()[0] if outputs else torch.empty(0)
@@ -242,10 +245,12 @@ def _train_all(harness: Harness, cases: Sequence[Case], row: Row) -> list[Traini
     return [train_in(harness, case, row) for case in cases]
 
 
-def _step(engine: Engine, sequences: Sequence[TrainSequence], *, rests: bool) -> dict[str, float]:
+def _step(engine: Engine, sequences: Sequence[TrainSequence], row: Row) -> dict[str, float]:
     batches = make_batches(engine, sequences, _BUDGET)
     engine.accumulate(batches, surrogate, engine.global_counts(batches))
-    if rests:
+    if row.infers:
+        engine.infer(batches)
+    if row.rests:
         engine.offload()
         engine.onload()
     return engine.apply().metrics

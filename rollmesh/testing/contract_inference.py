@@ -16,9 +16,19 @@ from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.batching.types import TrainSequence
 from rollmesh.learner.engines.interface import Engine
 from rollmesh.learner.engines.registry import ModelType
+from rollmesh.mesh.config.learner import MemorySection
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.testing.contract_training import _export_critic
-from rollmesh.testing.engine_cases import critic_loss, divide, make_batches, make_sequences, make_spec, train, truth
+from rollmesh.testing.engine_cases import (
+    critic_loss,
+    divide,
+    make_batches,
+    make_sequences,
+    make_spec,
+    policy_loss,
+    train,
+    truth,
+)
 from rollmesh.testing.suite import Suite
 from rollmesh.testing.worlds import EngineWorld, Harness
 
@@ -84,6 +94,16 @@ class InferenceContract(Suite):
         for first, after, again in world.run(_frozen, engine_models["tied"], rests):
             assert torch.equal(first, again)
             assert not torch.equal(first, after)
+
+    @pytest.mark.parametrize("reshard", [True, False], ids=["gathered again", "stays gathered"])
+    @pytest.mark.parametrize("case", ["after micro-batches", "without any"])
+    def test_outputs_follow_a_step_amid_which_there_were_others(
+        self, world: EngineWorld, engine_models: Mapping[str, Path], case: str, reshard: bool
+    ) -> None:
+        """In half precision, in which engines make copies of their weights; these are of before the step."""
+        before, expected, found = world.run(_amid_a_step, engine_models["tied"], case, reshard)[0]
+        assert torch.equal(found, expected)
+        assert not torch.equal(found, before)
 
 
 def infer(engine: Engine, sequences: Sequence[TrainSequence], budget: int = 24, **how: Any) -> dict[str, Tensor]:
@@ -160,3 +180,23 @@ def _frozen(harness: Harness, model: Path, rests: bool) -> tuple[Tensor, Tensor,
     with pytest.raises(ConfigError, match="without an optimizer"):
         train(frozen, sequences)
     return first, infer(actor, sequences)["log_probs"], infer(frozen, sequences)["log_probs"]
+
+
+def _amid_a_step(harness: Harness, model: Path, case: str, reshard: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probs before a step, after one, and after one whose engine has computed log-probs amid it."""
+    sequences = make_sequences(4)
+    memory = MemorySection(reshard_after_forward=reshard)
+    untouched, engine = (harness.make(make_spec(model, param_dtype="bfloat16", memory=memory)) for _ in range(2))
+    before: list[Tensor] = []
+    for each in (untouched, engine):
+        train(each, make_sequences(1))
+        batches = make_batches(each, make_sequences(2))
+        counts = each.global_counts(batches)
+        if case == "after micro-batches":
+            each.accumulate(batches, policy_loss, counts)
+        if each is engine:
+            before.append(infer(each, sequences)["log_probs"])
+        if case == "without any":
+            each.accumulate([], policy_loss, counts)
+        each.apply()
+    return before[0], *(infer(each, sequences)["log_probs"] for each in (untouched, engine))

@@ -19,6 +19,7 @@ from rollmesh.learner.engines.fsdp2.export import exported_tensors, full_tensors
 from rollmesh.learner.engines.fsdp2.memory import GRADIENTS, OPTIMIZER, PARAMS, EngineMemory
 from rollmesh.learner.engines.fsdp2.optimizers.build import build_optimizer
 from rollmesh.learner.engines.fsdp2.preparation.blocks import transformer_blocks
+from rollmesh.learner.engines.fsdp2.preparation.fsdp import free_gathered
 from rollmesh.learner.engines.fsdp2.probe import run_probe
 from rollmesh.learner.engines.fsdp2.runner import ModelRunner
 from rollmesh.learner.engines.fsdp2.state import StateWriter, load_state
@@ -167,11 +168,16 @@ class Fsdp2Engine(Engine):
 
     @contextmanager
     def _using(self, *parts: str) -> Iterator[None]:
-        """Has parts on the device; those that rest between calls return to the host at the end."""
+        """Has parts on the device; those that rest between calls return to the host at the end.
+
+        Nothing stays gathered. A pass without gradient leaves whole weights, at least the root's, and passes after an
+        optimizer's step would still compute with them.
+        """
         resting = [part for part in parts if part in self._resting]
         self._memory.onload(resting)
         self._memory.require(*parts)
         yield
+        free_gathered(self._runner.module)
         self._memory.offload(resting)
 
     def _training(self) -> tuple[TrainingStep, Optimizer, StateWriter]:

@@ -32,6 +32,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Case]:
         ("one rank, padded", "hybrid"),
         ("one rank, offloaded amid each step", "dense"),
         ("FSDP2 x2, output layer in tiles", "experts"),
+        ("FSDP2 x2, log-probs amid each step", "dense"),
         ("HSDP 2x2", "hybrid"),
         ("Ulysses x4", "dense"),
     ],
