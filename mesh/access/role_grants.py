@@ -1,7 +1,7 @@
-"""Role grants: what the mesh's token signs, so that another process may act in one role.
+"""Role grants: texts that the mesh's key signs, so that another process may act in one role.
 
-A grant is text, `payload.signature`. The payload names a role, a name and the public half of a key; the signature is
-by the key that is derived from the mesh's token. A grant's file adds the mesh's public key and the grant's private one.
+A grant is text, `payload.signature`. The payload has a role, a name and the public half of a key. It is signed by the
+key that is derived from the mesh's token. A grant's file adds the mesh's public key and the grant's private one.
 
 Invariants: neither the token nor a grant's key is ever sent.
 """

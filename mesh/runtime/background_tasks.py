@@ -1,7 +1,7 @@
 """Tasks that run in the background of a service, and are kept until they have ended.
 
-Invariants: a task is referenced until its end, as asyncio itself does not. What one raises goes to `on_error`, once; a
-cancellation is no error. All methods belong to the event loop's thread.
+Invariants: a task is referenced until its end, which asyncio itself does not do. An error of a task is given to
+`on_error` once; a cancellation is no error. All methods belong to the event loop's thread.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class BackgroundTasks:
 
 
 def log_errors(log: logging.Logger) -> OnError:
-    """Logs what tasks raise: for those whose expected failures are handled within them."""
+    """Logs errors of tasks: for those whose expected failures are handled within them."""
 
     def log_error(name: str, error: BaseException) -> None:
         log.error("%s failed", name, exc_info=error)
