@@ -22,7 +22,7 @@ from rollmesh.mesh.tables import TABLES
 
 
 class Store(GeneratorCommands, LearnerCommands):
-    """The commands of one run."""
+    """The commands of one run: one class, written in three modules by who calls them."""
 
     async def bootstrap(
         self, rules: dict[str, TableRules], config_json: str, *, front_id: str, member_ttl_ms: int, sole: bool
