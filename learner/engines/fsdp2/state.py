@@ -2,6 +2,9 @@
 
 Written by all processes, each its shards; read by any number of them. `state.json` holds the small rest. The bytes that
 are written are a copy in host memory, so that training continues meanwhile.
+
+Every process saves the states of torch's default generators, of the CPU and of its device: 5 KB. Our own code draws
+from neither while it trains, but a user's algorithm or model may.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -27,6 +30,7 @@ MODEL_KEY = "model"
 """Beginning of the names of the model's tensors, before a dot."""
 # One process without a group is what `no_dist` asks for; torch warns about it all the same, in whatever thread writes.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+_RANDOM_KEY = "random"
 _STATE_FILE = "state.json"
 # Longest wait for a disk before an engine is closed.
 _CLOSE_S = 600.0
@@ -47,6 +51,7 @@ class StateWriter:
         self._world = world
         self._group = world.lend_group()
         self._stager: DefaultStager | None = None
+        self._random: dict[str, Tensor] = {}
         self._written: Future[None] | None = None
 
     def begin(
@@ -71,10 +76,14 @@ class StateWriter:
                 pinned, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=pinned
             )
             self._stager = DefaultStager(options)
-        text = json.dumps({"steps": steps, "extra": extra})
+        # Into the same memory each time: its copy is pinned.
+        for name, current in _random_states(self._world.device).items():
+            self._random.setdefault(name, current).copy_(current)
+        random = {"processes": self._world.processes, "generators": list(self._random)}
+        text = json.dumps({"steps": steps, "random": random, "extra": extra})
         written: Future[None] = Future()
         saving = dcp.async_save(
-            _state(model, optimizer),
+            {**_state(model, optimizer), _RANDOM_KEY: {str(self._world.process): self._random}},
             checkpoint_id=str(folder),
             process_group=self._group,
             async_stager=self._stager,
@@ -129,6 +138,8 @@ def load_state(folder: Path, world: World, model: nn.Module, optimizer: Optimize
     try:
         saved = json.loads((folder / _STATE_FILE).read_text(encoding="utf-8"))
         state = _state(model, optimizer)
+        if random := _saved_random_states(saved.get("random"), world):
+            state[_RANDOM_KEY] = random
         dcp.load(state, checkpoint_id=str(folder), no_dist=world.processes == 1)
     except (OSError, CheckpointException, RuntimeError, ValueError) as error:
         # torch's message names the tensor at its end, after a trace.
@@ -139,14 +150,39 @@ def load_state(folder: Path, world: World, model: nn.Module, optimizer: Optimize
             "name",
         ) from error
     set_state_dict(model, optimizer, model_state_dict=state[MODEL_KEY], optim_state_dict=state["optimizer"])
-    torch.set_rng_state(state["rng"])
+    for states in random.values():
+        torch.set_rng_state(states["cpu"])
+        if "cuda" in states:
+            torch.cuda.set_rng_state(states["cuda"], world.device)
     return int(saved["steps"]), saved["extra"]
 
 
 def _state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     _complete(optimizer)
     model_state, optimizer_state = get_state_dict(model, optimizer)
-    return {MODEL_KEY: model_state, "optimizer": optimizer_state, "rng": torch.get_rng_state()}
+    return {MODEL_KEY: model_state, "optimizer": optimizer_state}
+
+
+def _random_states(device: torch.device) -> dict[str, Tensor]:
+    """States of the generators from which a process draws where it names none."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda" and torch.cuda.is_initialized():
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def _saved_random_states(written: dict[str, Any] | None, world: World) -> dict[str, dict[str, Tensor]]:
+    """Room for the states that a process continues from, under the number of the one that saved them.
+
+    Args:
+        written: says what was saved; None: nothing.
+        world: another number of processes continues from the first one's, since all begin with the same.
+    """
+    if written is None:
+        return {}
+    process = world.process if written["processes"] == world.processes else 0
+    states = _random_states(world.device)
+    return {str(process): {name: states[name] for name in states if name in written["generators"]}}
 
 
 def _complete(optimizer: Optimizer) -> None:

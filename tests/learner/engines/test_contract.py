@@ -86,6 +86,16 @@ def test_two_ranks_make_the_steps_of_muon_that_one_makes(engine_worlds, engine_m
     assert max(float((found[name] - before[name]).abs().max()) for name in found) > 5e-3
 
 
+def test_each_rank_continues_from_its_own_random_state(engine_worlds, engine_models, tmp_path):
+    """Another number of ranks continues from the first one's, as all of them begin with the same."""
+    first, second = engine_worlds(TWO).run(two_ranks.draw_and_save, engine_models["tied"], tmp_path)
+    assert not torch.equal(first, second)
+    found = engine_worlds(TWO).run(two_ranks.load_and_draw, engine_models["tied"], tmp_path)
+    assert [drawn.tolist() for drawn in found] == [first.tolist(), second.tolist()]
+    (alone,) = engine_worlds(ONE).run(two_ranks.load_and_draw, engine_models["tied"], tmp_path)
+    assert torch.equal(alone, first)
+
+
 def test_a_checkpoint_of_two_ranks_is_put_together(engine_worlds, engine_models, tmp_path):
     """Without them, into the folder that they have exported."""
     engine_worlds(TWO).run(two_ranks.save_and_export, engine_models["tied"], tmp_path)

@@ -48,6 +48,22 @@ def probe(harness: Harness, model: Path) -> tuple[bool, str]:
     return traceless, "not refused"
 
 
+def draw_and_save(harness: Harness, model: Path, folder: Path) -> torch.Tensor:
+    """Numbers that a process draws after a checkpoint, from a generator that was seeded apart from the others'."""
+    engine = harness.make(make_spec(model))
+    torch.manual_seed(7 + engine.layout.process)
+    torch.rand(1)
+    save(engine, folder)
+    return torch.rand(3)
+
+
+def load_and_draw(harness: Harness, model: Path, folder: Path) -> torch.Tensor:
+    """Numbers that a process draws after it has loaded a checkpoint."""
+    engine = harness.make(make_spec(model))
+    engine.load_checkpoint(folder)
+    return torch.rand(3)
+
+
 def export(harness: Harness, model: Path) -> tuple[Weights, Weights, int]:
     """Weights gathered at once and in small batches, and the most bytes of full tensors that were held."""
     engine = harness.make(make_spec(model))
