@@ -127,8 +127,8 @@ class MemorySection(Section):
     )
     reshard_after_forward: bool = Field(
         True,
-        description="Layers that were gathered from the ranks are gathered again for the backward pass. false: they "
-        "stay, and memory holds the whole model in `param_dtype`.",
+        description="Layers that were gathered from the ranks are gathered again for the backward pass. false: those of "
+        "a trained model stay until then, and memory holds all of it in `param_dtype`.",
     )
 
 

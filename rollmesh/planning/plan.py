@@ -193,7 +193,7 @@ def _setup(config: Config, cluster: Cluster, role: ModelRole, models: Models) ->
         moments=_moments(section.optimizer or learner.optimizer),
         sync_once=learner.gradient_sync == "step",
         host_inputs=learner.memory.offload_activations and device == "cuda",
-        reshard=learner.memory.reshard_after_forward,
+        reshard=learner.memory.reshard_after_forward or not role.trained,
     )
 
 

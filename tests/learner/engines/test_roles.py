@@ -7,10 +7,11 @@ import itertools
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
 
 from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.checkpoint.store import CheckpointStore, load_checkpoint
-from rollmesh.mesh.config.learner import OptimizerSection
+from rollmesh.mesh.config.learner import MemorySection, OptimizerSection
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.learner.engines.models import make_critic, make_engine, make_frozen, make_sequences
@@ -106,3 +107,23 @@ def test_a_role_without_state_is_named_and_nothing_changes(model_folder, tmp_pat
     with pytest.raises(DataError, match="no state of critic, reward"):
         load_checkpoint(engines, path)
     assert_same(weights(engines["actor"]), before, 0.0)
+
+
+@pytest.mark.parametrize("make", [make_frozen, make_engine])
+def test_between_its_calls_a_role_keeps_no_gathered_weights(model_folder, make):
+    """One that is not trained keeps none of a layer after that layer either: no backward pass will use them."""
+    engine = make(model_folder, param_dtype="bfloat16", memory=MemorySection(reshard_after_forward=False))
+    groups = [
+        group
+        for module in engine._runner.module.modules()
+        if isinstance(module, FSDPModule) and (group := module._get_fsdp_state()._fsdp_param_group) is not None
+    ]
+    most = []
+    handle = engine._runner.transformer.base_model.norm.register_forward_hook(
+        lambda *_: most.append(sum(group.is_unsharded for group in groups))
+    )
+    engine.infer([pack(make_sequences(seed)) for seed in (1, 2)])
+    handle.remove()
+    assert most == [1, 1] if make is make_frozen else most == [len(groups)] * 2
+    assert not any(group.is_unsharded for group in groups)
+    engine.close()

@@ -20,7 +20,7 @@ from rollmesh.planning.models import RunModels
 from rollmesh.planning.plan import Plan, make_plan, micro_batch
 from rollmesh.planning.report import lines, to_json
 from rollmesh.planning.switches import SWITCHES, exists, savings, with_settings
-from rollmesh.planning.training import GRADIENTS, LOGITS, OPTIMIZER, PARAMETERS
+from rollmesh.planning.training import GATHERED, GRADIENTS, LOGITS, OPTIMIZER, PARAMETERS
 
 ARCHITECTURES = Path(__file__).parent / "architectures"
 # Parameters, as the models' pages give them.
@@ -128,6 +128,21 @@ def test_a_frozen_role_holds_no_more_than_its_shard_and_can_be_offloaded() -> No
     (offload,) = [saving for saving in offered if saving.settings == {"learner.roles.reference.offload": True}]
     assert offload.device_bytes == reference.resting
     assert -offload.host_bytes == 8 * reference.resting
+
+
+def test_layers_stay_gathered_for_a_backward_pass_alone() -> None:
+    """So those of a frozen role never do."""
+    run = {"algorithm": {"name": "grpo", "kl": {"where": "loss"}}}
+    plans = [
+        planned(
+            configured("qwen2.5-7b", learner={"ranks": 8, "memory": {"reshard_after_forward": reshard}}, **run),
+            "8xH100-80G",
+        )
+        for reshard in (True, False)
+    ]
+    (actor, reference), (kept, other) = ([role.phases[0].parts[GATHERED] for role in plan.roles] for plan in plans)
+    assert actor == reference == other
+    assert kept == pytest.approx(2 * SIZES["qwen2.5-7b"], rel=1e-3)
 
 
 def test_tied_and_untied_output_layers_and_large_logits() -> None:

@@ -35,7 +35,7 @@ class Preparation:
             of products and of attention.
         offload_activations: the inputs of blocks that are computed again wait in (pinned) host memory.
         reshard_after_forward: a block's parameters are gathered again for the backward pass; between the two they take
-            no memory.
+            no memory. Models that are not trained have no such pass, and never keep them.
     """
 
     shard: bool
@@ -64,11 +64,12 @@ def prepare(model: nn.Module, how: Preparation) -> None:
         recompute_blocks(model, how.recompute, offload=how.offload_activations)
     if not how.shard:
         return
+    reshard = how.reshard_after_forward or not how.trained
     policy = MixedPrecisionPolicy(param_dtype=how.param_dtype, reduce_dtype=torch.float32)
     for module in exact:
         fully_shard(module, mesh=how.mesh, mp_policy=replace(policy, param_dtype=torch.float32))
     for module in (*transformer_blocks(model), *_vocabulary_layers(model)):
-        fully_shard(module, mesh=how.mesh, mp_policy=policy, reshard_after_forward=how.reshard_after_forward)
+        fully_shard(module, mesh=how.mesh, mp_policy=policy, reshard_after_forward=reshard)
     fully_shard(model, mesh=how.mesh, mp_policy=policy)
 
 
