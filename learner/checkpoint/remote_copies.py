@@ -225,8 +225,8 @@ class RemoteCopies:
             name = path.rstrip("/").rpartition("/")[2]
             if version_of(name) is None or name in here or _version(name) > newest_here:
                 continue
-            # Without its list it is an upload that broke off: only this thread makes those of this learner, and one
-            # that was fenced notices before it would write a list.
+            # Without its list it is an upload that broke off. This thread alone makes those of this learner, and one
+            # that was fenced looks for its files before it writes a list.
             if name not in there or _version(name) < newest_copy:
                 self._remove(name, complete=name in there)
 

@@ -2,8 +2,8 @@
 
 Invariants: a checkpoint is removed only after a newer one was committed. The committed one, the best one and those of
 versions that are being evaluated stay however old they are. So does the one that is being copied elsewhere, or a slow
-store would never get a whole one: at most one more than `keep`, also where the store hangs. Each is renamed before its
-removal, so that an interrupted removal leaves no incomplete checkpoint under a valid name. Half-written and
+store would never get a whole one. That is at most one more than `keep`, also where the store hangs. Each is renamed
+before its removal, so that an interrupted removal leaves no incomplete checkpoint under a valid name. Half-written and
 half-removed folders of an older incarnation are removed once it is fenced, which it is when its successor starts.
 """
 

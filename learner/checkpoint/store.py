@@ -113,7 +113,7 @@ class CheckpointStore:
             for role, engine, folder in roles:
                 parts.append(engine.begin_checkpoint(folder, extra | stamp if role == ACTOR else stamp))
         except BaseException:
-            # Of roles that have begun files would come back.
+            # Roles that have begun may still be writing, and files would come back.
             wait(parts, WRITE_S)
             _remove_unfinished(ranks, unfinished)
             raise

@@ -3,7 +3,7 @@
 Invariants: a version comes into force only when its weights can be fetched. Publications and announcements never
 overtake one another, because each waits for the one before; neither do commits. The training thread copies the weights;
 all else happens while the next batch is gathered and trained, and ends before that batch is claimed. A version that is
-evaluated is the exception, where the best checkpoint is kept: training waits until it is in force, for only then is it
+evaluated is the exception, where the best checkpoint is kept. Training waits until it is in force, for only then is it
 known whether it gets a checkpoint. Weights that have not changed are announced under the next version, and travel no
 more.
 """
