@@ -1,15 +1,17 @@
 """Learners of one run, one after the other, each of which meets a fault of its own; a program of `test_killed_saving`.
 
 It imports what a learner needs, once, and forks a process for each fault whose name it reads; it answers how that
-process ended.
+process ended. A fault may change the configuration of its checkpoints.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -17,12 +19,15 @@ from typing import Any, NoReturn
 import rollmesh.learner.coordinator.checkpoint_scheduler
 from rollmesh.buffer.client.client import BufferClient
 from rollmesh.learner.checkpoint import retention, store
+from rollmesh.learner.coordinator.checkpoint_scheduler import CheckpointScheduler
 from rollmesh.learner.engines.fsdp2.engine import Fsdp2Engine
 from rollmesh.learner.engines.fsdp2.state import StateWriter
 from rollmesh.learner.engines.fsdp2.step import TrainingStep
 from rollmesh.learner.service import run
 from rollmesh.mesh.config import Config
 from rollmesh.protos import buffer_pb2
+
+_HELD_S = 60.0
 
 
 def die(*_: Any, **__: Any) -> NoReturn:
@@ -85,11 +90,51 @@ def killed_while_it_removes() -> None:
     retention.shutil = SimpleNamespace(rmtree=die)  # type: ignore[assignment]
 
 
+def killed_three_steps_into_a_write() -> Mapping[str, Any]:
+    store._rename = lambda *_: threading.Event().wait()  # type: ignore[assignment]
+    return _written_by_time(3, die)
+
+
+def killed_after_a_late_commit() -> Mapping[str, Any]:
+    """Its checkpoint is whole and committed three steps after its version."""
+    rename, claimed = store._rename, threading.Event()
+
+    def held(unfinished: Path, final: Path) -> None:
+        assert claimed.wait(_HELD_S)
+        rename(unfinished, final)
+
+    store._rename = held
+    rollmesh.learner.coordinator.checkpoint_scheduler.prune = die
+    return _written_by_time(3, claimed.set)
+
+
+def _written_by_time(steps: int, action: Callable[[], object]) -> Mapping[str, Any]:
+    """Checkpoints for which no step waits, the first one after a step; gives their configuration.
+
+    Does something once the groups of so many further steps are used.
+    """
+    claim, versions = BufferClient.claim, itertools.count(-1)
+    write = CheckpointScheduler.write_if_due
+
+    async def counted(*arguments: Any) -> Any:
+        granted = await claim(*arguments)
+        if next(versions) == steps - 1:
+            action()
+        return granted
+
+    def write_after_a_step(self: CheckpointScheduler, version: int, *, changed: bool) -> float:
+        return write(self, version, changed=changed) if version > self._progress.resumed_at else 0.0
+
+    BufferClient.claim = counted  # type: ignore[method-assign]
+    CheckpointScheduler.write_if_due = write_after_a_step  # type: ignore[method-assign]
+    return {"every_steps": None, "every_s": 1e-9}
+
+
 def none() -> None:
     """It trains to the end."""
 
 
-FAULTS: dict[str, Callable[[], None]] = {
+FAULTS: dict[str, Callable[[], Mapping[str, Any] | None]] = {
     fault.__name__: fault
     for fault in (
         first_claim_refused,
@@ -101,6 +146,8 @@ FAULTS: dict[str, Callable[[], None]] = {
         killed_before_the_commit,
         killed_after_the_commit,
         killed_while_it_removes,
+        killed_three_steps_into_a_write,
+        killed_after_a_late_commit,
         none,
     )
 }
@@ -111,8 +158,9 @@ def main(config_file: Path, mesh: str) -> None:
     for line in sys.stdin:
         child = os.fork()
         if not child:
-            FAULTS[line.strip()]()
-            status = run(config, mesh, takeover=True)
+            changes = FAULTS[line.strip()]() or {}
+            section = config.checkpoint.model_copy(update=changes)
+            status = run(config.model_copy(update={"checkpoint": section}), mesh, takeover=True)
             sys.stderr.flush()
             os._exit(status)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)

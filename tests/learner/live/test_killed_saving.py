@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -10,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from rollmesh.learner.checkpoint.digests import check_actor_digests
+from rollmesh.learner.checkpoint.names import version_of
 from rollmesh.learner.recovery.consumption_log import surviving_uses
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.runtime.threads import thread_environment
 from tests.learner.live.killed import FAULTS
-from tests.learner.live.test_runs import assert_nothing_twice, ledger, records, summary, uses
+from tests.learner.live.test_runs import ask, assert_nothing_twice, ledger, records, summary, uses
 from tests.learner.live.tiny import make_config, mesh_of, run_learner
 from tests.repository import REPOSITORY
 
@@ -35,8 +38,21 @@ EXPECTED = {
         {".removed-i0002-v00000002", "i0007-v00000004", "i0008-v00000006", "i0009-v00000008"},
         6,
     ),
-    "none": (0, {"i0010-v00000010"}, 8),
+    "killed_three_steps_into_a_write": (
+        KILLED,
+        {"i0007-v00000004", "i0008-v00000006", "i0009-v00000008", ".partial-i0010-v00000009"},
+        8,
+    ),
+    "killed_after_a_late_commit": (
+        KILLED,
+        {"i0007-v00000004", "i0008-v00000006", "i0009-v00000008", "i0011-v00000009"},
+        8,
+    ),
+    "none": (0, {"i0012-v00000012"}, 9),
 }
+# Groups that were used after the last commit: the successor is offered them again.
+UNCOMMITTED = {"killed_three_steps_into_a_write": 4 * 4, "killed_after_a_late_commit": 3 * 4}
+STEPS = 12
 
 
 @pytest.mark.slow
@@ -44,7 +60,7 @@ def test_a_learner_killed_in_any_phase_of_a_checkpoint_is_continued(tmp_path: Pa
     config = make_config(
         tmp_path,
         {
-            "learner.steps": 10,
+            "learner.steps": STEPS,
             "checkpoint.every_steps": 2,
             "checkpoint.every_s": None,
             "checkpoint.keep": 1,
@@ -68,9 +84,10 @@ def test_a_learner_killed_in_any_phase_of_a_checkpoint_is_continued(tmp_path: Pa
                 print(fault, file=learners.stdin, flush=True)
                 assert learners.stdout.readline().strip() == str(status), (tmp_path / "log").read_text()[-6000:]
                 assert {path.name for path in checkpoints.glob("*/")} == left, fault
+                _check_latest(mesh, fault)
                 if fault == "killed_before_the_commit":
                     _refuse_damage(config, mesh, checkpoints / "i0007-v00000004" / "__0_0.distcp")
-        assert ledger(mesh).recounted.trained == 10 * 4
+        assert ledger(mesh).recounted.trained == STEPS * 4
     began = {use.incarnation: use.resumed_at for use in uses(config)}
     assert began == {i: at for i, (_, _, at) in enumerate(EXPECTED.values(), start=1) if at is not None}
     # All groups that were used and undone were offered again; committed ones were not.
@@ -78,8 +95,18 @@ def test_a_learner_killed_in_any_phase_of_a_checkpoint_is_continued(tmp_path: Pa
     assert {g.group_id for use in uses(config) for g in use.groups} == {
         g.group_id for use in surviving_uses(uses(config)) for g in use.groups
     }
-    assert [r["step"] for r in records(config)][-2:] == [9, 10]
-    assert summary(config)["steps"] == 10
+    assert [r["step"] for r in records(config)][-2:] == [STEPS - 1, STEPS]
+    assert summary(config)["steps"] == STEPS
+
+
+def _check_latest(mesh: str, fault: str) -> None:
+    """The checkpoint that the buffer names is whole, and holds the steps of all groups that count as trained."""
+    latest = Path(asyncio.run(ask(mesh, lambda client: client.describe("train"))).latest_checkpoint)
+    check_actor_digests(latest)
+    version, counts = version_of(latest.name), ledger(mesh).recounted
+    assert version is not None
+    assert counts.trained == version.version * 4, fault
+    assert counts.consumed == UNCOMMITTED.get(fault, counts.consumed), fault
 
 
 def _refuse_damage(config: Config, mesh: str, file: Path) -> None:
