@@ -85,6 +85,18 @@ def test_an_engine_that_sleeps_on_the_host_gives_its_memory_back_and_trains_on(t
         torch.testing.assert_close(on_cuda[name], tensor, atol=5e-2, rtol=5e-2)
 
 
+def test_the_devices_generator_continues_from_a_checkpoint(tmp_path):
+    engine = make_engine(make_model(tmp_path / "model", "qwen3"), device="cuda")
+    for number in (1, 2):
+        checkpoint = tmp_path / str(number)
+        checkpoint.mkdir()
+        engine.begin_checkpoint(checkpoint, {}).result(60)
+        drawn = torch.rand(3, device="cuda")
+        torch.cuda.manual_seed(7)
+        engine.load_checkpoint(checkpoint)
+        assert torch.equal(torch.rand(3, device="cuda"), drawn)
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_two_devices_over_nccl_give_the_weights_of_one_cpu(tmp_path):
     folder = make_model(tmp_path / "model", "qwen3")
