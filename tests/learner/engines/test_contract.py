@@ -96,6 +96,15 @@ def test_each_rank_continues_from_its_own_random_state(engine_worlds, engine_mod
     assert torch.equal(alone, first)
 
 
+def test_a_rank_without_rows_of_a_matrix_has_no_moments_in_8_bits_of_it(engine_worlds, engine_models, tmp_path):
+    """The head of a value model is a single row."""
+    (first, found, resumed), _ = engine_worlds(TWO).run(two_ranks.critic_in_8_bits, engine_models["tied"], tmp_path)
+    assert_same(resumed, found, 0.0)
+    ((expected, *_),) = engine_worlds(ONE).run(two_ranks.critic_in_8_bits, engine_models["tied"], tmp_path / "one")
+    assert_same(first, expected)
+    assert expected["value_head.weight"].any()
+
+
 def test_a_checkpoint_of_two_ranks_is_put_together(engine_worlds, engine_models, tmp_path):
     """Without them, into the folder that they have exported."""
     engine_worlds(TWO).run(two_ranks.save_and_export, engine_models["tied"], tmp_path)

@@ -135,6 +135,14 @@ def test_codes_are_those_of_a_neighbour_and_right_on_average(signed):
         assert bool((dequantize(*quantize(tiny, generator, signed=False), signed=False) > 0).eq(tiny > 0).all())
 
 
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("width", [512, 300, 7])
+def test_a_shard_without_rows_has_codes_and_scales_without_rows(width, signed):
+    codes, scales = quantize(torch.zeros(0, width), torch.Generator(), signed=signed)
+    assert (codes.shape, scales.shape) == ((0, width), (0, -(-width // min(width, 256))))
+    assert dequantize(codes, scales, signed=signed).shape == (0, width)
+
+
 @pytest.mark.parametrize(("form", "distance", "share"), [("bfloat16", 0.02, 0.52), ("8bit", 0.1, 0.7)])
 def test_moments_in_fewer_bits_follow_those_in_float32(form, distance, share):
     """A second moment that was rounded to the nearest number would stay where it began."""

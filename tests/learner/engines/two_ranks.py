@@ -19,7 +19,7 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import BucketSet, check_manifest
 from rollmesh.mesh.weights.tensors import named_tensors
 from rollmesh.testing.contract_state import Weights, save
-from rollmesh.testing.engine_cases import make_sequences, make_spec, train, weights
+from rollmesh.testing.engine_cases import critic_loss, make_sequences, make_spec, train, weights
 from rollmesh.testing.worlds import Harness
 
 GATHER_BYTES = 9000
@@ -97,6 +97,19 @@ def step_with_muon(harness: Harness, model: Path) -> tuple[Weights, Weights]:
     before = weights(engine)
     train(engine, make_sequences(1))
     return before, weights(engine)
+
+
+def critic_in_8_bits(harness: Harness, model: Path, folder: Path) -> tuple[Weights, Weights, Weights]:
+    """A value model after a step, after one more, and after that of an engine that continues from the first one."""
+    optimizer = OptimizerSection(lr=1e-2, eps=1e-2, state_dtype="8bit")
+    engine, resumed = (harness.make(make_spec(model, optimizer=optimizer), "value_model") for _ in range(2))
+    train(engine, make_sequences(1), critic_loss)
+    first = weights(engine)
+    save(engine, folder)
+    resumed.load_checkpoint(folder)
+    for each in (engine, resumed):
+        train(each, make_sequences(2), critic_loss)
+    return first, weights(engine), weights(resumed)
 
 
 def save_and_export(harness: Harness, model: Path, out: Path) -> None:

@@ -64,7 +64,7 @@ def quantize(values: Tensor, generator: torch.Generator, *, signed: bool) -> tup
     Returns:
         uint8 [rows, width], float32 [rows, blocks].
     """
-    rows, width = values.shape
+    width = values.shape[1]
     blocks = _blocks(values)
     scales = blocks.abs().amax(-1)
     parts = blocks / scales.clamp_min(torch.finfo(torch.float32).tiny)[..., None]
@@ -75,21 +75,21 @@ def quantize(values: Tensor, generator: torch.Generator, *, signed: bool) -> tup
     codes = above - 1 + (torch.rand(share.shape, device=share.device, generator=generator) < share)
     if not signed:
         codes = codes.clamp_min_(1).where(blocks > 0, 0)
-    return codes.to(torch.uint8).view(rows, -1)[:, :width], scales
+    return codes.to(torch.uint8).flatten(1)[:, :width], scales
 
 
 def dequantize(codes: Tensor, scales: Tensor, *, signed: bool) -> Tensor:
     """The values, float32 [rows, width], of what `quantize` gives."""
     rows, width = codes.shape
     parts = _table(signed, codes.device).index_select(0, codes.flatten().int()).view(rows, width)
-    return (_blocks(parts) * scales[..., None]).view(rows, -1)[:, :width].contiguous()
+    return (_blocks(parts) * scales[..., None]).flatten(1)[:, :width].contiguous()
 
 
 def _blocks(values: Tensor) -> Tensor:
-    """[rows, blocks, columns], filled up with zeros."""
-    rows, width = values.shape
+    """[rows, blocks, columns], filled up with zeros; a shard may have no rows."""
+    width = values.shape[1]
     columns = min(_BLOCK, width)
-    return functional.pad(values, (0, -width % columns)).view(rows, -1, columns)
+    return functional.pad(values, (0, -width % columns)).unflatten(1, (-1, columns))
 
 
 def _scales(parameter: Tensor) -> Tensor:
