@@ -77,7 +77,11 @@ class World:
 
     def max_int(self, value: int) -> int:
         """The largest of the processes' numbers."""
-        return value if self.processes == 1 else int(self.max(torch.tensor([value])))
+        return self.max_ints([value])[0]
+
+    def max_ints(self, values: Sequence[int]) -> list[int]:
+        """The largest of the processes' numbers, place by place."""
+        return list(values) if self.processes == 1 else [int(most) for most in self.max(torch.tensor(values)).tolist()]
 
     def sum_ints(self, values: Sequence[int]) -> list[int]:
         """Sums of the processes' numbers."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface
 
-from rollmesh.learner.engines.fsdp2.attention_calls import AttentionCall, Scoring
+from rollmesh.learner.engines.fsdp2.attention_calls import AttentionCall, Scoring, refuse_mask
 from rollmesh.learner.engines.fsdp2.kernels.choice import PackedLayout
 from rollmesh.learner.engines.fsdp2.kernels.flex import FlexLayout, flex_packed
 from rollmesh.learner.engines.fsdp2.kernels.varlen import VarlenLayout, varlen_attention
@@ -116,6 +116,7 @@ def _softcapped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: flo
     k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
     scores = torch.tanh((q @ k.mT) * (scale / softcap)) * softcap
     if mask is None:
+        refuse_mask(scores.shape[-2] * scores.shape[-1])
         mask = torch.full(scores.shape[-2:], -torch.inf, dtype=scores.dtype, device=scores.device).triu_(1)
     return torch.softmax((scores + mask).float(), -1).to(v.dtype) @ v
 

@@ -4,6 +4,9 @@ Attention needs, for every segment, its queries and the keys of its whole contex
 itself). Many short segments would be many small kernel calls. So segments of similar shape form one padded call: rows
 of indices into the N packed tokens. Padding indices repeat place 0. A padded key is masked, a padded query is dropped,
 so neither reaches a result or a gradient. Where segments are long a call holds one segment and pads nothing.
+
+Invariant: no call's masks, those of its segments together, are larger than that of the longest sequence that may be
+masked. A segment that needs a larger one has a call of its own, and is refused.
 """
 
 from __future__ import annotations
@@ -84,12 +87,7 @@ class AttentionCall:
         return self._masks[reach, dtype]
 
     def _build(self, rows: int, columns: int, reach: int | None, dtype: torch.dtype) -> Tensor:
-        if rows * columns > LONGEST_MASKED**2:
-            raise DataError(
-                f"{rows} tokens against the {columns} that they see need a mask of {rows * columns * 4 / 2**30:.1f} "
-                "GiB, and there is no kernel that needs none",
-                hint=f"keep sequences within {LONGEST_MASKED} tokens",
-            )
+        refuse_mask(rows * columns)
         device = self.queries.device
         key = torch.arange(columns, device=device)
         query = self.prefix_lengths[:, None] + torch.arange(rows, device=device)
@@ -112,6 +110,34 @@ class AttentionLayout:
 
     calls: tuple[AttentionCall, ...]
     restore: Tensor | None
+
+
+def largest_mask(segments: Segments, *, causal: bool) -> int:
+    """Numbers of the largest mask that a segment needs.
+
+    Args:
+        segments: of a packed micro-batch.
+        causal: segments that continue none need no mask.
+    """
+    numbers = segments.lengths * (segments.lengths + segments.prefix_lengths)
+    return int(numbers[segments.prefix_lengths > 0].max(initial=0) if causal else numbers.max())
+
+
+def refuse_mask(numbers: int) -> None:
+    """Refuses a mask that would be larger than that of the longest sequence that may be masked.
+
+    Args:
+        numbers: of the mask: queries times keys.
+
+    Raises:
+        DataError: it is too large.
+    """
+    if numbers > LONGEST_MASKED**2:
+        raise DataError(
+            f"a sequence needs a mask of queries x keys of {numbers * 4 / 2**30:.1f} GiB, and there is no kernel that "
+            "needs none",
+            hint=f"keep sequences within {LONGEST_MASKED} tokens",
+        )
 
 
 def build_layout(segments: Segments, device: torch.device, waste: int = _WASTE_PER_CALL) -> AttentionLayout:
@@ -145,7 +171,8 @@ def _buckets(lengths: NDArray[np.int64], contexts: NDArray[np.int64], waste: int
     for index, length, context in zip(order.tolist(), lengths[order].tolist(), contexts[order].tolist(), strict=True):
         members = buckets[-1] if buckets else []
         grown = max(rows, length)
-        if members and (len(members) + 1) * grown * columns - (area + length * context) <= waste:
+        padded = (len(members) + 1) * grown * columns
+        if members and padded - (area + length * context) <= waste and padded <= LONGEST_MASKED**2:
             members.append(index)
             rows, area = grown, area + length * context
         else:

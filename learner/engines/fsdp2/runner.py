@@ -23,6 +23,7 @@ from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.batching.transfer import to_device
 from rollmesh.learner.batching.types import PackedBatch, PackedRow, Packing, TrainSequence
 from rollmesh.learner.engines.fsdp2.attention import ATTENTION
+from rollmesh.learner.engines.fsdp2.attention_calls import largest_mask, refuse_mask
 from rollmesh.learner.engines.fsdp2.dense_attention import describe_dense_attention, refuse_long_masks
 from rollmesh.learner.engines.fsdp2.kernels.choice import EXACT, build_layout_for, choose_kernel
 from rollmesh.learner.engines.fsdp2.kernels.choice import KEY as ATTENTION_KEY
@@ -42,6 +43,7 @@ from rollmesh.learner.engines.fsdp2.ulysses.division import check_division, refu
 from rollmesh.learner.engines.fsdp2.ulysses.exchange import DividedLayout, Exchange
 from rollmesh.learner.engines.fsdp2.ulysses.row_parts import RowPart, part_of
 from rollmesh.learner.engines.interface import EngineSpec
+from rollmesh.learner.engines.layer_kinds import window_of
 from rollmesh.learner.engines.layout import Layout
 from rollmesh.learner.engines.model_cost import ModelCost, cost_of
 from rollmesh.learner.engines.world import World
@@ -90,7 +92,9 @@ class ModelRunner(ABC):
             self._why_whole = choice.undivided
             self._refuse_to_divide(self._why_whole)
             self._refuse_kernel(choice.reason)
-            capped = getattr(stored.model.config.get_text_config(), "attn_logit_softcapping", None) is not None
+            text = stored.model.config.get_text_config()
+            capped = getattr(text, "attn_logit_softcapping", None) is not None
+            self._causal = not capped and window_of(text) is None
             self._kernel = choose_kernel(spec.attention, self.device, self._param_dtype, capped=capped)
             self.why_rows = choice.reason
             for layer in choice.recurrent:
@@ -137,10 +141,18 @@ class ModelRunner(ABC):
         return cost_of(config, shapes, tied=bool(config.tie_word_embeddings) and not self.backbone_only)
 
     def even(self, batches: Sequence[PackedBatch]) -> tuple[list[PackedBatch], list[PackedBatch]]:
-        """Micro-batches with trained tokens, and what fills them up to the same number on every rank."""
+        """Micro-batches with trained tokens, and what fills them up to the same number on every rank.
+
+        Raises:
+            DataError: on every rank, where one has a sequence whose mask would be too large.
+        """
         real = [batch for batch in batches if batch.tokens.num_tokens]
+        masked = real if self._kernel == EXACT and self.packing is not Packing.ROWS else []
+        numbers = max((largest_mask(batch.row.segments, causal=self._causal) for batch in masked), default=0)
         # Agreed on before the first forward pass, whose own collectives must line up between ranks.
-        missing = self.world.max_int(len(real)) - len(real)
+        most, numbers = self.world.max_ints([len(real), numbers])
+        refuse_mask(numbers)
+        missing = most - len(real)
         return real, [_empty_batch(self.device)] * missing if missing else []
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from rollmesh.learner.batching.pack import pack
-from rollmesh.learner.batching.types import Packing
+from rollmesh.learner.batching.types import Packing, Segments
 from rollmesh.learner.engines.fsdp2 import attention_calls
+from rollmesh.learner.engines.fsdp2.attention import packed_attention
+from rollmesh.learner.engines.fsdp2.attention_calls import build_layout
 from rollmesh.learner.engines.fsdp2.dense_attention import describe_dense_attention, refuse_long_masks
+from rollmesh.learner.engines.fsdp2.opaque import Opaque
 from rollmesh.mesh.errors import ConfigError, DataError
+from rollmesh.testing.worlds import EngineLayout
+from tests.learner.engines import two_ranks
 from tests.learner.engines.models import make_engine, make_sequences
 from tests.learner.engines.training import log_probs
 
@@ -53,6 +62,39 @@ def test_a_sequence_that_no_one_announced_is_refused_too(model_folder, monkeypat
         log_probs(engine, batch)
     monkeypatch.undo()
     assert torch.equal(log_probs(engine, batch), expected)
+
+
+def test_masks_of_a_call_are_together_no_larger_than_that_of_the_longest_sequence(monkeypatch):
+    """However many segments of one shape there are; a segment that is too long by itself has a call of its own."""
+    monkeypatch.setattr(attention_calls, "LONGEST_MASKED", 20)
+    lengths = np.array([2, *[6] * 40, 30])
+    starts = lengths.cumsum() - lengths
+    segments = Segments(starts, lengths, np.zeros(42, dtype=np.int64), np.where(np.arange(42), 2, 0))
+    calls = build_layout(segments, CPU).calls
+    assert sum(call.shape[0] for call in calls) == 42
+    assert sorted(call.shape for call in calls if np.prod(call.shape) > 400) == [(1, 30, 32)]
+    assert len(calls) < 12
+
+
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_capped_scores_need_a_mask_where_others_need_none(monkeypatch, softcap):
+    """One that is bounded as any other."""
+    monkeypatch.setattr(attention_calls, "LONGEST_MASKED", 10)
+    nothing = np.zeros(1, dtype=np.int64)
+    layout = Opaque(build_layout(Segments(nothing, nothing + 20, nothing, nothing), CPU))
+    tokens = torch.randn(1, 2, 20, 4)
+    refused = pytest.raises(DataError, match="keep sequences within 10 tokens") if softcap else nullcontext()
+    with refused:
+        packed_attention(nn.Identity(), tokens, tokens, tokens, None, softcap=softcap, layout=layout)
+
+
+def test_ranks_refuse_a_long_sequence_together_before_they_compute(engine_worlds, model_folder):
+    """Though one of them has it alone; the step can be given up, and the next one is trained."""
+    first, second = engine_worlds(EngineLayout("two_ranks", processes=2)).run(
+        two_ranks.refuse_long_sequence, model_folder
+    )
+    assert all("keep sequences within 20 tokens" in told for told in first[0])
+    assert first == second
 
 
 def test_an_engine_says_so_at_its_start(model_folder, caplog):

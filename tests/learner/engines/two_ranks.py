@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.distributed.rank_channel import RankChannel
 from rollmesh.learner.distributed.weight_export import WeightExport
+from rollmesh.learner.engines.fsdp2 import attention_calls
 from rollmesh.learner.engines.fsdp2.export import full_tensors
 from rollmesh.learner.weights import WeightPublisher
 from rollmesh.learner.weights.version_storage import VersionFile
@@ -19,7 +21,7 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import BucketSet, check_manifest
 from rollmesh.mesh.weights.tensors import named_tensors
 from rollmesh.testing.contract_state import Weights, save
-from rollmesh.testing.engine_cases import critic_loss, make_sequences, make_spec, train, weights
+from rollmesh.testing.engine_cases import critic_loss, make_sequences, make_spec, policy_loss, train, weights
 from rollmesh.testing.worlds import Harness
 
 GATHER_BYTES = 9000
@@ -169,3 +171,19 @@ class _Full(WeightPublisher):
 
     def allocate(self, nbytes: int) -> VersionFile:
         raise WeightsError(f"no memory for {nbytes} bytes")
+
+
+def refuse_long_sequence(harness: Harness, model: Path) -> tuple[list[str], bool]:
+    """What a rank says of a sequence that the second one alone has, and whether the next step is skipped."""
+    engine = harness.make(make_spec(model, timeout_s=20.0))
+    batches = [pack(make_sequences(1, longest=30 if engine.layout.dp_rank else 2))]
+    counts = engine.global_counts(batches)
+    told = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention_calls, "LONGEST_MASKED", 20)
+        for use in (lambda: engine.accumulate(batches, policy_loss, counts), lambda: engine.infer(batches)):
+            with pytest.raises(DataError) as refused:
+                use()
+            told.append(f"{refused.value.message}; {refused.value.hint}")
+    engine.discard()
+    return told, train(engine, make_sequences(1)).skipped
