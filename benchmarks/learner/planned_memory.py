@@ -37,6 +37,7 @@ from rollmesh.mesh.config import load_config
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.config.learner import OptimizerSection
 from rollmesh.mesh.runtime.ranks import environment_of
+from rollmesh.planning.cluster import parse_devices
 from rollmesh.planning.command import find
 
 _TIMEOUT_S = 500
@@ -203,7 +204,7 @@ def _plan(case: Case, folder: Path) -> dict[str, Any]:
             },
         }
     )
-    role = find(config, "1xCPU", 1).plan.roles[0]
+    role = find(config, parse_devices("1xCPU")).plan.roles[0]
     phase = max((phase for phase in role.phases if phase.name != "inference"), key=lambda phase: phase.total)
     assert role.setup.micro_batches == 2, "as it is trained"
     return {"planned_bytes": phase.total, "phase": phase.name, "parameters": role.setup.shape.elements}

@@ -27,12 +27,23 @@ def _plan(
     config_path: ConfigPath,
     devices: Annotated[str, typer.Option("--devices", metavar="COUNTxNAME", help=_DEVICES_HELP)],
     nodes: Annotated[int, typer.Option("--nodes", min=1, help="Nodes that have as many devices each.")] = 1,
+    host_memory: Annotated[
+        str | None,
+        typer.Option(
+            "--host-memory",
+            metavar="SIZE",
+            help="Memory of a node, as 1T or 512G; left out: this machine's where the devices are, else assumed.",
+        ),
+    ] = None,
+    shm: Annotated[
+        str | None, typer.Option("--shm", metavar="SIZE", help="Size of a node's /dev/shm; left out: likewise.")
+    ] = None,
     trace: Annotated[
         bool,
         typer.Option("--trace", help="Also follow a step on fake tensors with torch's memory tracker (a minute)."),
     ] = False,
     run: Annotated[
-        Path | None, typer.Option("--run", metavar="RUN", help="Also show what this run took, from its folder.")
+        Path | None, typer.Option("--run", metavar="RUN", help="Also compare with what this run took, from its folder.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything, in bytes, as one JSON object.")] = False,
 ) -> None:
@@ -42,10 +53,11 @@ def _plan(
     something does not fit.
     """
     config = read_config(config_path, context)
+    from rollmesh.planning.cluster import parse_devices
     from rollmesh.planning.command import find
     from rollmesh.planning.report import lines, to_json
 
-    found = find(config, devices, nodes, trace=trace, run=run)
+    found = find(config, parse_devices(devices, nodes, host_memory, shm), trace=trace, run=run)
     if as_json:
         typer.echo(json.dumps(to_json(found), indent=2))
     else:

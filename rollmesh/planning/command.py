@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rollmesh.learner.builders import build_algorithm
 from rollmesh.mesh.config.models import Config
-from rollmesh.planning.cluster import parse_devices
-from rollmesh.planning.measured import read_measured
+from rollmesh.planning.cluster import Cluster
+from rollmesh.planning.measured import compare, read_measured
 from rollmesh.planning.models import RunModels
 from rollmesh.planning.plan import Plan, make_plan
 from rollmesh.planning.proposal import propose
@@ -16,22 +16,20 @@ from rollmesh.planning.report import Findings
 from rollmesh.planning.switches import savings
 
 
-def find(config: Config, devices: str, nodes: int, *, trace: bool = False, run: Path | None = None) -> Findings:
+def find(config: Config, cluster: Cluster, *, trace: bool = False, run: Path | None = None) -> Findings:
     """Plans a run.
 
     Args:
         config: of the run.
-        devices: of a node, as `cluster.parse_devices` reads them.
-        nodes: with as many devices each.
+        cluster: its devices, as `cluster.parse_devices` reads them.
         trace: follow a step of each trained language model with torch's tracker too.
         run: folder of an ended run, to show what it took.
 
     Raises:
-        ConfigError: devices that are not known, or a configuration that contradicts itself.
+        ConfigError: a configuration that contradicts itself.
         DataError: a model's configuration cannot be read; a run folder without a summary.
     """
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    cluster = parse_devices(devices, nodes)
     measured = None if run is None else read_measured(run)
     roles = build_algorithm(config).needs.roles
     models = RunModels(config)
@@ -48,4 +46,5 @@ def find(config: Config, devices: str, nodes: int, *, trace: bool = False, run: 
         for role in plan.roles:
             if role.setup.trained and role.setup.shape.output:
                 traced[role.setup.name] = trace_step(models.config(role.setup.name), role.setup)
-    return Findings(plan, list(savings(config, plan, planner)), proposal, largest_budget, traced, measured)
+    compared = None if measured is None else compare(measured, config, plan)
+    return Findings(plan, list(savings(config, plan, planner)), proposal, largest_budget, traced, compared)

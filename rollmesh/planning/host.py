@@ -1,34 +1,74 @@
-"""Host memory for published versions, of the learner's node and of a generator."""
+"""Host memory of the first rank's node, and of a node of generators: versions, copies, what is offloaded."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from rollmesh.learner.engines.fsdp2.export import GATHER_BYTES
 from rollmesh.learner.weights.publish_rules import LINK_SHARE, VERSIONS_IN_FLIGHT
 from rollmesh.mesh.config.models import Config
+from rollmesh.planning.placement import Placement
 from rollmesh.planning.shape import ModelShape
+from rollmesh.planning.training import RoleSetup, inputs_on_host, on_host, staged
+
+IN_SHM = "versions in shared memory"
+"""The component that is in `/dev/shm`."""
 
 # A batch of full tensors, and the shards of as much as they leave and as they arrive.
 _GATHERED = 3 * GATHER_BYTES
 
 
-def learner_host(config: Config, shape: ModelShape, dtype_bytes: int) -> dict[str, int]:
+def learner_node(
+    config: Config, setups: Sequence[RoleSetup], shape: ModelShape, dtype_bytes: int, placement: Placement
+) -> dict[str, int]:
     """Bytes on the node of the learner's first rank, by component.
 
     Args:
         config: of the run.
+        setups: of all roles.
         shape: of the actor.
         dtype_bytes: of an element of the weights that travel.
+        placement: how many ranks and generators are there.
     """
+    parts = of_learner(config, setups, shape, dtype_bytes, placement)
+    for name, nbytes in of_generator(config, shape, dtype_bytes, same_node=True).items():
+        if placement.beside:
+            parts[name] = placement.beside * nbytes
+    return parts
+
+
+def generators_node(config: Config, shape: ModelShape, dtype_bytes: int, placement: Placement) -> dict[str, int]:
+    """Bytes on a node of generators alone, by component; nothing where there is none."""
+    parts = of_generator(config, shape, dtype_bytes, same_node=False)
+    return {name: placement.elsewhere * nbytes for name, nbytes in parts.items() if placement.elsewhere}
+
+
+def of_learner(
+    config: Config, setups: Sequence[RoleSetup], shape: ModelShape, dtype_bytes: int, placement: Placement
+) -> dict[str, int]:
+    """Bytes of the ranks on the first node, by component; see `learner_node`."""
+    ranks = placement.ranks_per_node
+    parts = _published(config, shape, dtype_bytes)
+    for name, nbytes_of in (("copy for checkpoints", staged), ("offloaded roles", on_host)):
+        if nbytes := ranks * sum(map(nbytes_of, setups)):
+            parts[name] = nbytes
+    if inputs := ranks * max(map(inputs_on_host, setups)):
+        parts["offloaded activations"] = inputs
+    return parts
+
+
+def _published(config: Config, shape: ModelShape, dtype_bytes: int) -> dict[str, int]:
+    """Bytes of the versions that the first rank publishes, by component."""
     version = shape.elements * dtype_bytes
     weights = config.weights
-    where = "versions in shared memory" if weights.transport in ("auto", "shm") else "versions"
+    where = IN_SHM if weights.transport in ("auto", "shm") else "versions"
     parts = {where: (weights.keep_versions + VERSIONS_IN_FLIGHT) * version, "export's staging": _GATHERED}
     if weights.encoding != "full" and weights.transport != "shm":
         parts["deltas"] = round(weights.chain * LINK_SHARE * version)
     return parts
 
 
-def generator_host(config: Config, shape: ModelShape, dtype_bytes: int, *, same_node: bool) -> dict[str, int]:
+def of_generator(config: Config, shape: ModelShape, dtype_bytes: int, *, same_node: bool) -> dict[str, int]:
     """Bytes of host memory of a generator, by component.
 
     Args:

@@ -1,24 +1,38 @@
-"""The devices of ranks and generators, by the launcher's own rule, as numbers of users per device."""
+"""The devices of ranks and generators, node by node, by the launcher's own rule, as numbers of users per device.
+
+Ranks are divided evenly over `learner.distributed.nodes` nodes. A generator's engine is on one node. Generators fill
+the nodes without ranks first, as in deploy/slurm, and then what ranks leave on theirs.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 from rollmesh.launcher.devices import VisibleDevices, assign_devices, devices_per_generator
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.planning.cluster import Cluster
+from rollmesh.planning.settings import flags
+
+RENDEZVOUS = "HOST:29500"
+"""Stands for the address of node 0, which no plan can know."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Users of the devices.
+    """Users of nodes and devices.
 
     Attributes:
-        ranks: of the learner.
+        ranks: of the learner, over all nodes.
+        learner_nodes: nodes that have ranks.
         generators: number of generators.
         devices_per_generator: of each.
+        beside: generators on each of the learner's nodes, at most.
+        elsewhere: generators on each of the other nodes, at most.
         shared: generators stand on devices of ranks.
         generators_per_device: at most.
         processes: of a device, at most.
@@ -26,26 +40,98 @@ class Placement:
     """
 
     ranks: int
+    learner_nodes: int
     generators: int
     devices_per_generator: int
-    shared: bool
-    generators_per_device: int
-    processes: int
+    beside: int
+    elsewhere: int
+    shared: bool = False
+    generators_per_device: int = 1
+    processes: int = 1
     problems: tuple[str, ...] = ()
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks on each of the learner's nodes."""
+        return self.ranks // self.learner_nodes
 
 
 def place(config: Config, cluster: Cluster) -> Placement:
     """Places a run on a cluster; what is impossible is told, and planned all the same."""
     learner, rollout = config.learner, config.rollout
-    each = devices_per_generator(rollout)
-    seen = cluster.count if cluster.cuda else 0
+    nodes, each = learner.distributed.nodes, devices_per_generator(rollout)
+    beside, elsewhere = _generators_by_node(config, cluster, each)
+    problems = tuple(_problems_of_nodes(config, cluster, each))
+    placed = Placement(learner.ranks, nodes, rollout.replicas, each, beside, elsewhere, problems=problems)
+    if problems:
+        return placed
+    # The launcher's rule is for one machine: one of the learner's, with its part of ranks and generators.
+    part = config.model_copy(
+        update={
+            "learner": learner.model_copy(update={"ranks": placed.ranks_per_node}),
+            "rollout": rollout.model_copy(update={"replicas": beside}),
+        }
+    )
+    seen = cluster.per_node if cluster.cuda else 0
     visible = VisibleDevices(tuple(str(number) for number in range(seen)), seen, seen)
     try:
-        plan = assign_devices(config, visible)
+        plan = assign_devices(part, visible)
     except ConfigError as error:
-        problem = f"{error.message} ({error.hint})" if error.hint else error.message
-        return Placement(learner.ranks, rollout.replicas, each, False, 1, 1, (problem,))
+        where = "on a node of the learner: " if cluster.nodes > 1 else ""
+        return replace(placed, problems=(f"{where}{error}",))
     users = Counter(number for devices in plan.generators for number in devices)
     shared = bool(set(users) & set(plan.learner))
     most = max(users.values(), default=1)
-    return Placement(learner.ranks, rollout.replicas, each, shared, most, most + shared)
+    return replace(placed, shared=shared, generators_per_device=most, processes=most + shared)
+
+
+def node_counts(cluster: Cluster, ranks: int) -> Iterator[int]:
+    """Numbers of nodes over which so many ranks can be divided, a device for each; the smallest first."""
+    for nodes in range(math.ceil(ranks / cluster.per_node), cluster.nodes + 1):
+        if ranks % nodes == 0:
+            yield nodes
+
+
+def spread(config: Config, ranks: int, nodes: int) -> dict[str, Any]:
+    """The keys that divide the learner over so many ranks and nodes, those alone that the configuration has otherwise.
+
+    `RENDEZVOUS` is among them where ranks of several nodes have no address yet.
+    """
+    distributed = config.learner.distributed
+    settings: dict[str, Any] = {"learner.ranks": ranks}
+    if distributed.nodes != nodes:
+        settings["learner.distributed.nodes"] = nodes
+    if nodes > 1 and distributed.rendezvous is None:
+        settings["learner.distributed.rendezvous"] = RENDEZVOUS
+    return settings
+
+
+def _generators_by_node(config: Config, cluster: Cluster, each: int) -> tuple[int, int]:
+    """Generators on each of the learner's nodes, and on each of the others."""
+    rollout, nodes = config.rollout, min(config.learner.distributed.nodes, cluster.nodes)
+    others = cluster.nodes - nodes
+    if not others or rollout.devices is not None:
+        # Numbers of devices are those of the machine that starts them all.
+        return math.ceil(rollout.replicas / nodes), 0
+    if not cluster.cuda or rollout.device == "cpu":
+        of_each = math.ceil(rollout.replicas / cluster.nodes)
+        return of_each, of_each
+    room = others * (cluster.per_node // each) if each else rollout.replicas
+    away = min(rollout.replicas, room)
+    return math.ceil((rollout.replicas - away) / nodes), math.ceil(away / others)
+
+
+def _problems_of_nodes(config: Config, cluster: Cluster, each: int) -> Iterator[str]:
+    learner, nodes = config.learner, config.learner.distributed.nodes
+    if nodes > cluster.nodes:
+        yield f"learner.distributed.nodes is {nodes}, and --nodes {cluster.nodes}"
+        return
+    if not cluster.cuda:
+        return
+    ranks = learner.ranks // nodes
+    if learner.device != "cpu" and ranks > cluster.per_node:
+        wider = next(node_counts(cluster, learner.ranks), None)
+        wanted = "" if wider is None else f": set {flags(spread(config, learner.ranks, wider))}"
+        yield f"the learner has {ranks} ranks on a node of {cluster.per_node} devices{wanted}"
+    if config.rollout.replicas and config.rollout.device != "cpu" and each > cluster.per_node:
+        yield f"a generator's engine takes {each} devices of one node, which has {cluster.per_node}"

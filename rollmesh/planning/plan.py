@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -17,7 +17,7 @@ from rollmesh.mesh.config.learner import OptimizerSection, RoleSection
 from rollmesh.mesh.config.models import Config
 from rollmesh.planning.cluster import Cluster
 from rollmesh.planning.generation import GeneratorMemory, generator_memory
-from rollmesh.planning.host import generator_host, learner_host
+from rollmesh.planning.host import generators_node, learner_node
 from rollmesh.planning.placement import Placement, place
 from rollmesh.planning.shape import BlockCosts, ModelShape
 from rollmesh.planning.training import (
@@ -25,14 +25,12 @@ from rollmesh.planning.training import (
     Moments,
     Phase,
     RoleSetup,
-    inputs_on_host,
-    on_host,
     phases,
     resting,
-    staged,
 )
+from rollmesh.planning.uses import Demand, MemoryUse, device_uses, host_uses, problems
 
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _VALUE_MODEL = "value_model"
 
 
@@ -65,33 +63,6 @@ class RolePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceUse:
-    """A device with all of its users.
-
-    Attributes:
-        name: of the device, and of its users.
-        users: bytes by user, at the peak.
-        reserve: bytes that are kept free.
-        memory: of the device.
-    """
-
-    name: str
-    users: dict[str, int]
-    reserve: int
-    memory: int
-
-    @property
-    def needed(self) -> int:
-        """Bytes in all."""
-        return sum(self.users.values()) + self.reserve
-
-    @property
-    def fits(self) -> bool:
-        """True where they are there."""
-        return self.needed <= self.memory
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """The memory of a run.
 
@@ -103,6 +74,7 @@ class Plan:
         generator: a generator on one of its devices; None: the run has none here.
         devices: one for every different use of a device.
         host: bytes of host memory by component, on the first rank's node.
+        hosts: the memory of nodes, and `/dev/shm`.
         problems: what does not fit, in words.
     """
 
@@ -111,8 +83,9 @@ class Plan:
     roles: tuple[RolePlan, ...]
     learner_peak: int
     generator: GeneratorMemory | None
-    devices: tuple[DeviceUse, ...]
+    devices: tuple[MemoryUse, ...]
     host: dict[str, int]
+    hosts: tuple[MemoryUse, ...]
     problems: tuple[str, ...]
 
     @property
@@ -121,9 +94,9 @@ class Plan:
         return not self.problems
 
     @property
-    def over(self) -> int:
-        """Bytes that are missing, over all different uses of a device."""
-        return sum(max(0, use.needed - use.memory) for use in self.devices)
+    def has_room(self) -> bool:
+        """True where devices and hosts hold what they have to."""
+        return not any(use.problem for use in (*self.devices, *self.hosts))
 
 
 def make_plan(config: Config, cluster: Cluster, roles: Sequence[ModelRole], models: Models) -> Plan:
@@ -143,8 +116,8 @@ def make_plan(config: Config, cluster: Cluster, roles: Sequence[ModelRole], mode
     at_rest = sum(role.resting for role in plans)
     peak = max(at_rest - role.resting + role.largest.total for role in plans)
     shape = models.shape(ACTOR)
-    travelling = _BYTES[config.model.dtype]
-    on_cuda = _device_of(config.rollout.device, cluster) == "cuda"
+    travelling = DTYPE_BYTES[config.model.dtype]
+    on_cuda = device_of(config.rollout.device, cluster) == "cuda"
     beside = peak if placement.shared else 0
     generator = None
     if config.rollout.replicas:
@@ -157,15 +130,20 @@ def make_plan(config: Config, cluster: Cluster, roles: Sequence[ModelRole], mode
             beside=beside + cluster.reserve(placement.processes),
             sharing=placement.generators_per_device,
         )
-    host = _host(config, cluster, plans, shape, travelling)
-    uses = tuple(_uses(config, cluster, placement, peak, generator, host))
-    problems = [*placement.problems, *_problems(uses, generator, config)]
-    return Plan(cluster, placement, plans, peak, generator, uses, host, tuple(problems))
+    setups = [role.setup for role in plans]
+    host = learner_node(config, setups, shape, travelling, placement)
+    away = generators_node(config, shape, travelling, placement)
+    demand = Demand(peak, generator, host, away, device_of(config.learner.device, cluster) == "cuda", on_cuda)
+    devices = tuple(device_uses(cluster, placement, demand))
+    # With `auto` weights travel over gRPC where shared memory is too small.
+    hosts = tuple(host_uses(cluster, placement, demand, needs_shm=config.weights.transport == "shm"))
+    found = (*placement.problems, *problems((*devices, *hosts), generator, config))
+    return Plan(cluster, placement, plans, peak, generator, devices, host, hosts, found)
 
 
 def _setup(config: Config, cluster: Cluster, role: ModelRole, models: Models) -> RoleSetup:
     learner = config.learner
-    device = _device_of(learner.device, cluster)
+    device = device_of(learner.device, cluster)
     dtype, recompute = learner.compute_on(device)
     shape = models.shape(role.name)
     section = learner.roles.get(role.name) or RoleSection()
@@ -181,7 +159,7 @@ def _setup(config: Config, cluster: Cluster, role: ModelRole, models: Models) ->
         trained=role.trained,
         shards=shards,
         sharded=learner.ranks > 1 or dtype != "float32",
-        compute_bytes=_BYTES[dtype],
+        compute_bytes=DTYPE_BYTES[dtype],
         recompute=role.trained and recompute,
         offload=device == "cuda" and (learner.memory.offload_params if role.trained else section.offload),
         offload_optimizer=device == "cuda" and learner.memory.offload_optimizer,
@@ -202,7 +180,7 @@ def _moments(optimizer: OptimizerSection) -> Moments:
         # One momentum, for matrices of the layers alone.
         return Moments(matrices=4)
     # Scales are a 64th of what codes of 8 bits take.
-    moment = 1 if optimizer.state_dtype == "8bit" else _BYTES[optimizer.state_dtype]
+    moment = 1 if optimizer.state_dtype == "8bit" else DTYPE_BYTES[optimizer.state_dtype]
     return Moments(2 * moment, 2 * moment)
 
 
@@ -217,64 +195,6 @@ def micro_batch(config: Config) -> tuple[int, int]:
     return tokens, math.ceil(share / tokens)
 
 
-def _device_of(setting: DeviceName, cluster: Cluster) -> Literal["cpu", "cuda"]:
+def device_of(setting: DeviceName, cluster: Cluster) -> Literal["cpu", "cuda"]:
+    """The device on which a service computes."""
     return "cuda" if cluster.cuda and setting != "cpu" else "cpu"
-
-
-def _host(
-    config: Config, cluster: Cluster, roles: Sequence[RolePlan], shape: ModelShape, travelling: int
-) -> dict[str, int]:
-    ranks_here = math.ceil(config.learner.ranks / cluster.nodes) if cluster.cuda else config.learner.ranks
-    parts = learner_host(config, shape, travelling)
-    for name, nbytes_of in (("copy for checkpoints", staged), ("offloaded roles", on_host)):
-        if nbytes := ranks_here * sum(nbytes_of(role.setup) for role in roles):
-            parts[name] = nbytes
-    if inputs := ranks_here * max(inputs_on_host(role.setup) for role in roles):
-        parts["offloaded activations"] = inputs
-    for name, nbytes in generator_host(config, shape, travelling, same_node=cluster.nodes == 1).items():
-        parts[name] = nbytes * math.ceil(config.rollout.replicas / cluster.nodes)
-    return parts
-
-
-def _uses(
-    config: Config,
-    cluster: Cluster,
-    placement: Placement,
-    peak: int,
-    generator: GeneratorMemory | None,
-    host: Mapping[str, int],
-) -> list[DeviceUse]:
-    memory = cluster.memory
-    if not cluster.cuda:
-        # One memory for all of a node's processes, and for what they share.
-        ranks = math.ceil(config.learner.ranks / cluster.nodes)
-        replicas = math.ceil(config.rollout.replicas / cluster.nodes)
-        users = {f"learner, {ranks} rank(s)": ranks * peak, "versions and copies": sum(host.values())}
-        if generator is not None:
-            users[f"{replicas} generator(s)"] = replicas * generator.total
-        return [DeviceUse("node", users, cluster.reserve(ranks + replicas), memory)]
-    uses = []
-    learner, generators = _device_of(config.learner.device, cluster), _device_of(config.rollout.device, cluster)
-    share = {} if generator is None else {"generator": placement.generators_per_device * generator.total}
-    if learner == "cuda":
-        users = {"learner": peak} | (share if placement.shared and generators == "cuda" else {})
-        uses.append(DeviceUse(" and ".join(users), users, cluster.reserve(placement.processes), memory))
-    if share and generators == "cuda" and not placement.shared:
-        uses.append(DeviceUse("generator", share, cluster.reserve(placement.generators_per_device), memory))
-    return uses
-
-
-def _problems(uses: Sequence[DeviceUse], generator: GeneratorMemory | None, config: Config) -> list[str]:
-    gib = 1 << 30
-    found = [
-        f"{use.name}: {use.needed / gib:.1f} GiB are needed, the reserve included, and a device has "
-        f"{use.memory / gib:.1f}"
-        for use in uses
-        if not use.fits
-    ]
-    if generator is not None and generator.full_sequences < 1:
-        found.append(
-            f"generator: its KV cache has room for {generator.kv_tokens} tokens, less than one sequence of "
-            f"{config.rollout.context_tokens}"
-        )
-    return found

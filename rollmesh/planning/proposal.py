@@ -8,8 +8,10 @@ from typing import Any
 
 from rollmesh.mesh.config.models import Config
 from rollmesh.planning.cluster import Cluster
+from rollmesh.planning.placement import node_counts, spread
 from rollmesh.planning.plan import Plan, micro_batch
-from rollmesh.planning.switches import Planner, with_settings
+from rollmesh.planning.settings import with_settings
+from rollmesh.planning.switches import Planner
 
 _LARGEST_BUDGET = 1 << 18
 _TOKENS = "learner.batch.tokens_per_micro_batch"
@@ -24,14 +26,14 @@ class Proposal:
         settings: the keys that make it, those alone that the configuration has otherwise.
         rank_bytes: peak of a rank.
         left: devices that the learner leaves to generators.
-        within_node: all ranks are on one node.
+        nodes: over which they are divided.
     """
 
     ranks: int
     settings: dict[str, Any]
     rank_bytes: int
     left: int
-    within_node: bool
+    nodes: int
 
 
 def propose(config: Config, cluster: Cluster, planner: Planner) -> tuple[Proposal | None, int | None]:
@@ -49,34 +51,27 @@ def propose(config: Config, cluster: Cluster, planner: Planner) -> tuple[Proposa
     """
     configured = _largest_budget(config, {}, planner)
     for ranks in _rank_counts(config, cluster):
-        settings = _full_shard(config, cluster, ranks)
-        tokens = _largest_budget(config, settings, planner)
-        if tokens is not None:
-            settings[_TOKENS] = tokens
-            peak = _alone(config, settings, planner).learner_peak
-            return Proposal(ranks, settings, peak, cluster.count - ranks, ranks <= cluster.per_node), configured
+        for nodes in node_counts(cluster, ranks):
+            settings = _full_shard(config, ranks, nodes)
+            tokens = _largest_budget(config, settings, planner)
+            if tokens is not None:
+                settings[_TOKENS] = tokens
+                peak = _alone(config, settings, planner).learner_peak
+                return Proposal(ranks, settings, peak, cluster.count - ranks, nodes), configured
     return None, configured
 
 
 def _rank_counts(config: Config, cluster: Cluster) -> Iterator[int]:
-    """Numbers of ranks that the configured division of sequences, and nodes in use, divide."""
-    for power in _powers(cluster.count // config.learner.parallel.sp):
-        ranks = power * config.learner.parallel.sp
-        if ranks % _nodes(config, cluster, ranks) == 0:
-            yield ranks
+    """Numbers of ranks that the configured division of sequences divides."""
+    sp = config.learner.parallel.sp
+    return (power * sp for power in _powers(cluster.count // sp))
 
 
-def _nodes(config: Config, cluster: Cluster, ranks: int) -> int:
-    return 1 if ranks <= cluster.per_node else config.learner.distributed.nodes
-
-
-def _full_shard(config: Config, cluster: Cluster, ranks: int) -> dict[str, Any]:
-    learner, nodes = config.learner, _nodes(config, cluster, ranks)
-    settings: dict[str, Any] = {"learner.ranks": ranks}
+def _full_shard(config: Config, ranks: int, nodes: int) -> dict[str, Any]:
+    learner = config.learner
+    settings = spread(config, ranks, nodes)
     if learner.parallel.shards is not None:
         settings["learner.parallel.shards"] = None
-    if learner.distributed.nodes != nodes:
-        settings["learner.distributed.nodes"] = nodes
     if learner.devices is not None:
         settings["learner.devices"] = None
     return settings
@@ -88,7 +83,7 @@ def _largest_budget(config: Config, settings: dict[str, Any], planner: Planner) 
     longest = config.rollout.context_tokens
     for tokens in sorted({longest, *(size for size in _powers(_LARGEST_BUDGET) if size > longest)}):
         tried = settings | {_TOKENS: tokens}
-        if not all(use.fits for use in _alone(config, tried, planner).devices):
+        if not _alone(config, tried, planner).has_room:
             return best
         best = tokens
         if micro_batch(with_settings(config, tried))[0] < tokens:

@@ -7,11 +7,14 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from rollmesh.planning.cluster import GIB
-from rollmesh.planning.measured import MeasuredRun
+from rollmesh.planning.measured import ComparedRun
+from rollmesh.planning.placement import RENDEZVOUS, Placement
 from rollmesh.planning.plan import Plan, RolePlan
 from rollmesh.planning.proposal import Proposal
-from rollmesh.planning.switches import Saving, as_yaml
+from rollmesh.planning.settings import flags
+from rollmesh.planning.switches import Saving
 from rollmesh.planning.training import COMPONENTS
+from rollmesh.planning.uses import MemoryUse
 
 if TYPE_CHECKING:
     from rollmesh.planning.trace import TracedStep
@@ -33,7 +36,7 @@ class Findings:
         proposal: a layout of its own; None: none fits.
         largest_budget: of a micro-batch at the configured ranks; None: none fits.
         traced: a step by trained role, as torch's tracker counts it; empty: not asked for.
-        measured: of a run folder; None: not asked for.
+        measured: a run beside its plan; None: not asked for.
     """
 
     plan: Plan
@@ -41,7 +44,7 @@ class Findings:
     proposal: Proposal | None
     largest_budget: int | None
     traced: dict[str, TracedStep]
-    measured: MeasuredRun | None
+    measured: ComparedRun | None
 
 
 def to_json(found: Findings) -> dict[str, Any]:
@@ -50,19 +53,25 @@ def to_json(found: Findings) -> dict[str, Any]:
     return {
         "fits": plan.fits,
         "problems": list(plan.problems),
-        "cluster": asdict(plan.cluster) | {"reserve": plan.cluster.describe_reserve()},
+        "cluster": asdict(plan.cluster)
+        | {"reserve": plan.cluster.describe_reserve(), "host_reserve": plan.cluster.describe_host_reserve()},
         "placement": asdict(plan.placement),
         "learner_peak_bytes": plan.learner_peak,
         "roles": [_role_json(role, found.traced.get(role.setup.name)) for role in plan.roles],
         "generator": None if plan.generator is None else asdict(plan.generator),
-        "devices": [asdict(use) | {"needed": use.needed, "fits": use.fits} for use in plan.devices],
+        "devices": [_use_json(use) for use in plan.devices],
         "host": plan.host,
+        "hosts": [_use_json(use) for use in plan.hosts],
         "savings": [asdict(saving) for saving in found.savings],
         "proposal": None if found.proposal is None else asdict(found.proposal),
         "largest_tokens_per_micro_batch": found.largest_budget,
         "measured": None if found.measured is None else asdict(found.measured),
         "not_modelled": NOT_MODELLED,
     }
+
+
+def _use_json(use: MemoryUse) -> dict[str, Any]:
+    return asdict(use) | {"needed": use.needed, "fits": use.fits}
 
 
 def _role_json(role: RolePlan, traced: TracedStep | None) -> dict[str, Any]:
@@ -94,10 +103,12 @@ def lines(found: Findings) -> Iterator[str]:
         f"devices: {cluster.nodes} node(s) x {cluster.per_node} {cluster.name}, {_gib(cluster.memory)} GiB each; kept "
         f"free: {cluster.describe_reserve()}"
     )
-    ranks, copies = plan.placement.ranks, plan.placement.ranks // actor.shards
+    yield f"hosts: {cluster.describe_host()}; kept free: {cluster.describe_host_reserve()}"
+    placement = plan.placement
+    copies = placement.ranks // actor.shards
     layout = f"FSDP2, {_shards(actor.shards, copies)}" if actor.sharded else "not sharded"
     yield (
-        f"learner: {ranks} rank(s), {layout}, compute dtype of {actor.compute_bytes} bytes, activations "
+        f"learner: {_ranks(placement)}, {layout}, compute dtype of {actor.compute_bytes} bytes, activations "
         f"{_ACTIVATIONS[actor.recompute]}, {actor.tokens} tokens to a micro-batch"
         f"{f' on each of the {actor.sp} ranks that divide it' if actor.sp > 1 else ''}, "
         f"{'one' if actor.micro_batches == 1 else f'up to {actor.micro_batches}'} to a step"
@@ -108,15 +119,28 @@ def lines(found: Findings) -> Iterator[str]:
     yield ""
     yield f"learner's peak, all roles together: {_gib(plan.learner_peak)} GiB per rank"
     yield from _generator_lines(plan)
-    host = ", ".join(f"{name} {_gib(size)}" for name, size in plan.host.items())
-    yield f"host memory on the first rank's node, GiB: {host}"
-    for use in plan.devices:
-        users = " + ".join(f"{name} {_gib(size)}" for name, size in use.users.items())
-        verdict = "fits" if use.fits else "does NOT fit"
-        yield f"device of {use.name}: {users} + reserve {_gib(use.reserve)} = {_gib(use.needed)} GiB: {verdict}"
+    if not cluster.cuda:
+        host = ", ".join(f"{name} {_gib(size)}" for name, size in plan.host.items())
+        yield f"versions and copies on the first rank's node, GiB: {host}"
+    for use in (*plan.devices, *plan.hosts):
+        yield _use_line(use, "device of " if use in plan.devices else "")
     yield ""
     yield from _verdict(found)
     yield NOT_MODELLED
+
+
+def _ranks(placement: Placement) -> str:
+    nodes = placement.learner_nodes
+    return f"{placement.ranks} rank(s)" + (
+        f", {placement.ranks_per_node} on each of {nodes} nodes" if nodes > 1 else ""
+    )
+
+
+def _use_line(use: MemoryUse, kind: str) -> str:
+    users = " + ".join(f"{name} {_gib(size)}" for name, size in use.users.items())
+    reserve = f" + reserve {_gib(use.reserve)}" if use.reserve else ""
+    verdict = "fits" if use.fits else "does NOT fit" if use.required else "does not fit: weights travel over grpc"
+    return f"{kind}{use.name}: {users}{reserve} = {_gib(use.needed)} of {_gib(use.memory)} GiB: {verdict}"
 
 
 def _shards(shards: int, copies: int) -> str:
@@ -147,8 +171,12 @@ def _generator_lines(plan: Plan) -> Iterator[str]:
         return
     parts = ", ".join(f"{name} {_gib(size)}" for name, size in generator.parts.items())
     enough = "all slots" if generator.kv_tokens >= generator.wanted_tokens else f"{generator.full_sequences} sequences"
+    placement = plan.placement
+    if placement.elsewhere:
+        beside = f", {placement.beside} on each of the learner's" if placement.beside else ""
+        yield f"generators: {placement.generators}, {placement.elsewhere} on each node without ranks{beside}, at most"
     yield (
-        f"generator, GiB on each of its {plan.placement.devices_per_generator} device(s): {parts}; KV cache for "
+        f"generator, GiB on each of its {placement.devices_per_generator} device(s): {parts}; KV cache for "
         f"{generator.kv_tokens} tokens: {enough} of full length"
     )
 
@@ -162,7 +190,7 @@ def _verdict(found: Findings) -> Iterator[str]:
     for saving in found.savings:
         verdict = "" if plan.fits else "; then it fits" if saving.fits else "; not enough alone"
         price = f": {saving.price}" if saving.price else ""
-        yield f"  {_flags(saving.settings)}: {_gib(saving.device_bytes)} ({_gib(saving.host_bytes)}){verdict}{price}"
+        yield f"  {flags(saving.settings)}: {_gib(saving.device_bytes)} ({_gib(saving.host_bytes)}){verdict}{price}"
     yield from _proposal_lines(found)
     for name, step in found.traced.items():
         role = next(role for role in plan.roles if role.setup.name == name)
@@ -183,16 +211,24 @@ def _proposal_lines(found: Findings) -> Iterator[str]:
         yield "no number of ranks on these devices holds the learner with a micro-batch of one sequence"
         return
     layout = "one rank" if proposal.ranks == 1 else f"FSDP2, {_shards(proposal.ranks, 1)}"
-    where = "" if proposal.within_node else ", over several nodes"
+    where = (
+        f", {proposal.ranks // proposal.nodes} ranks on each of {proposal.nodes} nodes" if proposal.nodes > 1 else ""
+    )
     yield (
-        f"smallest layout: {_flags(proposal.settings)} ({layout}{where}): {_gib(proposal.rank_bytes)} GiB per rank, "
+        f"smallest layout: {flags(proposal.settings)} ({layout}{where}): {_gib(proposal.rank_bytes)} GiB per rank, "
         f"{proposal.left} device(s) left to generators"
     )
+    if proposal.nodes > 1:
+        yield from _several_nodes(proposal.settings)
 
 
-def _flags(settings: dict[str, Any]) -> str:
-    """Keys as they are given on the command line."""
-    return " ".join(f"--{key}={as_yaml(value)}" for key, value in settings.items())
+def _several_nodes(settings: dict[str, Any]) -> Iterator[str]:
+    """The rest of what ranks of several nodes need."""
+    if RENDEZVOUS in settings.values():
+        host, _, port = RENDEZVOUS.rpartition(":")
+        yield f"  {host} stands for the address of node 0 in the network of the ranks; any free port does for {port}"
+    yield "  `rollmesh learner CFG --mesh ADDRESS --node N` on each of these nodes, N from 0 on: docs/operations.md"
+    yield "  ranks of several nodes need --security.allow_insecure=true, on a private network alone: docs/security.md"
 
 
 def _gib(nbytes: int) -> str:

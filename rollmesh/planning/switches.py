@@ -5,16 +5,16 @@ The bytes that a switch saves are the difference of two plans. So no formula sta
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rollmesh.mesh.config import load_config
 from rollmesh.mesh.config.base import section_of
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError
+from rollmesh.planning.placement import node_counts, spread
 from rollmesh.planning.plan import Plan, micro_batch
+from rollmesh.planning.settings import with_settings
 
 Value = Callable[[Config, Plan], Any]
 Planner = Callable[[Config], Plan]
@@ -60,14 +60,6 @@ def _halved_budget(config: Config, _: Plan) -> int | None:
     return half if half < tokens else None
 
 
-def _more_ranks(config: Config, plan: Plan) -> int | None:
-    ranks = 1
-    while ranks <= config.learner.ranks:
-        ranks *= 2
-    taken = 0 if plan.placement.shared else config.rollout.replicas * plan.placement.devices_per_generator
-    return ranks if plan.cluster.cuda and ranks + taken <= plan.cluster.count else None
-
-
 def _more_division(config: Config, plan: Plan) -> int | None:
     parts = 2 * config.learner.parallel.sp
     divides = config.learner.ranks % parts == 0 and plan.roles[0].setup.shape.heads % parts == 0
@@ -82,6 +74,16 @@ def _smaller_share(plan: Plan) -> float | None:
     left = use.memory - use.needed + use.users["generator"]
     share = int(100 * left / use.memory / plan.placement.generators_per_device) / 100
     return share if share > 0 else None
+
+
+def _fewer_on_the_host(key: str) -> Switch:
+    """Takes back an offload where the host has no room for it."""
+
+    def value(config: Config, plan: Plan) -> bool | None:
+        short = any(use.problem for use in plan.hosts)
+        return _if(short and getattr(config.learner.memory, key), False)
+
+    return Switch(f"learner.memory.{key}", value, "memory of the devices")
 
 
 def _if(condition: bool, value: Any) -> Any:
@@ -127,6 +129,7 @@ SWITCHES = (
         ),
         "copies from and to the host for every use",
     ),
+    *map(_fewer_on_the_host, ("offload_activations", "offload_optimizer", "offload_gradients", "offload_params")),
     Switch(
         "learner.memory.logits_mib",
         lambda config, _: _if(config.learner.memory.logits_mib > 0, 0),
@@ -157,7 +160,6 @@ SWITCHES = (
         _more_division,
         "half the data-parallel ranks; two exchanges in each layer between ranks of a micro-batch",
     ),
-    Switch("learner.ranks", _more_ranks, "devices, which generators lack then"),
     Switch(
         "model.dtype",
         lambda config, _: _if(config.model.dtype == "float32", "bfloat16"),
@@ -176,14 +178,16 @@ SWITCHES = (
     Switch(
         "rollout.vllm.tensor_parallel",
         lambda config, plan: _if(
-            config.rollout.engine == "vllm" and plan.cluster.cuda, 2 * config.rollout.vllm.tensor_parallel
+            config.rollout.engine == "vllm" and 2 * plan.placement.devices_per_generator <= plan.cluster.per_node,
+            2 * config.rollout.vllm.tensor_parallel,
         ),
         "twice the devices for each generator",
     ),
     Switch(
         "rollout.sglang.tensor_parallel",
         lambda config, plan: _if(
-            config.rollout.engine == "sglang" and plan.cluster.cuda, 2 * config.rollout.sglang.tensor_parallel
+            config.rollout.engine == "sglang" and 2 * plan.placement.devices_per_generator <= plan.cluster.per_node,
+            2 * config.rollout.sglang.tensor_parallel,
         ),
         "twice the devices for each generator",
     ),
@@ -192,11 +196,18 @@ SWITCHES = (
         lambda config, _: _if(config.weights.keep_versions > 1, 1),
         "slow receivers begin again more often",
     ),
+    Switch(
+        "weights.chain",
+        lambda config, _: _if(config.weights.chain > 1, 1),
+        "receivers of older versions fetch whole ones",
+    ),
 )
 
 
 def savings(config: Config, plan: Plan, planner: Planner) -> Iterator[Saving]:
-    """The switches that save memory here, the largest saving on a device first; then all of them together.
+    """The switches that save memory here, the largest saving on a device first.
+
+    Where none is enough, those that are needed together follow, or all of them.
 
     Args:
         config: of the run.
@@ -213,16 +224,47 @@ def savings(config: Config, plan: Plan, planner: Planner) -> Iterator[Saving]:
     if len(found) > 1 and not any(saving.fits for saving in found):
         every = _try(config, plan, planner, together, "all of these together")
         if every is not None:
-            yield every
+            yield _fewest(config, plan, planner, found, every) if every.fits else every
+
+
+def _fewest(config: Config, plan: Plan, planner: Planner, found: Sequence[Saving], every: Saving) -> Saving:
+    """Leaves those out that are not needed, beginning with those that save least."""
+    fewest = every
+    for saving in reversed(found):
+        rest = {key: value for key, value in fewest.settings.items() if key not in saving.settings}
+        tried = _try(config, plan, planner, rest, "these together") if rest else None
+        if tried is not None and tried.fits:
+            fewest = tried
+    return fewest
 
 
 def _applicable(config: Config, plan: Plan) -> Iterator[tuple[dict[str, Any], str]]:
     for switch in SWITCHES:
         if exists(switch.key) and (value := switch.value(config, plan)) is not None:
             yield {switch.key: value}, switch.price
+    yield from _layouts(config, plan)
     for role in plan.roles:
         if not role.setup.trained and not role.setup.offload and plan.cluster.cuda:
             yield {f"learner.roles.{role.setup.name}.offload": True}, "copies from and to the host for every use"
+
+
+def _layouts(config: Config, plan: Plan) -> Iterator[tuple[dict[str, Any], str]]:
+    """More ranks, and the same over more nodes."""
+    cluster, placement = plan.cluster, plan.placement
+    if not cluster.cuda:
+        return
+    ranks = 1
+    while ranks <= placement.ranks:
+        ranks *= 2
+    taken = 0 if placement.shared else placement.generators * placement.devices_per_generator
+    if ranks + taken <= cluster.count:
+        for nodes in node_counts(cluster, ranks):
+            yield spread(config, ranks, nodes), "devices, which generators lack then"
+            break
+    for nodes in node_counts(cluster, placement.ranks):
+        if nodes > placement.learner_nodes:
+            yield spread(config, placement.ranks, nodes), "nodes: ranks exchange over the network"
+            break
 
 
 def _try(config: Config, plan: Plan, planner: Planner, settings: dict[str, Any], price: str) -> Saving | None:
@@ -235,21 +277,6 @@ def _try(config: Config, plan: Plan, planner: Planner, settings: dict[str, Any],
     device = max((nbytes - after[name] for name, nbytes in before.items() if name in after), default=0)
     host = sum(plan.host.values()) - sum(changed.host.values())
     return Saving(settings, price, device, host, changed.fits) if max(device, host) > 0 else None
-
-
-def with_settings(config: Config, settings: dict[str, Any]) -> Config:
-    """The configuration with other values of some keys.
-
-    Raises:
-        ConfigError: they contradict the rest.
-    """
-    overrides = [f"{key}={as_yaml(value)}" for key, value in settings.items()]
-    return load_config(config.model_dump(mode="json", exclude_unset=True), overrides)
-
-
-def as_yaml(value: Any) -> str:
-    """A plain value as an override of the configuration has it."""
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def exists(key: str) -> bool:

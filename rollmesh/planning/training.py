@@ -244,6 +244,7 @@ def _blocks_backward(setup: RoleSetup) -> Iterator[Phase]:
     shape, compute = setup.shape, setup.compute_bytes
     blocks = shape.blocks
     built = shape.output * compute
+    held = _held(setup)
     for place in reversed(range(len(blocks))):
         cost = setup.costs[shape.layers[place]]
         fresh = setup.sharded or setup.micro_batches == 1
@@ -253,7 +254,7 @@ def _blocks_backward(setup: RoleSetup) -> Iterator[Phase]:
             counted = cost.products if setup.recompute else cost.saved
             working = max(0, working - counted.at(setup.tokens))
         kept = _kept(setup, place + 1)
-        parts = _held(setup)
+        parts = dict(held)
         if setup.sharded:
             near = sum(block.elements for block in blocks[max(place - 1, 0) : place + 1])
             behind = blocks[place + 1].elements if place + 1 < len(blocks) else shape.output_layer

@@ -1,5 +1,9 @@
-"""The devices of a plan."""
+"""The devices and hosts of a plan."""
 
+import shutil
+from pathlib import Path
+
+import psutil
 import pytest
 
 from rollmesh.mesh.errors import ConfigError
@@ -42,4 +46,50 @@ def test_the_reserve_grows_with_the_processes_of_a_device() -> None:
 
 
 def test_this_machines_memory_is_a_cpu_without_a_size() -> None:
-    assert parse_devices("CPU").memory > GIB
+    here = parse_devices("CPU")
+    assert here.memory == here.host.memory == psutil.virtual_memory().total
+    assert here.host.shm == shutil.disk_usage("/dev/shm").total
+    assert "this machine's" in here.describe_host()
+    named = parse_devices("1xCPU-24G", shm="64M")
+    assert (named.host.memory, named.host.shm) == (24 * GIB, 64 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("options", "memory", "shm"),
+    [
+        ({}, 1600 * GIB, 800 * GIB),
+        ({"host_memory": "2T"}, 2048 * GIB, 1024 * GIB),
+        ({"host_memory": "1.5TiB", "shm": "100g"}, 1536 * GIB, 100 * GIB),
+        ({"shm": "64MB"}, 1600 * GIB, 64 * MIB),
+    ],
+)
+def test_a_host_is_as_given_or_assumed(options: dict[str, str], memory: int, shm: int) -> None:
+    host = parse_devices("8xH100-80G", 4, **options).host
+    assert (host.memory, host.shm) == (memory, shm)
+    assert ("assumed" in host.source) == (len(options) < 2)
+    assert ("--host-memory" in host.source) == ("host_memory" not in options)
+    assert ("--shm" in host.source) == ("shm" not in options)
+
+
+def test_this_machines_devices_have_this_machines_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(2):
+        (tmp_path / f"0000:0{number}:00.0").mkdir()
+        about = "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 18\n"
+        (tmp_path / f"0000:0{number}:00.0" / "information").write_text(about)
+    monkeypatch.setattr("rollmesh.planning.cluster._DRIVER", tmp_path)
+    assert parse_devices("2xH100").host.memory == psutil.virtual_memory().total
+    assert parse_devices("2xH100", host_memory="2T").host.memory == 2048 * GIB
+    for others in ("8xH100", "2xA100"):
+        assert "assumed" in parse_devices(others).host.source
+
+
+@pytest.mark.parametrize("options", [{"host_memory": "much"}, {"shm": "64"}, {"host_memory": "-1T"}])
+def test_a_host_of_no_size_is_refused(options: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="is no size") as refused:
+        parse_devices("8xH100", **options)
+    assert refused.value.hint
+
+
+def test_the_memory_of_a_cpu_is_given_once() -> None:
+    with pytest.raises(ConfigError, match="is its host's"):
+        parse_devices("1xCPU-24G", host_memory="24G")

@@ -4,46 +4,28 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from transformers import AutoConfig
 
-from rollmesh.learner.builders import build_algorithm
-from rollmesh.mesh.config import load_config
-from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.planning.architecture import build_on_meta, read_shape
-from rollmesh.planning.cluster import parse_devices
-from rollmesh.planning.command import find
 from rollmesh.planning.models import RunModels
-from rollmesh.planning.plan import Plan, make_plan, micro_batch
+from rollmesh.planning.plan import micro_batch
 from rollmesh.planning.report import lines, to_json
-from rollmesh.planning.switches import SWITCHES, exists, savings, with_settings
+from rollmesh.planning.settings import with_settings
+from rollmesh.planning.switches import SWITCHES, exists, savings
 from rollmesh.planning.training import GATHERED, GRADIENTS, LOGITS, OPTIMIZER, PARAMETERS
+from tests.rollmesh.planning.plans import configured, found, over, planned
 
-ARCHITECTURES = Path(__file__).parent / "architectures"
 # Parameters, as the models' pages give them.
 SIZES = {"qwen3-0.6b": 0.596e9, "qwen2.5-7b": 7.616e9, "qwen3-30b-a3b": 30.53e9, "llama-3-70b": 70.55e9}
-
-
-def configured(model: str, **sections: Any) -> Config:
-    values = {
-        "model": {"path": str(ARCHITECTURES / model), "dtype": "bfloat16"},
-        "data": {"train": "prompts.jsonl"},
-        "rollout": {"engine": "vllm", "replicas": 0},
-    }
-    return load_config(values | sections)
-
-
-def planned(config: Config, devices: str, nodes: int = 1) -> Plan:
-    return make_plan(config, parse_devices(devices, nodes), build_algorithm(config).needs.roles, RunModels(config))
 
 
 @pytest.mark.parametrize("model", SIZES)
 @pytest.mark.parametrize(("ranks", "nodes"), [(1, 1), (8, 1), (64, 8)])
 def test_states_are_divided_over_the_ranks(model: str, ranks: int, nodes: int) -> None:
-    plan = planned(configured(model, learner={"ranks": ranks}), "8xH100-80G", nodes)
+    plan = planned(configured(model, learner={"ranks": ranks, "distributed": over(nodes)}), "8xH100-80G", nodes)
     (actor,) = plan.roles
     phases = {phase.name: phase.parts for phase in actor.phases}
 
@@ -58,37 +40,41 @@ def test_states_are_divided_over_the_ranks(model: str, ranks: int, nodes: int) -
 
 def test_copies_divide_states_over_their_shards_alone() -> None:
     whole, copies = (
-        planned(configured("qwen2.5-7b", learner={"ranks": 16, "parallel": parallel}), "8xH100-80G", 2)
+        planned(
+            configured("qwen2.5-7b", learner={"ranks": 16, "parallel": parallel, "distributed": over(2)}),
+            "8xH100-80G",
+            2,
+        )
         for parallel in ({}, {"shards": 8})
     )
     for component in (PARAMETERS, OPTIMIZER):
         sizes = [plan.roles[0].phases[-1].parts[component] for plan in (whole, copies)]
         assert sizes[1] == pytest.approx(2 * sizes[0], rel=2e-3)
-    config = configured("qwen2.5-7b", learner={"ranks": 16, "parallel": {"shards": 8}})
-    found = find(config, "8xH100-80G", 2)
-    assert "2 copies of 8 shard(s)" in "\n".join(lines(found))
-    assert {"learner.parallel.shards": 16} in [saving.settings for saving in found.savings]
+    config = configured("qwen2.5-7b", learner={"ranks": 16, "parallel": {"shards": 8}, "distributed": over(2)})
+    findings = found(config, "8xH100-80G", 2)
+    assert "2 copies of 8 shard(s)" in "\n".join(lines(findings))
+    assert "16 rank(s), 8 on each of 2 nodes" in "\n".join(lines(findings))
+    assert {"learner.parallel.shards": 16} in [saving.settings for saving in findings.savings]
     with pytest.raises(ConfigError, match=r"shards: 8 does not divide the learner's 12 ranks"):
         planned(with_settings(config, {"learner.ranks": 12}), "8xH100-80G", 2)
 
 
 def test_the_smallest_layout_is_not_held_up_by_the_configured_division() -> None:
-    distributed = {"nodes": 2, "rendezvous": "node0:2000"}
-    divided = {"ranks": 16, "parallel": {"shards": 8}, "distributed": distributed, "devices": list(range(8))}
+    divided = {"ranks": 16, "parallel": {"shards": 8}, "distributed": over(2), "devices": list(range(8))}
     config = configured("qwen3-0.6b", learner=divided)
 
-    found = find(config, "8xH100-80G", 2)
+    findings = found(config, "8xH100-80G", 2)
 
-    assert found.proposal is not None
-    assert found.proposal.ranks == 1
-    assert found.proposal.settings["learner.parallel.shards"] is None
-    assert planned(with_settings(config, {**found.proposal.settings, "rollout.replicas": 0}), "8xH100-80G", 2).fits
-    text = "\n".join(lines(found))
-    assert "smallest layout: --learner.ranks=1 --learner.parallel.shards=null" in text
-    assert "--learner.distributed.nodes=1 --learner.devices=null" in text
+    assert findings.proposal is not None
+    assert findings.proposal.ranks == 1
+    assert findings.proposal.settings["learner.parallel.shards"] is None
+    assert planned(with_settings(config, {**findings.proposal.settings, "rollout.replicas": 0}), "8xH100-80G", 2).fits
+    text = "\n".join(lines(findings))
+    assert "smallest layout: --learner.ranks=1 --learner.distributed.nodes=1" in text
+    assert "--learner.parallel.shards=null --learner.devices=null" in text
 
     in_threes = with_settings(config, {"learner.ranks": 12, "learner.parallel.sp": 4, "learner.parallel.shards": None})
-    proposal = find(in_threes, "6xH100-80G", 2).proposal
+    proposal = found(in_threes, "6xH100-80G", 2).proposal
     assert proposal is not None
     assert proposal.ranks == 4
 
@@ -96,21 +82,34 @@ def test_the_smallest_layout_is_not_held_up_by_the_configured_division() -> None
 def test_what_does_not_fit_is_said_with_the_keys_that_help() -> None:
     config = configured("qwen2.5-7b", learner={"ranks": 1, "activation_checkpointing": False})
 
-    found = find(config, "8xH100-80G", 1)
-    text = "\n".join(lines(found))
+    findings = found(config, "8xH100-80G", 1)
+    text = "\n".join(lines(findings))
 
-    assert not found.plan.fits
+    assert not findings.plan.fits
     assert "DOES NOT FIT" in text
-    offered = {key: saving for saving in found.savings for key in saving.settings if len(saving.settings) == 1}
+    offered = {key: saving for saving in findings.savings for key in saving.settings if len(saving.settings) == 1}
     assert {"learner.activation_checkpointing", "learner.ranks", "learner.optimizer.state_dtype"} <= offered.keys()
     for key, saving in offered.items():
         changed = planned(with_settings(config, saving.settings), "8xH100-80G")
-        fewer = max(a.needed - b.needed for a, b in zip(found.plan.devices, changed.devices, strict=True))
+        fewer = max(a.needed - b.needed for a, b in zip(findings.plan.devices, changed.devices, strict=True))
         assert saving.device_bytes == fewer, key
         assert saving.fits == changed.fits, key
-    assert found.proposal is not None
-    assert planned(with_settings(config, found.proposal.settings), "8xH100-80G").fits
-    assert json.loads(json.dumps(to_json(found)))["fits"] is False
+    assert findings.proposal is not None
+    assert planned(with_settings(config, findings.proposal.settings), "8xH100-80G").fits
+    assert json.loads(json.dumps(to_json(findings)))["fits"] is False
+
+
+def test_keys_that_help_together_are_no_more_than_needed() -> None:
+    config = configured("qwen2.5-7b")
+    findings = found(config, "1xH100-80G")
+    *alone, together = findings.savings
+
+    assert not any(saving.fits for saving in alone)
+    assert together.fits
+    assert len(together.settings) > 1
+    for key in together.settings:
+        fewer = {other: value for other, value in together.settings.items() if other != key}
+        assert not planned(with_settings(config, fewer), "1xH100-80G").fits, key
 
 
 def test_every_switch_is_a_key_of_the_configuration() -> None:
@@ -192,7 +191,8 @@ def test_a_cpu_holds_all_processes_and_the_versions_between_them() -> None:
 
 
 def test_host_memory_has_the_checkpoints_copy_and_all_that_is_offloaded() -> None:
-    critic = {"algorithm": {"name": "ppo"}, "learner": {"ranks": 16}}
+    learner = {"ranks": 16, "distributed": over(2)}
+    critic = {"algorithm": {"name": "ppo"}, "learner": learner}
     plan = planned(configured("qwen2.5-7b", **critic), "8xH100-80G", 2)
     states = sum(role.setup.parameters + role.setup.optimizer for role in plan.roles)
     assert len(plan.roles) == 2
@@ -201,14 +201,14 @@ def test_host_memory_has_the_checkpoints_copy_and_all_that_is_offloaded() -> Non
 
     for part, share in (("params", 1), ("optimizer", 2), ("gradients", 1)):
         changed = planned(
-            configured("qwen2.5-7b", **(critic | {"learner": {"ranks": 16, "memory": {f"offload_{part}": True}}})),
+            configured("qwen2.5-7b", **(critic | {"learner": learner | {"memory": {f"offload_{part}": True}}})),
             "8xH100-80G",
             2,
         )
         assert changed.host["offloaded roles"] == 8 * sum(share * role.setup.parameters for role in changed.roles)
         assert changed.host["copy for checkpoints"] == 8 * states
 
-    memory = {"learner": {"ranks": 16, "memory": {"offload_activations": True}}}
+    memory = {"learner": learner | {"memory": {"offload_activations": True}}}
     waiting = planned(configured("qwen2.5-7b", **(critic | memory)), "8xH100-80G", 2)
     # 28 layers of 3,584 dimensions in bfloat16, on each of the first node's eight ranks.
     assert waiting.host["offloaded activations"] == 8 * 2 * 28 * 3584 * waiting.roles[0].setup.tokens
