@@ -1,4 +1,4 @@
-"""Two ranks of a test program, as `mesh.runtime.ranks` starts them, but that their imports happen once."""
+"""Two ranks of a test program, as `mesh.runtime.ranks` or torchrun starts them, but that their imports happen once."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from rollmesh.mesh.runtime.ranks import environment_of
@@ -17,10 +18,17 @@ from tests.repository import REPOSITORY
 _RANKS = 2
 
 
-def run_two_ranks(module: str, *arguments: Path) -> None:
-    """Runs the module's `main(*arguments)` on two ranks that meet over loopback; both must end well."""
+def run_two_ranks(module: str, *arguments: Path, torchrun: bool = False) -> None:
+    """Runs the module's `main(*arguments)` on two ranks that meet over loopback; both must end well.
+
+    Args:
+        module: of the test program.
+        arguments: of its `main`.
+        torchrun: the ranks are torchrun's.
+    """
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
-    command = [sys.executable, "-m", "tests.learner.ranks", module, *map(str, arguments)]
+    starter = "torchrun" if torchrun else "fork"
+    command = [sys.executable, "-m", "tests.learner.ranks", starter, module, *map(str, arguments)]
     process = subprocess.Popen(
         command, env=environment, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -32,14 +40,12 @@ def run_two_ranks(module: str, *arguments: Path) -> None:
     assert process.returncode == 0, errors[-4000:]
 
 
-def _rank(rank: int, meeting: Path, module: str, arguments: list[str]) -> None:
+def _rank(rank: int, meeting: Path, module: str, arguments: Sequence[str]) -> None:
     os.environ.update(environment_of(rank, _RANKS, meeting))
     sys.modules[module].main(*map(Path, arguments))
 
 
-def main(module: str, *arguments: str) -> None:
-    """Forks the ranks."""
-    importlib.import_module(module)
+def _fork(module: str, *arguments: str) -> None:
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         meeting = Path(folder) / "meeting"
@@ -49,6 +55,30 @@ def main(module: str, *arguments: str) -> None:
         for rank in ranks:
             rank.join()
     sys.exit([rank.exitcode for rank in ranks] != [0] * _RANKS)
+
+
+def _torchrun(*arguments: str) -> None:
+    """Hands the command line to torchrun, whose ranks run this file each."""
+    from torch.distributed.run import main as run
+
+    meeting = ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
+    once = ["--start-method=fork", "--run-path"]
+    run([f"--nproc-per-node={_RANKS}", *meeting, *once, str(Path(__file__).resolve()), "rank", *arguments])
+
+
+def _rank_of_torchrun(module: str, *arguments: str) -> None:
+    try:
+        sys.modules[module].main(*map(Path, arguments))
+    except SystemExit as end:
+        # torchrun waits for a rank that ends otherwise than by returning.
+        if end.code:
+            raise
+
+
+def main(starter: str, module: str, *arguments: str) -> None:
+    """Starts the ranks, or is one of them."""
+    importlib.import_module(module)
+    {"fork": _fork, "torchrun": _torchrun, "rank": _rank_of_torchrun}[starter](module, *arguments)
 
 
 if __name__ == "__main__":

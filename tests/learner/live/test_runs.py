@@ -365,7 +365,9 @@ def test_a_generator_with_wrong_weights_ends_the_run(
 
 @pytest.mark.slow
 def test_two_ranks_train_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two models of it: the policy and an online reward model; and a response that neither can read."""
+    """Two models of it: the policy and an online reward model; and a response that neither can read. Torchrun starts
+    them.
+    """
     written = itertools.count()
 
     def unknown_tokens_at_first(group: ActiveGroup, meta: Any, payload: bytes, **how: Any) -> PendingWrite:
@@ -383,11 +385,13 @@ def test_two_ranks_train_the_same_run(tmp_path: Path, monkeypatch: pytest.Monkey
         "learner.batch.minibatches": 2,
         "learner.batch.tokens_per_micro_batch": 48,
         "logging.record": True,
+        # For the store of torchrun.
+        "security.allow_insecure": True,
     }
     config = make_config(tmp_path, changes)
     (tmp_path / "config.json").write_text(config.model_dump_json(), encoding="utf-8")
     with mesh_of(config) as mesh:
-        run_two_ranks("tests.learner.live.two_ranks", tmp_path / "config.json", Path(mesh))
+        run_two_ranks("tests.learner.live.two_ranks", tmp_path / "config.json", Path(mesh), torchrun=True)
         counts = ledger(mesh).recounted
         assert (counts.trained, counts.failed) == (4 * 4, 1)
     steps = [r for r in records(config) if "critic/score/mean" in r]

@@ -1,4 +1,4 @@
-"""One of two ranks of a learner, in a process that `tests.learner.ranks` forks; arguments: configuration, mesh."""
+"""One of two ranks of a learner, in a process that torchrun forks; arguments: configuration, mesh."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import transformers.models.qwen3.modeling_qwen3  # noqa: F401
 import rollmesh.learner.engines.fsdp2.engine  # noqa: F401
 from rollmesh.learner.service import run
 from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.runtime.ranks import under_torchrun
 
 
 def main(config_file: Path, mesh: Path) -> None:
+    assert under_torchrun()
     raise SystemExit(run(Config.model_validate_json(config_file.read_text(encoding="utf-8")), str(mesh)))
