@@ -71,12 +71,20 @@ def outputs(engine: Engine) -> dict[str, torch.Tensor]:
     }
 
 
-def save_in_8_bits(harness: Harness, models: Path, folder: Path) -> tuple[list[torch.Tensor], Tensors, Tensors]:
-    """This process's shards after steps whose moments are rounded stochastically, and a checkpoint of them.
+# Optimizers that keep their state in ways of their own.
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "8bit": {"state_dtype": "8bit"},
+    "bfloat16": {"state_dtype": "bfloat16"},
+    "muon": {"name": "muon"},
+}
 
-    Then come the moments, and the weights after another step.
+
+def save_state(harness: Harness, models: Path, kind: str, folder: Path) -> tuple[list[torch.Tensor], Tensors, Tensors]:
+    """Takes steps, which an optimizer in few bits rounds stochastically, and writes a checkpoint.
+
+    Gives this process's shards and the moments then, and the weights after another step.
     """
-    engine = _in_8_bits(harness, models, shards=2)
+    engine = _with_optimizer(harness, models, kind, shards=2)
     for seed in (1, 2):
         train_step(engine, seed=seed)
     save(engine, folder)
@@ -84,15 +92,15 @@ def save_in_8_bits(harness: Harness, models: Path, folder: Path) -> tuple[list[t
     return shards, *_moments_and_weights(engine)
 
 
-def continue_in_8_bits(harness: Harness, models: Path, folder: Path) -> tuple[Tensors, Tensors]:
+def continue_state(harness: Harness, models: Path, kind: str, folder: Path) -> tuple[Tensors, Tensors]:
     """Moments of a checkpoint, as they are kept, and the weights after another step."""
-    engine = _in_8_bits(harness, models)
+    engine = _with_optimizer(harness, models, kind)
     engine.load_checkpoint(folder)
     return _moments_and_weights(engine)
 
 
-def _in_8_bits(harness: Harness, models: Path, **division: int) -> Any:
-    optimizer = OptimizerSection(lr=1e-2, eps=1e-4, state_dtype="8bit")
+def _with_optimizer(harness: Harness, models: Path, kind: str, **division: int) -> Any:
+    optimizer = OptimizerSection(lr=1e-2, eps=1e-4, **OPTIMIZERS[kind])
     return harness.make(make_spec(models / "grouped_queries", **division, optimizer=optimizer))
 
 

@@ -12,7 +12,7 @@ from benchmarks.learner.tiny_models import save_model
 from rollmesh.testing.contract_state import StateContract
 from rollmesh.testing.fixtures import GetWorld
 from rollmesh.testing.worlds import EngineLayout
-from tests.learner.engines.four_ranks import CASES, DIVISIONS, continue_in_8_bits, refusal, save_in_8_bits, train
+from tests.learner.engines.four_ranks import CASES, DIVISIONS, OPTIMIZERS, continue_state, refusal, save_state, train
 from tests.learner.engines.models import make_model
 from tests.learner.engines.test_gradients import assert_same
 
@@ -21,6 +21,12 @@ torch.set_num_threads(1)
 ONE, TWO_RANKS = EngineLayout("one_process"), EngineLayout("two_ranks", processes=2)
 FOUR_RANKS = EngineLayout("four_ranks", processes=4)
 COPIES = EngineLayout("two_copies", processes=4, changes={"shards": 2})
+# Of each optimizer, a moment and its kind.
+KEPT = {
+    "8bit": ("exp_avg", torch.uint8),
+    "bfloat16": ("exp_avg", torch.bfloat16),
+    "muon": ("momentum_buffer", torch.float32),
+}
 
 
 @pytest.fixture(scope="module")
@@ -53,22 +59,24 @@ class TestCopies(StateContract):
     layouts = (COPIES,)
     also_continued_in = (ONE, TWO_RANKS, FOUR_RANKS)
 
+    @pytest.mark.parametrize("kind", OPTIMIZERS)
     def test_copies_stay_the_same_and_are_saved_once(
-        self, models: Path, engine_worlds: GetWorld, tmp_path: Path
+        self, models: Path, engine_worlds: GetWorld, kind: str, tmp_path: Path
     ) -> None:
-        """Moments in 8 bits too, which any other number of shards reads as they were written."""
-        leading, *others = engine_worlds(FOUR_RANKS).run(save_in_8_bits, models, tmp_path)
+        """Moments as each optimizer keeps them, which any other number of shards reads as they were written."""
+        leading, *others = engine_worlds(FOUR_RANKS).run(save_state, models, kind, tmp_path)
         _, moments, expected = leading
         seen = [shards for shards, *_ in (leading, *others)]
         for ours, theirs in zip(seen[:2], seen[2:], strict=True):
             assert all(torch.equal(*pair) for pair in zip(ours, theirs, strict=True))
         named = FileSystemReader(tmp_path).read_metadata().storage_data.values()
         assert sum(part.length for part in named) == sum(path.stat().st_size for path in tmp_path.glob("*.distcp"))
-        assert any(moment.dtype is torch.uint8 for moment in moments.values())
+        assert KEPT[kind] in {(name.split()[1], moment.dtype) for name, moment in moments.items()}
         for layout in (ONE, TWO_RANKS, FOUR_RANKS):
-            read, found = engine_worlds(layout).run(continue_in_8_bits, models, tmp_path)[0]
+            read, found = engine_worlds(layout).run(continue_state, models, kind, tmp_path)[0]
             assert_same(read, moments, 0.0)
-            assert_same(found, expected)
+            # Muon multiplies in bfloat16.
+            assert_same(found, expected, 1e-3 if kind == "muon" else 1e-5)
 
 
 def test_models_that_cannot_be_divided_are_refused_with_the_nearest_number(
