@@ -39,6 +39,7 @@ from tests.learner.dataflow import (
 )
 from tests.learner.divided import train_probe as train_divided
 from tests.learner.engines.models import make_model
+from tests.learner.resuming import resume
 
 TWO_RANKS = EngineLayout("two_ranks", processes=2)
 
@@ -344,3 +345,18 @@ def test_a_role_that_is_not_needed_is_named(model: Path, trainer: Trainer, tmp_p
 
     with pytest.raises(ConfigError, match="'oracle', which it does not name"):
         trainer.train(Greedy(), make_groups(1), 1 << 20)
+
+
+def test_a_deterministic_learner_of_two_ranks_continues_bit_by_bit(
+    model: Path, engine_worlds: GetWorld, tmp_path: Path
+) -> None:
+    for uninterrupted, resumed in engine_worlds(TWO_RANKS).run(resume, model, tmp_path):
+        assert resumed[:2] == uninterrupted[:2]
+        assert len(resumed[1]["history"]) == 2
+        for role, expected in uninterrupted[2].items():
+            assert_same_bits(resumed[2][role], expected)
+
+
+def assert_same_bits(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
