@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.types import ProbeResult, SleepReport, SwapTimings
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -94,3 +95,15 @@ class UpdateWeights(Generic[StagedT]):
 
 Control = Pause | Resume | Sleep | Wake
 EngineCommand = Control | Probe | UpdateWeights[Any]
+
+
+def resolve(done: Future[Any], value: Any) -> None:
+    """Resolves a future, unless its owner has cancelled it."""
+    if done.set_running_or_notify_cancel():
+        done.set_result(value)
+
+
+def reject(done: Future[Any], error: EngineError) -> None:
+    """Fails a future, unless it has its answer or its owner has cancelled it."""
+    if not done.done() and (done.running() or done.set_running_or_notify_cancel()):
+        done.set_exception(error)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from rollmesh.generators.engines.commands import EngineCommand, Pause, Probe, Resume, Sleep, UpdateWeights, Wake
 from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.interface import InferenceEngine
-from rollmesh.generators.engines.request_validation import RequestLimits, check_tokens
-from rollmesh.generators.engines.types import ProbeResult, SleepReport, SwapTimings
+from rollmesh.generators.engines.request_validation import RequestLimits, check_request, check_tokens
+from rollmesh.generators.engines.types import GenerationRequest, ProbeResult, SleepReport, SwapTimings
 from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.trajectory.images import ImageProcessor
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class ControlledEngine(InferenceEngine):
     """The calls that change or probe the engine as a whole; a subclass passes commands to its thread."""
 
     _limits: RequestLimits
+    _images: ImageProcessor | None
 
     @abstractmethod
     def _enqueue(self, command: EngineCommand) -> None:
@@ -51,6 +53,17 @@ class ControlledEngine(InferenceEngine):
 
     def _discard(self, staged: Any) -> None:
         """Releases what `_stage` made, where no update takes it."""
+
+    def _checked(self, requests: Sequence[GenerationRequest]) -> tuple[GenerationRequest, ...]:
+        """The requests of a `submit`, all or none.
+
+        Raises:
+            PayloadError: see `submit`.
+        """
+        checked = tuple(requests)
+        for request in checked:
+            check_request(request, self._limits, self._images if request.images else None)
+        return checked
 
     def update_weights(
         self, version: PolicyVersion, tensors: Iterable[tuple[str, torch.Tensor]] | None, digest: str

@@ -13,14 +13,13 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from rollmesh.generators.engines.commands import EngineCommand
+from rollmesh.generators.engines.commands import EngineCommand, resolve
 from rollmesh.generators.engines.control_calls import ControlledEngine
 from rollmesh.generators.engines.external.backend import Backend, LoadMetrics
 from rollmesh.generators.engines.external.engine_thread import EngineThread
 from rollmesh.generators.engines.external.inflight import InflightRegistry
 from rollmesh.generators.engines.external.model_info import ModelInfo, read_folder
 from rollmesh.generators.engines.interface import EngineListener
-from rollmesh.generators.engines.request_validation import check_request
 from rollmesh.generators.engines.types import (
     EngineSettings,
     EngineStatus,
@@ -84,9 +83,7 @@ class ExternalEngine(ControlledEngine):
         self._thread.start()
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
-        requests = tuple(requests)
-        for request in requests:
-            check_request(request, self._limits, self._images if request.images else None)
+        requests = self._checked(requests)
         with self._inflight.accepting():
             self._inflight.add(request.request_id for request in requests)
             self._thread.post(self._thread.scheduler.submit, requests)
@@ -100,8 +97,7 @@ class ExternalEngine(ControlledEngine):
         least = dict(at_least)
 
         def answer() -> None:
-            if done.set_running_or_notify_cancel():
-                done.set_result(self._thread.scheduler.progress(least))
+            resolve(done, self._thread.scheduler.progress(least))
 
         with self._inflight.accepting(done):
             self._thread.post(answer)

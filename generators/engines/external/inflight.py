@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
+from rollmesh.generators.engines.commands import reject
 from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.requests_in_flight import RequestsInFlight
 
@@ -79,8 +80,7 @@ class InflightRegistry(RequestsInFlight):
         with self._changed:
             promises, self._promises = self._promises, set()
         for promise in promises:
-            if not promise.done() and (promise.running() or promise.set_running_or_notify_cancel()):
-                promise.set_exception(error)
+            reject(promise, error)
 
     def _forget_promise(self, promise: Future[Any]) -> None:
         with self._changed:

@@ -1,4 +1,4 @@
-"""A queue between the callers' threads and the one that decodes.
+"""Commands of other threads to the engine's thread, which executes them between two decode steps, and their queue.
 
 Invariant: commands keep their order. See `RequestsInFlight` for the requests.
 """
@@ -6,12 +6,50 @@ Invariant: commands keep their order. See `RequestsInFlight` for the requests.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 
+from rollmesh.generators.engines import commands
+from rollmesh.generators.engines.commands import Pause, Probe, Resume, Sleep, Wake
 from rollmesh.generators.engines.errors import EngineError
-from rollmesh.generators.engines.hf.commands import Abort, Command, Submit
+from rollmesh.generators.engines.hf.weights import StagedWeights
 from rollmesh.generators.engines.requests_in_flight import RequestsInFlight
-from rollmesh.generators.engines.types import GenerationRequest
+from rollmesh.generators.engines.types import GenerationRequest, PartialResponse
+from rollmesh.mesh.errors import PayloadError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Submit:
+    """Requests, checked."""
+
+    requests: Sequence[GenerationRequest]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImagesRead:
+    """Requests whose images were read: (as submitted, as the model sees it or why it is refused)."""
+
+    requests: Sequence[tuple[GenerationRequest, GenerationRequest | PayloadError]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Abort:
+    """Requests to be ended early."""
+
+    request_ids: set[str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Progress:
+    """Responses to be copied; see `InferenceEngine.progress`."""
+
+    at_least: Mapping[str, int]
+    done: Future[list[PartialResponse]]
+
+
+UpdateWeights = commands.UpdateWeights[StagedWeights]
+Command = Submit | ImagesRead | Abort | Progress | Probe | UpdateWeights | Pause | Resume | Sleep | Wake
 
 
 class CommandQueue(RequestsInFlight):
@@ -59,12 +97,12 @@ class CommandQueue(RequestsInFlight):
         """Removes and returns all commands; waits for one while there is no work."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._commands) or self.stopping or has_work())
-            commands, self._commands = self._commands, deque()
-        return commands
+            pending, self._commands = self._commands, deque()
+        return pending
 
     def close(self, failure: EngineError) -> deque[Command]:
         """Closes the queue, with nothing in flight; returns the commands that will not be executed."""
         with self._changed:
             self.fail(failure)
-            commands, self._commands = self._commands, deque()
-        return commands
+            pending, self._commands = self._commands, deque()
+        return pending

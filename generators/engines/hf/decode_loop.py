@@ -15,18 +15,16 @@ from collections.abc import Sequence
 import torch
 
 from rollmesh.generators.engines import commands
-from rollmesh.generators.engines.commands import Pause, Probe, Resume, Sleep, Wake
+from rollmesh.generators.engines.commands import Pause, Probe, Resume, Sleep, Wake, reject, resolve
 from rollmesh.generators.engines.errors import EngineError, ending_of
-from rollmesh.generators.engines.hf.command_queue import CommandQueue
-from rollmesh.generators.engines.hf.commands import (
+from rollmesh.generators.engines.hf.command_queue import (
     Abort,
     Command,
+    CommandQueue,
     ImagesRead,
     Progress,
     Submit,
     UpdateWeights,
-    reject,
-    resolve,
 )
 from rollmesh.generators.engines.hf.decode_turn import Stepper
 from rollmesh.generators.engines.hf.decoder import Decoder

@@ -12,15 +12,13 @@ import torch
 
 from rollmesh.generators.engines.commands import EngineCommand
 from rollmesh.generators.engines.control_calls import ControlledEngine
-from rollmesh.generators.engines.hf.command_queue import CommandQueue
-from rollmesh.generators.engines.hf.commands import Progress
+from rollmesh.generators.engines.hf.command_queue import CommandQueue, Progress
 from rollmesh.generators.engines.hf.decode_loop import DecodeLoop
 from rollmesh.generators.engines.hf.decoder import Decoder
 from rollmesh.generators.engines.hf.image_reader import ImageReader
 from rollmesh.generators.engines.hf.model.loading import LoadedModel, load_model
 from rollmesh.generators.engines.hf.weights import ModelWeights, StagedWeights
 from rollmesh.generators.engines.interface import EngineListener
-from rollmesh.generators.engines.request_validation import check_request
 from rollmesh.generators.engines.types import EngineSettings, EngineStatus, GenerationRequest, PartialResponse
 from rollmesh.mesh.liveness.freeze_detector import ProcessState
 from rollmesh.mesh.liveness.process_state import read_thread
@@ -62,10 +60,7 @@ class HfEngine(ControlledEngine):
         self._thread.start()
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
-        requests = tuple(requests)
-        for request in requests:
-            check_request(request, self._limits, self._images if request.images else None)
-        self._commands.submit(requests)
+        self._commands.submit(self._checked(requests))
 
     def abort(self, request_ids: Iterable[str]) -> None:
         self._commands.abort(request_ids)

@@ -11,8 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from rollmesh.generators.engines.errors import EngineError
-from rollmesh.generators.engines.hf.command_queue import CommandQueue
-from rollmesh.generators.engines.hf.commands import ImagesRead
+from rollmesh.generators.engines.hf.command_queue import CommandQueue, ImagesRead
 from rollmesh.generators.engines.request_validation import RequestLimits, expand_images
 from rollmesh.generators.engines.types import GenerationRequest
 from rollmesh.mesh.errors import PayloadError
