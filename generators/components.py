@@ -93,30 +93,15 @@ class GeneratorComponents:
         metrics: GeneratorMetrics,
         on_failure: Callable[[RollmeshError], None],
     ) -> None:
-        network, rollout, agent = config.network, config.rollout, mesh.agent
-        engine, text = loaded.engine, loaded.text
-        self.engine = engine
+        network, agent = config.network, mesh.agent
+        self.engine, text = loaded.engine, loaded.text
         self.scorer = build_scorer(config)
         self.client = BufferClient(mesh.channel, timeout_s=network.rpc_timeout_s, retry_s=network.retry_s)
-        self.endpoint: Endpoint | None = None
-        if rollout.endpoint.enabled or rollout.agent.kind == "program":
-            self.endpoint = Endpoint(config, engine, text, security=mesh.security, registry=metrics.registry)
-        self.agents: AgentRunner | None = None
-        self._programs: ProgramRunner | None = None
-        if rollout.agent.kind in ("tools", "environment"):
-            self.agents = build_runner(config, engine, text)
-        elif self.endpoint is not None and rollout.agent.kind == "program":
-            self._programs = open_runner(rollout.agent, self.endpoint)
+        self.endpoint, self.agents, self._programs = _build_episodes(config, mesh, loaded, metrics)
         episodes = self.agents or self._programs
-        source = episodes or engine
+        source = episodes or self.engine
         pinned = PinnedGroups()
-        settings = CapacitySettings(
-            slots=rollout.slots,
-            n_by_table={TRAIN: rollout.n, EVAL: config.eval.n},
-            share=group_share(config.learner.batch.groups, config.buffer.max_staleness, rollout.replicas),
-            adaptive=rollout.load == "adaptive",
-        )
-        self.rollout = RolloutManager(source, Capacity(settings), pinned, episodes=episodes is not None)
+        self.rollout = RolloutManager(source, _build_capacity(config), pinned, episodes=episodes is not None)
         if episodes is not None:
             episodes.connect(self.rollout.on_results)
         self.writers = WriteStreams(self.client, agent)
@@ -133,8 +118,8 @@ class GeneratorComponents:
             source,
             self.rollout,
             partial(self.writers.writer, TRAIN),
-            every_s=rollout.draft_every_s,
-            every_tokens=rollout.draft_every_tokens,
+            every_s=config.rollout.draft_every_s,
+            every_tokens=config.rollout.draft_every_tokens,
         )
         self.admission = AdmissionLoop(self.client, agent, self.rollout)
         self.releases = LeaseReleaser(self.client, agent, self.rollout)
@@ -148,15 +133,15 @@ class GeneratorComponents:
         )
         self.receiver = WeightReceiver(
             directory,
-            engine,
+            self.engine,
             ReceiverSettings.for_member(config, agent.member_id, mesh.security),
             relay=mesh.relay,
             pinned=pinned,
             on_serving=self.admission.set_serving,
             on_report=metrics.record_swap,
         )
-        self.probes = Probes(engine, self.receiver.manifest)
-        self.manual = ManualRequests(engine, text)
+        self.probes = Probes(self.engine, self.receiver.manifest)
+        self.manual = ManualRequests(self.engine, text)
         loaded.events.connect(self._route_results, self.endpoint.accept_tokens if self.endpoint is not None else None)
 
     @property
@@ -206,3 +191,25 @@ class GeneratorComponents:
             await self._programs.close()
         if self.endpoint is not None:
             await self.endpoint.close()
+
+
+def _build_episodes(
+    config: Config, mesh: MeshAccess, loaded: LoadedEngine, metrics: GeneratorMetrics
+) -> tuple[Endpoint | None, AgentRunner | None, ProgramRunner | None]:
+    """The endpoint and the agents that a configuration asks for, of the latter one kind at most."""
+    section, engine, text = config.rollout, loaded.engine, loaded.text
+    endpoint = None
+    if section.endpoint.enabled or section.agent.kind == "program":
+        endpoint = Endpoint(config, engine, text, security=mesh.security, registry=metrics.registry)
+    if section.agent.kind in ("tools", "environment"):
+        return endpoint, build_runner(config, engine, text), None
+    if endpoint is not None and section.agent.kind == "program":
+        return endpoint, None, open_runner(section.agent, endpoint)
+    return endpoint, None, None
+
+
+def _build_capacity(config: Config) -> Capacity:
+    section = config.rollout
+    share = group_share(config.learner.batch.groups, config.buffer.max_staleness, section.replicas)
+    n_by_table = {TRAIN: section.n, EVAL: config.eval.n}
+    return Capacity(CapacitySettings(section.slots, n_by_table, share, adaptive=section.load == "adaptive"))
