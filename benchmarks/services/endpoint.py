@@ -153,7 +153,7 @@ def session_costs(prompt: int, after: int, rounds: int) -> dict[int, Any]:
             began = time.perf_counter()
             known: Turn | None = before if after else None
             new = list(range(after if known is not None else prompt))
-            before = record.add(number, 0, record.place(known, new), _tokens(100), "stop")
+            before = record.add(number, 0, record.locate(known, new), _tokens(100), "stop")
             if number in costs:
                 costs[number].append(1e3 * (time.perf_counter() - began))
     return {turns: summarize(found) for turns, found in costs.items()}

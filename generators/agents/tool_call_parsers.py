@@ -223,7 +223,7 @@ def _xml_call(text: str) -> _Found:
         if end < 0:
             break
         rest.append(body[place : opened.start()])
-        arguments[opened[1].strip()] = _one_line_less(body[opened.end() : end])
+        arguments[opened[1].strip()] = _without_outer_newlines(body[opened.end() : end])
         place = end + len(_PARAMETER_END)
     outside = "".join([*rest, body[place:]]).strip()
     if outside:
@@ -236,7 +236,7 @@ def _unfenced(text: str) -> str:
     return inside.removeprefix("json").strip() if len(text) - len(inside) == 2 * len(_FENCE) else text
 
 
-def _one_line_less(value: str) -> str:
+def _without_outer_newlines(value: str) -> str:
     return value.removeprefix("\n").removesuffix("\n")
 
 

@@ -14,15 +14,15 @@ from typing import Any
 from rollmesh.generators.engines.types import GenerationRequest, GenerationResult, TokenEvent
 from rollmesh.generators.openai_server.chat_codec import ChatCodec
 from rollmesh.generators.openai_server.conversations.conversation_keys import (
-    Story,
-    extend_story,
+    ConversationKey,
+    extend_key,
     message_symbol,
     text_symbols,
 )
 from rollmesh.generators.openai_server.conversations.messages import Message, normalize
 from rollmesh.generators.openai_server.conversations.prefix_index import Totals
-from rollmesh.generators.openai_server.conversations.sessions import Running, Session
-from rollmesh.generators.openai_server.conversations.turn_tree import Place
+from rollmesh.generators.openai_server.conversations.sessions import RunningAnswer, Session
+from rollmesh.generators.openai_server.conversations.turn_tree import PromptPosition
 from rollmesh.generators.openai_server.errors import ApiError, not_ready
 from rollmesh.generators.openai_server.incremental_text import IncrementalDetokenizer, whole_text
 from rollmesh.generators.openai_server.requests import ChatRequest, TextRequest
@@ -67,15 +67,15 @@ class CompletionPrompt:
     Attributes:
         ids: tokens.
         messages: that they are made of; none: of a text, or given as they are.
-        place: of a session: see `TurnTree`.
-        story_totals: of a session (`conversation_keys`); None: tokens were given.
+        position: of a session: see `TurnTree`.
+        conversation_totals: of a session (`conversation_keys`); None: tokens were given.
         replay: of a session: the recorded answer to this prompt, whole or its beginning.
     """
 
     ids: Sequence[int]
     messages: tuple[Message, ...] = ()
-    place: Place | None = None
-    story_totals: Totals | None = None
+    position: PromptPosition | None = None
+    conversation_totals: Totals | None = None
     replay: Trajectory | None = None
 
 
@@ -87,7 +87,7 @@ class _ReadAnswer:
     text: str
     message: Message
     reason: str
-    story: Story | None = None
+    key: ConversationKey | None = None
     messages: tuple[Message, ...] = ()
 
 
@@ -108,7 +108,7 @@ class CompletionCall:
         codec: ChatCodec,
         workers: Workers,
         requests: Sequence[GenerationRequest],
-        running: dict[str, Running],
+        running: dict[str, RunningAnswer],
         prompts: Sequence[CompletionPrompt],
     ) -> None:
         self._request = request
@@ -173,14 +173,14 @@ class CompletionCall:
             raise not_ready("the answer was given up before its first token")
         prompt = self._prompts[running.choice // self._request.choices]
         answer = await self._workers.run(len(result.sampled), self._read_answer, result, prompt)
-        if self.session is not None and running.place is not None:
+        if self.session is not None and running.position is not None:
             self.session.record.add(
                 running.call,
                 running.choice,
-                running.place,
+                running.position,
                 result.sampled,
                 result.finish_reason,
-                story=answer.story,
+                key=answer.key,
                 messages=answer.messages,
                 text=answer.decoded,
             )
@@ -195,18 +195,16 @@ class CompletionCall:
         if not isinstance(self._request, ChatRequest):
             message: Message = {"role": "assistant", "content": text}
             # Every text begins with an empty one.
-            before = prompt.story_totals
-            story = (
-                extend_story(before, text_symbols(text)) if before is not None and len(before) + len(text) > 2 else None
-            )
-            return _ReadAnswer(decoded, text, message, reason, story)
+            before = prompt.conversation_totals
+            key = extend_key(before, text_symbols(text)) if before is not None and len(before) + len(text) > 2 else None
+            return _ReadAnswer(decoded, text, message, reason, key)
         message = self._message(ids, text, self._request.offered_tools)
         reason = "tool_calls" if "tool_calls" in message and reason == "stop" else reason
-        if prompt.story_totals is None:
+        if prompt.conversation_totals is None:
             return _ReadAnswer(decoded, text, message, reason)
         answer = normalize(message)
-        story = extend_story(prompt.story_totals, [message_symbol(answer)])
-        return _ReadAnswer(decoded, text, message, reason, story, (*prompt.messages, answer))
+        key = extend_key(prompt.conversation_totals, [message_symbol(answer)])
+        return _ReadAnswer(decoded, text, message, reason, key, (*prompt.messages, answer))
 
     def _message(self, ids: Sequence[int], text: str, tools: Sequence[Any]) -> Message:
         if not tools:

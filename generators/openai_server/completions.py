@@ -18,7 +18,7 @@ from rollmesh.generators.openai_server.completion_stream import CompletionCall, 
 from rollmesh.generators.openai_server.conversations.conversation_keys import totals_of_messages, totals_of_text
 from rollmesh.generators.openai_server.conversations.messages import Message, normalize
 from rollmesh.generators.openai_server.conversations.prefix_index import Totals
-from rollmesh.generators.openai_server.conversations.sessions import Running, Session
+from rollmesh.generators.openai_server.conversations.sessions import RunningAnswer, Session
 from rollmesh.generators.openai_server.conversations.turn_tree import Turn
 from rollmesh.generators.openai_server.engine_client import EngineClient
 from rollmesh.generators.openai_server.errors import INVALID, ApiError, not_ready, overloaded, too_long
@@ -81,7 +81,7 @@ class Completions:
             prompt = prompts[choice // request.choices]
             generation = self._request(request, session, call, choice, prompt)
             requests.append(generation)
-            running[generation.request_id] = Running(call, choice, prompt.place)
+            running[generation.request_id] = RunningAnswer(call, choice, prompt.position)
         return CompletionCall(request, session, self.codec, workers, requests, running, prompts)
 
     @asynccontextmanager
@@ -157,29 +157,31 @@ class Completions:
             self.codec.check_tools(tools)
         if session is None:
             return CompletionPrompt(self.codec.prompt(messages, tools, limit), messages)
-        story_totals = totals_of_messages(messages, tools)
-        match = session.record.longest_story(story_totals[:-1])
+        conversation_totals = totals_of_messages(messages, tools)
+        match = session.record.longest_known(conversation_totals[:-1])
         if match is not None:
             length, turn = match
             answer = turn.sampled.response_ids.tolist()
             more = _encode_after(turn, limit, partial(self.codec.continuation, answer, messages[length - 1 :], tools))
             if more is not None:
-                return _session_prompt(session, turn, more, messages, story_totals)
-        return _session_prompt(session, None, self.codec.prompt(messages, tools, limit), messages, story_totals)
+                return _session_prompt(session, turn, more, messages, conversation_totals)
+        return _session_prompt(session, None, self.codec.prompt(messages, tools, limit), messages, conversation_totals)
 
     def _text(self, prompt: str | list[int], session: Session | None, limit: int) -> CompletionPrompt:
         if session is None:
             return CompletionPrompt(self.codec.encode(prompt, limit) if isinstance(prompt, str) else prompt)
         if not isinstance(prompt, str):
             return _session_prompt(session, None, prompt)
-        story_totals = totals_of_text(prompt)
-        match = session.record.longest_story(story_totals)
+        conversation_totals = totals_of_text(prompt)
+        match = session.record.longest_known(conversation_totals)
         if match is None:
-            return _session_prompt(session, None, self.codec.encode(prompt, limit), story_totals=story_totals)
+            return _session_prompt(
+                session, None, self.codec.encode(prompt, limit), conversation_totals=conversation_totals
+            )
         length, turn = match
         more = prompt[length - 1 :]
         new_ids = _encode_after(turn, limit, partial(self.codec.encode_more, more)) if more else []
-        return _session_prompt(session, turn, new_ids, story_totals=story_totals)
+        return _session_prompt(session, turn, new_ids, conversation_totals=conversation_totals)
 
     # ------------------------------------------------------------------------------------------------ requests
 
@@ -229,12 +231,12 @@ def _session_prompt(
     before: Turn | None,
     more: list[int],
     messages: tuple[Message, ...] = (),
-    story_totals: Totals | None = None,
+    conversation_totals: Totals | None = None,
 ) -> CompletionPrompt:
     """A prompt of a session: the tokens of the turn that it continues, and more."""
     ids = more if before is None else [*before.ids().tolist(), *more]
     replay = None if session.policy is None else session.policy.replay_of(ids)
-    return CompletionPrompt(ids, messages, session.record.place(before, more), story_totals, replay)
+    return CompletionPrompt(ids, messages, session.record.locate(before, more), conversation_totals, replay)
 
 
 def _client_sampling(request: ChatRequest | TextRequest, choice: int, max_tokens: int) -> SamplingParams:

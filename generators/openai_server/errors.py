@@ -72,7 +72,7 @@ def not_ready(message: str) -> ApiError:
     return ApiError(503, message, reason="not_ready", kind="server_error", retry_after_s=1)
 
 
-def session_over(name: str) -> ApiError:
+def session_ended(name: str) -> ApiError:
     """The refusal of a call in a session that is over."""
     return ApiError(410, f"session {name} is over", reason="session_over")
 

@@ -27,7 +27,7 @@ from aiohttp import web
 from rollmesh.generators.openai_server.completion_stream import CompletionCall, Finished, TextDelta
 from rollmesh.generators.openai_server.completions import Completions
 from rollmesh.generators.openai_server.conversations.sessions import Session, Sessions
-from rollmesh.generators.openai_server.errors import INVALID, ApiError, no_model, session_over
+from rollmesh.generators.openai_server.errors import INVALID, ApiError, no_model, session_ended
 from rollmesh.generators.openai_server.http_responses import (
     events_of,
     refusal_response,
@@ -219,7 +219,7 @@ class EndpointServer:
         session = self._sessions.find(name) if name else None
         if agents and (session is None or session.policy is None):
             # The name is known to the session's agent alone: it is late, not wrong.
-            raise session_over(name) if name else ApiError(404, "only sessions of agents are served here")
+            raise session_ended(name) if name else ApiError(404, "only sessions of agents are served here")
         if session is not None and session.policy is not None:
             # However long its body takes: no call goes to another session that comes to bear the name.
             request[_TRAINING] = session

@@ -228,7 +228,7 @@ class CommandProgram:
                     stream.cancel()
         if code != 0:
             raise AgentError(f"the agent ended with code {code}: {stderr.text.strip()[-_ERROR_CHARACTERS:]}")
-        return _of_last_line(stdout.text)
+        return _parse_last_line(stdout.text)
 
 
 class _Tail:
@@ -279,7 +279,7 @@ async def _write_task(stdin: asyncio.StreamWriter, data: bytes) -> None:
     stdin.close()
 
 
-def _of_last_line(printed: str) -> Outcome:
+def _parse_last_line(printed: str) -> Outcome:
     lines = printed.strip().splitlines()
     if not lines:
         return Outcome()

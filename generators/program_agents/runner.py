@@ -296,8 +296,8 @@ def _partial_trajectory(
     session, prompt_ids = episode.session, episode.request.prompt_ids
     begun = session.running.get(running)
     turn: Turn | None = session.record.last()
-    if begun is not None and begun.place is not None and running in parts:
-        turn = Turn(begun.call, begun.choice, begun.place, parts[running], "aborted")
+    if begun is not None and begun.position is not None and running in parts:
+        turn = Turn(begun.call, begun.choice, begun.position, parts[running], "aborted")
     if turn is None or turn.length - len(prompt_ids) < least:
         return None
     response = transcript(turn.chain(), prompt_ids)
@@ -308,7 +308,7 @@ def _missing_reason(request: MemberRequest, chain: Sequence[Turn]) -> str:
     if not chain:
         return "the agent never called the model"
     expected = list(request.prompt_ids)[:8]
-    begin = chain[0].place.new_ids[: len(expected)].tolist()
+    begin = chain[0].position.new_ids[: len(expected)].tolist()
     return (
         f"the agent's conversation begins with tokens {begin} ..., the group's prompt is {expected} ...: it has to "
         "begin as the model's chat template does"

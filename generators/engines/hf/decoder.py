@@ -153,7 +153,7 @@ class Decoder:
             tokens, log_probs, generator = self._draw(new_rows, starting)
         except Exception:
             for row in new_rows:
-                table.vacate(row)
+                table.clear_row(row)
             raise
         rows = table.rows
         table.generator[:rows] = generator

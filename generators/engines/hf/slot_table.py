@@ -143,14 +143,14 @@ class SlotTable:
         running = self.running[row]
         assert running is not None
         sampled = self._sampled(row, running)
-        self.vacate(row)
+        self.clear_row(row)
         return GenerationResult(
             request_id=running.request.request_id,
             sampled=sampled,
             finish_reason=reason,
         )
 
-    def vacate(self, row: int) -> None:
+    def clear_row(self, row: int) -> None:
         """Makes a hole of a row, whatever it has."""
         self.running[row] = None
         self.position[row] = 0

@@ -57,7 +57,7 @@ _WARM_UP = "warm-up"
 
 
 @dataclass(slots=True)
-class _RunningJob:
+class _SubmittedRequest:
     """A job that has not ended, with what it takes to submit it again."""
 
     job: DecodeJob
@@ -87,7 +87,7 @@ class VllmBackend(Backend):
         self._process: EngineProcess | None = None
         self._checkpoint: CheckpointLayout | None = None
         self._sender: WeightSender | None = None
-        self._jobs: dict[str, _RunningJob] = {}
+        self._jobs: dict[str, _SubmittedRequest] = {}
         self._label = ""
         self._asleep: set[str] = set()
         self._stopping = False
@@ -197,7 +197,7 @@ class VllmBackend(Backend):
         except (ValueError, VLLMClientError) as error:
             raise PayloadError("sampling", f"vLLM does not take it: {error}") from error
         prompt = tuple(job.token_ids[: job.prompt_tokens])
-        running = _RunningJob(job, stream, parameters, self._replicas.assign(prompt))
+        running = _SubmittedRequest(job, stream, parameters, self._replicas.assign(prompt))
         self._jobs[job.job_id] = running
         try:
             await self._submit(running)
@@ -217,7 +217,7 @@ class VllmBackend(Backend):
         for running in known:
             running.stream.aborted()
 
-    async def _submit(self, running: _RunningJob) -> None:
+    async def _submit(self, running: _SubmittedRequest) -> None:
         """Sends a job to the engine core, under a name of its own; does nothing where it has ended meanwhile.
 
         Raises:
@@ -257,7 +257,7 @@ class VllmBackend(Backend):
         prompt["multi_modal_data"] = {"image": [open_image(encoded) for encoded in job.images]}
         return prompt
 
-    async def _forget_jobs(self, dropped: Sequence[_RunningJob]) -> None:
+    async def _forget_jobs(self, dropped: Sequence[_SubmittedRequest]) -> None:
         """Makes the engine core forget jobs."""
         ids = [running.stream.request_id for running in dropped if self._outputs.forget(running.stream)]
         if ids and not self._dead.done():

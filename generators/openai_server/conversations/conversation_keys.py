@@ -1,8 +1,8 @@
 """Conversations as clients send them, in a form in which one call's is found again in a later call's.
 
-A *story* is a sequence: the tools offered and then the messages, or a mark and then the characters of a text. Messages
-with the same content are equal. White space around the model's text does not count. Nor do the order of an object's
-keys, and the form of a whole number (1 or 1.0).
+A conversation is a sequence of parts: the tools offered and then the messages, or a mark and then the characters of a
+text. Messages with the same content are equal. White space around the model's text does not count. Nor do the order of
+an object's keys, and the form of a whole number (1 or 1.0).
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from rollmesh.generators.openai_server.conversations.prefix_index import Totals,
 _TEXT = xxhash.xxh3_64_intdigest(b"a text")
 
 
-class Story(NamedTuple):
-    """A story by its parts' number and total (`prefix_index`)."""
+class ConversationKey(NamedTuple):
+    """A conversation by the number and the total of its parts (`prefix_index`)."""
 
     length: int
     total: int
 
 
 def totals_of_messages(messages: Sequence[Message], tools: Sequence[Any]) -> Totals:
-    """Totals of the story of a chat, whose first part is its tools.
+    """Totals of a chat, whose first part is its tools.
 
     Args:
         messages: in normal form.
@@ -39,26 +39,26 @@ def totals_of_messages(messages: Sequence[Message], tools: Sequence[Any]) -> Tot
 
 
 def totals_of_text(text: str) -> Totals:
-    """Totals of the story of a text, whose first part is no character."""
+    """Totals of a text, whose first part is no character."""
     return totals(np.concatenate([np.array([_TEXT], np.uint64), text_symbols(text)]))
 
 
-def extend_story(story_totals: Totals, symbols: npt.ArrayLike) -> Story:
-    """The story with more parts at its end."""
-    length = len(story_totals) - 1
-    longer = totals(symbols, length, int(story_totals[-1]))
-    return Story(length + len(longer) - 1, int(longer[-1]))
+def extend_key(conversation_totals: Totals, symbols: npt.ArrayLike) -> ConversationKey:
+    """The key of a conversation with more parts at its end."""
+    length = len(conversation_totals) - 1
+    longer = totals(symbols, length, int(conversation_totals[-1]))
+    return ConversationKey(length + len(longer) - 1, int(longer[-1]))
 
 
 def message_symbol(message: Message) -> int:
-    """One message as a part of a story."""
+    """One message as a part of a conversation."""
     if message["role"] == "assistant":
         message = {**message, "content": message["content"].strip()}
     return _digest(message)
 
 
 def text_symbols(text: str) -> npt.NDArray[np.uint64]:
-    """A text's characters as parts of a story."""
+    """A text's characters as parts of a conversation."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.uint64)
 
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rollmesh.generators.engines.types import SamplingParams
-from rollmesh.generators.openai_server.conversations.turn_tree import Place, TurnTree
-from rollmesh.generators.openai_server.errors import overloaded, session_full, session_over
+from rollmesh.generators.openai_server.conversations.turn_tree import PromptPosition, TurnTree
+from rollmesh.generators.openai_server.errors import overloaded, session_ended, session_full
 from rollmesh.mesh.config.rollout import EndpointSection
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
 
@@ -71,12 +71,12 @@ class SamplingPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """An answer that is being sampled; it has a place in a session."""
+class RunningAnswer:
+    """An answer that is being sampled; in a session its prompt has a position."""
 
     call: int
     choice: int
-    place: Place | None
+    position: PromptPosition | None
 
 
 class Session:
@@ -104,7 +104,7 @@ class Session:
         self._max_answers = max_answers
         self.key = secrets.token_urlsafe(24) if policy is not None else ""
         self.record = TurnTree()
-        self.running: dict[str, Running] = {}
+        self.running: dict[str, RunningAnswer] = {}
         self.preparing = asyncio.Lock()
         self.over = False
         self.calls = 0
@@ -122,7 +122,7 @@ class Session:
             ApiError: 410: the session is over; 400: it is full.
         """
         if self.over:
-            raise session_over(self.name)
+            raise session_ended(self.name)
         total = len(self.record.turns) + len(self.running)
         full = ""
         if total + answers > self._max_answers:
@@ -139,7 +139,7 @@ class Session:
         return self.calls - 1
 
     @contextmanager
-    def sampling(self, running: dict[str, Running]) -> Iterator[None]:
+    def sampling(self, running: dict[str, RunningAnswer]) -> Iterator[None]:
         """Lists requests as running while they are in the engine."""
         self.running.update(running)
         try:

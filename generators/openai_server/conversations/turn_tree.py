@@ -6,7 +6,7 @@ several things at once.
 
 Invariants: sampled tokens stand in a later prompt as they were sampled, never made of text again. The trajectory is the
 chain of turns that ends in the last call's. A token of it has mask 1 exactly if it was sampled in a turn of the chain.
-To place a call costs its new tokens, however long the session. Turns are added in the event loop's thread; any thread
+To locate a call costs its new tokens, however long the session. Turns are added in the event loop's thread; any thread
 may look them up.
 """
 
@@ -22,15 +22,15 @@ from numpy.typing import NDArray
 
 from rollmesh.generators.agents.transcript import Transcript
 from rollmesh.generators.engines.types import FinishReason
-from rollmesh.generators.openai_server.conversations.conversation_keys import Story
+from rollmesh.generators.openai_server.conversations.conversation_keys import ConversationKey
 from rollmesh.generators.openai_server.conversations.messages import Message
 from rollmesh.generators.openai_server.conversations.prefix_index import PrefixIndex, Totals, totals
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
-    """The place of an answer in the tree.
+class PromptPosition:
+    """The position of a prompt in the tree.
 
     Attributes:
         parent: the turn that its prompt continues; None: none.
@@ -51,7 +51,7 @@ class Turn:
 
     Attributes:
         call, choice: numbers of the call, in the order in which calls arrived, and of the answer to it.
-        place: its prompt.
+        position: of its prompt.
         sampled: the answer's tokens, at least one; all of them sampled.
         finish: why it ended.
         total: of prompt and answer (`prefix_index`); 0 of one that is not complete.
@@ -59,7 +59,7 @@ class Turn:
 
     call: int
     choice: int
-    place: Place
+    position: PromptPosition
     sampled: Trajectory
     finish: FinishReason
     total: int = 0
@@ -67,12 +67,12 @@ class Turn:
     @property
     def parent(self) -> Turn | None:
         """The turn that it continues."""
-        return self.place.parent
+        return self.position.parent
 
     @property
     def length(self) -> int:
         """Tokens of prompt and answer."""
-        return self.place.length + len(self.sampled)
+        return self.position.length + len(self.sampled)
 
     def chain(self) -> list[Turn]:
         """The turns from the first to this one."""
@@ -85,7 +85,7 @@ class Turn:
 
     def ids(self) -> NDArray[np.int32]:
         """All tokens, prompt and answer."""
-        parts = [part for turn in self.chain() for part in (turn.place.new_ids, turn.sampled.response_ids)]
+        parts = [part for turn in self.chain() for part in (turn.position.new_ids, turn.sampled.response_ids)]
         return np.concatenate(parts)
 
 
@@ -107,10 +107,10 @@ class TurnTree:
         self._last: Turn | None = None
         self._lock = threading.Lock()
         self._ends: PrefixIndex[Turn] = PrefixIndex()
-        self._stories: PrefixIndex[Turn] = PrefixIndex()
+        self._by_key: PrefixIndex[Turn] = PrefixIndex()
 
-    def place(self, before: Turn | None, new_ids: Sequence[int]) -> Place:
-        """The place of an answer: after the longest turn whose tokens its prompt begins with.
+    def locate(self, before: Turn | None, new_ids: Sequence[int]) -> PromptPosition:
+        """The position of a prompt: after the longest turn with whose tokens it begins.
 
         Args:
             before: a turn whose tokens the prompt is known to begin with.
@@ -122,49 +122,49 @@ class TurnTree:
         with self._lock:
             match = self._ends.longest(prefix_totals, start)
         length, parent = match or (start, None)
-        return Place(parent, ids[length - start :], start + len(ids), int(prefix_totals[-1]))
+        return PromptPosition(parent, ids[length - start :], start + len(ids), int(prefix_totals[-1]))
 
     def add(
         self,
         call: int,
         choice: int,
-        place: Place,
+        position: PromptPosition,
         sampled: Trajectory,
         finish: FinishReason,
         *,
-        story: Story | None = None,
+        key: ConversationKey | None = None,
         messages: Sequence[Message] = (),
         text: str = "",
     ) -> Turn:
         """Adds an answer.
 
         Args:
-            call, choice, place, sampled, finish: see `Turn`.
-            story: prompt and answer as the client will send them when it continues; None: unknown.
+            call, choice, position, sampled, finish: see `Turn`.
+            key: prompt and answer as the client will send them when it continues; None: unknown.
             messages, text: see `messages` and `last_text` of `TurnTree`.
         """
-        total = int(totals(sampled.response_ids, place.length, place.total)[-1])
-        turn = Turn(call, choice, place, sampled, finish, total)
+        total = int(totals(sampled.response_ids, position.length, position.total)[-1])
+        turn = Turn(call, choice, position, sampled, finish, total)
         self.turns.append(turn)
-        self.tokens += len(place.new_ids) + len(sampled)
+        self.tokens += len(position.new_ids) + len(sampled)
         if self._last is None or (call, -choice) > (self._last.call, -self._last.choice):
             self._last, self.messages, self.last_text = turn, tuple(messages), text
         with self._lock:
             self._ends.add(turn.length, total, turn)
-            if story is not None:
-                earlier = self._stories.get(*story)
+            if key is not None:
+                earlier = self._by_key.get(*key)
                 if earlier is None or earlier.call < call:
-                    self._stories.put(*story, turn)
+                    self._by_key.put(*key, turn)
         return turn
 
-    def longest_story(self, story_totals: Totals) -> tuple[int, Turn] | None:
-        """The turn whose story is the longest that another begins with, and of those the latest; with its length.
+    def longest_known(self, conversation_totals: Totals) -> tuple[int, Turn] | None:
+        """The turn with the longest conversation that another one begins with, and its length; of several the latest.
 
         Args:
-            story_totals: of all beginnings of the other story that count.
+            conversation_totals: of all beginnings of the other conversation that count.
         """
         with self._lock:
-            return self._stories.longest(story_totals)
+            return self._by_key.longest(conversation_totals)
 
     def last(self) -> Turn | None:
         """The turn in which the trajectory ends: of the last call that was answered, its first answer."""
@@ -187,7 +187,7 @@ class TurnTree:
             {
                 "call": turn.call,
                 "parent": None if turn.parent is None else numbers[id(turn.parent)],
-                "prompt_ids": turn.place.new_ids.tolist(),
+                "prompt_ids": turn.position.new_ids.tolist(),
                 "response_ids": turn.sampled.response_ids.tolist(),
                 "log_probs": turn.sampled.log_probs.tolist(),
                 "versions": turn.sampled.versions.to_lists(),
@@ -210,12 +210,12 @@ def transcript(chain: Sequence[Turn], prompt_ids: Sequence[int]) -> Transcript |
         chain: as `Turn.chain` gives it, at least one turn.
         prompt_ids: at least one token.
     """
-    first = chain[0].place.new_ids
+    first = chain[0].position.new_ids
     if first[: len(prompt_ids)].tolist() != list(prompt_ids):
         return None
     response = Transcript(prompt_ids)
     for turn in chain:
-        between = turn.place.new_ids if turn.parent is not None else first[len(prompt_ids) :]
+        between = turn.position.new_ids if turn.parent is not None else first[len(prompt_ids) :]
         response.add_masked(between.tolist())
         response.add_turn(turn.sampled)
     return response

@@ -11,7 +11,7 @@ import pytest
 from openai import OpenAI
 
 from rollmesh.generators.engines.types import SamplingParams
-from rollmesh.generators.openai_server.conversations.sessions import Running, SamplingPolicy, Session, Sessions
+from rollmesh.generators.openai_server.conversations.sessions import RunningAnswer, SamplingPolicy, Session, Sessions
 from rollmesh.generators.openai_server.conversations.turn_tree import transcript
 from rollmesh.generators.openai_server.errors import ApiError
 from rollmesh.mesh.config.rollout import EndpointSection
@@ -246,7 +246,7 @@ def test_sessions_are_forgotten_in_time_but_for_those_at_work() -> None:
     sessions = Sessions(EndpointSection(max_sessions=2, session_s=60.0), lambda: now)
     idle, busy = sessions.get_or_create("idle"), sessions.get_or_create("busy")
     training = sessions.open_training(SamplingPolicy((5,), SamplingParams()))
-    with busy.sampling({"request": Running(0, 0, None)}):
+    with busy.sampling({"request": RunningAnswer(0, 0, None)}):
         now = 60.0
         assert (sessions.find("idle"), sessions.find("busy")) == (idle, busy)
         with pytest.raises(ApiError, match="recorded already"):
@@ -265,13 +265,13 @@ def test_full_sessions_take_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
     session = sessions.get_or_create("mine")
     tokens = Trajectory.sampled(np.zeros(4, np.int32), np.zeros(4, np.float32), VersionRuns(()))
     for call in range(2):
-        session.record.add(call, 0, session.record.place(None, [call]), tokens, "stop")
+        session.record.add(call, 0, session.record.locate(None, [call]), tokens, "stop")
     session.check_room(1, 100)
     with pytest.raises(ApiError, match="at most 3") as full:
         session.check_room(2, 100)
     assert (full.value.status, full.value.reason) == (400, "session_full")
     # A response that is being sampled has its room already.
-    with session.sampling({"request": Running(2, 0, None)}), pytest.raises(ApiError, match="at most 3"):
+    with session.sampling({"request": RunningAnswer(2, 0, None)}), pytest.raises(ApiError, match="at most 3"):
         session.check_room(1, 100)
     assert session.counts["no_room"] == 2
     monkeypatch.setattr("rollmesh.generators.openai_server.conversations.sessions._SESSION_TOKENS", 10)

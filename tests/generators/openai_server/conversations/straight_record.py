@@ -36,7 +36,7 @@ class StraightRecord:
         found = [turn for turn in self.turns if prompt_ids[: len(turn.ids)] == turn.ids]
         return max(found, key=lambda turn: len(turn.ids), default=None)
 
-    def longest_story(self, messages: Messages, tools: str) -> StraightTurn | None:
+    def longest_known(self, messages: Messages, tools: str) -> StraightTurn | None:
         found = [
             turn
             for turn in self.turns

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rollmesh.generators.openai_server.conversations import prefix_index
 from rollmesh.generators.openai_server.conversations.conversation_keys import (
-    extend_story,
+    extend_key,
     message_symbol,
     text_symbols,
     totals_of_messages,
@@ -56,36 +56,36 @@ class Both:
             asked = [*draw(st.sampled_from([[], *known])), *draw(MESSAGES)]
             tools = draw(st.sampled_from(["", "x"]))
             told = totals_of_messages([{"role": role, "content": content} for role, content in asked], list(tools))
-            found = self.record.longest_story(told[:-1])
+            found = self.record.longest_known(told[:-1])
             before = found[1] if found is not None else None
-            self.same(before, self.straight.longest_story(asked, tools))
+            self.same(before, self.straight.longest_known(asked, tools))
             assert found is None or found[0] - 1 == len(self.alike[id(found[1])].messages)
         elif kind == "text":
             text = draw(st.sampled_from(["", *(turn.text for turn in self.straight.turns)])) + draw(
                 st.text("ab", max_size=2)
             )
             told = totals_of_text(text)
-            found = self.record.longest_story(told)
+            found = self.record.longest_known(told)
             before = found[1] if found is not None else None
             self.same(before, self.straight.extended_by_text(text))
             assert found is None or found[0] - 1 == len(self.alike[id(found[1])].text)
         known_ids = [turn.ids for turn in self.straight.turns]
         new = [*draw(st.sampled_from([(), *known_ids])), *draw(IDS)] if before is None else draw(IDS)
         prompt = (*(self.alike[id(before)].ids if before is not None else ()), *new)
-        place, parent = self.record.place(before, new), self.straight.parent_of(prompt)
-        self.same(place.parent, parent)
+        position, parent = self.record.locate(before, new), self.straight.parent_of(prompt)
+        self.same(position.parent, parent)
         # Answers may come in another order than calls, and there may be several.
         for choice in draw(st.permutations(range(draw(st.integers(1, 2))))):
             answer = draw(ANSWERS)
-            story, messages, whole = None, asked, ""
+            key, messages, whole = None, asked, ""
             if kind == "chat":
                 messages = [*asked, ("assistant", draw(st.sampled_from("ab")))]
-                story = extend_story(told, [message_symbol({"role": "assistant", "content": messages[-1][1]})])
+                key = extend_key(told, [message_symbol({"role": "assistant", "content": messages[-1][1]})])
             elif kind == "text":
                 said = draw(st.text("ab", max_size=2))
                 whole = text + said
-                story = extend_story(told, text_symbols(said)) if whole else None
-            turn = self.record.add(number, choice, place, sampled(answer), "stop", story=story, messages=messages)  # type: ignore[arg-type]
+                key = extend_key(told, text_symbols(said)) if whole else None
+            turn = self.record.add(number, choice, position, sampled(answer), "stop", key=key, messages=messages)  # type: ignore[arg-type]
             straight = StraightTurn(number, choice, prompt, tuple(answer), parent, messages, tools, whole)
             self.straight.turns.append(straight)
             self.alike[id(turn)] = straight
@@ -126,10 +126,8 @@ def test_every_record_is_the_straight_ones(data: st.DataObject) -> None:
 def test_of_calls_that_tell_the_same_the_latest_is_gone_on_from(order: tuple[int, ...]) -> None:
     record, told = TurnTree(), totals_of_text("a")
     for call in order:
-        record.add(
-            call, 0, record.place(None, [call]), sampled([5]), "stop", story=extend_story(told, text_symbols("b"))
-        )
-    found = record.longest_story(totals_of_text("abc"))
+        record.add(call, 0, record.locate(None, [call]), sampled([5]), "stop", key=extend_key(told, text_symbols("b")))
+    found = record.longest_known(totals_of_text("abc"))
     assert found is not None
     assert (found[0] - 1, found[1].call) == (2, 2)
 
@@ -157,8 +155,8 @@ def test_a_longer_session_makes_no_call_dearer(monkeypatch: pytest.MonkeyPatch) 
     record, before, costs, kept = TurnTree(), None, [], []
     for number in range(300):
         gone_through, held = 0, record.tokens
-        place = record.place(before, [5] * 7)
-        before = record.add(number, 0, place, sampled([1, 2, 3]), "stop")
+        position = record.locate(before, [5] * 7)
+        before = record.add(number, 0, position, sampled([1, 2, 3]), "stop")
         costs.append(gone_through)
         kept.append(record.tokens - held)
     assert set(costs) == set(kept) == {10}
