@@ -104,7 +104,7 @@ def deepseek(text: str) -> ParsedTurn:
             name, _, arguments = arguments.partition("\n")
         found.append(_with_arguments(name.strip(), _unfenced(arguments.strip())))
     if rest and not found:
-        found.append(f"no call behind {_DEEP_ALL}")
+        found.append(f"no call after {_DEEP_ALL}")
     return ParsedTurn(content.strip(), tuple(found))
 
 

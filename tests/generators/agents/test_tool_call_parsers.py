@@ -141,7 +141,7 @@ def test_text_without_a_call_is_content(name: ParserName, text: str) -> None:
         ("mistral", '[TOOL_CALLS][{"name": "add"', "not valid JSON"),
         ("qwen3_coder", "<tool_call>add</tool_call>", "<function=NAME>"),
         ("qwen3_coder", "<tool_call><function=add>1</function></tool_call>", "outside"),
-        ("deepseek", f"<{BAR}tool▁calls▁begin{BAR}>add(1)", "no call"),
+        ("deepseek", f"<{BAR}tool▁calls▁begin{BAR}>add(1)", "no call after"),
         ("deepseek", f"<{BAR}tool▁calls▁begin{BAR}><{BAR}tool▁call▁begin{BAR}>add", "lacks"),
         ("pythonic", "[add(1)]", "by name"),
         ("pythonic", "[add(a=b)]", "not a literal"),
