@@ -151,7 +151,7 @@ class _Engine:
             self._weights[name].copy_(tensor)
         took_us = (time.perf_counter() - began) * 1e6
         done: Future[SwapTimings] = Future()
-        done.set_result(SwapTimings(version, digest, 0.0, 0.0, took_us, 0.0, 0))
+        done.set_result(SwapTimings(version, digest, 0.0, 0.0, took_us, 0))
         return done
 
 

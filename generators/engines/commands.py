@@ -80,7 +80,7 @@ class UpdateWeights(Generic[StagedT]):
         )
         return True
 
-    def timings(self, begin: float, end: float, in_flight: int, recompute_s: float = 0.0) -> SwapTimings:
+    def timings(self, begin: float, end: float, in_flight: int) -> SwapTimings:
         """Timings of a swap between two performance counters, with `in_flight` sequences running."""
         return SwapTimings(
             version=self.version,
@@ -88,7 +88,6 @@ class UpdateWeights(Generic[StagedT]):
             stage_us=self.staging_s * 1e6,
             wait_us=(begin - self.staged_at) * 1e6,
             pause_us=(end - begin) * 1e6,
-            recompute_us=recompute_s * 1e6,
             in_flight=in_flight,
         )
 

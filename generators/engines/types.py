@@ -157,9 +157,7 @@ class SwapTimings:
         digest: of the manifest, as given to `update_weights`.
         stage_us: checking the tensors and copying those that cannot serve as they are, while decoding continues.
         wait_us: from then to the start of the swap (a decode step, or pinned requests, to finish).
-        pause_us: for which decoding stood still; includes `recompute_us`.
-        recompute_us: re-prefilling running sequences (KV policy `recompute`) while nothing is decoded; 0 where that
-            is done among the steps that follow.
+        pause_us: for which decoding stood still; includes re-prefilling running sequences (KV policy `recompute`).
         in_flight: sequences that continue under the new weights.
     """
 
@@ -168,7 +166,6 @@ class SwapTimings:
     stage_us: float
     wait_us: float
     pause_us: float
-    recompute_us: float
     in_flight: int
 
 

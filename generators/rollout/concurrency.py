@@ -73,7 +73,6 @@ class ConcurrencyController:
         limit: sequences that may be in flight; at `slots`, a queue ahead of the engine comes on top (see
             `generators.rollout.credits`).
         reason: of the last cut; empty before the first.
-        cuts: since the start.
     """
 
     def __init__(self, slots: int, least: int) -> None:
@@ -95,7 +94,6 @@ class ConcurrencyController:
         self._healthy_since: float | None = None
         self.limit = slots
         self.reason = ""
-        self.cuts = 0
 
     def observe(self, sample: LoadSample) -> int:
         """Judges one sample and returns the limit; samples come in the order of their times."""
@@ -152,7 +150,6 @@ class ConcurrencyController:
             limit = min(limit, self._risen_from)
         self.limit = max(self._floor, limit)
         self.reason = reason
-        self.cuts += 1
         self._judge_from = sample.at + MEMORY_S
 
     def _raise_limit(self, sample: LoadSample) -> None:

@@ -208,13 +208,13 @@ class DecodeLoop:
         if not update.done.set_running_or_notify_cancel():
             return
         begin = time.perf_counter()
-        in_flight, recompute_s = self._decoder.table.active, 0.0
+        in_flight = self._decoder.table.active
         if update.staged is None:
             if update.refuse_other_weights(self.digest):
                 return
         else:
             try:
-                recompute_s = self._swapper.swap(update.staged)
+                self._swapper.swap(update.staged)
             except WeightsError as error:
                 update.done.set_exception(error)
                 return
@@ -223,7 +223,7 @@ class DecodeLoop:
         end = time.perf_counter()
         self._prepare_once()
         self.digest = update.digest
-        update.done.set_result(update.timings(begin, end, in_flight, recompute_s))
+        update.done.set_result(update.timings(begin, end, in_flight))
 
     def _prepare_once(self) -> None:
         """Prepares decode steps, once, as soon as the model can run."""

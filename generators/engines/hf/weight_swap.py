@@ -6,7 +6,6 @@ Invariant: it happens, or all is as before; a swap that fails halfway is undone.
 from __future__ import annotations
 
 import threading
-import time
 from queue import SimpleQueue
 
 from rollmesh.generators.engines.hf.decoder import Decoder
@@ -68,11 +67,8 @@ class WeightSwapper:
         """Ends the thread, after the last swap."""
         self._deferred_free.stop()
 
-    def swap(self, staged: StagedWeights) -> float:
+    def swap(self, staged: StagedWeights) -> None:
         """Swaps the model's weights, and gives running sequences keys and values that fit the KV policy.
-
-        Returns:
-            Seconds that recomputing took; 0 under other policies.
 
         Raises:
             WeightsError: the former weights are in service.
@@ -80,14 +76,13 @@ class WeightSwapper:
         former = self._weights.swap(staged)
         # A prefix never meets other weights than those that made it.
         self._waiting.drop_prefixes()
-        recompute_s = self._recompute(former) if self._kv == "recompute" else 0.0
-        if self._kv == "interrupt":
+        if self._kv == "recompute":
+            self._recompute(former)
+        elif self._kv == "interrupt":
             self._waiting.put_back(self._decoder.interrupt())
         self._deferred_free.add(former)
-        return recompute_s
 
-    def _recompute(self, former: StagedWeights) -> float:
-        begin = time.perf_counter()
+    def _recompute(self, former: StagedWeights) -> None:
         try:
             self._decoder.recompute()
         except (RuntimeError, MemoryError) as error:
@@ -95,4 +90,3 @@ class WeightSwapper:
             # Some may have keys and values of weights that are gone again: all continue from their tokens.
             self._waiting.put_back(self._decoder.interrupt())
             raise WeightsError(f"keys and values of running sequences could not be recomputed: {error}") from error
-        return time.perf_counter() - begin

@@ -78,7 +78,7 @@ class Engine:
                 done.set_exception(WeightsError("others are in service"))
                 return
             self.served.append(version)
-            done.set_result(SwapTimings(version, digest, 1.0, 1.0, 2.0, 0.0, 0))
+            done.set_result(SwapTimings(version, digest, 1.0, 1.0, 2.0, 0))
 
         if self.hold:
             self.hold.pop().add_done_callback(swap)
