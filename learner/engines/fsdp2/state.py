@@ -84,7 +84,8 @@ class StateWriter:
         written: Future[None] = Future()
         saving = dcp.async_save(
             {**_state(model, optimizer), _RANDOM_KEY: {str(self._world.process): self._random}},
-            checkpoint_id=str(folder),
+            # All is on the host. Copying ahead takes a stream, and the present device of its thread is the first one.
+            storage_writer=dcp.FileSystemWriter(folder, per_thread_copy_ahead=0),
             process_group=self._group,
             async_stager=self._stager,
             no_dist=self._world.processes == 1,

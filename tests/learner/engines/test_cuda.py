@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.checkpoint._state_dict_stager import pin_memory_utils
 
 from benchmarks.learner.tiny_models import save_model
 from rollmesh.learner.batching.pack import pack
+from rollmesh.mesh.config.learner import MemorySection
 from tests.learner.engines.models import make_critic, make_engine, make_model, make_sequences
 from tests.learner.engines.training import critic_loss, log_probs, train_step, values, weights
 from tests.learner.ranks import run_two_ranks
@@ -83,6 +85,34 @@ def test_an_engine_that_sleeps_on_the_host_gives_its_memory_back_and_trains_on(t
     on_cpu, on_cuda = (weights(engine) for engine in engines)
     for name, tensor in on_cpu.items():
         torch.testing.assert_close(on_cuda[name], tensor, atol=5e-2, rtol=5e-2)
+
+
+@pytest.mark.parametrize("rests", ["nothing", "offload_optimizer"])
+def test_a_checkpoint_is_of_its_moment_and_pins_no_memory_again(tmp_path, rests, monkeypatch):
+    pinned, pin = [], pin_memory_utils.pin_memory
+
+    def noted(address: int, size: int) -> None:
+        pinned.append(size)
+        pin(address, size)
+
+    monkeypatch.setattr(pin_memory_utils, "pin_memory", noted)
+    folder = make_model(tmp_path / "model", "qwen3")
+    memory = MemorySection(**({} if rests == "nothing" else {rests: True}))
+    engine, loaded = make_engine(folder, device="cuda", memory=memory), make_engine(folder, device="cuda")
+    train_step(engine, seed=1)
+    for number in (1, 2):
+        checkpoint, at_begin = tmp_path / str(number), weights(engine)
+        checkpoint.mkdir()
+        pinned.clear()
+        written = engine.begin_checkpoint(checkpoint, {})
+        pins = len(pinned)
+        for seed in (2, 3):
+            train_step(engine, seed=seed)
+        written.result(60)
+        loaded.load_checkpoint(checkpoint)
+        for name, tensor in weights(loaded).items():
+            assert torch.equal(tensor, at_begin[name]), name
+        assert bool(pins) == (number == 1)
 
 
 def test_the_devices_generator_continues_from_a_checkpoint(tmp_path):
