@@ -26,6 +26,7 @@ from rollmesh.learner.checkpoint.copy_thread import CopyThread
 from rollmesh.learner.checkpoint.deadlines import COMMIT_S, WAIT_S, WRITE_S
 from rollmesh.learner.checkpoint.retention import prune
 from rollmesh.learner.checkpoint.store import UnwrittenCheckpointError
+from rollmesh.learner.checkpoint.write_pace import WritePace
 from rollmesh.learner.coordinator.best_tracker import BestTracker
 from rollmesh.learner.coordinator.run_progress import RunProgress
 from rollmesh.learner.coordinator.runtime import LearnerRuntime
@@ -99,6 +100,9 @@ class CheckpointScheduler:
         self._requested = False
         self._failed = self._all_failed = 0
         self._write_s: float | None = None
+        # Of the one that was committed last, perhaps not collected yet.
+        self._took_s = 0.0
+        self._pace = WritePace(time.monotonic())
 
     def request(self) -> None:
         """Has a checkpoint written at the next occasion; may be called from any thread."""
@@ -123,9 +127,12 @@ class CheckpointScheduler:
         section, (last, last_at) = self._section, self._begun
         by_time = section.every_s is not None and began - last_at >= section.every_s
         if changed and (self._is_evaluated(version) or _is_over(section.every_steps, version - last)):
+            self._pace.due(began)
             self._wait()
             self._begin(version)
         elif ((changed and by_time) or self._requested) and self._writing is None:
+            if changed and by_time:
+                self._pace.due(began)
             self._begin(version)
         return time.monotonic() - began
 
@@ -234,6 +241,7 @@ class CheckpointScheduler:
             if not self._ending.is_set():
                 commit = self._announcer.commit_checkpoint(writing.policy.version, str(folder.resolve()))
                 self._bridge.call(commit, COMMIT_S)
+                self._took_s = time.monotonic() - writing.began
                 uploading = None if self._copies is None else self._copies.uploading
                 prune(folder.parent, committed=folder.name, keep=self._section.keep, uploading=uploading)
                 if self._best is not None and writing.evaluated:
@@ -255,7 +263,7 @@ class CheckpointScheduler:
         if writing is None or not writing.committed.done():
             return
         self._writing = None
-        version, took_s = writing.policy.version, time.monotonic() - writing.began
+        version = writing.policy.version
         try:
             folder = writing.committed.result()
         except UnwrittenCheckpointError as error:
@@ -265,8 +273,9 @@ class CheckpointScheduler:
                 raise
             _log.warning("%s; it is tried again when the next one is due", error.message)
         else:
-            _log.info("checkpoint %s is committed, %.1f s after its step", folder.name, took_s)
-            self._failed, self._write_s, self._committed = 0, took_s, (version, folder)
+            _log.info("checkpoint %s is committed, %.1f s after its step", folder.name, self._took_s)
+            self._failed, self._write_s, self._committed = 0, self._took_s, (version, folder)
+            self._pace.written(self._took_s)
 
     def _wait(self, *, last_try: bool = False) -> None:
         """Waits for the checkpoint that is being written."""

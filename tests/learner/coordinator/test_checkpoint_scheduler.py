@@ -270,3 +270,25 @@ def test_without_a_mesh_the_disk_has_the_last_step(make_run: MakeRun) -> None:
     disk.join()
     assert left == "the next start continues from i0001-v00000002"
     assert run.committed == []
+
+
+def test_a_checkpoint_that_takes_much_of_the_interval_is_told_of(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = SimpleNamespace(monotonic=lambda: clock.now, now=0.0)
+    monkeypatch.setattr("rollmesh.learner.coordinator.checkpoint_scheduler.time", clock)
+    run = make_run(every_s=600.0)
+    for due, took_s in ((600.0, 150.0), (1200.0, 250.0)):
+        clock.now = due
+        run.scheduler.write_if_due(int(due), changed=True)
+        clock.now += took_s
+        run.finish()
+    assert "one is due every" not in caplog.text, "a step is being trained"
+    clock.now = 1800.0
+    run.scheduler.write_if_due(1800, changed=True)
+    assert run.scheduler.metrics()["checkpoint/write_s"] == 250.0, "until its commit, not until the end of a step"
+    assert [record.getMessage() for record in caplog.records if "one is due" in record.getMessage()] == [
+        "a checkpoint takes 250 s to be written, and one is due every 600 s: steps are slower meanwhile. Set "
+        "checkpoint.every_s to 3000 or more, raise eval.every_steps where evaluations ask for checkpoints, or give "
+        "run.dir a faster disk"
+    ]
