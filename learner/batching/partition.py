@@ -20,7 +20,9 @@ _Part = tuple[int, tuple[int, ...]]
 """Sum of the costs, and the indices."""
 
 
-def sequence_cost(tokens: _Count, context: _Count | int = 0, *, hidden_size: int = 4096) -> _Count:
+def sequence_cost(
+    tokens: _Count, context: _Count | int = 0, again: _Count | int = 0, *, hidden_size: int = 4096
+) -> _Count:
     """Relative time of a layer on a sequence where no model is at hand: products are linear in its length, attention
     square. `ModelCost.sequence_flops` knows a model's own sizes.
 
@@ -31,8 +33,10 @@ def sequence_cost(tokens: _Count, context: _Count | int = 0, *, hidden_size: int
     Args:
         tokens: L, of one sequence or of several.
         context: C, tokens that are attended to but computed elsewhere.
+        again: tokens that layers with a state would compute in addition; the layer is none.
         hidden_size: h; where it is not known, that of an 8B model.
     """
+    del again
     return 6 * hidden_size * tokens + tokens * (tokens + 2 * context)
 
 

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from rollmesh.learner.batching.partition import partition, sequence_cost
 from rollmesh.learner.batching.types import Packing
 
-SequenceCost = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[Any]]
-"""Cost of tokens after a context that is computed elsewhere; int64 [S] each, to [S] in any unit."""
+SequenceCost = Callable[[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]], NDArray[Any]]
+"""Cost of tokens after a context that is computed elsewhere, and of others that layers with a state alone compute again;
+int64 [S] each, to [S] in any unit."""
 
 MicroBatchPlan = tuple[int, ...]
 """Indices of items, with those of a group next to one another."""
@@ -72,13 +73,13 @@ class _Units:
         items: the batch.
         budget: tokens of a unit, unless it is a single item over it.
         repeated: a prompt is computed again for every response.
-        costs: of every item's prompt, and of its response after that.
+        costs: of every item's prompt, of its response after that, and of the prompt where it is computed again.
     """
 
     items: Sequence[PlanItem]
     budget: int
     repeated: bool
-    costs: Sequence[tuple[float, float]]
+    costs: Sequence[tuple[float, float, float]]
 
     def of_group(self, group: Sequence[int]) -> list[_Unit]:
         """Neighbours of one group together, as far as the budget allows."""
@@ -110,7 +111,8 @@ class _Units:
         responses = [self.items[index].response_tokens for index in members]
         shares = [max(self.items[index].share, _SMALLEST_SHARE) for index in members]
         parts = (share * self.costs[index][1] for share, index in zip(shares, members, strict=True))
-        cost = max(shares) * self.costs[members[0]][0] + sum(parts)
+        first, _, again = self.costs[members[0]]
+        cost = max(shares) * first + sum(parts) + (sum(shares) - max(shares)) * again
         prompts = len(members) if self.repeated else 1
         return _Unit(tuple(members), prompts * prompt + sum(responses), round(cost))
 
@@ -138,8 +140,12 @@ def plan_batch(
     count = min(minibatches, max(len(groups), 1))
     prompts = np.array([item.prompt_tokens for item in items], dtype=np.int64)
     responses = np.array([item.response_tokens for item in items], dtype=np.int64)
-    costs = zip(cost(prompts, np.zeros_like(prompts)).tolist(), cost(responses, prompts).tolist(), strict=True)
-    make = _Units(items, token_budget, packing is Packing.REPEATED, list(costs))
+    none, repeated = np.zeros_like(prompts), packing is Packing.REPEATED
+    again = cost(none, none, prompts) if repeated else none
+    costs = zip(
+        *(part.tolist() for part in (cost(prompts, none, none), cost(responses, prompts, none), again)), strict=True
+    )
+    make = _Units(items, token_budget, repeated, list(costs))
     steps = []
     for m in range(count):
         share = groups[m * len(groups) // count : (m + 1) * len(groups) // count]

@@ -70,9 +70,11 @@ class RankGroup:
         """The packing that all models of the run can take."""
         return self._worker.packing
 
-    def sequence_cost(self, tokens: NDArray[np.int64], context: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Cost of tokens after a context, over all models of the run."""
-        return self._worker.sequence_cost(tokens, context)
+    def sequence_cost(
+        self, tokens: NDArray[np.int64], context: NDArray[np.int64], again: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """Cost of tokens after a context, and of repeated prompts, over all models of the run."""
+        return self._worker.sequence_cost(tokens, context, again)
 
     def prepare(self, plan: TrainPlan) -> Unusable:
         """Gives every rank its share; returns the groups that cannot be trained, and why."""

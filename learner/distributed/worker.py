@@ -117,11 +117,13 @@ class Worker:
         taken = {engine.packing for engine in self._engines.values()}
         return max(taken, key=list(Packing).index)
 
-    def sequence_cost(self, tokens: NDArray[np.int64], context: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Operations of all models for tokens after a context, see `ModelCost.sequence_flops`; backward passes too."""
+    def sequence_cost(
+        self, tokens: NDArray[np.int64], context: NDArray[np.int64], again: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """Operations of all models for sequences, see `ModelCost.sequence_flops`; backward passes too."""
         total = np.zeros(len(tokens))
         for engine in self._engines.values():
-            total += (3 if engine.trained else 1) * engine.cost.sequence_flops(tokens, context)
+            total += (3 if engine.trained else 1) * engine.cost.sequence_flops(tokens, context, again)
         return total
 
     @property

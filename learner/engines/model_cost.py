@@ -37,12 +37,14 @@ class ModelCost:
         head: weights of the output layer, which multiply predictors of trained tokens alone.
         pair: operations per layer for a token and a key that it sees.
         windows: per layer with attention, the number of keys that a token sees at most; None: all before it.
+        stateful: weights, among those, of layers that compute a shared prompt again for each of its responses.
     """
 
     weights: int
     head: int
     pair: int
     windows: tuple[int | None, ...]
+    stateful: int = 0
 
     def forward_flops(self, row: PackedRow) -> float:
         """Operations of one forward pass over a micro-batch."""
@@ -51,41 +53,49 @@ class ModelCost:
         attention = self.pair * sum(seen[window] for window in self.windows)
         return 2.0 * (self.weights * tokens + self.head * predictors) + attention
 
-    def sequence_flops(self, tokens: NDArray[np.int64], context: NDArray[np.int64]) -> NDArray[np.float64]:
+    def sequence_flops(
+        self, tokens: NDArray[np.int64], context: NDArray[np.int64], again: NDArray[np.int64] | int = 0
+    ) -> NDArray[np.float64]:
         """Operations of a forward pass without the output layer, as the plan of a batch compares sequences.
 
         Args:
             tokens: int64 [S], tokens computed.
             context: int64 [S], tokens before them that are computed elsewhere, as a shared prompt.
+            again: int64 [S], tokens that layers with a state alone compute, in addition.
 
         Returns:
             float64 [S].
         """
         seen = {window: _pairs(tokens, context, window) for window in set(self.windows)}
         attention = self.pair * sum(seen[window].astype(np.float64) for window in self.windows)
-        return np.asarray(2.0 * self.weights * tokens + attention)
+        return np.asarray(2.0 * (self.weights * tokens + self.stateful * again) + attention)
 
 
-def cost_of(config: Any, shapes: Iterable[tuple[str, tuple[int, ...]]], *, tied: bool) -> ModelCost:
+def cost_of(
+    config: Any, shapes: Iterable[tuple[str, tuple[int, ...]]], *, tied: bool, stateful: Iterable[str] = ()
+) -> ModelCost:
     """The cost of a Hugging Face model.
 
     Args:
         config: its (text) configuration.
         shapes: names and whole shapes of its parameters, tied ones once.
         tied: the output layer's weight is the embedding.
+        stateful: names of the layers that compute a shared prompt again for each of its responses.
     """
     wide = {name: shape for name, shape in shapes if len(shape) >= 2}
     embeddings = {name: int(np.prod(shape)) for name, shape in wide.items() if "embed" in name or ".wte" in name}
     embeddings |= {name: int(np.prod(shape)) for name, shape in wide.items() if name.endswith("wpe.weight")}
     heads = {name: int(np.prod(shape)) for name, shape in wide.items() if _HEADS.search(name)}
     share = _share_of_experts(config)
-    weights = sum(
-        int(np.prod(shape)) * (share if _OF_EXPERTS.search(name) else 1.0)
+    used = {
+        name: int(np.prod(shape)) * (share if _OF_EXPERTS.search(name) else 1.0)
         for name, shape in wide.items()
         if name not in heads and name not in embeddings
-    )
+    }
+    layers = tuple(f"{layer}." for layer in stateful)
+    again = sum(weights for name, weights in used.items() if name.startswith(layers))
     head = max(embeddings.values(), default=0) if tied else sum(heads.values())
-    return ModelCost(round(weights), head, _pair_cost(config), _windows(config))
+    return ModelCost(round(sum(used.values())), head, _pair_cost(config), _windows(config), round(again))
 
 
 def attended_pairs(segments: Segments, window: int | None) -> int:

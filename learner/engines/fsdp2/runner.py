@@ -97,6 +97,7 @@ class ModelRunner(ABC):
             self._causal = not capped and window_of(text) is None
             self._kernel = choose_kernel(spec.attention, self.device, self._param_dtype, capped=capped)
             self.why_rows = choice.reason
+            self._recurrent = choice.recurrent
             for layer in choice.recurrent:
                 compute_apart(layer)
             self._kernels_separate_sequences = self.device.type == "cuda" and kernels_separate_sequences(
@@ -138,7 +139,9 @@ class ModelRunner(ABC):
         """Operations of a forward pass."""
         config = self.transformer.config.get_text_config()
         shapes = ((plain_name(name), tuple(parameter.shape)) for name, parameter in self.module.named_parameters())
-        return cost_of(config, shapes, tied=bool(config.tie_word_embeddings) and not self.backbone_only)
+        tied = bool(config.tie_word_embeddings) and not self.backbone_only
+        layers = (plain_name(name) for name, module in self.module.named_modules() if module in self._recurrent)
+        return cost_of(config, shapes, tied=tied, stateful=layers)
 
     def even(self, batches: Sequence[PackedBatch]) -> tuple[list[PackedBatch], list[PackedBatch]]:
         """Micro-batches with trained tokens, and what fills them up to the same number on every rank.

@@ -93,6 +93,21 @@ def test_ranks_are_balanced_by_what_is_expected_to_be_computed(packing):
     assert uneven([replace(item, share=1.0) for item in items]) > 1.1
 
 
+def test_ranks_are_balanced_by_the_prompts_that_layers_with_a_state_compute_again():
+    """Groups of long prompts have many short responses here, and those of short ones a long response."""
+    model = ModelCost(weights=1000, head=0, pair=0, windows=(), stateful=1000)
+    items = [PlanItem(g, 1000, 10) for g in range(5) for _ in range(8)]
+    items += [PlanItem(g, 10, 1000) for g in range(5, 8)]
+
+    def uneven(packing: Packing) -> float:
+        plan = plan_batch(items, token_budget=16384, ranks=4, packing=packing, cost=model.sequence_flops)
+        work = [sum(_repeated(items, micro) for micro in rank) for rank in plan.minibatches[0]]
+        return max(work) * len(work) / sum(work)
+
+    assert uneven(Packing.REPEATED) < 1.05
+    assert uneven(Packing.SHARED) > 1.1, "the batch tells the two apart"
+
+
 def test_a_group_stays_together_where_the_budget_allows():
     items = [PlanItem(i // 4, 10, 5) for i in range(16)]
     plan = plan_batch(items, token_budget=30, ranks=2)

@@ -64,6 +64,17 @@ def test_the_costs_of_sequences_are_those_of_the_micro_batch_that_holds_them() -
     assert alone.sum() == pytest.approx(cost.forward_flops(row))
 
 
+def test_a_prompt_that_is_computed_again_costs_what_layers_with_a_state_take() -> None:
+    config = AutoConfig.for_model("qwen3_next", **ARCHITECTURES["qwen3_next"].settings)
+    layers = [f"model.layers.{number}.linear_attn" for number in range(config.num_hidden_layers)]
+    cost = cost_of(config, shapes(config), tied=False, stateful=layers)
+    named = dict(shapes(config))
+    own = [name for name in named if "linear_attn" in name and len(named[name]) > 1]
+    assert cost.stateful == sum(int(np.prod(named[name])) for name in own) > 0
+    none, again = np.zeros(2, dtype=np.int64), np.array([3, 5])
+    assert cost.sequence_flops(none, none, again).tolist() == [2.0 * 3 * cost.stateful, 2.0 * 5 * cost.stateful]
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_dense_model_costs_what_torch_counts(tied: bool) -> None:
     config = Qwen3Config(**TINY, tie_word_embeddings=tied)

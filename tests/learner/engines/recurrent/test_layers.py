@@ -35,6 +35,7 @@ def test_kernels_that_separate_sequences_get_all_sequences_in_one_row(tmp_path, 
     save_model(tmp_path, "lfm2")
     engine = make_engine(tmp_path, activation_checkpointing="selective")
     layers = [layer for layer in engine._runner.transformer.modules() if isinstance(layer, Lfm2ShortConv)]
+    assert engine.cost.stateful == sum(p.numel() for layer in layers for p in layer.parameters() if p.dim() > 1)
     module = sys.modules[Lfm2ShortConv.__module__]
     shapes = set()
 
