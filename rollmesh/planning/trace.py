@@ -26,11 +26,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import PreTrainedConfig
 
 from rollmesh.learner.engines.fsdp2.language_model import LanguageModel
+from rollmesh.learner.engines.fsdp2.opaque import Opaque
 from rollmesh.learner.engines.fsdp2.output import layer
 from rollmesh.learner.engines.fsdp2.output.layer import LogitMemory
 from rollmesh.learner.engines.fsdp2.output.logit_form import read_logit_form
 from rollmesh.learner.engines.fsdp2.output.softmax_pieces import Targets
 from rollmesh.learner.engines.fsdp2.preparation.fsdp import Preparation, prepare
+from rollmesh.learner.engines.fsdp2.preparation.shard_mesh import mesh_of_all
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.planning.architecture import build_on_meta
 from rollmesh.planning.block_costs import grouped_products_by_shape, model_inputs
@@ -87,7 +89,13 @@ def trace_step(config: PreTrainedConfig, setup: RoleSetup) -> TracedStep:
         whole = build_on_meta(copy.deepcopy(config))
         inputs = model_inputs(whole, setup.tokens, setup.sp)
         model = LanguageModel(whole, read_logit_form(whole), LogitMemory(setup.logits.kept))
-        how = Preparation(setup.sharded, dtype, recompute=setup.recompute, reshard_after_forward=setup.reshard)
+        how = Preparation(
+            setup.sharded,
+            dtype,
+            mesh=mesh_of_all("cpu") if setup.sharded else None,
+            recompute=setup.recompute,
+            reshard_after_forward=setup.reshard,
+        )
         prepare(model, how)
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(grouped_products_by_shape())
@@ -101,7 +109,7 @@ def trace_step(config: PreTrainedConfig, setup: RoleSetup) -> TracedStep:
 
 
 def _follow(model: nn.Module, setup: RoleSetup, inputs: dict[str, Any]) -> TracedStep:
-    targets = Targets(torch.zeros(setup.tokens, dtype=torch.int64))
+    targets = Opaque(Targets(torch.zeros(setup.tokens, dtype=torch.int64)))
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 
     def forward() -> Tensor:

@@ -29,7 +29,7 @@ class Preparation:
     Attributes:
         shard: apply FSDP2; master weights stay float32, computation is in `param_dtype`, gradients reduce in float32.
         param_dtype: compute dtype.
-        mesh: to shard over, see `shard_mesh`; None: all ranks.
+        mesh: to shard over, see `shard_mesh`.
         trained: False: no gradients, and no master weights in addition to those in `param_dtype`.
         recompute: compute each block's activations again in the backward pass: all, or `selective`: all but the outputs
             of products and of attention.

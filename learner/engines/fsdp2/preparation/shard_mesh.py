@@ -6,6 +6,7 @@ scattered among them alone. Only sums of gradients, a shard each, travel between
 
 from __future__ import annotations
 
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from rollmesh.learner.engines.world import World
@@ -22,16 +23,22 @@ def shard_mesh(world: World, shards: int | None) -> DeviceMesh | None:
         shards: ranks that hold a model together; None: all.
 
     Returns:
-        [copies, shards]; None for one copy over all ranks.
+        [copies, shards], or [shards] for one copy; None where there is no process group, and nothing is sharded.
 
     Raises:
         ConfigError: the ranks cannot be divided so.
     """
     if shards is None or check_shards(shards, world.processes) == 1:
-        return None
+        return mesh_of_all(world.device.type) if dist.is_initialized() else None
     groups = [world.counterparts(shards), world.neighbours(shards)]
     ranks = [list(range(first, first + shards)) for first in range(0, world.processes, shards)]
     return DeviceMesh.from_group(groups, world.device.type, ranks, mesh_dim_names=("copies", "shards"))
+
+
+def mesh_of_all(device_type: str) -> DeviceMesh:
+    """The mesh of all ranks of the process group. FSDP2's own would be on the machine's accelerator, if it has one."""
+    assert dist.group.WORLD is not None
+    return DeviceMesh.from_group(dist.group.WORLD, device_type)
 
 
 def check_shards(shards: int, processes: int) -> int:
