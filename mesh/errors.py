@@ -205,7 +205,7 @@ class OldGenerationError(RollmeshError):
 
 
 class LostStateError(StoreError):
-    """Redis may have lost what it had acknowledged: the learner must report its uses again (it does by itself)."""
+    """Redis may have lost acknowledged writes: the learner must report its uses again (it does by itself)."""
 
     code = "lost_state"
     exit_code = 43
@@ -223,5 +223,5 @@ def ended_by(error: BaseException, what: str) -> RollmeshError:
     if isinstance(error, RollmeshError):
         return error
     return RollmeshError(
-        f"{what} failed: {type(error).__name__}: {error}", hint="a fault of Rollmesh: the log says where it failed"
+        f"{what} failed: {type(error).__name__}: {error}", hint="a bug in Rollmesh: the log says where it failed"
     )

@@ -121,7 +121,7 @@ class BufferClient:
                 doubt=doubt,
             )
             reply: pb.ReassertResponse = await self._call(
-                self._stub.Reassert, request, "saying again which groups were used"
+                self._stub.Reassert, request, "reporting again which groups were used"
             )
             return reply
 
@@ -260,13 +260,13 @@ class BufferClient:
     async def holders(self, table: str, limit: int = 0) -> pb.HoldersResponse:
         """The holders of groups, those that have held one for longest first; at most `limit`, unless that is 0."""
         request = pb.HoldersRequest(table=table, limit=limit)
-        response: pb.HoldersResponse = await self._call(self._stub.Holders, request, "reading who holds groups")
+        response: pb.HoldersResponse = await self._call(self._stub.Holders, request, "reading the holders of groups")
         return response
 
     async def redrive(self, table: str, group_ids: Sequence[str] = ()) -> pb.RedriveResponse:
         """Queues prompts of failed groups again, as new groups; no ids: all that are kept."""
         request = pb.RedriveRequest(table=table, group_ids=group_ids)
-        response: pb.RedriveResponse = await self._call(self._stub.Redrive, request, "driving failed groups again")
+        response: pb.RedriveResponse = await self._call(self._stub.Redrive, request, "queueing failed groups again")
         return response
 
     async def fetch(self, table: str, refs: Sequence[pb.MemberRef]) -> AsyncIterator[bytes]:

@@ -52,7 +52,9 @@ async def fetch(
             whole = _joined_payloads(call)
             first = await anext(whole, None)
             if first is None:
-                raise RollmeshError(f"{_WHAT}: the answer has no payload", hint="are client and buffer of one version?")
+                raise RollmeshError(
+                    f"{_WHAT}: the answer has no payload", hint="do client and buffer have the same version?"
+                )
             return call, whole, first
 
         call, whole, first = await call_with_retry(begin, retry_s=retry_s, what=_WHAT)
@@ -99,6 +101,6 @@ async def fetch_side(
         raise DataError(
             f"side data {entry.name} of group {group_id}, member {member} is damaged: {len(data)} bytes with digest "
             f"{xxhash.xxh3_64_hexdigest(data)}, expected {entry.bytes} with {entry.digest}",
-            hint="look at the disk of buffer.side_dir",
+            hint="check the disk of buffer.side_dir",
         )
     return array_of(entry, data) if entry.dtype else data

@@ -149,7 +149,7 @@ class ReconnectingStream(ABC):
         except TimeoutError:
             if not patience.expired():
                 raise
-            return f"has said nothing for {self._patience_s:.1f} s"
+            return f"has sent nothing for {self._patience_s:.1f} s"
         finally:
             self._patience = None
             sender.cancel()

@@ -177,7 +177,7 @@ def _received_groups(response: pb.SampleResponse, payloads: memoryview) -> Itera
     try:
         values = iter(split_payloads(payloads, sizes))
     except PayloadError as error:
-        log.error("payloads of %d groups cannot be told apart: %s", len(response.groups), error)
+        log.error("payloads of %d groups cannot be assigned to them: %s", len(response.groups), error)
         for group in response.groups:
             yield ReceivedGroup(group, ())
         return

@@ -32,5 +32,5 @@ async def within_deadline(reading: Awaitable[T], context: Any) -> T:
     except TimeoutError as error:
         raise StoreError(
             f"the front is there, but its Redis has not answered for {patience_s:.1f} s",
-            hint="is it stopped, or its disk or link slow? a frozen Redis of the run's own is started again by itself",
+            hint="is it stopped, or its disk or link slow? the run's own Redis is restarted automatically if frozen",
         ) from error

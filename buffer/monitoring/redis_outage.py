@@ -53,4 +53,4 @@ class RedisOutage:
             self._failing.discard(job)
             if not self._failing:
                 self._reported.clear()
-                log.info("Redis does again what it is asked, after %.0f s", self._clock() - self._since)
+                log.info("Redis works again, after %.0f s", self._clock() - self._since)

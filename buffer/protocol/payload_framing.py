@@ -64,7 +64,7 @@ def _span(data: bytes, tag: bytes) -> tuple[int, int]:
                 raise DecodeError(f"{len(data) - start - 1} bytes of payloads, {size} were said")
             return start + 1, start + 1 + size
         shift += 7
-    raise DecodeError("payloads of no known length")
+    raise DecodeError("payloads of unknown length")
 
 
 def split_payloads(payloads: memoryview, sizes: Iterable[int]) -> list[memoryview]:

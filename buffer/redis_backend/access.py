@@ -41,12 +41,12 @@ def store_error(error: Exception, command: str = "") -> StoreError:
     """Translates a failure of Redis for the reader; `command` is the one that was refused, if it is known."""
     text = str(error) or type(error).__name__
     if any(words in text for words in _DENIED):
-        return StoreError(f"Redis does not let our user run {command or 'a command'}: {text}", hint=_RIGHTS)
+        return StoreError(f"Redis does not let this user run {command or 'a command'}: {text}", hint=_RIGHTS)
     if "cluster support disabled" in text:
-        return StoreError(f"Redis is no cluster: {text}", hint="buffer.redis wants redis:// or rediss://")
+        return StoreError(f"Redis is no cluster: {text}", hint="use redis:// or rediss:// in buffer.redis")
     if text.startswith(("MOVED", "CROSSSLOT")):
         return StoreError(
-            f"Redis is a cluster: {text}", hint="buffer.redis wants redis-cluster:// or rediss-cluster://"
+            f"Redis is a cluster: {text}", hint="use redis-cluster:// or rediss-cluster:// in buffer.redis"
         )
     if text.startswith("ASK ") or "non local key" in text:
         return StoreError(f"the run's metadata is moving to another node: {text}", hint="clients repeat the call")
@@ -65,16 +65,18 @@ def store_error(error: Exception, command: str = "") -> StoreError:
     if isinstance(error, rex.ReadOnlyError) or "READONLY" in text:
         return StoreError(f"Redis refuses writes: {text}", hint="buffer.redis points to a replica; give the primary")
     if "MISCONF" in text:
-        return StoreError(f"Redis refuses writes: {text}", hint="it cannot persist; look at its disk and its log")
+        return StoreError(f"Redis refuses writes: {text}", hint="it cannot persist; check its disk and its log")
     if isinstance(error, rex.AuthenticationError) or text.startswith(("NOAUTH", "WRONGPASS", "ERR AUTH")):
         return StoreError(
-            f"Redis refuses us: {text}",
+            f"Redis refuses this user: {text}",
             hint="the user goes into the URL buffer.redis, the password into buffer.redis_password_file",
         )
     if isinstance(error, rex.BusyLoadingError) or text.startswith("LOADING"):
         return LoadingError(f"Redis is loading its data: {text}", hint="it answers once that is done")
     if isinstance(error, PermissionError):
-        return StoreError(f"Redis is closed to us: {text}", hint="an embedded Redis serves its own user alone")
+        return StoreError(
+            f"Redis is closed to this user: {text}", hint="an embedded Redis serves only the user who runs it"
+        )
     if isinstance(error, rex.ConnectionError | rex.TimeoutError | OSError):
         return StoreError(f"Redis is unreachable: {text}", hint="is it running? clients repeat the call")
     return StoreError(f"Redis failed: {text}", hint="see the log of Redis")
@@ -221,7 +223,7 @@ class RedisAccess:
         refused = await self.run_script("check_acl", *commands_of(self._scripts))
         if refused:
             names = ", ".join(name.decode() for name in refused)
-            raise StoreError(f"Redis does not let our user run {names} in scripts", hint=_RIGHTS)
+            raise StoreError(f"Redis does not let this user run {names} in scripts", hint=_RIGHTS)
         stored = [("SET", payload_key, "", "NX", "EX", 60)]
         await self.batch_then(stored, [("MGET", payload_key), ("UNLINK", payload_key)])
 

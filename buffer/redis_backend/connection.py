@@ -137,7 +137,7 @@ class _Protocol(asyncio.Protocol):
             self._fail(TlsError(text))
         elif self._encrypted and not self._received:
             # Since TLS 1.3, a server that misses a certificate says so after the handshake, and may reset first.
-            self._fail(TlsError(f"{text}, before the first answer: does it want another certificate from us?"))
+            self._fail(TlsError(f"{text}, before the first answer: does Redis require another client certificate?"))
         else:
             self._fail(ConnectionError(text))
 
@@ -231,7 +231,7 @@ class RedisConnection:
                     raise TlsError(str(error)) from error
                 except TimeoutError as error:
                     if self.address.tls:
-                        text = f"no handshake with {self.address} within {self._timeout_s:.1f} s: is TLS spoken there?"
+                        text = f"no handshake with {self.address} within {self._timeout_s:.1f} s: does it speak TLS?"
                         raise TlsError(text) from error
                     raise TimeoutError(f"{self.address} cannot be reached within {self._timeout_s:.1f} s") from error
             return self._connection

@@ -138,7 +138,7 @@ class EmbeddedRedis:
                 self._process = self._spawn(find_redis_server(), lock.fileno())
         except OSError as error:
             raise StoreError(
-                f"cannot start redis-server: {error}", hint="is there space, and may we write there?"
+                f"cannot start redis-server: {error}", hint="is there space, and is the folder writable?"
             ) from error
         await self._wait_ready()
         await self._repair_torn_end(log_start)

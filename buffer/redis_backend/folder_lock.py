@@ -55,7 +55,7 @@ def end_leftovers(lock: Path) -> None:
     for process in _without_leader():
         with contextlib.suppress(psutil.Error):
             if any(file.path == str(lock.resolve()) for file in process.open_files()):
-                log.warning("killing process %d, which a dead redis-server has left", process.pid)
+                log.warning("killing process %d, left by a dead redis-server", process.pid)
                 process.kill()
 
 

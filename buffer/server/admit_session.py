@@ -139,7 +139,7 @@ class AdmitSession:
             self._table, self._member_id, self._generation, self._token, named
         )
         if ended:
-            log.warning("%s has forgotten %d groups: others get them", self._member_id, ended)
+            log.warning("%s no longer names %d groups: they go to other generators", self._member_id, ended)
         return dead
 
     def _set_wait(self, reason: str) -> None:
@@ -185,7 +185,7 @@ class AdmitSession:
             if before:
                 # Its share is now for others.
                 self._front.changes.notify(self._table)
-            return [], "this generator does not answer which groups it has received and works on"
+            return [], "this generator has not answered which groups it has received and works on"
         if demand.serving.incarnation != snapshot.incarnation:
             in_force = f"{snapshot.incarnation}:{snapshot.version}"
             return [], f"the weights of the run are {in_force}, this generator still has {demand.serving}"

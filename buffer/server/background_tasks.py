@@ -42,7 +42,7 @@ async def expire_leases(front: FrontContext) -> None:
             for table in TABLES:
                 ended, returned, restarted = await front.store.expire(table, front.membership.member_ttl_ms)
                 if restarted:
-                    log.warning("Redis is new or was restarted: every lease has a full term", extra={"table": table})
+                    log.warning("Redis is new or was restarted: every lease gets a full term", extra={"table": table})
                 if ended or returned:
                     log.info("leases ended: %d generating, %d leased", ended, returned, extra={"table": table})
                 await _report_waits(front, table)

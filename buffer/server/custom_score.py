@@ -57,7 +57,7 @@ class ScoreCache:
             except Exception as error:  # the user's code may raise anything; it is named and handed on
                 raise DataError(
                     f"buffer.order: the score of group {group.group_id} failed: {type(error).__name__}: {error}",
-                    hint="mend the function and start the buffer again; nothing is lost",
+                    hint="correct the function and start the buffer again; nothing is lost",
                 ) from error
             if not math.isfinite(score):
                 raise DataError(f"buffer.order: the score of group {group.group_id} is {score}, not a finite number")

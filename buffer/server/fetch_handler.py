@@ -63,7 +63,7 @@ async def _side(front: FrontContext, table: str, refs: Sequence[pb.MemberRef]) -
         if entry is None:
             raise DataError(
                 f"no side data {ref.side} of group {ref.group_id}, member {ref.member}",
-                hint="the group has ended, or this member has nothing of that name",
+                hint="the group has ended, or this member has no data of that name",
             )
         async for data, last in front.store.side.read(table, ref.group_id, ref.member, entry):
             yield data, last

@@ -33,7 +33,7 @@ def discrepancies(counters: Mapping[str, int], recount: Mapping[str, int]) -> li
     if counters["admitted"] != ended:
         found.append(f"admitted: {counters['admitted']} groups were admitted, fates and states add up to {ended}")
     found += [
-        f"{name}: the counter says {counters[name]}, which is less than nothing"
+        f"{name}: the counter says {counters[name]}, which is negative"
         for name in sorted(counters)
         if counters[name] < 0
     ]

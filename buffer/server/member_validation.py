@@ -87,7 +87,7 @@ def check_write(write: pb.MemberWrite, payload: bytes) -> Write:
 
 def _draft(write: pb.MemberWrite, payload: bytes) -> Write:
     if write.pieces:
-        raise PayloadError("pieces", "a draft travels whole", hint="draft so long a member no more")
+        raise PayloadError("pieces", "a draft travels whole", hint="do not draft so long a member")
     if len(payload) > MAX_WHOLE_BYTES:
         raise PayloadError("payload", f"a draft of {len(payload)} bytes, over {MAX_WHOLE_BYTES}")
     info = inspect(payload)

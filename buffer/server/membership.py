@@ -83,7 +83,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
         if generation is None:
             raise StoreError(
                 f"the run has {MAX_RUN_MEMBERS} members, and takes no more",
-                hint="members that fell silent are forgotten within a lease term; does something join again and again?",
+                hint="silent members are removed within a lease term; does something join again and again?",
             )
         response = pb.JoinResponse(
             generation=generation,

@@ -82,7 +82,7 @@ METRICS = (
     _gauge("tasks_pending", "Prompt tasks not admitted yet", "table"),
     _gauge("oldest_ready_seconds", "Age since sealing of the oldest of the groups next in order", "table"),
     _gauge("oldest_generating_seconds", "Age since admission of the oldest group being generated", "table"),
-    _gauge("unmoved_seconds", "Time since a group of any table last came nearer to its end"),
+    _gauge("unmoved_seconds", "Time since a group of any table last made progress"),
     _gauge("payload_bytes", "Payload bytes stored", "table"),
     _gauge("consumed_bytes", "Payload bytes of consumed groups, their commit pending", "table"),
     _gauge("reserved_bytes", "Payload bytes set aside for groups being generated", "table"),

@@ -122,7 +122,7 @@ def check_group_id(field: str, value: str) -> None:
         PayloadError: anything but a table's name and a number.
     """
     if not _GROUP_ID.fullmatch(value):
-        raise PayloadError(field, f"not a group id: {value[:40]!r}", hint="as a grant or a lease says it")
+        raise PayloadError(field, f"not a group id: {value[:40]!r}", hint="as in a grant or a lease")
 
 
 def check_status(request: membership.HeartbeatRequest) -> None:

@@ -57,7 +57,7 @@ async def messages_of(
         message = _spliced_group(group, prompts[group.prompt], of_members)
         length = sum(map(len, message))
         if length + _FRAME_BYTES > most:
-            _log.error("group %s has %d bytes without its payloads: no message takes it", group.group_id, length)
+            _log.error("group %s has %d bytes without its payloads: it fits into no message", group.group_id, length)
             unsendable.setdefault("too_large", []).append(lease)
             continue
         length += sum(map(len, of_members or ()))

@@ -124,7 +124,7 @@ class SampleSession:
         )
         if ended:
             _log.warning(
-                "the learner has forgotten %d groups, which are ready again", ended, extra={"table": self._table}
+                "the learner no longer names %d groups: they are ready again", ended, extra={"table": self._table}
             )
         return lost
 
@@ -155,7 +155,7 @@ class SampleSession:
             if stream.token != self._token:
                 continue
             if leased is None:
-                raise StoreError("an answer of Redis was lost", hint="the stream is opened again by itself")
+                raise StoreError("an answer of Redis was lost", hint="the stream is reopened automatically")
             if self._requested and self._requested[0].version == stream.version:
                 self._deduct_credits(self._requested[0], leased)
             found += leased

@@ -172,7 +172,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
     async def Claim(self, request: pb.ClaimRequest, _context: Any) -> pb.ClaimResponse:
         """See buffer.proto."""
         if not request.leases:
-            raise PayloadError("leases", "a claim names one group at least")
+            raise PayloadError("leases", "a claim names at least one group")
         claimed, refused, wanted = await self._front.store.claim(
             self._front.checked_table(request.table), request.incarnation,
             checked_version("train_version", request.train_version), _checked_leases(request.leases),
@@ -206,7 +206,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
         if answer[0] == b"outdated":
             raise TakeoverRefusedError(
                 f"learner {request.member_id} has made a later attempt to take the run over",
-                hint="this one came late; nothing was changed",
+                hint="this call came late; nothing was changed",
             )
         if answer[0] == b"held":
             raise TakeoverRefusedError(

@@ -71,7 +71,7 @@ class UploadHandler:
             payloads = self._front.store.payloads
             async with self._room:
                 if not await payloads.put_piece(table, first.group_id, payload_ref, piece, data):
-                    raise PayloadError("digest", f"piece {piece} of that digest is there with other bytes")
+                    raise PayloadError("digest", f"piece {piece} of that digest is already stored with other bytes")
 
         storing: asyncio.Task[None] | None = None
         try:
@@ -109,7 +109,7 @@ class UploadHandler:
             if sum(sizes) != write.size:
                 return PayloadError("uploaded_bytes", f"{write.size}, but the pieces have {sum(sizes)}")
             if not await store.payloads.begins_with(keys[0], write.payload):
-                return PayloadError("payload", "is not what the uploaded pieces begin with")
+                return PayloadError("payload", "does not match the beginning of the uploaded pieces")
         if write.side:
             missing = await store.side.find_missing(table, write.group_id, write.member, write.side)
             if missing:

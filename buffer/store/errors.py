@@ -22,16 +22,16 @@ def different_rules_error(table: str, differing: Sequence[Sequence[bytes]]) -> C
 def lost_state_error() -> LostStateError:
     """The error of a learner while acknowledged state may be lost."""
     return LostStateError(
-        "Redis was restarted or restored, and may have lost what it had acknowledged",
-        hint="the learner reports again which groups it has used, by itself; then the run continues",
+        "Redis was restarted or restored, and may have lost acknowledged writes",
+        hint="the learner automatically reports again which groups it has used; then the run continues",
     )
 
 
 def unknown_incarnation_error() -> LostStateError:
     """The error of a learner whose takeover Redis does not know."""
     return LostStateError(
-        "Redis does not know this learner's incarnation: it has lost it, or it never was",
-        hint="a resumed learner reports by itself which groups it has used; other clients call Resume first",
+        "Redis does not know this learner's incarnation: it was lost, or never existed",
+        hint="a resumed learner automatically reports which groups it has used; other clients call Resume first",
     )
 
 

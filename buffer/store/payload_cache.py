@@ -40,6 +40,6 @@ class PayloadCache:
         return value
 
     def clear(self) -> None:
-        """Drops all values: Redis may have lost what it had acknowledged."""
+        """Drops all values: Redis may have lost acknowledged writes."""
         self._values.clear()
         self.bytes = 0

@@ -97,7 +97,7 @@ class SideFileStore:
         except OSError as error:
             raise StoreError(
                 f"side data cannot be stored in {self.folder}: {error.strerror}",
-                hint="make room there, or move buffer.side_dir",
+                hint="free space there, or move buffer.side_dir",
             ) from error
         return size
 

@@ -149,7 +149,7 @@ def number_map(flat: Sequence[Any]) -> dict[str, int]:
             log.error("Redis has %r where %s should be a number", value, name.decode())
             raise StoreError(
                 f"the value {name.decode()} in Redis is damaged: {value!r} is no number",
-                hint="no verb writes that: what else has access to this Redis? start from a backup, or begin a new run",
+                hint="no verb writes that: which program wrote it? start from a backup, or begin a new run",
             ) from None
     return found
 

@@ -147,7 +147,7 @@ async def test_the_ledger_command_lists_failures_and_drives_them_again(mesh: Mes
     assert code == 0
     assert ("too_few_scored" in line, "task-1" in line, "scorer [x] broke" in line) == (True, True, True)
     assert "no sandbox" in out
-    assert "no failed group is kept" in out.partition("table eval")[2]
+    assert "no failed groups are kept" in out.partition("table eval")[2]
 
     code, out, _ = await ledger_command(front, "--redrive", gid, "--failed", "--json")
     shown: dict[str, Any] = json.loads(out)
@@ -157,7 +157,7 @@ async def test_the_ledger_command_lists_failures_and_drives_them_again(mesh: Mes
     assert sorted(notes[gid]["causes"]) == ["no sandbox", "scorer [x] broke"]
 
     code, _, err = await ledger_command(front, "--redrive", gid, "--redrive", "elsewhere")
-    assert (code, f"not driven again: elsewhere, {gid}" in err) == (3, True)
+    assert (code, f"not queued again: elsewhere, {gid}" in err) == (3, True)
     code, out, _ = await ledger_command(front, "--redrive", "all")
     assert (code, "table train: 1 prompt(s) queued again" in out) == (0, True)
     assert (await balanced(learner)).redriven == 2

@@ -195,7 +195,7 @@ async def test_who_has_not_answered_on_a_stream_is_granted_nothing_on_it(mesh: M
     async with asyncio.timeout(TIMEOUT_S):
         while not (response := await call.read()).waiting_reason:
             assert not response.grants
-        assert "does not answer" in response.waiting_reason
+        assert "has not answered" in response.waiting_reason
         assert (await learner.client.describe("train")).counts.pending == 1
         await call.write(request)
         while not (await call.read()).grants:

@@ -18,7 +18,7 @@ async def test_a_figure_below_zero_is_told_and_ends_no_front(mesh: Mesh) -> None
     assert (await learner.client.describe("eval")).counts.leased == 0
     told = await learner.client.ledger("eval")
     assert "leased: the counter says -1, the recount 0" in told.discrepancies
-    assert "superseded_writes: the counter says -1, which is less than nothing" in told.discrepancies
+    assert "superseded_writes: the counter says -1, which is negative" in told.discrepancies
     assert front.metrics is not None
     await front.metrics.read()
     again = await mesh.front()

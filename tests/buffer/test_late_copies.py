@@ -67,7 +67,7 @@ async def test_a_claim_of_nothing_or_of_a_later_version_moves_nothing(mesh: Mesh
     front = await mesh.front()
     learner, generator = await mesh.learner(front), await mesh.generator(front)
     await learner.seed(1, 2)
-    with pytest.raises(PayloadError, match="one group at least"):
+    with pytest.raises(PayloadError, match="at least one group"):
         await learner.client.claim("train", 1, 1000, [])
     admission = generator.admission()
     admission.update(2, V0)

@@ -214,7 +214,7 @@ async def test_the_documented_rights_are_enough_for_a_run(
                 await asyncio.sleep(0.02)
         for front in list(mesh._services):
             await mesh.stop_front(front)
-    assert "does not let our user" not in caplog.text
+    assert "does not let this user" not in caplog.text
 
 
 async def test_each_missing_right_is_named_before_anything_is_done(redis_url: str, open_access: Opener) -> None:
@@ -226,7 +226,7 @@ async def test_each_missing_right_is_named_before_anything_is_done(redis_url: st
         await access.check_acl("rollmesh:r:x")
         for command in (*scripts, "SET", "MGET", "UNLINK", "EVALSHA"):
             await change(f"-{command.lower()}")
-            with pytest.raises(StoreError, match=rf"let our user run {command}\b") as caught:
+            with pytest.raises(StoreError, match=rf"let this user run {command}\b") as caught:
                 await access.check_acl("rollmesh:r:x")
             assert "operations.md" in caught.value.hint
             await change(f"+{command.lower()}")
@@ -244,7 +244,7 @@ async def test_each_missing_right_is_named_before_anything_is_done(redis_url: st
 
 async def test_a_wrong_password_is_named(redis_url: str, open_access: Opener) -> None:
     async with user(redis_url, "w", "right"):
-        with pytest.raises(StoreError, match="refuses us"):
+        with pytest.raises(StoreError, match="refuses this user"):
             await open_access(as_user(redis_url, "u-w:wrong")).load()
 
 

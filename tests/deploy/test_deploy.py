@@ -220,7 +220,7 @@ async def test_redis_knows_the_buffer_alone_and_lets_it_do_no_more_than_it_needs
         with pytest.raises(StoreError, match="refuses us: NOAUTH"):
             await stranger.wait_until_loaded(1)
         for harmful in ("CONFIG", "GET", "*"), ("MODULE", "LIST"), ("FLUSHALL",), ("KEYS", "*"):
-            with pytest.raises(StoreError, match="does not let our user"):
+            with pytest.raises(StoreError, match="does not let this user"):
                 await access.batch([harmful])
         assert password.read_text().strip() not in " ".join(psutil.Process(server.pid).cmdline())
     finally:

@@ -193,7 +193,7 @@ def audit(
         steps: as recorded by the learner.
         bound: the greatest staleness allowed.
         max_reuse: steps that may use a group.
-        losses: when Redis may have lost what it had acknowledged.
+        losses: when Redis may have lost acknowledged writes.
     """
     uses = list(read_log(consumption)) if consumption.exists() else []
     lineage = surviving_uses(uses)

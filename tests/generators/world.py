@@ -184,7 +184,7 @@ class Learner:
         await self.agent.heartbeat()
 
     async def _say_again(self, resumed_at: int) -> None:
-        """Redis may have lost what it had acknowledged: tells it what has been used."""
+        """Redis may have lost acknowledged writes: tells it what has been used."""
         takeover = buffer_pb2.Takeover(incarnation=self.incarnation, resumed_at=resumed_at)
 
         async def understood() -> bool:

@@ -164,7 +164,7 @@ end
 
 local function redis_id() return string.match(redis.call('INFO', 'server'), 'run_id:(%w+)') end
 
--- True if Redis may have lost what it had acknowledged. It is another process than the run knows (restarted, its data
+-- True if Redis may have lost acknowledged writes. It is another process than the run knows (restarted, its data
 -- replaced or gone), or a front saw a revision go back. Then nothing is given out until the learner has said again what
 -- it has used (`reassert`). Neither ids nor leases of the lost time may come a second time. The mark is the number of
 -- the doubt.

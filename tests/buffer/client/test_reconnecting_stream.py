@@ -63,7 +63,7 @@ async def test_a_silent_server_is_tried_again_until_the_patience_is_over() -> No
     try:
         error = await asyncio.wait_for(stream.ended, DEADLINE_S)
         assert isinstance(error, UnreachableError)
-        assert "has said nothing" in error.message
+        assert "has sent nothing" in error.message
         assert stream.opened > 1
     finally:
         await stream.close()

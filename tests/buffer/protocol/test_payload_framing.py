@@ -73,4 +73,4 @@ def test_groups_whose_payloads_cannot_be_told_apart_come_without(caplog: pytest.
     assert not caplog.records
     found = [(a.leased.group_id, list(a.payloads)) for a in _received_groups(response, memoryview(b"xyz!"))]
     assert found == [("a", []), ("b", []), ("c", [])]
-    assert "cannot be told apart" in caplog.text
+    assert "cannot be assigned to them" in caplog.text

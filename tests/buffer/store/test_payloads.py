@@ -168,7 +168,7 @@ async def test_what_was_not_uploaded_is_refused_by_name(mesh: Mesh) -> None:
     broken.head.uploaded_digest = "no digest"
     assert await refused(broken) == "uploaded_digest"
     await upload(generator, requests_of(cut))
-    with pytest.raises(grpc.aio.AioRpcError, match="is there with other bytes"):
+    with pytest.raises(grpc.aio.AioRpcError, match="is already stored with other bytes"):
         await upload(generator, [*requests_of(cut)[:2], _with_data(requests_of(cut)[2], b"other")])
     other = named(large_write(grant, 0))
     other.payload = other.payload.replace(b"mask", b"MASK")
