@@ -119,7 +119,7 @@ def agent_schemas(agent: AgentSection) -> list[Schema]:
         source = load_environment(agent.environment)
         if source.form == "step" and schemas:
             raise ConfigError(
-                f"environment {agent.environment} takes all that the model says as actions: no room for tools",
+                f"environment {agent.environment} takes everything the model says as an action: it cannot have tools",
                 hint="remove rollout.agent.tools, or write the environment with its actions as methods",
             )
         schemas.extend(source.schemas)

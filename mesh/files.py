@@ -65,6 +65,6 @@ def refuse_special_files(folder: Path) -> None:
     for path in paths:
         if path.exists() and not path.is_file() and not path.is_dir():
             raise DataError(
-                f"{path} is a pipe, a socket or a device, and no regular file",
+                f"{path} is a pipe, a socket or a device, not a regular file",
                 hint="remove it, or copy the folder again",
             )

@@ -103,7 +103,7 @@ def _unusable(name: str | Path, error: Exception) -> DataError:
     if "trust_remote_code" in text:
         return DataError(
             f"model {name} needs custom code, which its config.json names (auto_map)",
-            hint="code of a model is never run here: choose an architecture that transformers has itself",
+            hint="code of a model is never run here: choose an architecture that transformers itself has",
         )
     said = text if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {text}"
     short = said if len(said) <= _LONGEST_TEXT else f"{said[:_LONGEST_TEXT]}..."

@@ -20,7 +20,7 @@ _OTHERS = 0o077
 _OTHERS_OF_ROOT = 0o037
 # Files that a container is given: no one but its own processes can reach them, whatever their mode says.
 _CONTAINER_SECRETS = ("/run/secrets", "/var/run/secrets")
-_IS_IT_THERE = "give the path of a file that is there"
+_IS_IT_THERE = "give the path of an existing file"
 
 
 def private_folder(path: Path) -> None:
@@ -100,7 +100,7 @@ def read_secret(path: Path, key: str, *, how: str = "") -> str:
     Raises:
         ConfigError: it cannot be read, is empty, or is not closed to other users.
     """
-    how = how or f"(umask 077; cat > {path}) writes what it is given, closed to other users"
+    how = how or f"(umask 077; cat > {path}) writes a file that is closed to other users"
     check_closed(path, key, how=how)
     try:
         text = path.read_text(encoding="utf-8").strip()

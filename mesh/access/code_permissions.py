@@ -80,7 +80,7 @@ def check_code(config: Config, rule: CodeRule) -> None:
         return
     options = " ".join(f"--code {shlex.quote(asked.name)}" for asked in refused)
     raise ConfigError(
-        "the mesh wants this generator to execute or read what is not allowed here: "
+        "the mesh's configuration requires this generator to execute or read things that are not allowed here: "
         + "; ".join(f"{asked.key}: {asked.name}" for asked in refused),
         hint=f"if you trust it: rollmesh generator --allow-code listed {options}; or --allow-code any",
     )

@@ -44,7 +44,7 @@ SKEW_S = 300.0
 _CLAIM, _PROOF = "rollmesh-claim-1", "rollmesh-proof-1"
 # Claims that are remembered as checked: those of 1,000 members at six contracts.
 _MOST_KNOWN = 8192
-_CLOCKS = "do the clocks of the two hosts agree?"
+_CLOCKS = "are the clocks of the two hosts right?"
 
 
 def _never_renewed(_held: RoleGrant) -> RoleGrantWithKey | None:

@@ -123,7 +123,7 @@ class _GrantFile:
             raise UnauthenticatedError(
                 f"security.token_file {self._path}: the grant ended {now - held.until:.0f} s ago",
                 hint=f"put a new one into the file (rollmesh token grant {held.role}), "
-                "and start again what has ended by then",
+                "and restart the services that have ended since",
             )
         return found
 
@@ -153,7 +153,9 @@ class _GrantFile:
 
 
 def _read(path: Path) -> Secret:
-    how = "make one by rollmesh token new --out FILE, or token grant ROLE; security.token_file or --token-file names it"
+    how = (
+        "make one with rollmesh token new --out FILE, or token grant ROLE; security.token_file or --token-file names it"
+    )
     return parse_secret(read_secret(path, "security.token_file", how=how), f"security.token_file {path}")
 
 

@@ -106,7 +106,7 @@ class _Page:
                 headers={"WWW-Authenticate": "Bearer"},
             )
         if request.path != PATH:
-            return web.Response(status=404, text=f"there is {PATH} alone\n")
+            return web.Response(status=404, text=f"there is only {PATH}\n")
         if request.method not in _METHODS:
             return web.Response(status=405, headers={"Allow": ", ".join(_METHODS)})
         return None

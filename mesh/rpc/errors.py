@@ -50,7 +50,7 @@ def to_rollmesh_error(error: grpc.RpcError, what: str) -> RollmeshError:
     if cls is not None:
         return cls(details, hint=hint)
     if status is grpc.StatusCode.UNAUTHENTICATED:
-        return UnauthenticatedError(f"{what}: {details}", hint="does it want a token of its own?")
+        return UnauthenticatedError(f"{what}: {details}", hint="does it require a token of its own?")
     if is_transient(error):
         return UnreachableError(f"{what}: {details}", hint=unreached_hint(details))
     return RollmeshError(f"{what}: {status.name if status else 'failed'}: {details}")

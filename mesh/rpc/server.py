@@ -83,7 +83,7 @@ def check_exposure(host: str, security: SecuritySection) -> None:
         )
     if security.tls_cert is None:
         log.warning(
-            "%s is served without TLS: others on the network can read along, and call in the name of those they hear",
+            "%s is served without TLS: others on the network can read the traffic, and call in the name of its senders",
             host,
         )
 

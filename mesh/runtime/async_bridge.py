@@ -48,7 +48,7 @@ class AsyncBridge:
         if not done:
             submitted.cancel()
             raise UnreachableError(
-                f"no result from the mesh within {timeout_s:.0f} s", hint="`rollmesh status` says who answers"
+                f"no result from the mesh within {timeout_s:.0f} s", hint="`rollmesh status` says which services answer"
             )
         return submitted.result()
 

@@ -134,16 +134,16 @@ def check_ranks(security: SecuritySection) -> None:
         return
     if under_torchrun():
         raise ConfigError(
-            "refusing to be a rank that torchrun has started: its stores and the ranks' connections know neither "
+            "refusing to be a rank started by torchrun: its stores and the ranks' connections have neither "
             "token nor TLS, listen on all addresses, and run what is written to them",
-            hint="set learner.ranks, and learner.distributed.nodes for several machines, and leave torchrun out; or, "
-            "on a network of your own, security.allow_insecure: true",
+            hint="set learner.ranks, and learner.distributed.nodes for several machines, and do not use torchrun; or, "
+            "on a private network, security.allow_insecure: true",
         )
     if not is_loopback(os.environ["MASTER_ADDR"]):
         raise ConfigError(
-            f"refusing to meet other ranks at {os.environ['MASTER_ADDR']}: their connections know neither token nor "
-            "TLS, and who reaches them can change the weights",
-            hint="on a network of your own set security.allow_insecure: true",
+            f"refusing to meet other ranks at {os.environ['MASTER_ADDR']}: their connections have neither token nor "
+            "TLS, and anyone who reaches them can change the weights",
+            hint="on a private network set security.allow_insecure: true",
         )
 
 

@@ -75,4 +75,4 @@ def own_host(address: str) -> str:
             probe.connect(target)
             return str(probe.getsockname()[0])
     except (OSError, ValueError) as error:
-        raise WeightsError(f"there is no way to {address}: {error}") from error
+        raise WeightsError(f"there is no route to {address}: {error}") from error
