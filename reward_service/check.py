@@ -37,11 +37,11 @@ _MEANING = {
 }
 _STATUS_MEANING = {
     grpc.StatusCode.UNIMPLEMENTED: "no rollmesh.v1.Reward service there; is it compiled from reward.proto?",
-    grpc.StatusCode.DEADLINE_EXCEEDED: "it did not answer in time; late items are to be answered with `error`",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "it did not answer in time; answer late items with `error`",
     grpc.StatusCode.UNAVAILABLE: "the connection was lost during the call; did the server crash?",
     grpc.StatusCode.UNKNOWN: "the handler raised; one bad item must not fail the call: answer it with `error`",
     grpc.StatusCode.RESOURCE_EXHAUSTED: "the message is too large for it; raise its limit or set Info.max_items",
-    grpc.StatusCode.UNAUTHENTICATED: "it asks for a token; services with the mesh's token join the mesh instead",
+    grpc.StatusCode.UNAUTHENTICATED: "it requires a token; services with the mesh's token join the mesh instead",
 }
 
 
@@ -183,7 +183,7 @@ class _Check:
             answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
             missing = error.code() is grpc.StatusCode.UNIMPLEMENTED
-            what = "no standard health service (grpc.health.v1); orchestrators cannot ask whether it lives"
+            what = "no standard health service (grpc.health.v1); orchestrators cannot check that it is alive"
             self._find("warning", "health", what if missing else f"{error.code().name}: {error.details()}")
             return
         if answer.status != health_pb2.HealthCheckResponse.SERVING:
@@ -209,7 +209,7 @@ class _Check:
                 "note",
                 "the same items in reverse",
                 f"{len(changed)} scores changed ({key!r}: {before[key]:g}, then {after[key]:g}); "
-                "fine for a sampling judge, a mix-up of items otherwise",
+                "normal for a sampling judge, otherwise items are mixed up",
             )
 
     async def _odd_inputs(self, like: reward_pb2.ScoreItem) -> None:
@@ -252,8 +252,8 @@ class _Check:
         self._find(
             "warning",
             "deadline",
-            f"a call with {short:.2f} s to live was not answered by then; items that would be late are to be "
-            "answered with `error` (code timeout), or all of the request's work is lost",
+            f"a call with {short:.2f} s to live was not answered by then; answer items that would be late with "
+            "`error` (code timeout), or the work on the whole request is lost",
         )
         await self._call(items[:1], self._timeout_s)
         if time.monotonic() - began > 0.9 * whole.seconds:

@@ -127,7 +127,7 @@ def _require(parameters: Mapping[str, inspect.Parameter], given: Mapping[str, An
         if parameter.default is parameter.empty and not variable and parameter.name not in given:
             raise PayloadError(
                 parameter.name,
-                f"the function asks for it, but the data has only: {', '.join(sorted(given))}",
+                f"the function requires it, but the data has only: {', '.join(sorted(given))}",
                 hint="add it to extra_info of the dataset's rows",
             )
 

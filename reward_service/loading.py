@@ -66,4 +66,6 @@ def _nearest(name: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1)
     if close:
         return f"did you mean {close[0]!r}?"
-    return f"there are: {', '.join(sorted(known)) or 'none'}; own functions are `module:function` or `file.py:function`"
+    return (
+        f"known: {', '.join(sorted(known)) or 'none'}; your own functions are `module:function` or `file.py:function`"
+    )

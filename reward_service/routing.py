@@ -25,7 +25,7 @@ def target_of(endpoint: str) -> str:
         target = target.removeprefix(scheme)
     host, separator, port = target.rpartition(":")
     if not separator or not host or not port.isdigit() or "/" in host or not 0 < int(port) < 65536:
-        raise ConfigError(f"reward endpoint {endpoint!r} is no address", hint="write grpc://host:port")
+        raise ConfigError(f"reward endpoint {endpoint!r} is not an address", hint="write grpc://host:port")
     return target
 
 

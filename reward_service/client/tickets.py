@@ -35,10 +35,10 @@ class Ticket:
             self.finished.set_result(None)
 
     def abandon(self) -> None:
-        """Resolves the open entries, which are not sent any more: the caller has gone."""
+        """Resolves the open entries, which are not sent any more: the caller is gone."""
         for entry in self.entries:
             if entry.result is None:
-                entry.resolve(entry.timeout_result("closed", "the caller has gone"))
+                entry.resolve(entry.timeout_result("closed", "the caller is gone"))
 
     def expire(self, now: float, timeout_s: float, heard_at: float, why: Callable[[], tuple[str, str]]) -> float:
         """Resolves entries whose time is over with an error; returns when to look again.

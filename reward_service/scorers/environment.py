@@ -15,7 +15,7 @@ def score(item: RewardItem) -> Outcome:
     if not isinstance(rewards, Mapping) or not rewards:
         return Failed(
             "no_environment_reward",
-            "the episode brought no reward of its own; let the environment give one, or name a scorer that judges the "
+            "the episode has no reward of its own; let the environment give one, or name a scorer that judges the "
             "response (reward.functions)",
         )
     try:

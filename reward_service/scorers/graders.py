@@ -50,7 +50,7 @@ def check_versions() -> None:
         if (found := _version(name)) != pin and (pin is not None or found == _ABSENT)
     ]
     if others:
-        raise RewardError(f"mathematics would be graded by what was never tested: {', '.join(others)}", hint=_HINT)
+        raise RewardError(f"mathematics would be graded by untested versions: {', '.join(others)}", hint=_HINT)
 
 
 def self_test() -> None:

@@ -77,7 +77,7 @@ class CoroutinePool:
         done, _ = await asyncio.wait((future,), timeout=max(0.0, longest) + _GRACE_S)
         if not done:
             future.cancel()
-            log.warning("a coroutine reward function blocks its event loop; the loop is given up")
+            log.warning("a coroutine reward function blocks its event loop; the loop is abandoned")
             if self._bridge is bridge:
                 self._bridge = None
         return list(answers)

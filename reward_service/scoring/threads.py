@@ -156,7 +156,7 @@ class ThreadPool:
             self._alive -= 1
             self._lost += 1
             lost = self._lost
-        log.warning("a reward call did not end in time; its thread is given up", extra={"lost": lost})
+        log.warning("a reward call did not end in time; its thread is abandoned", extra={"lost": lost})
         self._refill()
 
     def _refill(self) -> None:

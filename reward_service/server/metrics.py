@@ -34,7 +34,7 @@ class WorkerCollector(Collector):
         yield ended
         yield GaugeMetricFamily(
             "rollmesh_reward_hanging_threads",
-            "Threads given up because a call hangs.",
+            "Threads abandoned because a call hangs.",
             self._engine.hanging_threads,
         )
 

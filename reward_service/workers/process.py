@@ -75,7 +75,7 @@ class Ending:
     def description(self) -> str:
         """The description of this end."""
         if self.nonsense:
-            return "it wrote what is no answer"
+            return "it wrote something that is not an answer"
         if self.killed:
             return "it had closed its connection"
         return f"exit code {self.code}" if self.code >= 0 else f"signal {signal_name(-self.code)}"
@@ -213,7 +213,7 @@ class WorkerProcess(asyncio.Protocol):
         except TimeoutError:
             raise RewardError(
                 f"a reward worker has not loaded {names} within {_LOAD_S:g} s",
-                hint="what a module does when it is imported must end",
+                hint="importing the module must end",
             ) from None
         if self._reply is None:
             ending = await self.end()

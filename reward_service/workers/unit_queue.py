@@ -279,7 +279,7 @@ class UnitQueue:
         if self._closed or task.cancelled():
             return
         del self._slots[slot]
-        log.error("a reward worker is given up", exc_info=task.exception())
+        log.error("a reward worker is abandoned", exc_info=task.exception())
         self.record_end(f"{task.exception()!r}", overdue=False)
         self._wake_slots()
 
