@@ -28,7 +28,7 @@ app = typer.Typer(
     help="Asynchronous reinforcement learning for language models as a mesh of small services.",
     epilog=(
         "Generators decode with one of three engines, rollout.engine: hf, vllm or sglang; docs/engines.md says what "
-        "each needs. With --debug, anywhere on the line, an error shows its traceback."
+        "each needs. With --debug, anywhere in the command, an error shows its traceback."
     ),
     no_args_is_help=True,
     add_completion=False,

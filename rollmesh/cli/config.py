@@ -13,7 +13,9 @@ from rollmesh.mesh.config.models import Config
 
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
-    group = typer.Typer(help="The configuration: as resolved, its keys, what follows from it.", no_args_is_help=True)
+    group = typer.Typer(
+        help="The configuration: its resolved values, its keys, and the values derived from them.", no_args_is_help=True
+    )
     group.command("show", context_settings=OVERRIDES)(_show)
     group.command("schema")(_schema)
     group.command("explain", context_settings=OVERRIDES)(_explain)

@@ -47,9 +47,9 @@ def explain(config: Config) -> Iterator[str]:
     limit = f"{buffer.stall_limit_s:g} s" if buffer.stall_limit_s else "without limit"
     yield (
         f"deadlines: scorer {config.reward.scorer_timeout_s:g} s < reward call {config.reward.timeout_s:g} s < "
-        f"rollout's wait for its reward {rollout.reward_wait_s:g} s < a run in which nothing moves {limit}"
+        f"rollout's wait for its reward {rollout.reward_wait_s:g} s < a run without progress {limit}"
     )
-    yield f"stalls: reported once nothing has moved for {buffer.stall_s:g} s; the run ends then: {limit}"
+    yield f"stalls: reported once there was no progress for {buffer.stall_s:g} s; the run ends then: {limit}"
     yield _frozen(config)
     yield (
         f"leases: {buffer.lease_s:g} s, renewed by heartbeats; {buffer.reconnect_grace_s:g} s once a stream breaks; "
@@ -85,13 +85,13 @@ def explain(config: Config) -> Iterator[str]:
     yield f"buffer: {_front(config)}"
     port = config.network.port or "a free port, see mesh.json in the run folder"
     yield f"mesh address: {config.network.advertise or config.network.host}, port {port}"
-    yield "not checked here: whether the files and models exist; `rollmesh run` refuses what is missing"
+    yield "not checked here: whether the files and models exist; `rollmesh run` refuses to start without them"
 
 
 def _packing(config: Config) -> str:
     """The packing of the actor's sequences, read from its folder."""
     if not Path(config.model.path).is_dir():
-        return "known once the model is here"
+        return "known once the model is downloaded"
     from rollmesh.learner.engines.fsdp2.packing_choice import describe_packing
 
     return describe_packing(config.model)
@@ -116,7 +116,7 @@ def _frozen(config: Config) -> str:
 
     after_s, first_s = config.resources.frozen_after_s, config.buffer.stall_limit_s
     if not after_s:
-        return "frozen services: never found (resources.frozen_after_s: 0)"
+        return "frozen services: not detected (resources.frozen_after_s: 0)"
     first = f"{max(first_s, AT_LEAST_S):g} s" if first_s else "any time"
     service, engine = Bounds.of(after_s), bounds_of(after_s)
     return (
@@ -146,7 +146,7 @@ def _devices(config: Config) -> str:
     try:
         return device_plan(config).describe()
     except ConfigError as error:
-        return f"not enough for this run here: {error}"
+        return f"not enough for this run on this machine: {error}"
 
 
 def _spread(rollout: RolloutSection) -> str:

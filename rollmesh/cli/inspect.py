@@ -58,7 +58,7 @@ def _status(
                 return snapshot, live_rows(reported), transport_choices(reported)
             except RollmeshError as error:
                 why = error.message if snapshot.learners() else snapshot.absent_learner()
-                return snapshot, [], [f"of weights nothing is known: {why}"]
+                return snapshot, [], [f"the state of weights is not known: {why}"]
 
     snapshot, rows, notes = asyncio.run(read())
     if where.folder is not None:

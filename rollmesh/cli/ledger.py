@@ -51,7 +51,7 @@ def _ledger(
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
 ) -> None:
-    """Recount every group and compare with the counters; exits with 1 where they differ."""
+    """Recount every group and compare with the counters; exits with 1 if they differ."""
     if not redrive and (ended := ended_run(run, mesh)) is not None:
         _show_ended(ended, failed=failed, as_json=as_json)
         return
@@ -112,8 +112,8 @@ async def _redrive(where: Target, groups: Sequence[str]) -> dict[str, int]:
             unknown += answer.unknown
     if unknown:
         raise DataError(
-            f"not driven again: {', '.join(unknown)} ({sum(queued.values())} other(s) were)",
-            hint="such a group has not failed, was driven again before, or its prompt is not kept any more: "
+            f"not queued again: {', '.join(unknown)} ({sum(queued.values())} other(s) were)",
+            hint="such a group has not failed, was queued again before, or its prompt is no longer kept: "
             "see `rollmesh ledger --failed`",
         )
     return queued
@@ -168,7 +168,7 @@ def _print(table: str, answer: buffer_pb2.LedgerResponse, *, failed: bool) -> No
     if answer.failed:
         _print_failed(answer.failed)
     elif failed:
-        typer.echo("  no failed group is kept")
+        typer.echo("  no failed groups are kept")
     _print_verdict(answer.discrepancies)
 
 
@@ -180,7 +180,7 @@ def _print_counts(table: str, counts: Mapping[str, int]) -> None:
 
 def _print_causes(causes: Mapping[str, int]) -> None:
     """Prints the causes of the latest failures, the most frequent first."""
-    typer.echo("  causes of the latest failures:" if causes else "  no cause of a failure is kept")
+    typer.echo("  causes of the latest failures:" if causes else "  no causes of failures are kept")
     for cause, count in causes.items():
         typer.echo(f"    {count} x {cause}")
 

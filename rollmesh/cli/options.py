@@ -19,23 +19,28 @@ OVERRIDES: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options":
 ConfigPath = Annotated[
     Path, typer.Argument(metavar="CFG.YAML", help="Configuration; change keys with --section.key=value.")
 ]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, as runs/NAME.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, for example runs/NAME.")]
 OptionalRunFolder = Annotated[
     Path | None,
-    typer.Argument(metavar="RUN", help="Run folder; if left out, the latest one below runs/, one in progress first."),
+    typer.Argument(
+        metavar="RUN", help="Run folder; if left out, the latest one below runs/, preferably one in progress."
+    ),
 ]
-_MESH_HELP = "Address of the mesh, its buffer; of several fronts, all or one (A:1,B:2): the others become known by it."
+_MESH_HELP = (
+    "Address of the mesh: that of its buffer. With several fronts, one or more of them (A:1,B:2); it names the others."
+)
 Mesh = Annotated[str | None, typer.Option("--mesh", metavar="HOST:PORT,...", help=_MESH_HELP)]
 RequiredMesh = Annotated[str, typer.Option("--mesh", metavar="HOST:PORT,...", help=_MESH_HELP)]
 AllowChanges = Annotated[
-    bool, typer.Option("--allow-changes", help="Continue the run with another model or other data than it began with.")
+    bool,
+    typer.Option("--allow-changes", help="Continue the run even with another model or other data than it began with."),
 ]
 FromCheckpoint = Annotated[
     str | None,
     typer.Option(
         "--from-checkpoint",
         metavar="NAME",
-        help="Continue from this one of RUN/checkpoints, or from the `best`; the steps since are undone.",
+        help="Continue from this checkpoint (a name in RUN/checkpoints, or `best`); later steps are undone.",
     ),
 ]
 ReadyFile = Annotated[
@@ -48,7 +53,8 @@ TlsCa = Annotated[Path | None, typer.Option("--tls-ca", help="PEM certificate au
 TlsCert = Annotated[Path | None, typer.Option("--tls-cert", help="PEM certificate to show to others.")]
 TlsKey = Annotated[Path | None, typer.Option("--tls-key", help="PEM key of --tls-cert.")]
 TlsClientCa = Annotated[
-    Path | None, typer.Option("--tls-client-ca", help="PEM authority whose certificates callers must show.")
+    Path | None,
+    typer.Option("--tls-client-ca", help="PEM certificate authority of the certificates that callers must show."),
 ]
 EndpointKeyFile = Annotated[
     Path | None, typer.Option("--endpoint-key-file", help="File with the API key of the HTTP endpoint.")

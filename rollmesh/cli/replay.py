@@ -32,11 +32,13 @@ def _replay(
     from_checkpoint: Annotated[
         Path | None, typer.Option("--from-checkpoint", help="Checkpoint folder to start from.")
     ] = None,
-    from_start: Annotated[bool, typer.Option("--from-start", help="Start from the model, as the run did.")] = False,
+    from_start: Annotated[
+        bool, typer.Option("--from-start", help="Start from the initial model, as the run did.")
+    ] = False,
     steps: Annotated[int | None, typer.Option("--steps", min=1, help="Batches to train; all, if left out.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder to write to; RUN/replay, if left out.")] = None,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Compare the metrics with the run's; exits with 1 where they differ.")
+        bool, typer.Option("--compare", help="Compare the metrics with the run's; exits with 1 if they differ.")
     ] = False,
     tolerance: Annotated[
         float, typer.Option("--tolerance", min=0, help="Relative difference that counts as equal.")

@@ -59,7 +59,9 @@ def _export(
     checkpoint: Annotated[
         str | None,
         typer.Option(
-            "--checkpoint", metavar="NAME", help="One of RUN/checkpoints, or the `best`; the latest, if left out."
+            "--checkpoint",
+            metavar="NAME",
+            help="Checkpoint: a name in RUN/checkpoints, or `best`; the latest, if left out.",
         ),
     ] = None,
 ) -> None:
@@ -77,7 +79,7 @@ def _export(
 
 def _fetch(
     url: Annotated[str, typer.Argument(metavar="URL/NAME", help="`checkpoint.copy_to` of the run, and its name.")],
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder for the run, as runs/NAME.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder for the run, for example runs/NAME.")],
 ) -> None:
     """Bring a run back from its copies: the newest checkpoint, and what its learners have used."""
     from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME

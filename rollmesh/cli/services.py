@@ -32,8 +32,8 @@ from rollmesh.mesh.access.code_permissions import AllowCode, rule_of
 from rollmesh.mesh.runtime.ranks import become_ranks, node_of
 from rollmesh.mesh.runtime.threads import thread_environment
 
-Host = Annotated[str | None, typer.Option("--host", help="Address to bind; network.host if left out.")]
-Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to bind; 0 picks a free one.")]
+Host = Annotated[str | None, typer.Option("--host", help="Address to bind to; network.host if left out.")]
+Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to bind to; 0 picks a free one.")]
 
 
 class _ServeByDefault(TyperGroup):
@@ -48,7 +48,7 @@ class _ServeByDefault(TyperGroup):
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
     app.command("buffer", context_settings=OVERRIDES)(_buffer)
-    reward = typer.Typer(cls=_ServeByDefault, help="The reward service: serve one, or check one.", no_args_is_help=True)
+    reward = typer.Typer(cls=_ServeByDefault, help="Serve or check a reward service.", no_args_is_help=True)
     reward.command("serve", context_settings=OVERRIDES)(_reward)
     reward.command("check")(_reward_check)
     app.add_typer(reward, name="reward")
@@ -93,9 +93,9 @@ def _reward(
 
 
 def _reward_check(
-    endpoint: Annotated[str, typer.Argument(metavar="GRPC://HOST:PORT", help="Reward service to try.")],
+    endpoint: Annotated[str, typer.Argument(metavar="GRPC://HOST:PORT", help="Reward service to check.")],
     samples: Annotated[
-        Path | None, typer.Option("--samples", help="Dataset whose rows to try; built-in arithmetic, if left out.")
+        Path | None, typer.Option("--samples", help="Dataset with rows to try; built-in arithmetic, if left out.")
     ] = None,
     timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds each call may take.")] = 10.0,
     token_file: TokenFile = None,
@@ -117,8 +117,10 @@ def _generator(
     mesh: RequiredMesh,
     host: Annotated[str, typer.Option("--host", help="Address to bind.")] = "127.0.0.1",
     port: Port = 0,
-    advertise: Annotated[str | None, typer.Option("--advertise", help="Host under which others reach it.")] = None,
-    metrics_host: Annotated[str, typer.Option("--metrics-host", help="Address that metrics bind.")] = "127.0.0.1",
+    advertise: Annotated[
+        str | None, typer.Option("--advertise", help="Host name or address under which others reach it.")
+    ] = None,
+    metrics_host: Annotated[str, typer.Option("--metrics-host", help="Address to which metrics bind.")] = "127.0.0.1",
     metrics_port: Annotated[int, typer.Option("--metrics-port", help="Port of the metrics; 0: a free one.")] = 0,
     member_id: Annotated[
         str | None, typer.Option("--member-id", help="Id in the mesh, with a token `generator-...`; new if left out.")
@@ -132,7 +134,10 @@ def _generator(
     endpoint_key_file: EndpointKeyFile = None,
     metrics_key_file: MetricsKeyFile = None,
     allow_insecure: Annotated[
-        bool, typer.Option("--allow-insecure", help="As security.allow_insecure: what others reach unprotected.")
+        bool,
+        typer.Option(
+            "--allow-insecure", help="As security.allow_insecure: allow listeners that others can reach unprotected."
+        ),
     ] = False,
     allow_code: Annotated[
         AllowCode | None,
@@ -195,7 +200,7 @@ def _learner(
     config_path: ConfigPath,
     mesh: RequiredMesh,
     takeover: Annotated[
-        bool, typer.Option("--takeover", help="Take the run over although its learner's lease still runs.")
+        bool, typer.Option("--takeover", help="Take the run over even if its learner's lease has not ended.")
     ] = False,
     allow_changes: AllowChanges = False,
     from_checkpoint: FromCheckpoint = None,

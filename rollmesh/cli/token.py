@@ -20,10 +20,11 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SPAN = re.compile(r"([1-9][0-9]*)([mhd])")
 _UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 _Out = Annotated[
-    Path | None, typer.Option("--out", help="File to write, for its owner alone (0600); if left out, it is printed.")
+    Path | None,
+    typer.Option("--out", help="File to write, readable only for its owner (0600); if left out, it is printed."),
 ]
 
-app = typer.Typer(name="token", help="Make a mesh's token, or a grant of one role.", no_args_is_help=True)
+app = typer.Typer(name="token", help="Make a mesh's token, or a grant for one role.", no_args_is_help=True)
 
 
 def register(parent: typer.Typer) -> None:
@@ -39,14 +40,14 @@ def _new(out: _Out = None) -> None:
 
 @app.command("grant")
 def _grant(
-    role: Annotated[Role, typer.Argument(help="What its holder may act as.")],
+    role: Annotated[Role, typer.Argument(help="Role of its holder.")],
     run: OptionalRunFolder = None,
     token_file: Annotated[Path | None, typer.Option("--token-file", help="The mesh's token.")] = None,
     name: Annotated[
-        str, typer.Option("--name", help="Stands in the ids of the members that may use it: ROLE-NAME.anything.")
+        str, typer.Option("--name", help="Name in the ids of the members that may use it: ROLE-NAME.anything.")
     ] = "",
     expires: Annotated[
-        str | None, typer.Option("--expires", metavar="30m|12h|7d", help="When it ends; never, if left out.")
+        str | None, typer.Option("--expires", metavar="30m|12h|7d", help="Time until it ends; never, if left out.")
     ] = None,
     out: _Out = None,
 ) -> None:

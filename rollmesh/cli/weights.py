@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    weights = typer.Typer(
-        help="The weights that generators serve: compare them with the learner's.", no_args_is_help=True
-    )
+    weights = typer.Typer(help="Compare the weights that generators serve with the learner's.", no_args_is_help=True)
     weights.callback()(_weights)
     weights.command("verify")(_verify)
     app.add_typer(weights, name="weights")
@@ -34,11 +32,14 @@ def _verify(
     run: OptionalRunFolder = None,
     mesh: Mesh = None,
     prompt: Annotated[
-        str | None, typer.Option("--prompt", help="Text to probe with; token ids from all over, if left out.")
+        str | None,
+        typer.Option("--prompt", help="Text to probe with; token ids from the whole vocabulary, if left out."),
     ] = None,
     tolerance: Annotated[
         float | None,
-        typer.Option("--tolerance", min=0.0, help="Largest difference of a log-prob, in nats; by dtype, if left out."),
+        typer.Option(
+            "--tolerance", min=0.0, help="Largest difference of a log-prob, in nats; depends on the dtype, if left out."
+        ),
     ] = None,
     timeout_s: Annotated[
         float, typer.Option("--timeout", min=1.0, help="Seconds to wait for versions that can be compared.")

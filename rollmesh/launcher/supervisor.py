@@ -204,7 +204,7 @@ class Supervisor:
         try:
             record_restart(self._folder, name, reason, time.time())
         except OSError as full:
-            self._observer.event(f"a restart of {name} was not noted: {full.strerror}")
+            self._observer.event(f"a restart of {name} was not recorded: {full.strerror}")
 
     async def _run_once(self, service: _Service) -> RollmeshError | None:
         """Starts the service and waits for its end; None for an end in order."""

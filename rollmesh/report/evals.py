@@ -23,7 +23,7 @@ def evaluations(run: Path) -> tuple[list[dict[str, Any]], Best | None]:
     results = ResultLog(run).results()
     if not results:
         raise DataError(
-            f"{run} has no evaluation yet", hint="data.eval and eval.every_steps say what is evaluated when"
+            f"{run} has no evaluation yet", hint="data.eval and eval.every_steps set what is evaluated and when"
         )
     return results, best_checkpoint(run / _CHECKPOINTS)
 

@@ -29,7 +29,8 @@ def read_samples(folder: Path, *, worst: bool, number: int) -> list[Mapping[str,
             return list(reversed(deque(samples, maxlen=number)))
     except OSError as error:
         raise DataError(
-            f"no samples in {folder}: {error.strerror}", hint="give a run folder; logging.samples_per_step keeps some"
+            f"no samples in {folder}: {error.strerror}",
+            hint="give a run folder; logging.samples_per_step sets how many samples are kept",
         ) from error
 
 

@@ -52,7 +52,7 @@ def stall_grid(stalls: Sequence[Stall]) -> list[list[str]]:
     """Stalls as rows of a table; the first is the head."""
     if not stalls:
         return [["none"]]
-    head = ["began (UTC)", "lasted", "who held what at first", "who held what at last", "how it ended"]
+    head = ["began (UTC)", "lasted", "holders at the beginning", "holders at the end", "how it ended"]
     return [head, *(_row(stall) for stall in stalls)]
 
 

@@ -35,7 +35,7 @@ def table_lines(table: buffer_pb2.DescribeResponse) -> Iterator[tuple[str, str]]
     yield (
         "waited",
         f"learner {format_ms(table.waiting_for_inserts_ms)} for groups, "
-        f"generators {format_ms(table.waiting_for_samples_ms)} for leave to begin a group (in all)",
+        f"generators {format_ms(table.waiting_for_samples_ms)} for permission to begin a group (in all)",
     )
     yield (
         "queue",

@@ -77,7 +77,7 @@ async def compare(
     learner = next((m for m in members if m.role == membership_pb2.ROLE_LEARNER and m.address), None)
     if learner is None:
         raise UnreachableError(
-            "the mesh has no learner to compare with", hint="`rollmesh status` shows who is there; is the run over?"
+            "the mesh has no learner to compare with", hint="`rollmesh status` shows the members; is the run over?"
         )
     generators = [member for member in members if member.role == membership_pb2.ROLE_GENERATOR]
     published = PublishedModel(learner.address, security, timeout_s=timeout_s)
@@ -147,9 +147,9 @@ async def _announcements(published: PublishedModel, timeout_s: float) -> AsyncIt
                     with contextlib.suppress(WeightsError):
                         announced.store(manifest, await published.fetch(manifest))
         except grpc.aio.AioRpcError as error:
-            announced.ended = f"; the learner announces no more: {error.details()}"
+            announced.ended = f"; the learner announces no more versions: {error.details()}"
             raise
-        announced.ended = "; the learner announces no more"
+        announced.ended = "; the learner announces no more versions"
 
     task = asyncio.create_task(follow(), name="follow-announcements")
     try:

@@ -97,7 +97,7 @@ def judge(answer: GeneratorAnswer, reference: LearnerReference) -> Verdict:
         wrong.append(f"log-probs differ by up to {largest:.3g} nats, at most {reference.tolerance:g} is expected")
     if wrong:
         return Verdict(answer.member_id, "differs", "; ".join(wrong), answer.policy, digest, largest)
-    why = f"by log-probs alone: {answer.not_comparable}" if answer.not_comparable else ""
+    why = f"only by log-probs: {answer.not_comparable}" if answer.not_comparable else ""
     return Verdict(answer.member_id, "agrees", why, answer.policy, digest, largest)
 
 

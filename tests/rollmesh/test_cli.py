@@ -308,7 +308,7 @@ def test_explain_derives_sizes(rollmesh: Command, config_file: Path, tmp_path: P
 def test_explain_has_every_deadline_that_ends_something(rollmesh: Command, config_file: Path) -> None:
     overrides = ["--resources.frozen_after_s=10", "--buffer.fronts=3", "--reward.workers=5", "--buffer.stall_s=50"]
     explained = rollmesh("config", "explain", str(config_file), *overrides, "--buffer.durability=everysec").stdout
-    assert "stalls: reported once nothing has moved for 50 s; the run ends then: 1800 s" in explained
+    assert "stalls: reported once there was no progress for 50 s; the run ends then: 1800 s" in explained
     assert "after 10 s stopped, 10 s of processor time or 30 s asleep" in explained
     assert (
         "engine: 10 / 300 / 90 s), or where a learner's step lasts 20 times as long as the longest, 600 s" in explained
@@ -316,7 +316,7 @@ def test_explain_has_every_deadline_that_ends_something(rollmesh: Command, confi
     assert "at most 5 processes in the reward service; a call that is not done after 8 s" in explained
     assert "buffer: 3 front(s) on an embedded Redis; its last two seconds may be lost" in explained
     never = rollmesh("config", "explain", str(config_file), "--resources.frozen_after_s=0").stdout
-    assert "frozen services: never found" in never
+    assert "frozen services: not detected" in never
 
 
 def test_ledger_and_status_of_a_run_that_has_ended(

@@ -79,5 +79,5 @@ def test_compiled_code_lies_where_no_one_else_can_put_any(tmp_path: Path, monkey
 
 def test_the_redis_of_another_user_is_named() -> None:
     error = store_error(PermissionError(13, "Permission denied"))
-    assert "closed to us" in error.message
-    assert "its own user" in error.hint
+    assert "closed to this user" in error.message
+    assert "only the user" in error.hint

@@ -66,7 +66,7 @@ def notice(generator: Wait, service: Wait, reward: dict[str, Any]) -> str:
 def test_it_says_how_many_wait_why_and_which_key_changes_it(reward: dict[str, Any], remedy: str) -> None:
     said = notice(NO_WAIT, Wait(BUSY), reward)
     assert said.startswith(f"rewards are slow: 64 responses wait for theirs, the first of them for 12 s ({BUSY}); ")
-    assert "nothing is lost, the run waits" in said
+    assert "nothing is lost; the run waits" in said
     assert remedy in said
     assert reward_wait_s(Snapshot(trouble="no answer")) == 0.0
 

@@ -74,7 +74,7 @@ def slow_rewards_text(snapshot: Snapshot, config: Config) -> str:
     text += f" {waited_s:.0f} s{f' ({why})' if why else ''}; "
     if hanging:
         return f"{text}{_more_workers(config.reward, 'if the function is slow and does not hang, more')}"
-    text += "nothing is lost, the run waits. "
+    text += "nothing is lost; the run waits. "
     if config.reward.endpoints:
         return f"{text}More services in reward.endpoints score more at a time"
     return f"{text}{_more_workers(config.reward, 'More')}"
