@@ -26,7 +26,7 @@ def check_needs(config: Config, needs: Needs) -> None:
         if section not in roles:
             raise ConfigError(
                 f"learner.roles.{section}: algorithm {name} has no such role",
-                hint=f"its roles: {', '.join(roles) or 'none besides the actor, which is `model`'}",
+                hint=f"its roles: {', '.join(roles) or 'only the actor, which is `model`'}",
             )
         if config.learner.roles[section].optimizer is not None and not roles[section].trained:
             raise ConfigError(
@@ -36,7 +36,7 @@ def check_needs(config: Config, needs: Needs) -> None:
         if config.learner.roles[section].offload and roles[section].trained:
             raise ConfigError(
                 f"learner.roles.{section}.offload: algorithm {name} trains this role in every step",
-                hint="leave it out; for such roles there are learner.memory.offload_params and its neighbours",
+                hint="leave it out; for such roles use learner.memory.offload_params and related keys",
             )
     known = _component_names(config.reward)
     for component in needs.components:

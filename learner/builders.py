@@ -93,7 +93,7 @@ def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
         engines[role.name] = _engine(config, models[role.name], optimizer, _model_type(role), offload=offload)
     actor = engines[ACTOR]
     if actor.device.type == "cuda" and actor.layout.leads and config.model.dtype == "float32":
-        _log.warning("weights travel, and generators compute, in float32: on CUDA set model.dtype: bfloat16")
+        _log.warning("weights are sent, and generators compute, in float32: on CUDA set model.dtype: bfloat16")
     for engine in engines.values():
         engine.probe()
     return engines

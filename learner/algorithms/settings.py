@@ -110,7 +110,7 @@ def convert(annotation: Any, value: Any, path: str) -> Any:
         return _sequence(get_args(annotation)[0], value, path)
     if annotation is float and isinstance(value, int | float) and not isinstance(value, bool):
         if math.isnan(value):
-            raise SettingsError(path, "expected a number, and this is none (nan)")
+            raise SettingsError(path, "expected a number, got nan")
         return float(value)
     if isinstance(annotation, type) and type(value) is annotation:
         return value

@@ -207,7 +207,7 @@ def _read(root: Path) -> _Record:
     except (OSError, ValueError) as error:
         raise DataError(
             f"{root / FILE} cannot be read: {error}",
-            hint="remove it: the next evaluation writes it again, and the checkpoint that it named is kept no longer",
+            hint="remove it: the next evaluation writes it again, and the checkpoint that it named is no longer kept",
         ) from error
 
 

@@ -65,7 +65,7 @@ class CopyThread:
                 name = self._copies.copy_next(self._checkpoints, self._log)
             except CopyError as error:
                 self.failed += 1
-                _log.warning("%s; it is made up for with the next checkpoint", error.message)
+                _log.warning("%s; tried again with the next checkpoint", error.message)
                 more = isinstance(error, RemovedMeanwhileError)
             else:
                 more = name is not None

@@ -95,7 +95,7 @@ def _check(folder: Path, name: str, digest: str) -> None:
     except OSError as error:
         raise OSError(f"{name}: {error.strerror}") from error
     if found != digest:
-        raise OSError(f"{name} is damaged: it holds other bytes than were written")
+        raise OSError(f"{name} is damaged: its bytes are not those that were written")
 
 
 def _files(folder: Path) -> Iterator[Path]:

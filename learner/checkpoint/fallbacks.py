@@ -26,7 +26,7 @@ def fallback_hint(failed: Path, survives: Callable[[PolicyVersion], bool]) -> st
     if last is not None:
         before = [found for found in before if found[0] < last.version]
     if last is None or not before:
-        return "restore it from a copy, or start over with --fresh: there is none before it"
+        return "restore it from a copy, or start over with --fresh: there is no earlier one"
     version, _, name = max(before)
     return (
         f"restore it from a copy; or let `rollmesh run` or `rollmesh learner` continue with --from-checkpoint={name} "

@@ -235,7 +235,7 @@ class RemoteCopies:
         out = f"{self._root}/{BEST_NAME}"
         best = parse_best(self._files.cat_file(out)) if self._files.exists(out) else None
         if best is not None and best.checkpoint not in copies:
-            _log.warning("%s, the best checkpoint, has no copy: the run finds another one", best.checkpoint)
+            _log.warning("%s, the best checkpoint, has no copy: the run will choose another one", best.checkpoint)
             return None
         return best
 

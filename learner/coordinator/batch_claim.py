@@ -215,5 +215,5 @@ class BatchClaimer:
             raise StarvedError(
                 f"{candidate.dropped.total()} groups were dropped before version {candidate.version} had a batch: "
                 f"{dict(candidate.dropped)}",
-                hint="look at the rewards (`rollmesh samples`), or at the algorithm's filters",
+                hint="check the rewards (`rollmesh samples`) and the algorithm's filters",
             )

@@ -271,7 +271,7 @@ class CheckpointScheduler:
             self._all_failed += 1
             if last_try or self._failed == MAX_FAILED:
                 raise
-            _log.warning("%s; it is tried again when the next one is due", error.message)
+            _log.warning("%s; the next one is tried when it is due", error.message)
         else:
             _log.info("checkpoint %s is committed, %.1f s after its step", folder.name, self._took_s)
             self._failed, self._write_s, self._committed = 0, self._took_s, (version, folder)
@@ -295,7 +295,7 @@ class CheckpointScheduler:
         until = time.monotonic() + most_s
         while not wait([future], self._ranks.turn_s).done:
             if time.monotonic() > until:
-                raise UnwrittenCheckpointError(f"no end after {most_s:.0f} s", hint="look at the disk of run.dir")
+                raise UnwrittenCheckpointError(f"no end after {most_s:.0f} s", hint="check the disk of run.dir")
             self._ranks.keep_alive()
         return future
 

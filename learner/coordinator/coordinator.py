@@ -143,7 +143,7 @@ class Coordinator:
         try:
             self._bridge.call(self._session.close(run_finished=finished), _LEAVE_S)
         except UnreachableError as error:
-            _log.warning("could not leave the mesh in order: %s", error)
+            _log.warning("could not leave the mesh properly: %s", error)
         finally:
             self._publisher.close()
 
@@ -253,7 +253,9 @@ class Coordinator:
             while not concurrent.futures.wait([waiting], ranks.turn_s).done:
                 ranks.keep_alive()
             if waiting.result() is None:
-                _log.warning("no evaluation at the last version %s: `rollmesh status` says what generators do", policy)
+                _log.warning(
+                    "no evaluation at the last version %s: `rollmesh status` says what the generators are doing", policy
+                )
         except (CancelledError, concurrent.futures.CancelledError):
             self._bridge.call(evaluator.close(), _LEAVE_S)
             self._controls.raise_failure()

@@ -93,8 +93,8 @@ class MeshMonitor:
         """Ends the run: unwatched it might stall, or train on after another learner has taken it over."""
         if task.cancelled() or (error := task.exception()) is None:
             return
-        _log.error("the watch over the mesh failed", exc_info=error)
-        self._controls.fail(ended_by(error, "the watch over the mesh"))
+        _log.error("watching the mesh failed", exc_info=error)
+        self._controls.fail(ended_by(error, "watching the mesh"))
 
     async def refresh(self) -> buffer_pb2.DescribeResponse:
         """Describes the table now."""

@@ -120,7 +120,7 @@ ACTOR = [
     Metric("actor/ppo_kl_abs", "Mean absolute log-ratio (`kl_cov`).", "nats"),
     Metric("actor/log_ratio_squared", "Mean squared log-ratio (`dro`)."),
     Metric("actor/ratio/{p01,p50,p99}", "Quantiles of the ratio current / anchor."),
-    _verl("actor/pg_clipfrac", "Tokens whose gradient the clip takes away.", "share"),
+    _verl("actor/pg_clipfrac", "Tokens without gradient because of the clip.", "share"),
     _verl("actor/pg_clipfrac_lower", "Tokens that the bound for negative advantages (dual clip) holds.", "share"),
     _trl("clip_ratio/low_mean", "Tokens below the lower bound, with a negative advantage.", "share"),
     _trl("clip_ratio/high_mean", "Tokens above the upper bound, with a positive advantage.", "share"),
@@ -251,7 +251,7 @@ MESH = [
     Metric("time", "Unix time of the record.", "s"),
     Metric("wall_s", "Time since the first version of the run, time between learners left out.", "s"),
     Metric("version", "Policy version that the step made."),
-    Metric("incarnation", "Which learner of the run made it."),
+    Metric("incarnation", "Learner of the run that made it."),
     Metric("groups", "Groups of the batch."),
     Metric("samples", "Scored responses of the batch."),
     Metric("tokens", "Trained response tokens of the batch.", "tokens"),
@@ -259,14 +259,14 @@ MESH = [
     Metric("unscored_members", "Responses without a reward: left out of baselines and of training."),
     Metric("unscored/<code>", "The same by code: `unscorable`, `reward_timeout`, `episode_failed`, ..."),
     Metric("unscored_cause", "The newest cause in words, where there are any."),
-    Metric("attempts/max", "How often a group of the batch was handed out at most."),
+    Metric("attempts/max", "Most times that a group of the batch was granted."),
     Metric("dropped/<reason>", "Groups given back on the way to this batch, by reason."),
     Metric("delay/generating_s", "Mean time from admission to the last response of a group.", "s"),
     Metric("delay/queued_s", "Mean time that a complete group waited to be trained.", "s"),
     Metric("clock/waiting_for_inserts_s", "Cumulative: the learner waited, and no group was ready.", "s"),
     Metric("clock/waiting_for_samples_s", "Cumulative: generators had free slots, and the gate was shut.", "s"),
     Metric("clock/stalled_s", "Cumulative, of this learner: it waited, and nothing moved.", "s"),
-    Metric("clock/stalls", "How many such stalls there were."),
+    Metric("clock/stalls", "Number of such stalls."),
     Metric("push/count", "Weights taken into service by generators so far."),
     Metric("push/errors", "Failed transfers so far."),
     Metric("push/first_byte_ms_{p50,p99}", "From the announcement of a version to its first byte.", "ms"),
@@ -288,8 +288,10 @@ EVALUATION = [
     Metric("eval/failed", "Others: never counted as a zero."),
     Metric("eval/response_length/mean", "Mean length of held-out responses.", "tokens"),
     Metric("eval/seconds", "From the first prompt to the last response.", "s"),
-    Metric("eval/measured_by", "Name of how it was measured: values under another name cannot be compared."),
-    Metric("eval/skipped", "Rounds left out so far because the one before still ran: see eval.every_steps."),
+    Metric(
+        "eval/measured_by", "Name of the way in which it was measured: values under different names cannot be compared."
+    ),
+    Metric("eval/skipped", "Rounds left out so far because the previous one was still running: see eval.every_steps."),
 ]
 
 CATALOGUE: dict[str, list[Metric]] = {

@@ -17,8 +17,8 @@ _LEAST_TOKENS = 256
 # Batches without a token to compare, after which the log says so.
 _MANY_BATCHES = 20
 _LOOK_AT = (
-    "compare the weights with `rollmesh weights verify` while the run is going, then dtype, quantization and sampling "
-    "settings of the engine: docs/operations.md, Log-probs that differ"
+    "compare the weights with `rollmesh weights verify` while the run is in progress, then dtype, quantization and "
+    "sampling settings of the engine: docs/operations.md, Log-probs that differ"
 )
 
 
@@ -76,8 +76,8 @@ class MismatchGuard:
         self._without += 1
         if self._without == _MANY_BATCHES:
             _log.info(
-                "log-probs of learner and generators could not be compared in the first %d batches: no response was "
-                "sampled wholly by the version that trained it (buffer.max_staleness=0 makes them so)",
+                "log-probs of learner and generators could not be compared in the first %d batches: every response "
+                "has tokens of other versions than the one that trained it (buffer.max_staleness=0 prevents that)",
                 _MANY_BATCHES,
             )
 

@@ -66,7 +66,7 @@ class MetricsWriter:
         try:
             action()
         except Exception as error:  # noqa: BLE001  # third-party trackers raise anything; training must continue
-            _log.warning("%s failed and is left out: %s", type(tracker).__name__, error)
+            _log.warning("%s failed and is not used any more: %s", type(tracker).__name__, error)
             if tracker in self._trackers:
                 self._trackers.remove(tracker)
 

@@ -86,7 +86,7 @@ class Conversion:
         try:
             made = converter.convert(self.target, model=model, config=model.config)
         except (RuntimeError, LookupError, AttributeError) as error:
-            raise ValueError(f"{self.target} cannot be made of what is stored: {error}") from error
+            raise ValueError(f"{self.target} cannot be made from the stored tensors: {error}") from error
         return {name: tensor[0] if isinstance(tensor, list) else tensor for name, tensor in made.items()}
 
 

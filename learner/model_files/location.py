@@ -94,7 +94,7 @@ def _download(model: ModelSection, setting: str) -> Path:
         )
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise DataError(
-            f"model {model.path!r} is neither a local folder nor to be had from the hub: {error}",
+            f"model {model.path!r} is neither a local folder nor available from the hub: {error}",
             hint=f"check {setting}.path and {setting}.revision; without network the hub's local cache must hold it",
         ) from error
 

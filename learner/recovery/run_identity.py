@@ -88,9 +88,9 @@ class RunRecord:
         if not differences:
             return
         named = "name" in self._config.run.model_fields_set
-        shared = "" if named else "run.name is not set, so that all such runs share one: "
+        shared = "" if named else "run.name is not set, so all such runs share one folder: "
         raise ConfigError(
-            f"run {self._folder} is of something else: {'; '.join(differences)}",
+            f"run {self._folder} was begun with something else: {'; '.join(differences)}",
             hint=f"{shared}choose a --run.name of its own, start over with `rollmesh run ... --fresh`, or continue it "
             "all the same with --allow-changes",
         )
@@ -116,7 +116,7 @@ class RunRecord:
             raise ConfigError(
                 f"the checkpoints of run {self._folder} are of another architecture ({changed[_ARCHITECTURE]}) than "
                 f"model.path {self._inputs['model.path']['name']} ({self._inputs[_ARCHITECTURE]['name']})",
-                hint="no setting can continue it with this model: choose a --run.name of its own, or start over with "
+                hint="it cannot be continued with this model: choose a --run.name of its own, or start over with "
                 "`rollmesh run ... --fresh`",
             )
 

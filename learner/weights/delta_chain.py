@@ -213,7 +213,7 @@ class DeltaChain:
 def _log_failure(work: Future[None]) -> None:
     error = None if work.cancelled() else work.exception()
     if error is not None:
-        log.error("no delta was made, weights travel in full", exc_info=error)
+        log.error("no delta was made; weights are sent in full", exc_info=error)
 
 
 def _link(base: PublishedVersion, target: PublishedVersion, buckets: Sequence[bytes]) -> DeltaLink:

@@ -27,6 +27,6 @@ def read_model_bundle(folder: Path) -> dict[str, bytes]:
     if len(bundle) > MAX_FILES or sum(map(len, bundle.values())) > MAX_BYTES:
         raise DataError(
             f"{folder} has over {MAX_FILES} configuration files, or over {MAX_BYTES >> 20} MiB of them",
-            hint="leave the files of the model alone in model.path",
+            hint="leave only the files of the model in model.path",
         )
     return bundle

@@ -177,7 +177,7 @@ class WeightPublisher:
                 hint="lower weights.keep_versions, enlarge it (containers: --shm-size), or set weights.transport: auto",
             )
         if lacks:
-            log.warning("%s for %s: they travel over grpc; lower weights.keep_versions or enlarge it", lacks, what)
+            log.warning("%s for %s: they are sent over grpc; lower weights.keep_versions or enlarge it", lacks, what)
             self.offers, self._shared = tuple(offer for offer in self.offers if offer is not self._shared), None
         available = psutil.virtual_memory().available
         needed = total + round(self._deltas * LINK_SHARE * nbytes)

@@ -73,7 +73,7 @@ class VersionFile:
                     "weights.keep_versions, or set weights.transport: grpc",
                 ) from error
             log.warning(
-                "%s is full: weights of this run travel over grpc from now on; lower weights.keep_versions", directory
+                "%s is full: weights of this run are sent over grpc from now on; lower weights.keep_versions", directory
             )
             directory = None
             self._descriptor = _allocate(None, nbytes)

@@ -24,7 +24,7 @@ def config(**sections: Any) -> Config:
     [
         (Needs(group_size=4), {"rollout": {"n": 2}}, "needs at least 4, but rollout.n is 2"),
         (Needs(roles=[CRITIC]), {"learner": {"roles": {"critc": {}}}}, r"learner\.roles\.critc.* \(its roles: critic"),
-        (Needs(), {"learner": {"roles": {"reference": {}}}}, "none besides the actor"),
+        (Needs(), {"learner": {"roles": {"reference": {}}}}, "only the actor"),
         (
             Needs(roles=[ModelRole("reference")]),
             {"learner": {"roles": {"reference": {"optimizer": {"lr": 1e-3}}}}},

@@ -192,7 +192,7 @@ def check(section: SglangSection, *, allow_insecure: bool) -> None:
     if section.transfer == "distributed" and host and not is_loopback(host) and not allow_insecure:
         raise ConfigError(
             f"refusing to broadcast weights to {host}: a broadcast knows neither token nor TLS",
-            hint="set rollout.sglang.transfer: disk, or security.allow_insecure: true on a network of your own",
+            hint="set rollout.sglang.transfer: disk, or security.allow_insecure: true on a private network",
         )
     if section.key_file is not None and section.address is None:
         raise ConfigError(

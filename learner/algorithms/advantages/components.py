@@ -83,7 +83,9 @@ def _chosen(named: Mapping[str, Tensor], weights: Mapping[str, float] | None) ->
     if weights is None:
         return list(named)
     if not weights:
-        raise SettingsError("advantage.weights", "names no component", hint="leave it out to weigh all of them by 1")
+        raise SettingsError(
+            "advantage.weights", "names no component", hint="leave it out to give all of them the weight 1"
+        )
     for name in weights:
         if name not in named:
             known = ", ".join(named)

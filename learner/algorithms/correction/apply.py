@@ -78,7 +78,7 @@ def anchor_and_weights(
     if tokens.importance_weights is not None:
         return anchor, tokens.importance_weights
     if settings.normalize:
-        raise ValueError("normalized weights are a matter of the whole batch: call correct_batch in the batch stage")
+        raise ValueError("normalized weights need the whole batch: call correct_batch in the batch stage")
     return anchor, importance_weights(
         anchor, tokens.behaviour_log_probs, tokens.sequence_ids, tokens.num_sequences, settings
     )

@@ -31,8 +31,8 @@ class Rendezvous:
     def __init__(self, network: NetworkSection, security: SecuritySection) -> None:
         if not is_loopback(network.host) and not security.allow_insecure:
             raise ConfigError(
-                f"refusing to bind {network.host} for a broadcast of weights: it knows neither token nor TLS",
-                hint="set weights.transport: grpc, or security.allow_insecure: true on a network of your own",
+                f"refusing to bind {network.host} for a broadcast of weights: it has neither token nor TLS",
+                hint="set weights.transport: grpc, or security.allow_insecure: true on a private network",
             )
         self.store = open_store(network.host, network.rpc_timeout_s)
         # `advertise` may carry the port of another service.

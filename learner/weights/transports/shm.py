@@ -73,5 +73,5 @@ def shared_memory(directory: Path, *, required: bool) -> SharedMemory | None:
             f"weights.transport is shm, but no file can be created in {directory}",
             hint="mount a tmpfs there, or set weights.transport: auto",
         )
-    log.info("%s is not usable: weights travel over grpc", directory)
+    log.info("%s is not usable: weights are sent over grpc", directory)
     return None

@@ -281,7 +281,7 @@ async def test_an_environment_that_breaks_is_a_failure(name: str, turn: str, why
     [
         ({"tools": [f"{HERE}:no_hints"]}, "no_hints"),
         ({"tools": [ADD, ADD]}, "two tools"),
-        ({"environment": f"{HERE}:Countdown", "tools": [ADD]}, "no room for tools"),
+        ({"environment": f"{HERE}:Countdown", "tools": [ADD]}, "cannot have tools"),
         ({"environment": f"{HERE}:REACHED"}, "no function"),
         ({"tools": [HERE]}, "names no function .write `file.py:function`"),
         ({"environment": f"{HERE}:Any"}, "raised|reset"),

@@ -31,8 +31,8 @@ def test_the_newest_ancestor_is_offered_with_what_it_costs(tmp_path: Path) -> No
         if last.exists():
             last.rmdir()
     first = root / checkpoint_name(PolicyVersion(1, 10))
-    assert "there is none before it" in fallback_hint(first, survives)
-    assert "there is none before it" in fallback_hint(tmp_path / "nowhere" / first.name, survives)
+    assert "there is no earlier one" in fallback_hint(first, survives)
+    assert "there is no earlier one" in fallback_hint(tmp_path / "nowhere" / first.name, survives)
 
 
 def test_a_checkpoint_is_chosen_by_its_name(tmp_path: Path) -> None:

@@ -85,7 +85,10 @@ def without(name: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     [
         (without("model.norm.weight"), r"lacks weights: model\.norm\.weight \("),
         (without("model.layers.1.mlp.experts.3.up_proj.weight"), r"model\.layers\.1\.mlp\.experts\.gate_up_proj"),
-        (lambda tensors: tensors | {"model.extra": torch.zeros(2)}, r"holds weights of no use: model\.extra \("),
+        (
+            lambda tensors: tensors | {"model.extra": torch.zeros(2)},
+            r"holds weights that are not used: model\.extra \(",
+        ),
         (
             lambda tensors: tensors | {"model.norm.weight": torch.zeros(3)},
             r"another shape than config\.json says: model\.norm\.weight is \[3\] instead of \[32\]",

@@ -258,7 +258,7 @@ def test_memory_is_reckoned_before_it_is_used(shared: Path, caplog: pytest.LogCa
     auto.reckon_memory(1000)
     assert not caplog.records
     auto.reckon_memory(1 << 50)
-    assert "they travel over grpc; lower weights.keep_versions" in caplog.text
+    assert "they are sent over grpc; lower weights.keep_versions" in caplog.text
     assert "GB are available: lower weights.keep_versions" in caplog.text
     assert not auto.publish(PolicyVersion(1, 0), weights(), "float32").offers
     assert not list(shared.iterdir())

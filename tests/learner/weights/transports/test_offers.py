@@ -68,7 +68,7 @@ def test_a_rendezvous_listens_where_it_is_told() -> None:
 
 
 def test_a_rendezvous_that_others_could_reach_is_refused() -> None:
-    with pytest.raises(ConfigError, match="knows neither token nor TLS"):
+    with pytest.raises(ConfigError, match="has neither token nor TLS"):
         Rendezvous(NetworkSection(host="0.0.0.0"), SecuritySection())
     network = NetworkSection(host="0.0.0.0", advertise="10.0.0.7:4000")
     allowed = Rendezvous(network, SecuritySection(allow_insecure=True))
