@@ -313,7 +313,7 @@ def test_an_attempt_at_which_nothing_was_trained_gives_its_name_to_the_next(
     assert read_config(kept) == config
     assert not (config.run.folder / folder.CONFIG).exists()
     train(config, 0)
-    with pytest.raises(ConfigError, match="is of something else"):
+    with pytest.raises(ConfigError, match="was begun with something else"):
         launch(make(tmp_path, "model.path=b/model", "buffer.redis=redis://127.0.0.1:1"))
 
 

@@ -45,7 +45,7 @@ async def test_who_forges_an_answer_ends_alone(make_engine: Any, make_item: Any,
     engine = make_engine("compute_score", workers=1, call_timeout_s=20.0)
     result = await scored_among_others(engine, make_item, f"forge {form}")
     assert said(result) == "crashed"
-    assert "it wrote what is no answer" in result.error.message
+    assert "it wrote something that is not an answer" in result.error.message
     assert not result.error.retryable
 
 
