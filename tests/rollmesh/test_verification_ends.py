@@ -43,6 +43,6 @@ async def test_announcements_that_break_off_are_part_of_the_verdict(
         await server.stop(0)
         while not announced.ended:
             await asyncio.sleep(0.01)
-        assert "; the learner announces no more" in (await following._compare(member, 1.0)).why
+        assert "; the learner announces no more versions" in (await following._compare(member, 1.0)).why
     await published.close()
     publisher.close()
