@@ -21,8 +21,10 @@ class BufferSection(Section):
         description="Redis URL (`redis://`, `rediss://`, `unix://`, `redis-cluster://`, `rediss-cluster://`); it "
         "may name a user, but no password. None: a redis-server is started in the run folder.",
     )
-    redis_password_file: Path | None = Field(None, description="File whose first line is Redis' password.")
-    redis_tls_ca: Path | None = Field(None, description="PEM authorities of Redis' certificate; none: the system's.")
+    redis_password_file: Path | None = Field(None, description="File with Redis' password in its first line.")
+    redis_tls_ca: Path | None = Field(
+        None, description="PEM certificate authorities for Redis' certificate; none: the system's."
+    )
     redis_tls_cert: Path | None = Field(None, description="PEM certificate that is shown to Redis.")
     redis_tls_key: Path | None = Field(None, description="PEM key of `redis_tls_cert`.")
     redis_tls_check_hostname: bool = Field(True, description="Redis' certificate must name the host of the URL.")
@@ -30,20 +32,24 @@ class BufferSection(Section):
     fronts: PositiveInt = Field(1, description="Fronts that `rollmesh run` starts; all serve the same Redis.")
     durability: Literal["always", "everysec", "none"] = Field(
         "always",
-        description="What survives the end of the embedded Redis. `always`: every acknowledged write, also where the "
-        "machine ends. `everysec`: all but up to about two seconds of them, at a power cut or with a slow disk. "
-        "`none`: nothing (benchmarks, throw-away runs). What is lost is made up for: finished responses are sampled "
-        "again, uses are told again by the learner. Nothing hangs, and nothing is trained twice.",
+        description="Writes that survive when the embedded Redis ends. `always`: every acknowledged write, "
+        "even if the machine fails. `everysec`: all but up to about two seconds of them, at a "
+        "power cut or with a slow disk. `none`: nothing (benchmarks, throw-away runs). Lost "
+        "writes are replaced: finished responses are sampled again, and the learner reports again "
+        "which groups it has used. Nothing hangs, and nothing is trained twice.",
     )
     max_staleness: int = Field(4, ge=0, description="No trained token is older than this many versions (S).")
     commit: Literal["checkpoint", "step"] = Field(
-        "checkpoint", description="When use counts as trained: with the checkpoint, or at once (at-most-once)."
+        "checkpoint",
+        description="When a used group counts as trained: with the checkpoint, or once the step's version is "
+        "in force (at-most-once).",
     )
     order: str = Field(
         "in_order",
-        description="Which ready groups train first. in_order: as admitted, waiting for stragglers rather than "
-        "dropping them; fifo: as sealed; freshest: newest tokens first. With priority they are drawn in proportion "
-        "to priorities. `module:function` / `file.py:function`: highest score first, by a function of your own "
+        description="Order in which ready groups train. in_order: as admitted, waiting for stragglers rather "
+        "than dropping them; fifo: as sealed; freshest: newest tokens first. With priority they "
+        "are sampled in proportion to their priorities. `module:function` / `file.py:function`: "
+        "highest score first, by a function of your own "
         "(rollmesh.buffer.policy.batch_selection.GroupFacts -> float).",
     )
     max_reuse: PositiveInt = Field(
@@ -64,11 +70,13 @@ class BufferSection(Section):
     min_members: PositiveInt = Field(2, description="Scored members below which a sealed group fails.")
     max_bytes: PositiveInt = Field(1 << 30, description="Payload bytes above which nothing more is admitted.")
     lease_s: PositiveFloat = Field(15.0, description="Lease term in seconds; heartbeats renew it.")
-    reconnect_grace_s: PositiveFloat = Field(3.0, description="What is left of a lease when its stream breaks.")
+    reconnect_grace_s: PositiveFloat = Field(
+        3.0, description="Seconds that are left of a lease when its stream breaks."
+    )
     stall_s: PositiveFloat = Field(
         60.0,
-        description="Seconds for which the learner waits and nothing moves until the log, `rollmesh status` and the "
-        "report name what each service holds, and since when.",
+        description="Seconds for which the learner waits without progress of any group. After that the log, "
+        "`rollmesh status` and the report show what each service holds, and since when.",
     )
     stall_limit_s: float = Field(
         1800.0,
@@ -78,9 +86,10 @@ class BufferSection(Section):
     )
     seed_ahead: PositiveInt = Field(4, description="Prompt tasks kept ready, in batches.")
     compression: Literal["none", "zstd"] = Field(
-        "none", description="How generators pack token ids and log-probs; zstd is 1.2 to 2 times smaller."
+        "none",
+        description="Compression of token ids and log-probs by generators; zstd makes them 1.2 to 2 times smaller.",
     )
-    compression_level: int = Field(1, ge=1, le=19, description="Level of zstd; above 1 little is won.")
+    compression_level: int = Field(1, ge=1, le=19, description="Level of zstd; above 1 there is little gain.")
     side_dir: Path | None = Field(
         None,
         description="Folder for large data outside the payloads (routed experts, images), the same for all fronts; "

@@ -11,12 +11,12 @@ from rollmesh.mesh.config.base import PositiveFloat, PositiveInt, Section, Tempe
 
 class CheckpointSection(Section):
     every_steps: PositiveInt | None = Field(
-        None, description="Steps between checkpoints; training waits where the one before is still being written."
+        None, description="Steps between checkpoints; training waits if the previous one is still being written."
     )
     every_s: PositiveFloat | None = Field(
         600.0,
-        description="Seconds between checkpoints (whichever comes first); the next is begun when the one before is "
-        "written.",
+        description="Seconds between checkpoints (whichever comes first); the next is begun when the previous "
+        "one is written.",
     )
     keep: PositiveInt = Field(2, description="Checkpoints kept in addition to the best one and those being evaluated.")
     best: bool = Field(
@@ -48,15 +48,16 @@ class EvalSection(Section):
     metric: str = Field(
         "reward",
         pattern=r"^(reward(/.+)?|(mean|maj|pass)@[1-9][0-9]*)$",
-        description="What makes a version the best: `reward`, `reward/DATA_SOURCE`; with n above 1 also `mean@N`, "
-        "`maj@N`, and `pass@K` for K = 1, 2, 4, ... up to n. Of equals the earliest stays.",
+        description="Metric by which the best version is chosen: `reward`, `reward/DATA_SOURCE`. With n above "
+        "1 there are also `mean@N`, `maj@N`, and `pass@K` for K = 1, 2, 4, ... up to n. Among "
+        "equals the earliest stays.",
     )
-    direction: Literal["max", "min"] = Field("max", description="Whether more or less of the metric is better.")
-    right_at: float = Field(1.0, description="Reward from which a response is right, for `pass@K`.")
+    direction: Literal["max", "min"] = Field("max", description="The better direction of the metric.")
+    right_at: float = Field(1.0, description="Reward from which a response counts as correct, for `pass@K`.")
     keep_rows: int = Field(
         200, ge=0, description="Prompts of a round that are kept with their responses and rewards, in RUN/eval."
     )
-    timeout_s: PositiveFloat = Field(60.0, description="Seconds an evaluation round may take before it is given up.")
+    timeout_s: PositiveFloat = Field(60.0, description="Seconds an evaluation round may take before it is abandoned.")
 
     @model_validator(mode="after")
     def _metric_can_be(self) -> EvalSection:

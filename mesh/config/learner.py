@@ -23,8 +23,9 @@ class AlgorithmSection(Section):
 
     name: str = Field(
         "grpo",
-        description="Registered name (`rollmesh config algorithms`), or `package.module:Class` / `file.py:Class` of "
-        "your own. Other keys are the algorithm's settings, as `loss.clip_high` or `kl.where`: docs/algorithms.md.",
+        description="Registered name (`rollmesh config algorithms`), or `package.module:Class` / "
+        "`file.py:Class` of your own. Other keys are the algorithm's settings, for example "
+        "`loss.clip_high` or `kl.where`: docs/algorithms.md.",
     )
 
     @property
@@ -43,8 +44,8 @@ class AlgorithmSection(Section):
 class OptimizerSection(Section):
     name: Literal["adamw", "muon"] = Field(
         "adamw",
-        description="`muon`: orthogonalized momentum for the matrices of the layers, scaled to AdamW's learning rates, "
-        "and AdamW for all else.",
+        description="`muon`: orthogonalized momentum for the matrices of the layers, scaled to AdamW's "
+        "learning rates, and AdamW for everything else.",
     )
     lr: PositiveFloat = Field(1e-6, description="Peak learning rate.")
     betas: tuple[Beta, Beta] = Field((0.9, 0.999), description="AdamW's two betas, each at least 0 and below 1.")
@@ -55,11 +56,12 @@ class OptimizerSection(Section):
     )
     state_dtype: Literal["float32", "bfloat16", "8bit"] = Field(
         "float32",
-        description="Form in which AdamW's two moments rest. Rounded stochastically, bfloat16 takes 4 bytes per "
-        "parameter less, `8bit` (codes and scales by blocks of 256) 6 bytes less.",
+        description="Form in which AdamW's two moments are stored. Rounded stochastically, bfloat16 takes 4 "
+        "bytes per parameter less, `8bit` (codes and scales by blocks of 256) 6 bytes less.",
     )
     schedule: Literal["constant", "cosine", "linear", "wsd"] = Field(
-        "constant", description="Course after the warm-up. `wsd`: constant, then linear in the last `decay_ratio`."
+        "constant",
+        description="Learning rate after the warm-up. `wsd`: constant, then linear in the last `decay_ratio`.",
     )
     warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up.")
     warmup_ratio: float = Field(
@@ -108,13 +110,14 @@ class MemorySection(Section):
     )
     offload_activations: bool = Field(
         False,
-        description="What `learner.activation_checkpointing: true` keeps, the inputs of the layers, waits in pinned "
-        "host memory for the backward pass. For long sequences.",
+        description="The inputs of the layers, which `learner.activation_checkpointing: true` keeps, are "
+        "moved to pinned host memory until the backward pass. For long sequences.",
     )
     offload_params: bool = Field(
         False,
-        description="The parameters of models that are trained rest in (pinned) host memory between uses, while other "
-        "roles compute. `learner.roles.NAME.offload` is the same for a role that is not trained.",
+        description="Keep the parameters of models that are trained in (pinned) host memory between uses, "
+        "while other roles compute. `learner.roles.NAME.offload` is the same for a role that is "
+        "not trained.",
     )
     offload_gradients: bool = Field(
         False,
@@ -122,13 +125,14 @@ class MemorySection(Section):
     )
     offload_optimizer: bool = Field(
         False,
-        description="The same for the optimizers' states: they are on the device during a step of the optimizer alone, "
-        "when there are no activations.",
+        description="The same for the optimizers' states: they are on the device only during a step of the "
+        "optimizer, when there are no activations.",
     )
     reshard_after_forward: bool = Field(
         True,
-        description="Layers that were gathered from the ranks are gathered again for the backward pass. false: those of "
-        "a trained model stay until then, and memory holds all of it in `param_dtype`.",
+        description="Layers that were gathered from the ranks are gathered again for the backward pass. If "
+        "false, the layers of a trained model stay gathered until then, and memory holds all of "
+        "it in `param_dtype`.",
     )
 
 
@@ -153,15 +157,16 @@ AttentionName = Literal["auto", "flash_attention_2", "flash_attention_3", "torch
 class ParallelSection(Section):
     shards: PositiveInt | None = Field(
         None,
-        description="Ranks over which parameters, gradients and optimizer state are divided (HSDP); none: all. Each "
-        "run of so many ranks has a copy of the model. With a machine's ranks, only sums of gradients travel between "
-        "machines. It divides `ranks`; `sp` is independent of it.",
+        description="Ranks over which parameters, gradients and optimizer state are divided (HSDP); none: "
+        "all. Every group of this many consecutive ranks has a copy of the model. If it is the "
+        "number of a machine's ranks, only sums of gradients travel between machines. It divides "
+        "`ranks`; `sp` is independent of it.",
     )
     sp: PositiveInt = Field(
         1,
-        description="Ranks that compute each micro-batch together, for sequences too long for one device (Ulysses). "
-        "Each has a run of the tokens and, in attention, a part of the heads. It divides `ranks` and the model's "
-        "heads; `ranks` / `sp` are data-parallel.",
+        description="Ranks that compute each micro-batch together, for sequences too long for one device "
+        "(Ulysses). Each has a consecutive part of the tokens and, in attention, a part of the "
+        "heads. It divides `ranks` and the model's heads; `ranks` / `sp` are data-parallel.",
     )
 
 
@@ -171,7 +176,7 @@ class ProfileSection(Section):
     )
     ranks: tuple[NonNegativeInt, ...] = Field((0,), description="Ranks that record.")
     memory: bool = Field(
-        False, description="Record where each block of device memory was allocated, too. CUDA alone; refused elsewhere."
+        False, description="Record also where each block of device memory was allocated. CUDA only; refused elsewhere."
     )
     shapes: bool = Field(False, description="Record the shapes of operators' inputs.")
     stack: bool = Field(False, description="Record the Python lines that call operators; slow.")
@@ -181,14 +186,16 @@ class ProfileSection(Section):
 class DistributedSection(Section):
     timeout_s: PositiveFloat = Field(
         600.0,
-        description="Longest wait of ranks for one of them in an exchange, as for gradients. Then all end, and the log "
-        "names the rank (exit code 13). Loading and writing may differ by as much between ranks.",
+        description="Longest wait for one rank in an exchange, such as that of gradients. Then all ranks end, "
+        "and the log names the rank (exit code 13). Loading and writing may differ by as much "
+        "between ranks.",
     )
     order_timeout_s: PositiveFloat = Field(
         1800.0,
         ge=10.0,
-        description="Longest wait of the other ranks for rank 0, which may read a checkpoint or write one meanwhile. "
-        "While rank 0 waits for groups or for a disk, it says so every 30 s, or three times within this time.",
+        description="Longest wait of the other ranks for rank 0, which may read a checkpoint or write one "
+        "meanwhile. While rank 0 waits for groups or for a disk, it reports this to them every 30 "
+        "s, or three times within this time.",
     )
     nodes: PositiveInt = Field(
         1,
@@ -219,7 +226,8 @@ class DistributedSection(Section):
 
 class LearnerSection(Section):
     engine: str = Field(
-        "fsdp2", description="Training engine: `fsdp2`, or one that another package brings (docs/training-engines.md)."
+        "fsdp2",
+        description="Training engine: `fsdp2`, or one that another package provides (docs/training-engines.md).",
     )
     device: DeviceName = Field("auto", description="Device of the learner; auto: cuda where there is one.")
     devices: DeviceNumbers | None = Field(
@@ -227,8 +235,8 @@ class LearnerSection(Section):
     )
     ranks: PositiveInt = Field(
         1,
-        description="Ranks of the learner, one process each, over all nodes. They are data-parallel, but for "
-        "`parallel`.",
+        description="Ranks of the learner, one process each, over all nodes. They are data-parallel, unless "
+        "`parallel` says otherwise.",
     )
     distributed: DistributedSection = Field(
         default_factory=DistributedSection, description="How ranks meet, and how long they wait for one another."
@@ -241,41 +249,45 @@ class LearnerSection(Section):
     )
     float32_logits: bool = Field(
         True,
-        description="Logits stay as the output layer's products sum up, in float32. false: they are rounded to "
-        "`param_dtype`, as transformers does it.",
+        description="Logits stay in float32, in which the output layer's products are summed. false: they are "
+        "rounded to `param_dtype`, as in transformers.",
     )
     attention: AttentionName = Field(
         "auto",
-        description="Kernel of packed attention. `auto`: the first of `flash_attention_3`, `flash_attention_2`, "
-        "`torch_varlen` and `exact` that can run; `flash_attention_3` is for Hopper alone. `exact`: padded calls with "
-        "masks, up to 16,384 tokens. `flex`: compiled at the start, and in float32 too.",
+        description="Kernel of packed attention. `auto`: the first of `flash_attention_3`, "
+        "`flash_attention_2`, `torch_varlen` and `exact` that can run; `flash_attention_3` is "
+        "only for Hopper. `exact`: padded calls with masks, up to 16,384 tokens. `flex`: compiled "
+        "at the start, and in float32 too.",
     )
     activation_checkpointing: bool | Literal["selective"] | None = Field(
         None,
-        description="Recompute activations in the backward pass. `selective`: all but the outputs of products and of "
-        "attention, which cost the most time. None: true on CUDA, false on a CPU.",
+        description="Recompute activations in the backward pass. `selective`: all but the outputs of matrix "
+        "products and of attention, which cost the most time. None: true on CUDA, false on a CPU.",
     )
     deterministic: bool = Field(
         False,
-        description="The same batches give the same bits, also on CUDA and after a resumption on as many ranks. It "
-        "costs time, and an operation that has no such form ends the run by its name. A CPU does so in any case.",
+        description="The same batches give the same bits, also on CUDA and after a resumption on as many "
+        "ranks. It costs time, and an operation without a deterministic form ends the run with an "
+        "error that names it. A CPU is deterministic in any case.",
     )
     compile: bool = Field(
         False,
-        description="Compile each layer with `torch.compile`, which fuses what stands between products; a run starts "
-        "later. Attention stays as it is. Models whose attention is their own are not compiled, and the start says so.",
+        description="Compile each layer with `torch.compile`, which fuses the operations between matrix "
+        "products; a run starts later. Attention is not compiled, nor are models with attention "
+        "of their own; then the log says so at the start.",
     )
     gradient_sync: Literal["micro_batch", "step"] = Field(
         "micro_batch",
-        description="When ranks add up their gradients. `micro_batch`: after each, so that a device keeps its shard "
-        "alone. `step`: once, which sends less and keeps 4 bytes per parameter on every device (7B: 28 GB).",
+        description="When ranks add up their gradients. `micro_batch`: after each, so that a device keeps "
+        "only its shard. `step`: once, which sends less and keeps 4 bytes per parameter on every "
+        "device (7B: 28 GB).",
     )
     memory: MemorySection = Field(default_factory=MemorySection, description="Memory against time.")
     optimizer: OptimizerSection = Field(default_factory=OptimizerSection, description="Optimizer and schedule.")
     max_skipped: PositiveInt = Field(
         10,
-        description="Batches in a row without a step, because the gradient was not finite, that the run outlives. "
-        "With one more it ends (exit code 14).",
+        description="Batches in a row without a step, because the gradient was not finite, that the run "
+        "tolerates. With one more it ends (exit code 14).",
     )
     device_peak_tflops: PositiveFloat | None = Field(
         None,

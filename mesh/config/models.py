@@ -31,15 +31,15 @@ class Config(Section):
     data: DataSection = Field(description="Prompts.")
     algorithm: AlgorithmSection = Field(
         default_factory=AlgorithmSection,
-        description="The algorithm and its settings; a name alone will do (`algorithm: dapo`). Which settings there "
-        "are depends on the name: see docs/algorithms.md; `rollmesh config explain FILE` prints them all with their "
-        "values, and a run checks them before anything starts.",
+        description="The algorithm and its settings; a name alone is enough (`algorithm: dapo`). The name "
+        "decides which settings there are: see docs/algorithms.md. `rollmesh config explain FILE` "
+        "prints them all with their values, and a run checks them before anything starts.",
     )
-    rollout: RolloutSection = Field(default_factory=RolloutSection, description="How responses are generated.")
-    reward: RewardSection = Field(default_factory=RewardSection, description="How responses are scored.")
-    learner: LearnerSection = Field(default_factory=LearnerSection, description="How the model is trained.")
+    rollout: RolloutSection = Field(default_factory=RolloutSection, description="Generation of responses.")
+    reward: RewardSection = Field(default_factory=RewardSection, description="Scoring of responses.")
+    learner: LearnerSection = Field(default_factory=LearnerSection, description="Training of the model.")
     buffer: BufferSection = Field(default_factory=BufferSection, description="The replay buffer.")
-    weights: WeightsSection = Field(default_factory=WeightsSection, description="How weights reach generators.")
+    weights: WeightsSection = Field(default_factory=WeightsSection, description="Transfer of weights to generators.")
     checkpoint: CheckpointSection = Field(default_factory=CheckpointSection, description="Checkpoints.")
     eval: EvalSection = Field(default_factory=EvalSection, description="Evaluation on held-out prompts.")
     logging: LoggingSection = Field(default_factory=LoggingSection, description="Metrics and logs.")

@@ -10,12 +10,12 @@ from rollmesh.mesh.config.base import PositiveFloat, PositiveInt, Section
 
 
 class NetworkSection(Section):
-    host: str = Field("127.0.0.1", description="Address that services bind.")
+    host: str = Field("127.0.0.1", description="Address to which services bind.")
     port: int = Field(0, ge=0, le=65535, description="Port of the buffer (the mesh address); 0 picks a free one.")
     advertise: str | None = Field(None, description="Host under which others reach this machine, if not `host`.")
     metrics: bool = Field(True, description="Serve Prometheus metrics over HTTP, on a port of each service.")
     metrics_host: str = Field(
-        "127.0.0.1", description="Address that metrics bind, whatever `host` is; off loopback they need a key."
+        "127.0.0.1", description="Address to which metrics bind, independent of `host`; off loopback they need a key."
     )
     metrics_port: int = Field(
         0, ge=0, le=65535, description="Port of the metrics, where each service has a host of its own; 0: a free one."
@@ -45,14 +45,17 @@ class SecuritySection(Section):
     tls_key: Path | None = Field(None, description="PEM key of the services.")
     tls_ca: Path | None = Field(None, description="PEM certificate authority of the services that clients trust.")
     tls_client_ca: Path | None = Field(
-        None, description="PEM certificate authority whose certificates clients must show; none: they need none."
+        None,
+        description="PEM certificate authority of the certificates that clients must show; none: clients need "
+        "no certificate.",
     )
     allow_insecure: bool = Field(
         False,
-        description="Allow what others on the network could reach unprotected, each refused otherwise. Off loopback "
-        "these are services without a token, and metrics and endpoints without a key. So are broadcasts of weights "
-        "(`gloo`, `nccl`, SGLang's `distributed`), and ranks of several machines. On all addresses they are the store "
-        "of torchrun, and SGLang's `data_parallel`.",
+        description="Allow listeners that others on the network can reach unprotected; otherwise each is "
+        "refused. Off loopback these are services without a token, and metrics and endpoints "
+        "without a key. Broadcasts of weights (`gloo`, `nccl`, SGLang's `distributed`) and ranks "
+        "of several machines are also among them. On all addresses they are the store of "
+        "torchrun, and SGLang's `data_parallel`.",
     )
 
     @model_validator(mode="after")

@@ -13,12 +13,14 @@ class RewardSection(Section):
     functions: list[str] = Field(
         default_factory=lambda: ["auto"],
         description="Scorers, summed: registered names (auto, arithmetic, environment, exact_match, gsm8k, "
-        "gsm8k_strict, gsm8k_flexible, math, math_string, math_dapo, qa), or `module:function` / `file.py:function` "
-        "with verl's or TRL's signature. `auto` takes the reward that an episode brings, else picks by data_source.",
+        "gsm8k_strict, gsm8k_flexible, math, math_string, math_dapo, qa), or `module:function` / "
+        "`file.py:function` with verl's or TRL's signature. `auto` takes the reward of the "
+        "episode if it has one, else picks by data_source.",
     )
     by_data_source: dict[str, list[str]] = Field(
         default_factory=dict,
-        description="data_source -> scorer names or `grpc://host:port` endpoints that go before the above.",
+        description="data_source -> scorer names or `grpc://host:port` endpoints, which take precedence over "
+        "`functions` and `endpoints`.",
     )
     endpoints: list[str] = Field(
         default_factory=list,
@@ -26,24 +28,26 @@ class RewardSection(Section):
     )
     key_files: dict[str, Path] = Field(
         default_factory=dict,
-        description="By endpoint, as it stands above: a file with the key that is sent to it as a bearer token. It has "
-        "to be on each generator's host.",
+        description="By endpoint, written as above: a file with the key that is sent to it as a bearer token. "
+        "It has to be on each generator's host.",
     )
     timeout_s: PositiveFloat = Field(
         20.0,
         description="Deadline of one Score call, in seconds. Items that cannot be begun in time to get their "
-        "`scorer_timeout_s` come back and wait for their turn, which is no failure.",
+        "`scorer_timeout_s` are returned and wait for their turn; this is not a failure.",
     )
     scorer_timeout_s: PositiveFloat = Field(
         8.0, description="Seconds that one scorer call may take; then its worker process is ended and replaced."
     )
-    attempts: PositiveInt = Field(3, description="Tries of an item whose error is retryable.")
+    attempts: PositiveInt = Field(3, description="Tries of an item with a retryable error.")
     in_process: bool = Field(
-        False, description="Score next to the generators, in workers of theirs (small runs); no service is started."
+        False,
+        description="Score on the generators' side, in worker processes of theirs (small runs); no service is started.",
     )
     workers: PositiveInt | None = Field(
         None,
-        description="Most processes that run scorers, started as they are needed. None: as many as there are cores "
-        "(4 to 16) for functions that compute, and 32 for those that wait for something.",
+        description="Most processes that run scorers, started as they are needed. None: as many as there are "
+        "cores (4 to 16) for functions that compute, and 32 for functions that wait for "
+        "something.",
     )
     python: Path | None = Field(None, description="Interpreter of the reward service; none: that of `rollmesh`.")

@@ -18,9 +18,9 @@ ParserName = Literal["auto", "hermes", "llama3_json", "mistral", "qwen3_coder", 
 class HfSection(Section):
     kv_cache_gib: PositiveFloat | None = Field(
         None,
-        description="GiB that keys and values may take; the longest sequence has to fit. None: a share of the memory "
-        "that a second set of weights leaves free, half on a CPU, 0.8 on a GPU. It is divided among those that use "
-        "the device.",
+        description="GiB that keys and values may take; the longest sequence has to fit. None: a share of the "
+        "memory that a second set of weights leaves free, half on a CPU, 0.8 on a GPU. It is "
+        "divided among the processes that use the device.",
     )
 
 
@@ -31,7 +31,9 @@ class VllmSection(Section):
         False, description="Divide the experts of a mixture over the devices of TP x DP (EP)."
     )
     gpu_memory_utilization: float = Field(0.85, gt=0, le=1, description="Share of a GPU's memory that vLLM may use.")
-    kv_cache_gib: PositiveFloat = Field(1.0, description="GiB of KV cache on a CPU; on CUDA the above decides.")
+    kv_cache_gib: PositiveFloat = Field(
+        1.0, description="GiB of KV cache on a CPU; on CUDA `gpu_memory_utilization` decides."
+    )
     enforce_eager: bool | None = Field(None, description="No CUDA graphs or compilation; none: only on a CPU.")
     prefix_caching: bool = Field(True, description="Share the KV cache of equal prefixes, never across versions.")
     routed_experts: bool = Field(
@@ -39,9 +41,9 @@ class VllmSection(Section):
     )
     transfer: Literal["auto", "shm", "nccl", "ipc"] = Field(
         "auto",
-        description="How weights travel from the generator's process into vLLM's workers. The value shm is our back "
-        "end over shared memory; nccl and ipc are vLLM's own (CUDA). With auto it is ipc on CUDA with one device, "
-        "else shm.",
+        description="Transport of weights from the generator's process to vLLM's workers. The value shm is "
+        "Rollmesh's backend over shared memory; nccl and ipc are vLLM's own (CUDA). With auto it "
+        "is ipc on CUDA with one device, else shm.",
     )
     start_timeout_s: PositiveFloat = Field(900.0, description="Seconds that vLLM gets to become ready.")
     options: Annotated[dict[str, Any], AfterValidator(partial(engine_options.checked, engine_options.VLLM))] = Field(
@@ -73,8 +75,8 @@ class SglangSection(Section):
     )
     transfer: Literal["auto", "tensor", "disk", "distributed"] = Field(
         "auto",
-        description="How weights reach the server: tensor, buckets in shared memory; disk, a folder; distributed, a "
-        "broadcast. With auto it is tensor for a server on this host, else disk.",
+        description="Transport of weights to the server: tensor, buckets in shared memory; disk, a folder; "
+        "distributed, a broadcast. With auto it is tensor for a server on this host, else disk.",
     )
     start_timeout_s: PositiveFloat = Field(300.0, description="Seconds that the server gets to become ready.")
     options: Annotated[dict[str, Any], AfterValidator(partial(engine_options.checked, engine_options.SGLANG))] = Field(
@@ -105,21 +107,22 @@ class AgentSection(Section):
     )
     pass_env: list[str] = Field(
         default_factory=list,
-        description="Variables of the generator's environment that the command gets in addition to PATH, HOME, LANG "
-        "and the like; all others are kept from it.",
+        description="Variables of the generator's environment that the command gets in addition to PATH, "
+        "HOME, LANG and the like; it gets no others.",
     )
     parser: ParserName = Field(
         "auto",
-        description="How tool calls are written in a response: hermes, llama3_json, mistral, qwen3_coder, deepseek, "
+        description="Format of tool calls in a response: hermes, llama3_json, mistral, qwen3_coder, deepseek, "
         "pythonic; auto: from the chat template.",
     )
     max_turns: PositiveInt = Field(8, description="Turns that the model gets at most.")
     turn_tokens: PositiveInt | None = Field(
         None, description="Tokens of one turn at most; none: what is left of `max_response_tokens`."
     )
-    observation_tokens: PositiveInt = Field(512, description="Tokens of one observation at most; what is over is cut.")
+    observation_tokens: PositiveInt = Field(512, description="Tokens of one observation at most; the rest is cut off.")
     tool_timeout_s: PositiveFloat | None = Field(
-        None, description="Seconds for one call of a tool or one step; none: 30, or less where an episode gets less."
+        None,
+        description="Seconds for one call of a tool or one step; none: 30, or `episode_timeout_s` if that is less.",
     )
     episode_timeout_s: PositiveFloat = Field(600.0, description="Seconds after which an episode is ended as it is.")
     workers: PositiveInt = Field(8, description="Threads for tools and environments that are not async.")
@@ -155,7 +158,7 @@ class EndpointSection(Section):
     enabled: bool = Field(False, description="Serve it also where no agent needs it.")
     port: int = Field(0, ge=0, le=65535, description="Port; 0 picks a free one (`rollmesh status` shows it).")
     max_sessions: PositiveInt = Field(256, description="Sessions that are recorded at once.")
-    session_s: PositiveFloat = Field(3600.0, description="Seconds after its last call at which a session is forgotten.")
+    session_s: PositiveFloat = Field(3600.0, description="Seconds after its last call at which a session is removed.")
     session_answers: PositiveInt = Field(
         2048, description="Answers that a session records, an agent's own too; further calls are refused."
     )
@@ -170,8 +173,8 @@ class RolloutSection(Section):
     engine: EngineName = Field("hf", description="Inference engine of the generators: hf, vllm or sglang.")
     python: Path | None = Field(
         None,
-        description="Interpreter of the generators that `rollmesh run` starts, in whose environment rollmesh and the "
-        "engine are installed; none: the one that runs `rollmesh`.",
+        description="Interpreter of the generators that `rollmesh run` starts, from an environment with "
+        "rollmesh and the engine; none: the one that runs `rollmesh`.",
     )
     device: DeviceName = Field("auto", description="Device of the generators; auto: cuda where there is one.")
     devices: DeviceNumbers | None = Field(
@@ -191,26 +194,27 @@ class RolloutSection(Section):
     max_response_tokens: PositiveInt = Field(1024, description="Longest response in tokens.")
     slots: PositiveInt = Field(
         default_factory=_slots,
-        description="Sequences that one generator decodes together; with vllm and sglang 256 where nothing is given.",
+        description="Sequences that one generator decodes together; with vllm and sglang the default is 256.",
     )
     reward_wait_s: PositiveFloat = Field(
         30.0,
-        description="Seconds that a finished response waits for its reward while no service answers, or since its "
-        "first failed call. While services answer, a response that waits for its turn is not timed.",
+        description="Seconds that a finished response waits for its reward while no service answers, or since "
+        "its first failed call. While services answer, waiting for a turn is not limited.",
     )
-    max_attempts: PositiveInt = Field(4, description="Times a group is handed out before it ends as failed.")
+    max_attempts: PositiveInt = Field(4, description="Times a group is granted before it ends as failed.")
     draft_every_s: PositiveFloat = Field(
         5.0,
-        description="Seconds after which an unfinished response is drafted to the buffer, from where others continue.",
+        description="Seconds after which an unfinished response is drafted to the buffer, so that other "
+        "generators can continue it.",
     )
     draft_every_tokens: PositiveInt = Field(
-        256, description="New tokens after which it is drafted even before; looked at 8 times per `draft_every_s`."
+        256, description="New tokens after which it is drafted earlier; checked 8 times per `draft_every_s`."
     )
     load: Literal["fixed", "adaptive"] = Field(
         "adaptive",
-        description="How many sequences a generator works on: fixed, always enough for `slots`; adaptive, fewer "
-        "where the engine's metrics say that it has too much. These are preemptions, use of its KV cache, and "
-        "waiting requests.",
+        description="Number of sequences that a generator works on: fixed, always enough for `slots`; "
+        "adaptive, fewer if the engine's metrics show an overload. These are preemptions, use of "
+        "its KV cache, and waiting requests.",
     )
     hf: HfSection = Field(default_factory=lambda: HfSection(), description="Settings of engine hf.")
     vllm: VllmSection = Field(default_factory=lambda: VllmSection(), description="Settings of engine vllm.")

@@ -50,10 +50,10 @@ class ResourcesSection(Section):
     frozen_after_s: float = Field(
         20.0,
         ge=0.0,
-        description="`rollmesh run` kills and restarts a service that does not answer its health check, and the "
-        "embedded Redis. A service that a signal has stopped is given this many seconds, T. One that runs is given "
-        "T of processor time, and one that sleeps 3 T. A service that only waits for a processor is never killed. A "
-        "generator whose engine does not answer ends itself: after T stopped, 30 T of processor time, or 9 T "
-        "asleep. A learner that hangs in a step ends itself too; its first step may take `buffer.stall_limit_s`. "
-        "0: never.",
+        description="`rollmesh run` kills and restarts a service that does not answer its health check, and "
+        "the embedded Redis. A service that a signal has stopped gets this many seconds, T. One "
+        "that runs gets T of processor time, and one that sleeps 3 T. A service that only waits "
+        "for a processor is never killed. A generator ends itself if its engine does not answer: "
+        "after T stopped, 30 T of processor time, or 9 T asleep. A learner that hangs in a step "
+        "ends itself too; its first step may take `buffer.stall_limit_s`. 0: never.",
     )

@@ -16,21 +16,22 @@ EncodingName = Literal["auto", "full", "delta"]
 class WeightsSection(Section):
     transport: TransportName = Field(
         "auto",
-        description="auto: shm on the same host, else grpc; shm, grpc: that one only; "
-        "gloo, nccl (broadcast), disk: that one, and grpc where it fails.",
+        description="auto: shm on the same host, else grpc; shm, grpc: that one only; gloo, nccl (broadcast), "
+        "disk: that one, and grpc if it fails.",
     )
     dir: Path | None = Field(None, description="Folder for transport disk; shared by all hosts of the run.")
     encoding: EncodingName = Field(
         "auto",
-        description="full: all bytes of a version; delta: lossless deltas wherever they are smaller; "
-        "auto: deltas for receivers whose network makes them faster.",
+        description="full: all bytes of a version; delta: lossless deltas wherever they are smaller; auto: "
+        "deltas for receivers that get them faster over their network.",
     )
     chain: PositiveInt = Field(4, description="Deltas kept for receivers of earlier versions.")
     kv: Literal["auto", "keep", "recompute", "interrupt"] = Field(
         "auto",
-        description="Running sequences at a swap: keep their KV cache; recompute it, all at once; or interrupt them. "
-        "Interrupted ones continue from their tokens, prefilled again over several steps. With auto it is keep; with "
-        "sglang recompute, since keep costs its scheduler the overlap with the device.",
+        description="Running sequences at a swap: keep their KV cache; recompute it, all at once; or "
+        "interrupt them. Interrupted ones continue from their tokens, prefilled again over "
+        "several steps. With auto it is keep; with sglang recompute, since keep turns off the "
+        "overlap of its scheduler with the device.",
     )
     bucket_bytes: PositiveInt = Field(64 << 20, description="Bytes per bucket.")
     keep_versions: PositiveInt = Field(
@@ -38,9 +39,12 @@ class WeightsSection(Section):
         description="Published versions that stay fetchable; one that is being fetched over grpc stays too. These, up "
         "to two more with the next, are in the learner's memory, with transport auto or shm in /dev/shm.",
     )
-    streams: PositiveInt = Field(2, description="Buckets that come over grpc at once, each on its own connection.")
+    streams: PositiveInt = Field(
+        2, description="Buckets that are transferred over grpc at once, each on its own connection."
+    )
     fanout: PositiveInt = Field(
-        2, description="To how many generators the learner, and each of these in turn, sends a version over grpc."
+        2,
+        description="Number of generators to which the learner, and each of these in turn, sends a version over grpc.",
     )
     timeout_s: PositiveFloat = Field(
         120.0, description="Seconds without a byte after which a transfer has failed; a slow one may take longer."
