@@ -93,7 +93,7 @@ def node_counts(cluster: Cluster, ranks: int) -> Iterator[int]:
 
 
 def spread(config: Config, ranks: int, nodes: int) -> dict[str, Any]:
-    """The keys that divide the learner over so many ranks and nodes, those alone that the configuration has otherwise.
+    """The keys that divide the learner over so many ranks and nodes; of nodes, what the configuration has otherwise.
 
     `RENDEZVOUS` is among them where ranks of several nodes have no address yet.
     """

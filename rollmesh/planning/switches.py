@@ -263,7 +263,9 @@ def _layouts(config: Config, plan: Plan) -> Iterator[tuple[dict[str, Any], str]]
             break
     for nodes in node_counts(cluster, placement.ranks):
         if nodes > placement.learner_nodes:
-            yield spread(config, placement.ranks, nodes), "nodes: ranks exchange over the network"
+            wider = spread(config, placement.ranks, nodes)
+            del wider["learner.ranks"]
+            yield wider, "ranks exchange over the network"
             break
 
 
