@@ -11,8 +11,7 @@ micro-batch is computed for it. Wrong weights show in just this way: every respo
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -97,20 +96,21 @@ class MismatchMeter:
 
         return watched
 
-    def total(self, others: Iterable[PackedBatch]) -> Mismatch:
+    def total(self, sample: Callable[[], PackedBatch | None]) -> Mismatch:
         """The mismatch over all ranks; collective.
 
         Args:
-            others: this rank's micro-batches with all tokens; the first that can be compared is computed where the
-                loss has seen no token that can.
+            sample: one of this rank's micro-batches that can be compared; asked for where the loss has seen no token
+                that can, and computed then. None: it has none.
         """
         if (found := self._over_ranks()).tokens:
             return found
-        sample = list(itertools.islice((batch for batch in others if _can_be_compared(batch.tokens)), 1))
-        if not self._engine.world.max_int(len(sample)):
+        batch = sample()
+        if not self._engine.world.max_int(int(batch is not None)):
             return found
-        for batch, output in zip(sample, self._engine.infer(sample), strict=False):
-            self._add(output, batch.tokens)
+        batches = [] if batch is None else [batch]
+        for each, output in zip(batches, self._engine.infer(batches), strict=False):
+            self._add(output, each.tokens)
         return self._over_ranks()
 
     def _add(self, output: ModelOutput, tokens: TokenBatch) -> None:
@@ -124,19 +124,26 @@ class MismatchMeter:
         return _mismatch(self._engine.world.sum(own))
 
 
-def _can_be_compared(tokens: TokenBatch) -> bool:
-    behaviour = tokens.behaviour_log_probs
-    return _sums(behaviour, behaviour, tokens.staleness, tokens.sequence_ids, tokens.num_sequences)[0].item() > 0
+def fresh_responses(rollouts: Rollouts) -> Tensor:
+    """Flags of the responses that can be compared, bool [S]."""
+    owners, count = rollouts.sequence_ids, rollouts.num_sequences
+    fresh = _fresh(rollouts.behaviour_log_probs, rollouts.staleness, owners, count)
+    return segment_max(fresh.double(), owners, count) > 0
 
 
 @torch.no_grad()
 def _sums(log_probs: Tensor, behaviour: Tensor, staleness: Tensor, sequence_ids: Tensor, num_sequences: int) -> Tensor:
     """Float64 [3]: the fields of `Mismatch`."""
-    oldest = segment_max(staleness.double(), sequence_ids, num_sequences)
-    # A log-prob that is not finite was not recorded.
-    fresh = (oldest[sequence_ids] <= 0) & torch.isfinite(behaviour)
+    fresh = _fresh(behaviour, staleness, sequence_ids, num_sequences)
     d = torch.where(fresh, drift(log_probs.double(), behaviour.double()), 0.0)
     return torch.stack((fresh.sum().double(), d.abs().sum(), (torch.expm1(d) - d).sum()))
+
+
+def _fresh(behaviour: Tensor, staleness: Tensor, sequence_ids: Tensor, num_sequences: int) -> Tensor:
+    """Flags of the tokens that can be compared, bool [R]."""
+    oldest = segment_max(staleness.double(), sequence_ids, num_sequences)
+    # A log-prob that is not finite was not recorded.
+    return (oldest[sequence_ids] <= 0) & torch.isfinite(behaviour)
 
 
 def _mismatch(sums: Tensor) -> Mismatch:

@@ -147,6 +147,14 @@ class RankBatch:
             self._planned[minibatch] = [self._lay_out(micro, None) for micro in planned]
         return self._planned[minibatch]
 
+    def planned_with(self, chosen: NDArray[np.bool_]) -> MicroBatch | None:
+        """The first planned micro-batch that has one of the chosen sequences, flags [S]; with all tokens."""
+        for division in self._division:
+            for micro in division[self._layout.dp_rank]:
+                if chosen[list(micro)].any():
+                    return self._lay_out(micro, None)
+        return None
+
     def steps(self, rollouts: Rollouts, *, skip_zero_advantage: bool) -> list[OptimizerStep]:
         """One optimizer step per minibatch of the tokens that the rollouts keep.
 

@@ -7,7 +7,8 @@ in are the leader's before they are trained on. One process communicates nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from rollmesh.learner.batching.pack import response_lengths, sampled_values, tra
 from rollmesh.learner.batching.transfer import to_device
 from rollmesh.learner.batching.types import PackedBatch, TrainSequence
 from rollmesh.learner.distributed.batch_agreement import agree_on_values
-from rollmesh.learner.distributed.mismatch import Mismatch, MismatchMeter, mismatch_of
+from rollmesh.learner.distributed.mismatch import Mismatch, MismatchMeter, fresh_responses, mismatch_of
 from rollmesh.learner.distributed.rank_batch import Integers, OptimizerStep, RankBatch
 from rollmesh.learner.distributed.step_meter import StepMeter
 from rollmesh.learner.distributed.train_plan import TrainPlan
@@ -129,7 +130,7 @@ class RolloutBatch:
                 engine.accumulate(step.batches, mismatch.watching(loss) if mismatch else loss, step.counts)
             self.meter.count_update(role, step.batches)
             if mismatch is not None:
-                self.mismatch = mismatch.total(self._planned(engine))
+                self.mismatch = mismatch.total(partial(self._fresh_micro_batch, engine))
             self._before_update()
         except BaseException:
             engine.discard()
@@ -176,11 +177,11 @@ class RolloutBatch:
             )
         return engine
 
-    def _planned(self, engine: Engine) -> Iterator[PackedBatch]:
-        """This rank's micro-batches with all tokens."""
-        rank_batch = self._rank_batches[engine.layout]
-        for minibatch in range(self.minibatches):
-            yield from (micro.pack(self._rollouts) for micro in rank_batch.planned_micro_batches(minibatch))
+    def _fresh_micro_batch(self, engine: Engine) -> PackedBatch | None:
+        """One of this rank's planned micro-batches with a response that the trained version has sampled."""
+        fresh = fresh_responses(self._rollouts).cpu().numpy()
+        micro = self._rank_batches[engine.layout].planned_with(fresh)
+        return None if micro is None else micro.pack(self._rollouts)
 
     def _infer(self, role: str, minibatches: Sequence[int], *, sum_pi_squared: bool = False) -> ModelOutput:
         engine = self._engine(role)

@@ -199,4 +199,5 @@ def _amid_a_step(harness: Harness, model: Path, case: str, reshard: bool) -> tup
         if case == "without any":
             each.accumulate([], policy_loss, counts)
         each.apply()
-    return before[0], *(infer(each, sequences)["log_probs"] for each in (untouched, engine))
+    expected, found = (infer(each, sequences)["log_probs"] for each in (untouched, engine))
+    return before[0], expected, found

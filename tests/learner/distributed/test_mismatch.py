@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,8 +13,15 @@ import torch
 from torch import Tensor
 
 from rollmesh.learner.algorithms.types import GlobalCounts, LossOutput, ModelOutput, Rollouts, TokenBatch
-from rollmesh.learner.distributed.mismatch import Mismatch, MismatchMeter, mismatch_of
-from rollmesh.learner.engines.interface import Engine
+from rollmesh.learner.batching.pack import lay_out
+from rollmesh.learner.batching.types import PackedBatch, PackedRow, TrainSequence
+from rollmesh.learner.distributed import rank_batch
+from rollmesh.learner.distributed.mismatch import Mismatch, MismatchMeter, fresh_responses, mismatch_of
+from rollmesh.learner.distributed.rollout_batch import RolloutBatch
+from rollmesh.learner.engines.interface import ACTOR, Engine
+from rollmesh.learner.engines.registry import create_engine
+from rollmesh.testing.engine_cases import make_spec, policy_loss
+from tests.learner.dataflow import make_groups, make_plan
 
 # Four responses: fresh, with a stale beginning, without a recorded token, and empty.
 LENGTHS = [2, 3, 2, 0]
@@ -90,7 +99,7 @@ def test_micro_batches_and_ranks_add_up(has_results: bool, ranks: int) -> None:
         output = ModelOutput(log_probs=current, entropy=torch.zeros_like(current))
         assert watched(output, tokens(first, last), counts) == "share"
     assert len(seen) == 2
-    assert_is(meter.total([]), EXPECTED + EXPECTED if has_results else Mismatch())
+    assert_is(meter.total(lambda: None), EXPECTED + EXPECTED if has_results else Mismatch())
 
 
 def test_where_no_fresh_response_was_computed_one_micro_batch_is() -> None:
@@ -104,9 +113,55 @@ def test_where_no_fresh_response_was_computed_one_micro_batch_is() -> None:
     world = SimpleNamespace(sum=lambda values: values, max_int=int)
     layout = SimpleNamespace(has_results=True)
     engine = SimpleNamespace(device=torch.device("cpu"), layout=layout, world=world, infer=infer)
-    stale, fresh = SimpleNamespace(tokens=tokens(1, 2)), SimpleNamespace(tokens=tokens(0, 1))
-    found = MismatchMeter(cast(Engine, engine)).total(cast(Any, [stale, fresh, fresh]))
+    fresh = SimpleNamespace(tokens=tokens(0, 1))
+    found = MismatchMeter(cast(Engine, engine)).total(lambda: cast(PackedBatch, fresh))
     assert computed == [fresh]
     assert_is(found, Mismatch(2, EXPECTED.absolute, EXPECTED.k3))
-    assert MismatchMeter(cast(Engine, engine)).total(cast(Any, [stale])) == Mismatch()
+    assert MismatchMeter(cast(Engine, engine)).total(lambda: None) == Mismatch()
     assert computed == [fresh]
+
+
+def test_fresh_are_responses_that_can_be_compared() -> None:
+    assert fresh_responses(rollouts()).tolist() == [True, False, True, False]
+
+
+@pytest.mark.parametrize("fresh", [None, 7])
+def test_a_batch_is_packed_again_for_a_fresh_response_alone(
+    engine_models: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch, fresh: int | None
+) -> None:
+    """And of its micro-batches the one with that response, where the loss has computed none."""
+    groups = make_groups()
+    plan = make_plan(groups, token_budget=30)
+    found = [member.trajectory for group in groups for member in group.members if member.trajectory is not None]
+    sequences = {
+        index: TrainSequence(
+            groups[member.prompt].prompt_ids,
+            trajectory.response_ids,
+            trajectory.response_mask,
+            trajectory.log_probs,
+            staleness=int(index != fresh),
+        )
+        for index, (member, trajectory) in enumerate(zip(plan.members, found, strict=True))
+    }
+    engine = create_engine(make_spec(engine_models["tied"]))
+    kinds = {ACTOR: "language_model"}
+    batch = RolloutBatch(plan, sequences, {ACTOR: engine}, kinds, lambda: None, token_budget=30, seed=0)
+    batch.rollouts.advantages = torch.zeros(batch.rollouts.num_tokens)
+    (step,) = batch.steps(ACTOR, skip_zero_advantage=True)
+    laid_out: list[Sequence[TrainSequence]] = []
+
+    def watched(chosen: Sequence[TrainSequence], *others: Any) -> PackedRow:
+        laid_out.append(chosen)
+        return lay_out(chosen, *others)
+
+    monkeypatch.setattr(rank_batch, "lay_out", watched)
+    batch.update(ACTOR, policy_loss, step)
+    (micro_batches,) = plan.divisions[1].minibatches[0]
+    assert len(micro_batches) > 2
+    assert batch.mismatch is not None
+    if fresh is None:
+        assert (batch.mismatch.tokens, laid_out) == (0, [])
+        return
+    assert batch.mismatch.tokens == int(sequences[fresh].response_mask.sum())
+    (chosen,) = laid_out
+    assert sequences[fresh] in chosen
