@@ -4,29 +4,26 @@ Invariants:
 
 - A request that has no token yet when an update of the weights begins is sent again after it. Otherwise its prompt
   would be in the prefix cache under its old key, with keys and values of the old weights.
-- After an update there are tokens of uncertain version (see `version_attribution`). A request with `REVEAL_TOKENS` of
-  these is aborted and continued after its tokens: with its end the server reports their version. Sampling does not
-  change by it; its keys and values are found in the prefix cache, under its own key.
+- After an update there are tokens of uncertain version (see `version_attribution`). A request with enough of these is
+  aborted and continued after its tokens: with its end the server reports their version. Sampling does not change by it;
+  its keys and values are found in the prefix cache, under its own key.
 - The cache key changes with every update: no request that starts after it finds what was computed before.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import uuid
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from rollmesh.generators.engines.errors import RequestError
 from rollmesh.generators.engines.external.backend import DecodeChunk, DecodeJob
-from rollmesh.generators.engines.external.version_labels import first_runs
 from rollmesh.generators.engines.sglang import request_bodies
 from rollmesh.generators.engines.sglang.http_client import LostError, RefusedError
-from rollmesh.generators.engines.sglang.version_attribution import Event, EventReader, VersionAttributor
+from rollmesh.generators.engines.sglang.streamed_job import JobState, StreamedJob
+from rollmesh.generators.engines.sglang.version_attribution import EventReader
 from rollmesh.generators.engines.stop_strings import StopMatcher
 
 if TYPE_CHECKING:
@@ -36,36 +33,9 @@ if TYPE_CHECKING:
     from rollmesh.generators.engines.sglang.http_client import HttpClient
     from rollmesh.generators.engines.sglang.server_features import ServerFeatures
 
-REVEAL_TOKENS = 32
 # An abort that comes before its request has been taken in is passed over by the server.
 _ABORT_AGAIN_S = 1.0
 _CLOSE_S = 10.0
-
-
-class StreamedJob:
-    """One job and its progress on the server.
-
-    Args:
-        job: as asked for.
-        on_chunk: gets its chunks.
-        matcher: of its stop strings; None where it has none.
-    """
-
-    def __init__(self, job: DecodeJob, on_chunk: Callable[[DecodeChunk], None], matcher: StopMatcher | None) -> None:
-        self.job = job
-        self.on_chunk = on_chunk
-        self.matcher = matcher
-        self.key: str | None = None
-        self.rid = ""
-        self.attributor: VersionAttributor | None = None
-        self.reader: asyncio.Task[str | None] | None = None
-        self.received: list[int] = []
-        self.delivered = 0
-        self.stop_at: int | None = None
-        self.aborted = False
-        self.revealing = False
-        self.forced_retractions = 0
-        self.finished = False
 
 
 class RequestStreams:
@@ -113,12 +83,13 @@ class RequestStreams:
         """See Backend."""
         stop = job.sampling.stop
         matcher = StopMatcher(self._tokenizer, stop) if stop and self._tokenizer is not None else None
-        streamed = self._jobs[job.job_id] = StreamedJob(job, on_chunk, matcher)
+        streamed = StreamedJob(job, on_chunk, matcher, eos=self._limits.eos, experts=self._experts)
+        self._jobs[job.job_id] = streamed
         try:
             while not streamed.finished:
                 await self._may_send.wait()
-                if streamed.aborted and not streamed.finished:
-                    self._finish(streamed, [], [], [], "aborted")
+                if streamed.state is JobState.ABORTED:
+                    self._end_aborted(streamed)
                 if not streamed.finished:
                     await self._request(streamed)
         except RequestError:
@@ -131,12 +102,12 @@ class RequestStreams:
         """See Backend."""
         for name in job_ids:
             streamed = self._jobs.get(name)
-            if streamed is None or streamed.aborted or streamed.finished:
+            if streamed is None or streamed.state in (JobState.ABORTED, JobState.FINISHED):
                 continue
-            streamed.aborted = True
-            if self.paused or streamed.attributor is None or not streamed.attributor.total:
+            streamed.abort()
+            if self.paused or not streamed.has_begun:
                 # Nothing comes while it is paused; what has not begun has nothing to say.
-                self._finish(streamed, [], [], [], "aborted")
+                self._end_aborted(streamed)
             else:
                 self._abort_request(streamed)
 
@@ -146,13 +117,7 @@ class RequestStreams:
         """Records that the version of tokens is uncertain from here on."""
         self._may_send.clear()
         for streamed in self._jobs.values():
-            if streamed.attributor is None:
-                continue
-            streamed.attributor.saw_update = True
-            if recompute:
-                streamed.forced_retractions += 1
-            if not streamed.received and not streamed.finished:
-                streamed.key = None
+            if streamed.begin_update(recompute=recompute):
                 self._drop_request(streamed)
 
     def end_update(self, label: str) -> None:
@@ -176,17 +141,13 @@ class RequestStreams:
 
     async def _request(self, streamed: StreamedJob) -> None:
         """Makes one request; afterwards the job is finished, or continues with another."""
-        streamed.rid = uuid.uuid4().hex
-        streamed.attributor = VersionAttributor(self._label, one_front=self._features.one_front)
-        streamed.revealing = False
-        streamed.forced_retractions = 0
-        if streamed.key is None:
-            streamed.key = f"{self._cache_salt}:{self._updates}:{self._label}"
-        streamed.reader = asyncio.create_task(self._read(streamed, streamed.attributor, self._body(streamed)))
+        cache_key = f"{self._cache_salt}:{self._updates}:{self._label}"
+        streamed.begin_request(self._label, cache_key, one_front=self._features.one_front)
+        streamed.reader = asyncio.create_task(self._read(streamed, self._body(streamed)))
         try:
             await asyncio.wait({streamed.reader})
         except asyncio.CancelledError:
-            streamed.finished = True
+            streamed.abandon()
             self._drop_request(streamed)
             raise
         if streamed.reader.cancelled():
@@ -194,26 +155,25 @@ class RequestStreams:
         reason = streamed.reader.result()
         if streamed.finished:
             return
-        if streamed.aborted:
-            self._finish(streamed, [], [], [], "aborted")
-        elif not streamed.revealing:
+        if streamed.state is JobState.ABORTED:
+            self._end_aborted(streamed)
+        elif streamed.state is not JobState.REVEALING:
             raise RequestError(f"the SGLang server ended {streamed.job.job_id} with {reason!r}")
 
     def _body(self, streamed: StreamedJob) -> dict[str, Any]:
         assert streamed.key is not None
-        job = streamed.job
         return request_bodies.generate(
             streamed.rid,
-            [*job.token_ids, *streamed.received] if streamed.received else job.token_ids,
-            job.sampling,
-            max_tokens=job.sampling.max_tokens - len(streamed.received),
+            streamed.token_ids,
+            streamed.job.sampling,
+            max_tokens=streamed.tokens_left,
             eos=sorted(self._limits.eos),
             cache_key=streamed.key,
             mask_tokens=self._features.mask_tokens,
             routed_experts=self._features.routed_experts and self._experts > 0,
         )
 
-    async def _read(self, streamed: StreamedJob, attributor: VersionAttributor, body: dict[str, Any]) -> str | None:
+    async def _read(self, streamed: StreamedJob, body: dict[str, Any]) -> str | None:
         """Reads one stream to its end; gives the server's reason for it.
 
         Raises:
@@ -229,7 +189,12 @@ class RequestStreams:
                     event = reader.read(data)
                     if event.error:
                         raise RequestError(f"the SGLang server does not answer this request: {event.error}")
-                    self._handle_event(streamed, attributor, event)
+                    self.preemptions += streamed.preemptions(event)
+                    streamed.add(event)
+                    if streamed.finished and event.reason is None:
+                        self._drop_request(streamed)
+                    elif streamed.reveal_if_due():
+                        self._abort_request(streamed)
                     if streamed.finished or event.reason is not None:
                         return event.reason
         except RefusedError as error:
@@ -240,66 +205,11 @@ class RequestStreams:
             raise RequestError(str(error)) from error
         raise RequestError(f"the SGLang server ended the stream of {streamed.job.job_id} without saying why")
 
-    def _handle_event(self, streamed: StreamedJob, attributor: VersionAttributor, event: Event) -> None:
-        streamed.received.extend(event.token_ids)
-        if streamed.matcher is not None and streamed.stop_at is None:
-            before = len(streamed.received) - len(event.token_ids)
-            matches = (index for index, token in enumerate(event.token_ids) if streamed.matcher.push((token,)))
-            match = next(matches, None)
-            streamed.stop_at = None if match is None else before + match + 1
-        ids, log_probs, versions = attributor.add(event)
-        if event.reason is not None:
-            self.preemptions += max(0, int(event.meta.get("num_retractions") or 0) - streamed.forced_retractions)
-        finish = self._finish_reason(streamed, event)
-        if streamed.stop_at is not None and streamed.stop_at <= streamed.delivered + len(ids):
-            keep = streamed.stop_at - streamed.delivered
-            self._finish(streamed, ids[:keep], log_probs[:keep], first_runs(versions, keep), "stop", event)
-        elif finish is not None:
-            self._finish(streamed, ids, log_probs, versions, finish, event)
-        else:
-            if ids:
-                streamed.delivered += len(ids)
-                streamed.on_chunk(DecodeChunk(ids, log_probs, versions))
-            if not streamed.revealing and (
-                streamed.stop_at is not None or len(attributor.undecided[0]) >= REVEAL_TOKENS
-            ):
-                streamed.revealing = True
-                self._abort_request(streamed)
-
-    def _finish_reason(self, streamed: StreamedJob, event: Event) -> Any:
-        """The reason for the end of the job; None where it continues."""
-        if event.reason in (None, "stop", "length"):
-            return event.reason
-        if streamed.received and streamed.received[-1] in self._limits.eos:
-            return "stop"
-        if len(streamed.received) >= streamed.job.sampling.max_tokens:
-            return "length"
-        return "aborted" if streamed.aborted else None
-
-    def _finish(
-        self,
-        streamed: StreamedJob,
-        ids: list[int],
-        log_probs: list[float],
-        versions: list[tuple[int, str]],
-        finish: Any,
-        event: Event | None = None,
-    ) -> None:
-        streamed.finished = True
-        streamed.delivered += len(ids)
-        routed = None
-        if event is not None and event.meta.get("routed_experts"):
-            routed = self._routed(streamed, event.meta["routed_experts"])
-        streamed.on_chunk(DecodeChunk(ids, log_probs, versions, finish, routed))
-        if event is None or event.reason is None:
-            self._drop_request(streamed)
-
-    def _routed(self, streamed: StreamedJob, encoded: str) -> Any:
-        tokens = len(streamed.job.token_ids) + len(streamed.received) - 1
-        flat = np.frombuffer(base64.b64decode(encoded), np.int32)
-        return flat.reshape(tokens, -1, self._experts).astype(np.int16)
-
     # --- ending requests ---
+
+    def _end_aborted(self, streamed: StreamedJob) -> None:
+        streamed.end_aborted()
+        self._drop_request(streamed)
 
     def _drop_request(self, streamed: StreamedJob) -> None:
         """Stops reading its request, and ends it on the server."""

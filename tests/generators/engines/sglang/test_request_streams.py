@@ -15,7 +15,8 @@ from rollmesh.generators.engines.errors import EngineError, RequestError
 from rollmesh.generators.engines.external.backend import DecodeChunk, DecodeJob
 from rollmesh.generators.engines.request_validation import RequestLimits
 from rollmesh.generators.engines.sglang.http_client import LostError, RefusedError
-from rollmesh.generators.engines.sglang.request_streams import REVEAL_TOKENS, RequestStreams
+from rollmesh.generators.engines.sglang.request_streams import RequestStreams
+from rollmesh.generators.engines.sglang.streamed_job import REVEAL_TOKENS
 from rollmesh.generators.engines.types import SamplingParams
 from tests.generators.engines.sglang.scripted_server import CAN, ScriptedServer
 from tests.generators.engines.tiny import train_tokenizer
