@@ -47,6 +47,7 @@ _SHARED = (
     ("/engines/vllm/",),
     ("/test_sglang_",),
     (
+        "learner/checkpoint/test_killed_writes",
         "learner/distributed/test_worker",
         "learner/engines/test_contract",
         "learner/engines/test_equivalence",
