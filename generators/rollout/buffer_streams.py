@@ -21,6 +21,7 @@ from rollmesh.generators.rollout.active_group import ActiveGroup
 from rollmesh.generators.rollout.rollout_manager import RolloutManager
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.membership import MembershipAgent
+from rollmesh.mesh.runtime.background_tasks import BackgroundTasks, log_errors
 from rollmesh.mesh.runtime.task_group import run_together
 from rollmesh.mesh.tables import TABLES, TRAIN
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -105,23 +106,20 @@ class LeaseReleaser:
         self._client = client
         self._agent = agent
         self._rollout = rollout
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks(log_errors(log))
 
     def release(self, groups: Sequence[ActiveGroup]) -> None:
         """Sends a release to the buffer; members stored so far stay."""
-        task = asyncio.get_running_loop().create_task(self._send(groups))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(self._send(groups), "releasing groups")
 
     async def drained(self) -> None:
         """Waits until all releases have been sent."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        while len(self._tasks):
+            await self._tasks.drain()
 
     def close(self) -> None:
         """Cancels releases that are under way."""
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
 
     async def _send(self, groups: Sequence[ActiveGroup]) -> None:
         by_table: dict[str, list[buffer_pb2.LeaseRef]] = {}

@@ -28,6 +28,7 @@ from rollmesh.generators.rollout.response_source import EpisodeResult, failure_o
 from rollmesh.generators.rollout.rollout_manager import Batch
 from rollmesh.generators.tokenizer import TokenizerCodec
 from rollmesh.mesh.errors import RollmeshError, UnreachableError
+from rollmesh.mesh.runtime.background_tasks import BackgroundTasks
 from rollmesh.mesh.runtime.task_group import run_together
 from rollmesh.mesh.text import REASON_CHARACTERS, bounded
 from rollmesh.mesh.trajectory.payload_codec import Trajectory, encode
@@ -118,7 +119,7 @@ class TrajectorySubmitter:
         self._owner = owner
         self._on_error = on_error
         self._encode = encode
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks(self._on_task_error)
         # Members that wait for their reward, and since when, by batch.
         self._waiting: dict[int, tuple[int, float]] = {}
         self._uploading = asyncio.Semaphore(_UPLOADS)
@@ -138,37 +139,26 @@ class TrajectorySubmitter:
 
     def submit(self, batch: Batch) -> None:
         """Scores and stores members, in the background."""
-        self._spawn(self._score_and_store(batch))
+        self._tasks.spawn(self._score_and_store(batch))
 
     def fail(self, group: ActiveGroup, members: Sequence[int], reason: str) -> None:
         """Stores members that could not be generated as errors, in the background."""
         self.failed += len(members)
-        self._spawn(self._store([(group, self._write_of_failure(group, member, reason)) for member in members]))
+        self._tasks.spawn(self._store([(group, self._write_of_failure(group, member, reason)) for member in members]))
 
     async def drained(self) -> None:
         """Waits until nothing is under way."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        while len(self._tasks):
+            await self._tasks.drain()
 
     async def close(self) -> None:
         """Cancels work that is under way."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
 
-    def _spawn(self, work: asyncio._CoroutineLike[None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._on_task_done)
-
-    def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if task.cancelled():
-            return
-        error = task.exception()
+    def _on_task_error(self, _name: str, error: BaseException) -> None:
         if isinstance(error, RollmeshError):
             self._on_error(error)
-        elif error is not None:
+        else:
             log.error("delivery failed", exc_info=error)
             self._on_error(RollmeshError(f"delivery failed: {type(error).__name__}: {error}"))
 

@@ -19,6 +19,7 @@ from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import UnauthenticatedError
 from rollmesh.mesh.membership import MembershipAgent
 from rollmesh.mesh.rpc.channel import open_channel
+from rollmesh.mesh.runtime.background_tasks import BackgroundTasks, log_errors
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import weights_pb2_grpc
 
@@ -89,7 +90,7 @@ class LearnerDirectory:
         self._max_message_mb = max_message_mb
         self._known = asyncio.Event()
         self._current: LearnerConnection | None = None
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing = BackgroundTasks(log_errors(log))
         agent.on_change(self._on_mesh_change)
         self._on_mesh_change()
 
@@ -124,7 +125,7 @@ class LearnerDirectory:
         """Closes what is open."""
         if self._current is not None:
             await self._current.close()
-        await asyncio.gather(*self._closing)
+        await self._closing.drain()
 
     def _on_mesh_change(self) -> None:
         learner, former = self._agent.learner, self._current
@@ -138,6 +139,4 @@ class LearnerDirectory:
         self._known.set()
         if former is not None:
             former.replaced.set()
-            task = asyncio.create_task(former.close(), name="close-former-learner")
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self._closing.spawn(former.close(), "close-former-learner")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from rollmesh.generators.engines.types import SwapTimings
 from rollmesh.generators.weights.learner_connection import LearnerConnection
 from rollmesh.generators.weights.verified_transfer import VerifiedWeights
 from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.runtime.background_tasks import BackgroundTasks, log_errors
 from rollmesh.mesh.text import REPORT_CHARACTERS, bounded
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import weights_pb2
@@ -61,15 +61,13 @@ class SwapReporter:
 
     def __init__(self, on_report: Callable[[weights_pb2.SwapReport], None] | None) -> None:
         self._on_report = on_report
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks(log_errors(log))
 
     def send(self, connection: LearnerConnection, report: weights_pb2.SwapReport) -> None:
         """Sends a report; returns at once."""
         if self._on_report is not None:
             self._on_report(report)
-        task = asyncio.create_task(_send(connection, report), name="report-swap")
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        self._tasks.spawn(_send(connection, report), "report-swap")
 
 
 async def _send(connection: LearnerConnection, report: weights_pb2.SwapReport) -> None:

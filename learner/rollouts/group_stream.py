@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from rollmesh.buffer.client.client import BufferClient, Lease, ReceivedGroup
 from rollmesh.learner.rollouts.group import SampledGroup, decode_group, unsent_members
 from rollmesh.mesh.errors import DataError, PayloadError, RollmeshError, ended_by
+from rollmesh.mesh.runtime.background_tasks import BackgroundTasks
 from rollmesh.mesh.tables import TRAIN
 from rollmesh.protos import buffer_pb2
 
@@ -56,28 +57,23 @@ class GroupStream:
         # Received and not decoded yet; returned and not acknowledged yet.
         self._decoding: list[ReceivedGroup] = []
         self._returning: set[Lease] = set()
-        self._releases: set[asyncio.Task[None]] = set()
         self._finished_version = -1
         self._changed = asyncio.Event()
         self._exhausted = False
         self._interrupted = False
         self._error: RollmeshError | None = None
         self._reason = ""
-        self._reader: asyncio.Task[None] | None = None
+        self._tasks = BackgroundTasks(self._on_task_error)
         self.on_waiting: Callable[[str], None] = lambda _reason: None
         """Called with the reason of a wait for groups whenever it is known; empty when the wait ends."""
 
     def start(self) -> None:
         """Begins to read the stream."""
-        self._reader = asyncio.create_task(self._read_stream(), name="sample")
-        self._reader.add_done_callback(self._on_task_done)
+        self._tasks.spawn(self._read_stream(), "sample")
 
     async def close(self) -> None:
         """Stops reading. Leases that were not claimed end with the learner's membership."""
-        tasks = [*self._releases, *([self._reader] if self._reader is not None else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
         await self._stream.close()
 
     @property
@@ -199,18 +195,13 @@ class GroupStream:
         """Returns, in the background, leases that may be alive and are not used."""
         if leases:
             nack = self._nack(leases, buffer_pb2.NACK_DISPOSITION_RELEASE, "not used")
-            task = asyncio.create_task(nack, name="giving back")
-            self._releases.add(task)
-            task.add_done_callback(self._on_task_done)
+            self._tasks.spawn(nack, "giving back")
 
-    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+    def _on_task_error(self, name: str, error: BaseException) -> None:
         """Ends every wait for groups with the error of a background task, which no other task replaces."""
-        self._releases.discard(task)
-        if task.cancelled() or (error := task.exception()) is None:
-            return
         if not isinstance(error, RollmeshError):
-            _log.error("the learner's task %r failed", task.get_name(), exc_info=error)
-        self.fail(ended_by(error, f"the learner's task {task.get_name()!r}"))
+            _log.error("the learner's task %r failed", name, exc_info=error)
+        self.fail(ended_by(error, f"the learner's task {name!r}"))
 
     async def _nack(self, leases: Sequence[Lease], disposition: buffer_pb2.NackDisposition, reason: str) -> None:
         self._returning.update(leases)

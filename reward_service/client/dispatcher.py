@@ -15,13 +15,13 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import grpc
 
 from rollmesh.mesh.errors import UnauthenticatedError
+from rollmesh.mesh.runtime.background_tasks import BackgroundTasks, log_errors
 from rollmesh.mesh.wait import NO_WAIT, Wait
 from rollmesh.protos import membership_pb2, reward_pb2
 from rollmesh.reward_service.client.endpoint import Connect, RewardEndpoint, close_all
@@ -71,7 +71,7 @@ class Dispatcher:
         self._limits = limits
         self._endpoints: dict[str, RewardEndpoint] = {}
         self._queue: deque[list[Entry]] = deque()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks(log_errors(log))
         self._wake: asyncio.TimerHandle | None = None
         self._pump_due = False
         self._closed = False
@@ -95,7 +95,7 @@ class Dispatcher:
         for address in leaving:
             endpoint = self._endpoints.pop(address)
             if not endpoint.busy:
-                self._spawn(endpoint.close())
+                self._tasks.spawn(endpoint.close(), f"closing the connection to {endpoint.address}")
         if self._queue:
             self._pump_soon()
 
@@ -146,9 +146,7 @@ class Dispatcher:
         self._closed = True
         if self._wake is not None:
             self._wake.cancel()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         for unit in self._queue:
             _refuse_closed(unit)
         self._queue.clear()
@@ -175,12 +173,12 @@ class Dispatcher:
                 return
             if not endpoint.described:
                 endpoint.begin(0, now)
-                self._spawn(self._describe(endpoint))
+                self._tasks.spawn(self._describe(endpoint), f"describing {endpoint.address}")
                 continue
             batch = self._next_batch(endpoint.max_items, endpoint.free_items)
             if batch:
                 endpoint.begin(len(batch), now)
-                self._spawn(self._send(endpoint, batch))
+                self._tasks.spawn(self._send(endpoint, batch), f"a call to {endpoint.address}")
 
     def _pump_at(self, at: float) -> None:
         if self._wake is not None:
@@ -252,7 +250,7 @@ class Dispatcher:
     def _on_call_ended(self, endpoint: RewardEndpoint, items: int) -> None:
         endpoint.end(items)
         if endpoint.address not in self._endpoints and not endpoint.busy:
-            self._spawn(endpoint.close())
+            self._tasks.spawn(endpoint.close(), f"closing the connection to {endpoint.address}")
         self._pump_soon()
 
     # ------------------------------------------------------------------------------------------ answers
@@ -344,11 +342,6 @@ class Dispatcher:
     def _requeue(self, units: list[list[Entry]]) -> None:
         self._queue.extend(units)
         self._pump_soon()
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def _rank(endpoint: RewardEndpoint, avoid: str) -> tuple[bool, int, float]:

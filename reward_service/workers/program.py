@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import logging
 import os
 import signal
 import socket
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rollmesh.mesh.errors import PayloadError, RewardError
+from rollmesh.mesh.runtime.background_tasks import BackgroundTasks, log_errors
 from rollmesh.mesh.runtime.log_format import setup_logging
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.functions import RewardFunction
@@ -32,6 +34,8 @@ from rollmesh.reward_service.outcomes import Failed, Outcome, RewardItem
 from rollmesh.reward_service.scorers import prepare
 from rollmesh.reward_service.workers.messages import DONE, READY, REFUSED, pack, pack_answer, unpacker
 from rollmesh.reward_service.workers.shared_page import SharedPage
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Unit = tuple[int, float, Sequence[bytes]]
@@ -178,7 +182,7 @@ class _EventLoopWorker:
         self._page = page
         self._functions = functions
         self._call_timeout_s = call_timeout_s
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks(log_errors(log))
 
     async def serve(self, first: Any) -> None:
         """Handles messages until the owner hangs up, beginning with one that has come already."""
@@ -194,9 +198,7 @@ class _EventLoopWorker:
         index, units = message
         for unit, deadline, blobs in units:
             scoring = self._score(self._functions[index], deadline, blobs)
-            task = asyncio.create_task(self._score_unit(unit, scoring, writer))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.spawn(self._score_unit(unit, scoring, writer), f"scoring unit {unit}")
 
     async def _score_unit(self, unit: int, scoring: Coroutine[Any, Any, bytes], writer: asyncio.StreamWriter) -> None:
         answer = await _with_page(scoring, self._page, unit)

@@ -17,10 +17,9 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from rollmesh.generators.engines.errors import EngineError, RequestError
 from rollmesh.generators.engines.external.backend import Backend, DecodeChunk, DecodeJob
@@ -38,6 +37,7 @@ from rollmesh.generators.engines.types import (
     TokenEvent,
 )
 from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.runtime.background_tasks import BackgroundTasks
 from rollmesh.mesh.trajectory.images import ImageProcessor
 
 log = logging.getLogger(__name__)
@@ -92,8 +92,8 @@ class RequestScheduler:
         self._waiting = WaitingQueue()
         self._responses: dict[str, RequestState] = {}
         self._running: dict[str, RunningJob] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._readers: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks(self._on_task_error)
+        self._readers = BackgroundTasks(self._on_task_error)
         self._unread = 0
         self._ended: list[RequestState] = []
         self._streamed: dict[int, RequestState] = {}
@@ -136,9 +136,7 @@ class RequestScheduler:
                 self._enqueue(response)
         if pictured and self._model.images is not None:
             self._unread += len(pictured)
-            reading = asyncio.get_running_loop().create_task(self._read(pictured, self._model.images))
-            self._readers.add(reading)
-            reading.add_done_callback(self._task_ended)
+            self._readers.spawn(self._read(pictured, self._model.images))
         self._notify()
 
     def _enqueue(self, response: RequestState) -> None:
@@ -202,12 +200,12 @@ class RequestScheduler:
                 self._trial = response
             job = response.next_job(f"job-{next(self._job_ids)}")
             running = self._running[job.job_id] = RunningJob(job.job_id, response)
-            self._spawn(self._generate(job, running))
+            self._tasks.spawn(self._generate(job, running))
 
     def collect(self) -> tuple[list[TokenEvent], list[GenerationResult]]:
         """Returns the events and results since the last call; aborts abandoned jobs at the backend."""
         if self._abandoned:
-            self._spawn(self._backend.abort(self._abandoned))
+            self._tasks.spawn(self._backend.abort(self._abandoned))
             self._abandoned = []
         events = [event for response in self._streamed.values() if (event := response.event()) is not None]
         self._streamed.clear()
@@ -226,10 +224,8 @@ class RequestScheduler:
         try:
             if stopped:
                 await self._backend.abort([running.job_id for running in stopped])
-            if self._tasks:
-                _, late = await asyncio.wait(self._tasks, timeout=_ABORT_S)
-                if late:
-                    raise EngineError(f"{len(late)} jobs did not end within {_ABORT_S:g} s of being aborted")
+            if late := await self._tasks.drain(_ABORT_S):
+                raise EngineError(f"{late} jobs did not end within {_ABORT_S:g} s of being aborted")
         finally:
             self._interrupting = False
         interrupted = [running.response for running in stopped]
@@ -239,11 +235,9 @@ class RequestScheduler:
 
     async def close(self, timeout_s: float) -> None:
         """Cancels all jobs and waits for their end."""
-        tasks = self._tasks | self._readers
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=timeout_s)
+        for tasks in (self._tasks, self._readers):
+            tasks.cancel()
+        await asyncio.gather(self._tasks.drain(timeout_s), self._readers.drain(timeout_s))
 
     # --- jobs ---
 
@@ -326,13 +320,5 @@ class RequestScheduler:
         self._ended.append(response)
         self._notify()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._task_ended)
-
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        self._readers.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._fail(error)
+    def _on_task_error(self, _name: str, error: BaseException) -> None:
+        self._fail(error)
