@@ -25,6 +25,7 @@ from rollmesh.generators.engines.sglang.http_client import LostError, RefusedErr
 from rollmesh.generators.engines.sglang.streamed_job import JobState, StreamedJob
 from rollmesh.generators.engines.sglang.version_attribution import EventReader
 from rollmesh.generators.engines.stop_strings import StopMatcher
+from rollmesh.mesh.runtime.background_tasks import BackgroundTasks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -63,7 +64,7 @@ class RequestStreams:
         self._tokenizer = tokenizer
         self._experts = experts
         self._jobs: dict[str, StreamedJob] = {}
-        self._background: set[asyncio.Task[None]] = set()
+        self._aborts = BackgroundTasks(self._on_abort_error)
         self._may_send = asyncio.Event()
         self._may_send.set()
         self._label = ""
@@ -93,7 +94,7 @@ class RequestStreams:
                 if not streamed.finished:
                     await self._request(streamed)
         except RequestError:
-            self._spawn(self._send_abort(streamed.rid))
+            self._aborts.spawn(self._send_abort(streamed.rid))
             raise
         finally:
             del self._jobs[job.job_id]
@@ -132,10 +133,8 @@ class RequestStreams:
 
     async def close(self) -> None:
         """Waits until all aborts have been sent to the server."""
-        if self._background:
-            _, late = await asyncio.wait(self._background, timeout=_CLOSE_S)
-            for task in late:
-                task.cancel()
+        if await self._aborts.drain(_CLOSE_S):
+            self._aborts.cancel()
 
     # --- one request ---
 
@@ -215,11 +214,11 @@ class RequestStreams:
         """Stops reading its request, and ends it on the server."""
         if streamed.reader is not None and streamed.reader is not asyncio.current_task():
             streamed.reader.cancel()
-        self._spawn(self._send_abort(streamed.rid))
+        self._aborts.spawn(self._send_abort(streamed.rid))
 
     def _abort_request(self, streamed: StreamedJob) -> None:
         """Asks the server to end it, and waits for its last event."""
-        self._spawn(self._abort_until_ended(streamed, streamed.rid))
+        self._aborts.spawn(self._abort_until_ended(streamed, streamed.rid))
 
     async def _abort_until_ended(self, streamed: StreamedJob, rid: str) -> None:
         while (
@@ -231,13 +230,5 @@ class RequestStreams:
     async def _send_abort(self, rid: str) -> None:
         await self._client.post("/abort_request", {"rid": rid, "abort_all": False})
 
-    def _spawn(self, coroutine: Any) -> None:
-        task = asyncio.create_task(coroutine)
-        self._background.add(task)
-        task.add_done_callback(self._on_task_done)
-
-    def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        self._background.discard(task)
-        # Where the server is gone, the waiters of its jobs get the error.
-        if not task.cancelled():
-            task.exception()
+    def _on_abort_error(self, _name: str, _error: BaseException) -> None:
+        """Does nothing: where the server is gone, the waiters of its jobs get the error."""
