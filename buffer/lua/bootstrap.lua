@@ -1,4 +1,4 @@
--- Begins a front: writes the rules of all tables and the configuration that members are told. It writes nothing if
+-- Begins a front: writes the rules of all tables and the configuration that members receive. It writes nothing if
 -- another front that is alive follows different rules. All or nothing, in one step: a front that begins at the same
 -- time sees either no rules or all of them.
 -- ARGV: '', front, member ttl in ms, sole (1: no other can be alive), configuration, rules by table as JSON, secret.

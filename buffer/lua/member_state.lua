@@ -1,4 +1,4 @@
--- Tells if a holder may still write a member of a group, as `write` would say; changes nothing.
+-- Says if a holder may still write a member of a group, as `write` would say; changes nothing.
 -- ARGV: gid, lease, attempt, member.
 -- Answer: 1 it may, 2 it is stored, 3 the right to it is gone, 4 no such member
 load_table(ARGV[1])

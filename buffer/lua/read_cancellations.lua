@@ -1,6 +1,6 @@
 -- Leases that a member works on and that are not needed any more.
--- ARGV: member, generation, portion, then those that it has been told since, each "gid lease". Only these are
--- forgotten, so that one that is lost on the way is told again.
+-- ARGV: member, generation, portion, then those of which it has been notified since, each "gid lease". Only these are
+-- forgotten, so that one that is lost on the way is sent again.
 load_table(ARGV[1])
 load_run()
 free_first()

@@ -1,4 +1,4 @@
--- The learner says again which groups it has used, since Redis may have lost acknowledged writes. It says so in
+-- The learner reports again which groups it has used, since Redis may have lost acknowledged writes. It says so in
 -- portions, of which the last one ends the doubt; repeating one changes nothing more.
 -- ARGV: incarnation, member, version in force, learner lease in ms, more (1/0), doubt, number of takeovers, then
 -- takeovers, then uses. `doubt` is the one that this is about; 0 asks which there is. A takeover is its incarnation and

@@ -17,7 +17,7 @@ if run.learner ~= '' and run.learner ~= member and run.learner_until > now and A
   return {'held', snapshot(), run.learner, run.learner_until - now}
 end
 if suspect() then
-  -- The caller may speak for its predecessor now: it says again what that one has used, and comes back.
+  -- The caller may speak for its predecessor now: it reports again what that one has used, and comes back.
   redis.call('HSET', RUN, 'learner', member, 'learner_until', now + tonumber(ARGV[6]))
   return {'suspect', snapshot()}
 end

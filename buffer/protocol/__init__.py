@@ -1,1 +1,1 @@
-"""The agreement of both ends of the buffer's wire: limits, framing, leases, side data."""
+"""The conventions of both ends of the buffer's protocol: limits, framing, leases, side data."""

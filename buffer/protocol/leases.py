@@ -1,4 +1,4 @@
-"""The name of a lease, between holders and fronts."""
+"""The name by which holders and fronts refer to a lease."""
 
 from __future__ import annotations
 

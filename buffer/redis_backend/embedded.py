@@ -1,4 +1,4 @@
-"""The embedded Redis: a real redis-server process, started and owned by us, with its data in the run folder.
+"""The embedded Redis: a real redis-server process, started and owned by the front, with its data in the run folder.
 
 Invariants: one redis-server at a time owns a folder (`buffer.redis_backend.folder_lock`), which is its user's alone. It
 listens on a Unix socket and nowhere else (`buffer.redis_backend.unix_socket`), and gives its clients the rights of a

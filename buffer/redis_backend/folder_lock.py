@@ -1,4 +1,4 @@
-"""The lock that a redis-server keeps on its folder for as long as it lives.
+"""The lock that a redis-server holds on its folder as long as it runs.
 
 Invariants
   * The server inherits the lock, so it needs no owner: a server whose owner is dead still has it.

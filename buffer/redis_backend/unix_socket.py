@@ -1,4 +1,4 @@
-"""The Unix socket of the embedded Redis, in a folder of its user alone, and the note by which fronts find it.
+"""The Unix socket of the embedded Redis, in a folder that only its user can open, and the file by which fronts find it.
 
 Invariants: no other user can connect, or put a socket in its place. A server that is started again on the same folder
 has the same address, so that further fronts continue there.

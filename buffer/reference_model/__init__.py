@@ -1,1 +1,1 @@
-"""Executable specification of the Lua scripts. Tests alone import it, and compare it with Redis command by command."""
+"""Executable specification of the Lua scripts. Only tests import it, and compare it with Redis command by command."""

@@ -59,7 +59,7 @@ class Store(GeneratorCommands, LearnerCommands):
         )
 
     async def alive(self, table: str, group_ids: Sequence[str]) -> list[bool]:
-        """Tells for each group if it is still live."""
+        """Says for each group if it is still live."""
         commands = [("EXISTS", self.keys.table(table, f"g:{group_id}")) for group_id in group_ids]
         return [bool(found) for found in await self.redis.batch(commands)]
 

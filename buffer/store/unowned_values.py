@@ -1,4 +1,4 @@
-"""Stored values that no group owns: found by a slow walk over the keys, and removed.
+"""Stored values that no group owns: found by a slow sweep over the keys, and removed.
 
 They come from a front that died between a SET and its script, from superseded writes, from refused tasks, and from
 lost removals.

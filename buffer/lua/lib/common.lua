@@ -165,7 +165,7 @@ end
 local function redis_id() return string.match(redis.call('INFO', 'server'), 'run_id:(%w+)') end
 
 -- True if Redis may have lost acknowledged writes. It is another process than the run knows (restarted, its data
--- replaced or gone), or a front saw a revision go back. Then nothing is given out until the learner has said again what
+-- replaced or gone), or a front saw a revision go back. Then nothing is given out until the learner has reported what
 -- it has used (`reassert`). Neither ids nor leases of the lost time may come a second time. The mark is the number of
 -- the doubt.
 local function suspect() return run.suspect ~= nil or run.redis_run_id ~= redis_id() end
@@ -218,7 +218,7 @@ local function list_fronts(command, front)
   end
 end
 
--- A member is gone: what it would have been told goes with it, and the stream that a dead front has left open.
+-- A member is gone: its pending notices go with it, and the stream that a dead front has left open.
 local function forget(member)
   list_fronts('SREM', member)
   redis.call('ZREM', RUN .. ':heartbeats', member)

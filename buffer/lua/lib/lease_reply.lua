@@ -1,4 +1,4 @@
--- Shared by `sample` and `attach`: a leased group as the learner is told of it, once `naming_prompts` was there.
+-- Shared by `sample` and `attach`: a leased group as the learner receives it, once `naming_prompts` was there.
 local members = {}
 local function lease_reply(gid, g)
   -- As text, once for all groups: Redis would print each number again.

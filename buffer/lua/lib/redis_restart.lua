@@ -1,5 +1,5 @@
 -- Shared by `expire` and `reassert`: sees whether Redis is another process than the run knows. If so, every lease and
--- every member gets one full term, since no holder could renew. The learner then has to say again what it has used.
+-- every member gets one full term, since no holder could renew. The learner then has to report again what it has used.
 local function detect_restart(now)
   local run_id = redis_id()
   if run.redis_run_id == run_id then return false end

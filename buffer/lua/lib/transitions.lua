@@ -47,7 +47,7 @@ local function leave_ready(g)
   if counters.order == PRIORITY then add('weight', -weight_of(g)) end
 end
 
--- Leases that a member works on and that are not needed any more, as "gid lease", until it has been told.
+-- Leases that a member works on and that are not needed any more, as "gid lease", until it has been notified.
 local function cancels_key(member) return table_key .. ':cancels:' .. member end
 
 -- Notifies the generator of a group that it is not needed: its holder, or the last one, which may still work on it.
