@@ -216,7 +216,7 @@ class BufferServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Reassert(self, request, context):
-        """Learner: says again which groups it has used, after Redis lost or restarted from what it had acknowledged.
+        """Learner: reports again which groups it has used, after Redis lost or restarted from what it had acknowledged.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
