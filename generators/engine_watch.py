@@ -1,4 +1,4 @@
-"""Watches the engine, as the launcher watches services: an engine that is frozen is a dead one.
+"""Watches the engine, as the launcher watches services: a frozen engine counts as dead.
 
 The generator answers while its engine does not: the engine's processes are not its own, and its thread is one of
 several. An engine may rightly be silent for longer than a service: it answers between two steps alone. A step may

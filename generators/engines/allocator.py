@@ -1,4 +1,4 @@
-"""torch's allocator in the processes of foreign engines.
+"""torch's allocator in the processes of external engines.
 
 Segments that grow, a usual setting for training, are of no use there. Memory that vLLM and SGLang give back while they
 sleep cannot lie in them. Memory that is shared with another process by a handle is opened in another way.

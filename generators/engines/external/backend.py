@@ -1,4 +1,4 @@
-"""The interface of a foreign engine, of which `ExternalEngine` makes an `InferenceEngine`.
+"""The interface of an external engine, of which `ExternalEngine` makes an `InferenceEngine`.
 
 A backend is a thin adapter: it translates, and has no state of requests. `ExternalEngine` does the rest, alike for all
 of them: pinned requests, prefixes, waiting for the first weights and the order of swaps. It also copies running

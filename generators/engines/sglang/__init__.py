@@ -1,1 +1,1 @@
-"""The sglang engine: a server of SGLang, started here or found at an address, driven over HTTP."""
+"""The sglang engine: an SGLang server, started here or found at an address, driven over HTTP."""

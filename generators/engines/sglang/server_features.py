@@ -1,4 +1,4 @@
-"""Features of a server, by its own account.
+"""Features of a server, as it reports them.
 
 Servers differ by version and by the arguments they were started with. Nothing is derived from a version number. The
 features are read from the server's description of its interface, its settings, and one token sampled for a try.
