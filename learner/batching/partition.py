@@ -23,7 +23,7 @@ _Part = tuple[int, tuple[int, ...]]
 def sequence_cost(
     tokens: _Count, context: _Count | int = 0, again: _Count | int = 0, *, hidden_size: int = 4096
 ) -> _Count:
-    """Relative time of a layer on a sequence where no model is at hand: products are linear in its length, attention
+    """Relative time of a layer on a sequence where no model is given: products are linear in its length, attention
     square. `ModelCost.sequence_flops` knows a model's own sizes.
 
     A layer of width h takes 24 h^2 L + 4 h L^2 floating point operations on L tokens: 4 h times 6 h L + L^2. With a

@@ -1,7 +1,7 @@
 """Copies of checkpoints are brought up to date in a thread of their own, while training continues.
 
 An update copies the newest checkpoint first, and looks for a newer one after each. One that fails costs nothing but the
-copy: the next one makes up for it. The thread does not keep a process that ends: an upload that breaks off leaves no
+copy: the next one replaces it. The thread does not keep a process that ends: an upload that breaks off leaves no
 copy.
 """
 

@@ -100,7 +100,7 @@ class CheckpointScheduler:
         self._requested = False
         self._failed = self._all_failed = 0
         self._write_s: float | None = None
-        # Of the one that was committed last, perhaps not collected yet.
+        # Seconds of the checkpoint that was committed last, perhaps not collected yet.
         self._took_s = 0.0
         self._pace = WritePace(time.monotonic())
 

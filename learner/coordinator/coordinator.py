@@ -268,7 +268,7 @@ class Coordinator:
 
 
 def _open_copies(config: Config) -> CopyThread | None:
-    """The copies of the run's checkpoints elsewhere; None: nobody asks for any.
+    """The copies of the run's checkpoints elsewhere; None: none are configured.
 
     Raises:
         ConfigError: there they cannot be written.

@@ -83,7 +83,7 @@ def describe_cause(
 
 
 def all_explained(states: Mapping[int, RankState], silence: SilenceTimer, bound_s: float, ranks: int) -> bool:
-    """True where each of so many ranks has said how its work ended, or is silent."""
+    """True where each of the given number of ranks has said how its work ended, or is silent."""
     return len(states) == ranks and all(state.failed or silence.of(rank) > bound_s for rank, state in states.items())
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
-# Elements that are computed at a time: float32 copies of this many are all that a step needs besides.
+# Elements that are computed at a time: a step also needs float32 copies of this many, and nothing else.
 _PIECE = 1 << 22
 _STEP = "step"
 

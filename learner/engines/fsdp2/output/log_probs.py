@@ -84,7 +84,7 @@ class _TokenLogProbs(torch.autograd.Function):
 def mark(
     ctx: FunctionCtx, targets: Targets, log_probs: Tensor, entropies: Tensor, squares: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Tells autograd which of the results have a gradient, and gives them back."""
+    """Marks for autograd which of the results have a gradient, and returns them."""
     ctx.set_materialize_grads(False)
     without = [] if targets.entropy_gradient else [entropies]
     ctx.mark_non_differentiable(*without, *([] if squares is None else [squares]))

@@ -19,7 +19,7 @@ from rollmesh.learner.batching.transfer import to_device
 from rollmesh.learner.batching.types import Segments
 from rollmesh.learner.engines.fsdp2.rows import Sequences, whole_sequences
 
-# Padding that a call may hold: this share of its real tokens, or so many, which cost less than another call.
+# Padding that a call may hold: this share of its real tokens, or this many, which cost less than another call.
 _PADDING = 0.25
 _FEW = 256
 
