@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 
 SUFFIXES = frozenset({".json", ".jinja", ".model", ".txt", ".tiktoken"})
-# Besides the files on top, transformers keeps named chat templates in this folder.
+# In addition to the files at the top, transformers keeps named chat templates in this folder.
 TEMPLATES = "additional_chat_templates"
 # Indices of weight shards name files that do not travel.
 _WEIGHT_INDEX = ".index.json"

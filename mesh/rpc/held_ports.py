@@ -16,7 +16,7 @@ from types import MappingProxyType, TracebackType
 
 from rollmesh.mesh.errors import PortInUseError
 
-# Tells a service that its port is held by its launcher.
+# Informs a service that its port is held by its launcher.
 ENVIRONMENT = MappingProxyType({"ROLLMESH_PORT_IS_HELD": "1"})
 
 

@@ -97,7 +97,7 @@ async def set_serving(servicer: health.aio.HealthServicer, service_names: Sequen
 
 
 def write_ready_file(path: Path | None, address: str) -> None:
-    """Tells a waiting parent, atomically, that the service answers at `address`."""
+    """Reports to a waiting parent, atomically, that the service answers at `address`."""
     if path is not None:
         write_atomically(path, json.dumps({"address": address, "pid": os.getpid()}))
 

@@ -77,7 +77,7 @@ class BucketSet:
         entry = self.buckets[index]
         found = digest_of(data)
         if len(data) != entry.nbytes or found != entry.digest:
-            # Their announcer is told of the error, and must not learn what else was read in their place.
+            # The error goes to their announcer, which must not learn what else was read in their place.
             log.warning(
                 "%s: %d bytes with digest %s, announced were %d with %s",
                 self.name(index),
