@@ -1,6 +1,6 @@
 """Reward functions in one form, whatever signature they were written with.
 
-Three signatures are accepted unchanged, told apart by their parameter names:
+Three signatures are accepted unchanged, distinguished by their parameter names:
 
 * verl: `compute_score(data_source, solution_str, ground_truth, extra_info)` -> float, or dict with "score";
 * TRL: `reward(prompts, completions, completion_ids, **columns)` -> list of floats, None where unscorable;

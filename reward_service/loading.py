@@ -18,7 +18,7 @@ FunctionSpec = str | Callable[..., Any]
 
 
 def with_names(specs: Iterable[FunctionSpec]) -> list[tuple[FunctionSpec, str]]:
-    """Functions with their names in components and errors; equal ones are told apart by their full spelling."""
+    """Functions with their names in components and errors; equal ones are distinguished by their full spelling."""
     listed = list(specs)
     labels = [_label(spec) for spec in listed]
     return [

@@ -1,7 +1,7 @@
 """Threads that run synchronous reward functions of this very program, each call under its own deadline.
 
 A Python thread cannot be ended from outside. So a thread whose call is overdue is given up. Its job is closed, a fresh
-thread takes its place, and whatever the late call returns is dropped. A call that never lets go of the interpreter
+thread takes its place, and whatever the late call returns is dropped. A call that never releases the interpreter
 stops its whole process: only functions that cannot leave it run here (see `reward_service.workers`).
 
 Invariants: every call of a job ends in its results, in `Failed("timeout")`, or as not begun, at the deadline at the
@@ -102,7 +102,7 @@ class ThreadPool:
             return self._lost
 
     def present_wait(self) -> Wait:
-        """The reason why calls wait: so many hang that threads are not replaced; empty while they are."""
+        """The reason why calls wait: too many hang, so threads are not replaced; empty while they are."""
         lost = self.lost
         if lost < self._max_lost:
             return NO_WAIT

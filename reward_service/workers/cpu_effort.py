@@ -1,4 +1,4 @@
-"""Tells if busy workers compute or wait for something: only then do more workers score more in the same time."""
+"""Decides if busy workers compute or wait for something: only then do more workers score more in the same time."""
 
 from __future__ import annotations
 

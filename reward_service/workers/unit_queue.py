@@ -43,7 +43,7 @@ _TOGETHER = 256
 _NEWS = 0.3
 # Verdicts that wait for a call that asks again.
 _VERDICTS = 1024
-# An overdue call explains a wait for this many of its time limits after its end, and so many of them are counted.
+# An overdue call explains a wait for this many of its time limits after its end, and this many of them are counted.
 _RECENT_LIMITS = 2
 _MOST_RECENT = 4096
 # Deaths in a row that are no pattern yet; then pauses between starts grow up to the longest.
