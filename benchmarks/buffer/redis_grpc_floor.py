@@ -49,7 +49,7 @@ def payloads(tokens: int) -> list[bytes]:
 
 
 def redis_writer(conn: Connection, url: str, tokens: int, number: int) -> None:
-    """SETs payloads until it is told to end."""
+    """SETs payloads until it receives the order to end."""
     client, values = redis.Redis.from_url(url), payloads(tokens)
     count = 0
     conn.send("up")
@@ -67,7 +67,7 @@ def redis_writer(conn: Connection, url: str, tokens: int, number: int) -> None:
 
 
 def redis_reader(conn: Connection, url: str, tokens: int) -> None:
-    """Reads and removes until it is told to end; answers what it read in the time."""
+    """Reads and removes until it receives the order to end; answers what it read in the time."""
     client, size = redis.Redis.from_url(url), len(payloads(tokens)[0])
     conn.send("up")
     conn.recv()
@@ -116,7 +116,7 @@ def grpc_server(conn: Connection) -> None:
 
 
 def grpc_writer(conn: Connection, port: int, tokens: int) -> None:
-    """Streams messages until it is told to end."""
+    """Streams messages until it receives the order to end."""
     values = payloads(tokens)
     per_message = max(1, _MESSAGE_BYTES // len(values[0]))
     batch = [values[i % len(values)] for i in range(per_message)]

@@ -191,7 +191,7 @@ class Mesh:
         self.steps.wait_step(now := time.monotonic(), now + _START_S)
 
     def end(self) -> list[str]:
-        """Ends the run in order; what is wrong with its books."""
+        """Ends the run in order; the errors in its ledger."""
         self.steps.close()
         self._process.send_signal(signal.SIGINT)
         try:
