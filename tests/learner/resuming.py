@@ -48,7 +48,7 @@ def resume(harness: Harness, model: Path, folder: Path) -> tuple[Outcome, Outcom
 
 
 def _make(model: Path, folder: Path) -> tuple[Callable[[int], dict[str, float]], Worker, Probe, dict[str, Engine]]:
-    """What trains a batch by its seed, and what it is made of."""
+    """A function that trains a batch by its seed, and the parts that it is made of."""
     algorithm, held = Probe(), InlineTrajectories()
     engines = make_engines(model, algorithm)
     worker = make_worker(algorithm, engines, held, folder, epochs=2, token_budget=40)

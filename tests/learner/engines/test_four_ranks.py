@@ -21,7 +21,7 @@ torch.set_num_threads(1)
 ONE, TWO_RANKS = EngineLayout("one_process"), EngineLayout("two_ranks", processes=2)
 FOUR_RANKS = EngineLayout("four_ranks", processes=4)
 COPIES = EngineLayout("two_copies", processes=4, changes={"shards": 2})
-# Of each optimizer, a moment and its kind.
+# A moment of each optimizer, and its kind.
 KEPT = {
     "8bit": ("exp_avg", torch.uint8),
     "bfloat16": ("exp_avg", torch.bfloat16),
