@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+import yaml
 
 from rollmesh.planning.cluster import GIB
 from rollmesh.planning.placement import RENDEZVOUS
 from rollmesh.planning.report import lines, to_json
 from rollmesh.planning.settings import with_settings
 from rollmesh.planning.uses import SHM
+from tests.command import Command
 from tests.rollmesh.planning.plans import configured, found, over, planned
 
 H100 = "8xH100-80G"
@@ -162,3 +165,17 @@ def test_processes_on_cpus_of_several_nodes_share_their_nodes() -> None:
     assert set(node.users) == {"learner, 1 rank(s)", "1 generator(s)", "versions and copies"}
     assert set(others.users) == {"1 generator(s)", "versions"}
     assert plan.host["copy for checkpoints"] == plan.roles[0].resting
+
+
+def test_the_command_takes_the_sizes_of_hosts_and_ends_with_2_where_they_are_too_small(
+    rollmesh: Command, tmp_path: Path
+) -> None:
+    config = tmp_path / "cfg.yaml"
+    config.write_text(yaml.safe_dump(configured("qwen3-0.6b").model_dump(mode="json", exclude_unset=True)))
+    small = ("plan", str(config), "--devices", H100, "--host-memory", "8G", "--shm", "1G")
+    done = rollmesh(*small)
+    assert done.returncode == 2
+    assert "8 GiB of host memory and 1 GiB of /dev/shm per node: as given" in done.stdout
+    assert "DOES NOT FIT:\n  host of the learner" in done.stdout
+    assert rollmesh("plan", str(config), "--devices", H100, "--host-memory", "1T").returncode == 0
+    assert "is no size" in rollmesh("plan", str(config), "--devices", H100, "--shm", "64").stderr
