@@ -75,6 +75,20 @@ def test_sentences_are_short(page: Path) -> None:
     assert not [each for each in _sentences(page.read_text()) if words(each) > LONGEST_SENTENCE]
 
 
+# In prose a question word at the beginning of a statement leaves its noun out; questions are questions.
+_BARE_RELATIVE = re.compile(r"(What|Who|Whoever|Whom|Whose|Whether|Why|Which)\b(?!.*\?$)")
+_TRANSLATED = re.compile(
+    r"\b(anew|go(es)? on|nobody|whoever|at hand|lets? go of|makes? up for|made up for|says? again|said again)\b",
+    re.IGNORECASE,
+)
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=_name)
+def test_sentences_are_plain(page: Path) -> None:
+    found = [each.strip() for each in _sentences(page.read_text())]
+    assert not [each for each in found if _BARE_RELATIVE.match(each) or _TRANSLATED.search(each)]
+
+
 def test_the_benchmarks_that_pages_name_exist() -> None:
     named = {module for page in GUIDES for module in re.findall(r"-m (benchmarks[.\w]+)", page.read_text())}
     assert len(named) > 20
