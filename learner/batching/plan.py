@@ -21,7 +21,7 @@ from rollmesh.learner.batching.types import Packing
 
 SequenceCost = Callable[[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]], NDArray[Any]]
 """Cost of tokens after a context that is computed elsewhere, and of others that only layers with a state compute.
-int64 [S] each, to [S] in any unit."""
+From int64 [S] each to [S] in any unit."""
 
 MicroBatchPlan = tuple[int, ...]
 """Indices of items, with those of a group next to one another."""
