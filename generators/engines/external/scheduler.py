@@ -247,7 +247,7 @@ class RequestScheduler:
         except (PayloadError, RequestError) as error:
             self._on_job_error(running, error)
         if running.job_id in self._running:
-            raise EngineError(f"{running.job_id} ended without saying why")
+            raise EngineError(f"{running.job_id} ended without giving a reason")
 
     def _on_job_error(self, running: RunningJob, error: PayloadError | RequestError) -> None:
         """Refuses a response, or tries it once more: the engine does not take its job, or failed at it alone."""

@@ -163,7 +163,7 @@ class Stepper:
         try:
             self._decoder.check()
         except Exception as broken:  # the model's own code may raise anything
-            raise EngineError(f"the model fails at anything: {type(broken).__name__}: {broken}") from broken
+            raise EngineError(f"the model fails at every request: {type(broken).__name__}: {broken}") from broken
         message = f"{type(error).__name__}: {error}"
         if out_of_memory(error):
             return f"no memory for it, alone as it runs: {message}"

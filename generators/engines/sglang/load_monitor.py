@@ -56,7 +56,7 @@ class LoadMonitor:
                 failures = 0
             except EngineError as error:
                 failures += 1
-                log.warning("the SGLang server does not say how it is (%d in a row): %s", failures, error)
+                log.warning("the SGLang server does not report its load (%d in a row): %s", failures, error)
                 if failures == _FAILURES and self._on_silence is not None:
                     self._on_silence(f"the SGLang server does not answer: {error}")
                     return

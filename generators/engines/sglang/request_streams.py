@@ -202,7 +202,7 @@ class RequestStreams:
             # Its next answer says whether it failed at this request or altogether.
             await self._client.get("/model_info")
             raise RequestError(str(error)) from error
-        raise RequestError(f"the SGLang server ended the stream of {streamed.job.job_id} without saying why")
+        raise RequestError(f"the SGLang server ended the stream of {streamed.job.job_id} without giving a reason")
 
     # --- ending requests ---
 

@@ -174,7 +174,9 @@ class Server:
                 progress.log_if_due()
             await asyncio.sleep(_ASK_EVERY_S)
         if server_args.refuses_arguments(self.death):
-            raise ConfigError(self.death, hint="rollout.sglang.options are its arguments, besides what the run sets")
+            raise ConfigError(
+                self.death, hint="rollout.sglang.options are its arguments, in addition to those that the run sets"
+            )
         hint = "see the log above; rollout.sglang.options are passed to the server as they are"
         if "No module named" in self.death and "sglang" in self.death:
             hint = "rollout.sglang.python names the interpreter of an environment with sglang in it (make sglang)"
@@ -195,8 +197,8 @@ class Server:
         if not await _is_open(port):
             return False
         raise PortTakenError(
-            f"port {port} of {_LOOPBACK} is another process's, and not the SGLang server's",
-            hint="see with ss -ltnp whose it is; a new start takes another port",
+            f"port {port} of {_LOOPBACK} is in use by another process, not by the SGLang server",
+            hint="ss -ltnp shows which; a new start takes another port",
         )
 
     async def _cause(self) -> str:

@@ -218,7 +218,7 @@ def sending_device(settings: EngineSettings, section: SglangSection) -> torch.de
     here = (first.index or 0) + section.tensor_parallel
     if here >= torch.cuda.device_count():
         raise ConfigError(
-            "rollout.sglang.transfer: distributed needs a device for the generator besides the "
+            "rollout.sglang.transfer: distributed needs a device for the generator in addition to the "
             f"{section.tensor_parallel} of SGLang",
             hint="use tensor or disk",
         )

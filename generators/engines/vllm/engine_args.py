@@ -85,14 +85,14 @@ def check_features(settings: EngineSettings, *, experts: bool) -> None:
     section = section_of(settings)
     if section.routed_experts and not section.prefix_caching:
         raise ConfigError(
-            "rollout.vllm.routed_experts: vLLM tells the experts only with its prefix cache",
+            "rollout.vllm.routed_experts: vLLM reports the experts only with its prefix cache",
             hint="set rollout.vllm.prefix_caching: true",
         )
     if not on_cpu(settings):
         return
     if section.routed_experts:
         raise ConfigError(
-            "rollout.vllm.routed_experts: vLLM tells the experts on CUDA alone", hint="leave it out on a CPU"
+            "rollout.vllm.routed_experts: vLLM reports the experts only on CUDA", hint="leave it out on a CPU"
         )
     # Its kernels would read experts that another worker has, from memory that is not theirs.
     if experts and section.expert_parallel and workers(settings) > 1:

@@ -46,7 +46,7 @@ def check_build(settings: EngineSettings, *, for_cpu: bool) -> None:
     """
     if on_cpu(settings) and not for_cpu:
         raise ConfigError(
-            "this vLLM is built for CUDA, and the generator has no CUDA device or is told to use none",
+            "this vLLM is built for CUDA, and the generator has no CUDA device or is configured to use none",
             hint="set rollout.device: cuda, or name an environment with vLLM's CPU build in rollout.python",
         )
     if for_cpu and not on_cpu(settings):

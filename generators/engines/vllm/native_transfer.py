@@ -259,7 +259,7 @@ def native_sender(transfer: str, device: torch.device, workers: int) -> NativeSe
     here = first + workers
     if here >= torch.accelerator.device_count():
         raise ConfigError(
-            f"rollout.vllm.transfer: {transfer} needs a device for the generator besides the {workers} of vLLM",
+            f"rollout.vllm.transfer: {transfer} needs a device for the generator in addition to the {workers} of vLLM",
             hint="use ipc or shm",
         )
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo

@@ -275,7 +275,7 @@ def test_where_no_step_can_be_made_it_is_the_engine_that_has_failed(
 
         monkeypatch.setattr(harness.engine._decoder, "_forward_pass", broken)  # type: ignore[attr-defined]
         harness.engine.submit([request(f"{index}", [3 + index], max_tokens=9) for index in range(9)])
-        assert "the model fails at anything: ValueError: no kernel" in str(harness.collector.wait_failure())
+        assert "the model fails at every request: ValueError: no kernel" in str(harness.collector.wait_failure())
         assert not harness.collector.results
 
 

@@ -109,5 +109,5 @@ def test_who_passes_the_second_time_is_answered(desk: Desk) -> None:
 
 def test_where_the_model_fails_at_anything_the_engine_has_failed(desk: Desk) -> None:
     desk.fail(lambda _: True)
-    with pytest.raises(EngineError, match="the model fails at anything: RuntimeError: illegal instruction"):
+    with pytest.raises(EngineError, match="the model fails at every request: RuntimeError: illegal instruction"):
         desk.run()

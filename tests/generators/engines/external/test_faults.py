@@ -222,7 +222,7 @@ def test_a_job_that_ends_without_a_word_is_a_failure(harness: ScriptedHarness) -
     harness.update(V1, harness.constant_weights(10))
     harness.backend.generate = lambda job, take: asyncio.sleep(0)  # type: ignore[method-assign]
     harness.engine.submit([request("a")])
-    _check_failed(harness, "ended without saying why")
+    _check_failed(harness, "ended without giving a reason")
 
 
 def test_a_job_that_the_engine_refuses_ends_alone(harness: ScriptedHarness) -> None:

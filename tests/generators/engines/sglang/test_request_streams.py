@@ -275,7 +275,7 @@ async def test_an_abort_behind_the_end_of_a_response_leaves_it_whole() -> None:
     ("end", "said"),
     [
         (lambda server: server.finish({"error": {"message": "too long"}}), "too long"),
-        (lambda server: server.finish({"cut off": True}), "without saying why"),
+        (lambda server: server.finish({"cut off": True}), "without giving a reason"),
         (lambda server: server.finish(reason={"type": "abort", "message": "evicted"}), "'abort'"),
         (lambda server: server.finish(reason={"type": "abort", "message": "bad", "status_code": 400}), "bad"),
         (lambda server: server.break_off(RefusedError("/generate", 500, "out of memory")), "out of memory"),
