@@ -259,7 +259,7 @@ class Dispatcher:
         matched = match_answer([entry.item for entry in batch], response)
         if matched.unknown_ids:
             log.warning(
-                "%s answered for %d items that were not asked, such as %r",
+                "%s answered for %d items that were not in the call, such as %r",
                 endpoint.address,
                 len(matched.unknown_ids),
                 matched.unknown_ids[0],
@@ -369,5 +369,8 @@ def _describe_failure(status: grpc.StatusCode, what: str, timeout_s: float) -> t
     if status is grpc.StatusCode.UNIMPLEMENTED:
         return "endpoint", f"{what} (is it a rollmesh.v1.Reward server?)"
     if status is grpc.StatusCode.UNAUTHENTICATED:
-        return "endpoint", f"{what} (a service with the mesh's token must join the mesh, not stand in reward.endpoints)"
+        return (
+            "endpoint",
+            f"{what} (a service with the mesh's token must join the mesh, not be listed in reward.endpoints)",
+        )
     return "endpoint", what

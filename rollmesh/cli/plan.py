@@ -26,24 +26,26 @@ def _plan(
     context: typer.Context,
     config_path: ConfigPath,
     devices: Annotated[str, typer.Option("--devices", metavar="COUNTxNAME", help=_DEVICES_HELP)],
-    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Nodes that have as many devices each.")] = 1,
+    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Number of nodes, each with these devices.")] = 1,
     host_memory: Annotated[
         str | None,
         typer.Option(
             "--host-memory",
             metavar="SIZE",
-            help="Memory of a node, as 1T or 512G; left out: this machine's where the devices are, else assumed.",
+            help="Memory of a node (1T, 512G); if left out: this machine's if the devices are here, else assumed.",
         ),
     ] = None,
     shm: Annotated[
-        str | None, typer.Option("--shm", metavar="SIZE", help="Size of a node's /dev/shm; left out: likewise.")
+        str | None,
+        typer.Option("--shm", metavar="SIZE", help="Size of a node's /dev/shm; if left out: as for the memory."),
     ] = None,
     trace: Annotated[
         bool,
         typer.Option("--trace", help="Also follow a step on fake tensors with torch's memory tracker (a minute)."),
     ] = False,
     run: Annotated[
-        Path | None, typer.Option("--run", metavar="RUN", help="Also compare with what this run took, from its folder.")
+        Path | None,
+        typer.Option("--run", metavar="RUN", help="Also compare with the memory that this run took, from its folder."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything, in bytes, as one JSON object.")] = False,
 ) -> None:

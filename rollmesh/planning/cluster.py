@@ -145,7 +145,7 @@ def parse_devices(text: str, nodes: int = 1, host_memory: str | None = None, shm
     count, name = int(found["count"] or 1), found["name"].upper()
     size = int(found["size"]) if found["size"] else None
     if count < 1 or nodes < 1:
-        raise ConfigError(f"--devices {text!r} on {nodes} node(s) is no device at all", hint=_HINT)
+        raise ConfigError(f"--devices {text!r} on {nodes} node(s) has no devices", hint=_HINT)
     here = size is None if name == _CPU else _is_here(name, count)
     if name == _CPU:
         if count > 1:
@@ -175,7 +175,7 @@ def _host(here: bool, memory: int | None, shm: str | None, assumed: int) -> Host
         return Host(memory, given, "as given")
     if here:
         seen = _host_memory() if memory is None else memory
-        return Host(seen, _tmpfs() if given is None else given, "this machine's, but for what was given")
+        return Host(seen, _tmpfs() if given is None else given, "this machine's, except the given values")
     whole = assumed if memory is None else memory
     sources = []
     if memory is None:

@@ -188,7 +188,7 @@ def _verdict(found: Findings) -> Iterator[str]:
     if found.savings:
         yield "switches that save memory, GiB on a device (on the host):"
     for saving in found.savings:
-        verdict = "" if plan.fits else "; then it fits" if saving.fits else "; not enough alone"
+        verdict = "" if plan.fits else "; then it fits" if saving.fits else "; not enough by itself"
         price = f": {saving.price}" if saving.price else ""
         yield f"  {flags(saving.settings)}: {_gib(saving.device_bytes)} ({_gib(saving.host_bytes)}){verdict}{price}"
     yield from _proposal_lines(found)
@@ -226,9 +226,9 @@ def _several_nodes(settings: dict[str, Any]) -> Iterator[str]:
     """The rest of what ranks of several nodes need."""
     if RENDEZVOUS in settings.values():
         host, _, port = RENDEZVOUS.rpartition(":")
-        yield f"  {host} stands for the address of node 0 in the network of the ranks; any free port does for {port}"
+        yield f"  {host} stands for the address of node 0 in the network of the ranks; any free port will do for {port}"
     yield "  `rollmesh learner CFG --mesh ADDRESS --node N` on each of these nodes, N from 0 on: docs/operations.md"
-    yield "  ranks of several nodes need --security.allow_insecure=true, on a private network alone: docs/security.md"
+    yield "  ranks of several nodes need --security.allow_insecure=true, on a private network only: docs/security.md"
 
 
 def _gib(nbytes: int) -> str:
