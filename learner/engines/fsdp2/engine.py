@@ -30,7 +30,7 @@ from rollmesh.learner.engines.world import World
 from rollmesh.learner.model_files.folder_writer import write_folder
 from rollmesh.learner.model_files.location import local_folder
 from rollmesh.learner.model_files.stored_model import StoredModel
-from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.errors import ConfigError, DataError
 
 MakeRunner = Callable[[EngineSpec, World], ModelRunner]
 
@@ -139,18 +139,31 @@ class Fsdp2Engine(Engine):
         return extra
 
     def export_hf(self, folder: Path) -> None:
-        dtype = getattr(torch, self._spec.model.dtype)
-        tensors = self.export_weights(dtype)
+        tensors = self.export_weights(getattr(torch, self._spec.model.dtype))
+        failed: Exception | None = None
         if self.layout.leads:
-            described = {
-                name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-                for name, tensor in self._runner.named_tensors()
-            }
-            with StoredModel(local_folder(self._spec.model), backbone_only=self._runner.backbone_only) as source:
-                write_folder(folder, source, described, tensors, dtype)
+            try:
+                self._write_hf(folder, tensors)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the others wait for the rest of the tensors
+                failed = error
         for _ in tensors:
-            raise AssertionError("full tensors are on the leader alone, which has written all")
-        self.world.barrier()
+            assert failed is not None, "full tensors are on the leader alone, which has written all"
+        reason = "" if failed is None else str(failed) or type(failed).__name__
+        reasons = self.world.gather_bytes(reason.encode())
+        if failed is not None:
+            raise failed
+        for process, theirs in enumerate(reasons):
+            if theirs:
+                raise DataError(f"rank {process}: {theirs.decode()}")
+
+    def _write_hf(self, folder: Path, tensors: Iterator[tuple[str, Tensor]]) -> None:
+        described = {
+            name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+            for name, tensor in self._runner.named_tensors()
+        }
+        dtype = getattr(torch, self._spec.model.dtype)
+        with StoredModel(local_folder(self._spec.model), backbone_only=self._runner.backbone_only) as source:
+            write_folder(folder, source, described, tensors, dtype)
 
     def offload(self, *, params: bool = True, optimizer: bool = True, gradients: bool = True) -> None:
         self._memory.offload(_parts(params, optimizer, gradients))

@@ -146,8 +146,7 @@ class _WrongError(DataError):
 class _BrokenPassError(_WrongError):
     """A pass raised an error: of code that is not ours, or of attention that cannot run packed."""
 
-    def __init__(self, name: str, dtype: str, error: Exception, recovered: bool) -> None:
-        reason = error.message if isinstance(error, RollmeshError) else f"{type(error).__name__}: {error}"
+    def __init__(self, name: str, dtype: str, reason: str, recovered: bool) -> None:
         super().__init__(name, reason)
         self.message = f"{name} cannot be computed in {dtype}: {reason}"
         self.recovered = recovered
@@ -231,12 +230,20 @@ class Probe:
         return evidence
 
     def _read(self, batches: Sequence[PackedBatch], dtype: str) -> ComputedValues:
+        """Computes micro-batches; where one rank cannot, no rank has."""
+        failed: Exception | None = None
+        found = None
         try:
-            return self._subject.read(batches)
+            found = self._subject.read(batches)
         except (torch.OutOfMemoryError, dist.DistError):
             raise
         except (*_FOREIGN, DataError) as error:
-            raise _BrokenPassError(self._name, dtype, error, self._subject.recover()) from error
+            failed = error
+        if self._world.max_int(int(failed is not None)) == 0 and found is not None:
+            return found
+        reasons = self._world.gather_bytes(_reason(failed).encode())
+        reason = next(reason for reason in reasons if reason).decode()
+        raise _BrokenPassError(self._name, dtype, reason, self._subject.recover()) from failed
 
     def _noise(self, rounding: float) -> float:
         """The noise in float32 that one more rounding of this relative size makes."""
@@ -293,6 +300,12 @@ def read(
     gradients = {i: _local(parameter.grad) for i, parameter in enumerate(parameters) if parameter.grad is not None}
     _set_gradients(parameters, before)
     return ComputedValues(torch.cat(outputs), gradients)
+
+
+def _reason(error: Exception | None) -> str:
+    if error is None:
+        return ""
+    return error.message if isinstance(error, RollmeshError) else f"{type(error).__name__}: {error}"
 
 
 def _set_gradients(parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor | None]) -> None:
