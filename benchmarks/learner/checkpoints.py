@@ -1,11 +1,15 @@
 """Checkpoints during training: how long it stands still, how long the write takes, and how much that slows steps.
 
     OMP_NUM_THREADS=1 python -m benchmarks.learner.checkpoints --json checkpoints.json
+    OMP_NUM_THREADS=1 python -m benchmarks.learner.checkpoints --kills 5
 
 A random model of 86 million parameters trains on the CPU, with one thread for each rank. Its weights and moments in
 float32 are 1 GB. Checkpoints are written as the learner does it, with digests and fsync. Steps are taken before them
 and meanwhile, without a pause. Training stands still until it may continue, and a checkpoint is written when its folder
 has its name. A checkpoint "at once" is one for which training waits from begin to end.
+
+With `--kills` nothing of this is measured. Learners of one rank are killed instead, each at a random moment of a write,
+and the next one continues from what it finds (`benchmarks.learner.checkpoint_kills`).
 
 `--scratch` needs 3 GB on disk (give the disk that is to be measured), and 5 GB of memory are used.
 """
@@ -26,8 +30,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.common import HelpFormatter, machine, summarize, table, write_json, yardstick
+from benchmarks.learner.checkpoint_kills import kill_learners
 from benchmarks.rank_processes import run_ranks
-from rollmesh.learner.checkpoint.collective_write import WRITE_S
+from rollmesh.learner.checkpoint.deadlines import WRITE_S
 from rollmesh.learner.checkpoint.store import CheckpointStore
 from rollmesh.learner.engines.interface import Engine
 from rollmesh.learner.engines.registry import create_engine
@@ -117,6 +122,23 @@ def _run(scratch: Path, ranks: int, times: int) -> dict[str, list[float]]:
     return found[0]
 
 
+def _kill(scratch: Path, kills: int) -> list[dict[str, Any]]:
+    write_s, found = kill_learners(scratch, kills)
+    rows = [
+        [
+            f"{kill.after_s:.1f}",
+            "all, with its name" if kill.bytes_written is None else f"{kill.bytes_written / 1e6:.0f}",
+            "the new one" if kill.new else "the one before",
+            "yes" if kill.whole else "no",
+        ]
+        for kill in found
+    ]
+    print(f"A write that nothing disturbs takes {write_s:.1f} s.")
+    print(table(("killed after, s", "written, MB", "continued from", "whole"), rows))
+    print(f"{sum(kill.whole for kill in found)} of {kills} continued from a whole checkpoint")
+    return [asdict(kill) for kill in found]
+
+
 _HEADER = ("ranks", "stood still, s", "written, s", "share", "at once, s", "step, s", "step during the write, s")
 
 
@@ -127,14 +149,18 @@ def main() -> None:
     parser.add_argument("--scratch", type=Path, help="folder of the checkpoints; a temporary one, if left out")
     parser.add_argument("--times", type=int, default=5, help="checkpoints of each kind")
     parser.add_argument("--ranks", type=int, nargs="+", default=list(RANKS), help="numbers of ranks")
+    parser.add_argument("--kills", type=int, default=0, help="kill so many learners amid a write, and measure nothing")
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rank:
         arguments.rank.write_text(json.dumps(measure(arguments.scratch, arguments.times)))
         return
-    rows, numbers = [], []
+    rows: list[list[str]] = []
+    numbers: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(dir=arguments.scratch) as folder:
         make(Path(folder))
+        if arguments.kills:
+            numbers, arguments.ranks = _kill(Path(folder), arguments.kills), []
         for ranks in arguments.ranks:
             before = yardstick()
             summaries = {name: summarize(seen) for name, seen in _run(Path(folder), ranks, arguments.times).items()}
@@ -143,7 +169,8 @@ def main() -> None:
             rows.append([str(ranks), *map(str, cells[:2]), f"{share:.1%}", *map(str, cells[2:])])
             found: dict[str, Any] = {name: asdict(summary) for name, summary in summaries.items()}
             numbers.append({"ranks": ranks, "share": share, "yardstick": [before, yardstick()], **found})
-    print(table(_HEADER, rows))
+    if rows:
+        print(table(_HEADER, rows))
     if arguments.json:
         write_json(arguments.json, {"machine": machine(), "rows": numbers})
 
