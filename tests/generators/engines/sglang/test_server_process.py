@@ -229,7 +229,7 @@ def test_who_took_the_port_of_a_server_does_not_get_its_key(
         monkeypatch.setattr("rollmesh.generators.engines.sglang.server.free_port", lambda: port)
         engine = create_engine("sglang", contract_model.folder, EngineSettings(context=200, sglang=section), collector)
         engine.start()
-        assert f"port {port} of 127.0.0.1 is another process's" in str(collector.wait_failure())
+        assert f"port {port} of 127.0.0.1 is in use by another process" in str(collector.wait_failure())
         engine.stop()
         other.settimeout(_DEADLINE_S)
         connection, _ = other.accept()
