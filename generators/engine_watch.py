@@ -2,7 +2,7 @@
 
 The generator answers while its engine does not: the engine's processes are not its own, and its thread is one of
 several. An engine may rightly be silent for longer than a service: it answers between two steps alone. A step may
-compile kernels, record graphs, prefill long sequences or wait for a disk. A stopped engine does none of these.
+compile kernels, record graphs, prefill long sequences or wait for a disk. A stopped engine does not do these either.
 """
 
 from __future__ import annotations

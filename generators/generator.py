@@ -37,7 +37,7 @@ from rollmesh.reward_service.client.client import RewardScorer, needs_discovery
 
 log = logging.getLogger(__name__)
 _REPORT_INTERVAL_S = 1.0
-# Seconds between two queries for reward services; the first while there are none.
+# Seconds between two queries for reward services; the first while no service is registered.
 _DISCOVERY_S = (0.5, 5.0)
 # Seconds that sequences get to finish at the end, and finished ones to be stored.
 _DRAIN_S = 5.0

@@ -130,7 +130,7 @@ class GeneratorMetrics:
         now = time.monotonic()
         elapsed = max(1e-6, now - self._last_time)
         tokens = status.tokens_generated - self._last_tokens
-        # Nothing is decoded for want of grants.
+        # The engine decodes nothing for lack of grants.
         if status.serving is not None and load.generating == 0 and tokens == 0:
             self._gate_wait_s += elapsed
         self._last_time, self._last_tokens = now, status.tokens_generated

@@ -20,7 +20,7 @@ _PAUSE_S = 0.5
 
 
 async def fetch_model_bundle(directory: LearnerDirectory, folder: Path, *, timeout_s: float, retry_s: float) -> None:
-    """Writes the learner's model files into `folder`; waits for a learner if there is none.
+    """Writes the learner's model files into `folder`; waits for a learner if none is registered.
 
     Args:
         directory: leads to the learner.

@@ -89,7 +89,7 @@ async def serve(mesh: str, shutdown: Shutdown, options: GeneratorOptions) -> int
     """Generates until asked to end or the run is over: the coroutine of `run`.
 
     Raises:
-        RollmeshError: the port is taken, the mesh stays away or wants code executed that is not allowed, the model
+        RollmeshError: the port is taken, the mesh does not answer or asks for code that is not allowed, the model
             cannot be built, the engine fails.
     """
     identity, security, host = options.identity, options.security, options.host
@@ -108,7 +108,7 @@ async def serve(mesh: str, shutdown: Shutdown, options: GeneratorOptions) -> int
         check_code(config, options.code)
         check_keys(config)
         logging.getLogger().setLevel(config.logging.level.upper())
-        # Where no other host can reach this process there is none to relay to.
+        # Where no other host can reach this process, it has no receiver to relay to.
         relay = Relay("" if is_loopback(address.rpartition(":")[0]) else address)
         relay.add_to(server)
         access = MeshAccess(agent, channel, security, relay)

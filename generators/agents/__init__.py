@@ -27,7 +27,7 @@ __all__ = ["AgentRunner", "build_runner"]
 
 
 def build_runner(config: Config, engine: InferenceEngine, text: TokenizerCodec) -> AgentRunner:
-    """The runner of a configuration whose `rollout.agent` has tools or an environment.
+    """The runner for a configuration whose `rollout.agent` has tools or an environment.
 
     Args:
         config: of the run.

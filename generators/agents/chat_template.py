@@ -93,7 +93,7 @@ class ChatRenderer:
 
     @property
     def shows_tools(self) -> bool:
-        """True where the template shows the model its tools, or there are none."""
+        """True where the template shows the model its tools, or the configuration has no tools."""
         opening = [{"role": "user", "content": _MARK}]
         return self._tools is None or self._apply(opening) != self._apply(opening, tools=False)
 

@@ -33,8 +33,8 @@ class DriverAnswer:
 
     Attributes:
         assistant: the turn as a chat message.
-        messages: the answer; none where the episode is over.
-        ended_by: why the episode is over: the turn asks for nothing, or the environment says so; None: it continues.
+        messages: the answer; empty where the episode is over.
+        ended_by: the reason for the end: the turn calls no tool, or the environment ended it; None: it continues.
     """
 
     assistant: Message

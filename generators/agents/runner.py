@@ -33,7 +33,7 @@ class AgentRunner:
 
     Args:
         engine: samples turns; its results come in through `accept_results`.
-        make_driver: makes what drives an episode.
+        make_driver: makes the driver of an episode.
         chat: renders.
         limits: of an episode.
         user_calls: runs tools and environments.

@@ -1,8 +1,8 @@
 """The formats in which models write tool calls: pure functions from a turn's text to its content and calls.
 
-Invariants: no text makes a parser raise, nor take longer than its length allows for. Text that looks like a call and is
-none becomes an error that says what is wrong. Text without a call is content, unchanged but for white space around it.
-A model's thoughts (up to the last `</think>`) are content and never a call. Text comes with special tokens, without the
+Invariants: no text makes a parser raise, nor take longer than its length allows for. Text that only looks like a call
+becomes an error that names the mistake. Text without a call is content, unchanged but for white space around it. A
+model's thoughts (up to the last `</think>`) are content and never a call. Text comes with special tokens, without the
 one that ended the turn.
 """
 
@@ -130,7 +130,7 @@ PARSERS: dict[ParserName, Parser] = {
     "deepseek": deepseek,
     "pythonic": pythonic,
 }
-# Marks in a chat template that speaks of tools, the most telling first.
+# Marks in a chat template that speaks of tools, the most specific first.
 _TRACES: tuple[tuple[str, ParserName], ...] = (
     ("<function=", "qwen3_coder"),
     (_TOOL_CALLS, "mistral"),

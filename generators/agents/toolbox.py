@@ -1,6 +1,6 @@
 """Calls of tools: arguments checked against type hints, results and failures as text.
 
-Invariant: every call ends in an observation that tells its outcome.
+Invariant: every call ends in an observation with its outcome.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Transcript:
         return ids
 
     def add_turn(self, sampled: Trajectory, side: Mapping[str, NDArray[np.generic]] | None = None) -> None:
-        """Appends sampled tokens, and the arrays that came with them; does nothing where there are none."""
+        """Appends sampled tokens, and the arrays that came with them; does nothing without tokens."""
         if len(sampled):
             self._append(True, sampled, side or {})
 

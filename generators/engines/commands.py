@@ -72,7 +72,7 @@ class UpdateWeights(Generic[StagedT]):
     done: Future[SwapTimings]
 
     def refuse_other_weights(self, digest: str) -> bool:
-        """Refuses another version for weights in service with a digest that is not its own; tells if it did."""
+        """Refuses to relabel weights in service that have another digest than this version; True if it refused."""
         if digest == self.digest:
             return False
         self.done.set_exception(

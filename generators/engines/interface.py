@@ -2,8 +2,8 @@
 
 Invariants every engine keeps (the contract suite in `tests/generators/engines/contract.py` checks them):
 
-- Every accepted request ends in exactly one `GenerationResult`, delivered through `on_results`; or else the engine
-  has failed as a whole and said so through `on_failure`.
+- Every accepted request ends in exactly one `GenerationResult`, delivered through `on_results`; or else the engine has
+  failed as a whole and reported it through `on_failure`.
 - The events of a streamed request, concatenated, are its result, and come before it.
 - A sampled token carries the version of the weights whose forward pass produced its logits.
 - Tokens that a request brings with it (`prefix`) stand in its result as they came, and are never sampled again.

@@ -191,7 +191,7 @@ class SleepReport:
     """Memory that `sleep` gave back.
 
     Attributes:
-        freed_bytes: of the engine's device as far as it can tell; 0 where it frees nothing (SGLang on a CPU).
+        freed_bytes: of the engine's device as far as it knows; 0 where it frees no memory (SGLang on a CPU).
         seconds: it took.
     """
 
@@ -209,11 +209,11 @@ class EngineStatus:
         tokens_generated: sampled tokens since the start.
         swaps: weight updates done.
         serving: version of the weights; None before the first, and while they are dropped (`sleep`).
-        digest: manifest digest of the weights; empty where there are none.
+        digest: manifest digest of the weights; empty without weights.
         failure: what ended the engine; None while it lives.
         state: running (also while it waits for its first weights), paused or asleep.
         kv_usage: share of the KV cache that is in use, 0 to 1; None where the engine has no such bound.
-        preemptions: sequences that lost their KV cache for want of room, since the start.
+        preemptions: sequences that lost their KV cache for lack of memory, since the start.
         tokens_outside: of `tokens_generated`, those of requests from outside of the run.
     """
 

@@ -19,7 +19,7 @@ _WRITE_S = 60.0
 
 
 def response_json(formatter: ResponseFormatter, completion: CompletionCall, answers: Sequence[Finished]) -> str:
-    """The body of a call whose answers are all there."""
+    """The body for a call that has all its answers."""
     return json.dumps(formatter.response(completion, answers))
 
 

@@ -84,7 +84,7 @@ def outcome_of(value: Any) -> Outcome:
     """The meaning of an agent's return value: nothing, a reward, rewards by component, or its final answer.
 
     Raises:
-        AgentError: it is none of them.
+        AgentError: it has none of these forms.
     """
     if value is None:
         return Outcome()

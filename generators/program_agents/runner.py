@@ -4,10 +4,10 @@ Invariants:
 
 - Every request ends in one `EpisodeResult`. Its response is the chain of calls that ends in the last one, token by
   token as they were sampled. It begins where the group's prompt ends.
-- An agent fails, never with a reward, that raises, that never called the model, or whose conversation does not begin
-  with the group's prompt.
+- An agent fails, without a reward, if it raises, never calls the model, or begins a conversation with another prompt
+  than the group's.
 - An overdue episode ends with its tokens so far: its running call is cut, further ones are refused, then the agent is
-  abandoned. So does an episode whose agent fails after a call was refused because its tokens are used up.
+  abandoned. So does an episode if its tokens are used up, a call is refused for that, and the agent then fails.
 
 Everything here happens in the event loop's thread.
 """

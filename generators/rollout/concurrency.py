@@ -114,7 +114,7 @@ class ConcurrencyController:
         return self.limit
 
     def _overload_reason(self, sample: LoadSample) -> str:
-        """The kind of overload; empty where there is none."""
+        """The kind of overload; empty without one."""
         old = math.exp(-(sample.at - self._sampled_at) / MEMORY_S) if self._sampled_at is not None else 0.0
         self._sampled_at = sample.at
         # An engine that was started again counts from zero.

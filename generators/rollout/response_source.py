@@ -29,7 +29,7 @@ class MemberRequest(GenerationRequest):
     """The request for one member of a group.
 
     Attributes:
-        task: whose response it is; an engine has no use for it.
+        task: the owner of the response; an engine does not use it.
         member: index in the group.
     """
 

@@ -30,8 +30,8 @@ _REFRESH_INTERVAL_S = 0.25
 def is_channel_closed(error: BaseException) -> bool:
     """True where a call ended because its channel was closed for another learner's.
 
-    gRPC raises `CancelledError` then, as if the calling task had been cancelled; a real cancellation is told apart by
-    the task's own count of requests.
+    gRPC raises `CancelledError` then, as if the calling task had been cancelled; the task's own count of requests
+    identifies a real cancellation.
     """
     if isinstance(error, grpc.aio.UsageError):
         return True
@@ -67,7 +67,7 @@ class LearnerConnection:
         return self._channels[1 : count + 1] or self._channels[:1]
 
     async def replaced_within(self, timeout_s: float) -> bool:
-        """Waits for `replaced`, at most `timeout_s`; tells whether it is set."""
+        """Waits for `replaced`, at most `timeout_s`; True if it is set."""
         try:
             await asyncio.wait_for(self.replaced.wait(), timeout_s)
         except TimeoutError:

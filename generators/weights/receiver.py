@@ -194,7 +194,7 @@ class WeightReceiver:
             pause = min(2 * pause, _LONGEST_RETRY_S)
 
     async def _follow(self, connection: LearnerConnection) -> bool:
-        """Reads one stream of announcements until it ends, idles or another learner comes; tells whether any came."""
+        """Reads one stream of announcements until it ends, idles or another learner comes; True if any came."""
         request = weights_pb2.WatchRequest(member_id=self._settings.member_id, host_id=self._settings.host_id)
         call = connection.weights.Watch(request)
         replaced = asyncio.create_task(connection.replaced.wait())
@@ -250,7 +250,7 @@ class WeightReceiver:
             self._announced.set()
 
     def _fencing_error(self, policy: PolicyVersion) -> WeightsError | None:
-        """The error of a version whose learner has been succeeded by another; None where it has not."""
+        """The error for a version of a superseded learner; None for the current one."""
         in_force = self._directory.policy_in_force
         newest = max(self._incarnation, in_force.incarnation if in_force is not None else 0)
         if policy.incarnation >= newest:

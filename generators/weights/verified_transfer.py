@@ -44,7 +44,7 @@ class VerifiedWeights:
 
 
 def nothing_received() -> VerifiedWeights:
-    """The outcome for a version whose weights are here already."""
+    """The outcome for a version with weights that are here already."""
     now = time.time_ns()
     return VerifiedWeights(memoryview(b""), "", "full", 0, "", now, now)
 
@@ -98,7 +98,7 @@ async def receive_verified(
         if damage:
             raise damage[0]
     finally:
-        # A verification cannot be stopped; one whose result is of no use any more is not awaited.
+        # A verification cannot be stopped; one with a useless result is not awaited.
         for task in verifying:
             task.cancel()
     moved = sum(bucket.nbytes for bucket in bucket_set.buckets)

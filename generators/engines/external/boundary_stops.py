@@ -51,7 +51,7 @@ def boundary_matcher(
 
     Args:
         tokenizer: of the model.
-        stop: strings, at least one, none of them in `before`.
+        stop: strings, at least one, that do not occur in `before`.
         before: all sampled tokens in which they may begin.
 
     Returns:

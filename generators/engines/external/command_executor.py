@@ -3,7 +3,7 @@
 Invariants:
 
 - One command is executed at a time. Pauses, sleep and their ends keep their order; so do swaps. A swap that waits for
-  pinned responses delays none of the others.
+  pinned responses does not delay the others.
 - No job starts while a command other than a probe is executed, nor while paused or asleep, nor without weights.
 - The backend is paused during `load`, and continues after it only where no pause was requested.
 - A version is known, and served, from the moment at which its weights are in the engine.
@@ -43,12 +43,12 @@ class CommandExecutor:
         backend: executes them.
         scheduler: has the jobs.
         labels: of every version that was loaded.
-        kv: what becomes of running responses at a swap.
+        kv: the treatment of running responses at a swap.
         notify: calls for a turn of the engine, since something may start.
 
     Attributes:
         state: running, paused or asleep.
-        serving, digest: of the weights in service; None and empty where there are none.
+        serving, digest: of the weights in service; None and empty without weights.
         swaps: done.
     """
 

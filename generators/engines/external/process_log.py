@@ -24,6 +24,6 @@ def tail(file: Path, nbytes: int) -> str:
 
 
 def last_error(file: Path) -> str:
-    """The last error, by the tracebacks near the end of the log; empty where there is none."""
+    """The last error, by the tracebacks near the end of the log; empty without one."""
     raised = _RAISED.findall(tail(file, _SEARCHED))
     return raised[-1][:_LONGEST] if raised else ""

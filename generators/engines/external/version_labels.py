@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from rollmesh.generators.engines.errors import EngineError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
-# A token comes with the label of its weights within seconds: after this many swaps none of an older one is on its way.
+# A token comes with the label of its weights within seconds: after this many swaps no token of an older label is on its
+# way.
 _KEPT = 64
 
 

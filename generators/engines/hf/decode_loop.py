@@ -58,7 +58,7 @@ class DecodeLoop:
     Attributes:
         state: running, paused or asleep.
         swaps: weight updates done.
-        digest: of the weights in service; empty where there are none.
+        digest: of the weights in service; empty without weights.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class DecodeLoop:
 
     @property
     def preemptions(self) -> int:
-        """Sequences that lost their keys and values for want of room."""
+        """Sequences that lost their keys and values for lack of memory."""
         return self._stepper.preemptions
 
     def run(self) -> None:

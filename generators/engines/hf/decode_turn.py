@@ -28,7 +28,7 @@ class Stepper:
         waiting: the queue of the others.
 
     Attributes:
-        preemptions: sequences that lost their keys and values for want of room.
+        preemptions: sequences that lost their keys and values for lack of memory.
     """
 
     def __init__(self, decoder: Decoder, waiting: WaitingQueue) -> None:

@@ -121,7 +121,7 @@ class Decoder:
         """Makes room for the next step.
 
         Raises:
-            RuntimeError, MemoryError: there is none; keys and values of running sequences are lost (`interrupt`).
+            RuntimeError, MemoryError: the memory is full; keys and values of running sequences are lost (`interrupt`).
         """
         self._compact_rows(spare=len(starting))
         rows = max(self.table.rows, self.table.active + len(starting))

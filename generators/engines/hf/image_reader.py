@@ -17,7 +17,7 @@ from rollmesh.generators.engines.types import GenerationRequest
 from rollmesh.mesh.errors import PayloadError
 from rollmesh.mesh.trajectory.images import ImageProcessor
 
-# Images are decoded in C, but the steps of the model want the processors too.
+# Images are decoded in C, but the steps of the model need the processors too.
 _THREADS = 2
 
 

@@ -38,7 +38,7 @@ class Budget:
     """The bound of an allocation.
 
     Attributes:
-        tokens: whose keys and values may be stored, padding included.
+        tokens: the most tokens with stored keys and values, padding included.
         slots: most rows.
     """
 
@@ -46,7 +46,7 @@ class Budget:
     slots: int
 
     def fits(self, rows: int, columns: int) -> bool:
-        """True where `rows` sequences can be stored whose longest has `columns` tokens."""
+        """True where `rows` sequences fit, the longest of which has `columns` tokens."""
         return rows <= self.slots and rows * rounded(columns) <= self.tokens
 
     def usage(self, rows: int, columns: int) -> float:

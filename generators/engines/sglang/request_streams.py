@@ -47,7 +47,7 @@ class RequestStreams:
         features: of the server.
         limits: of the model.
         tokenizer: for stop strings.
-        experts: per token, of a mixture; 0: it is none.
+        experts: experts per token of a mixture; 0 for other models.
     """
 
     def __init__(

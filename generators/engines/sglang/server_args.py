@@ -207,10 +207,10 @@ def check(section: SglangSection, *, allow_insecure: bool) -> None:
 
 
 def sending_device(settings: EngineSettings, section: SglangSection) -> torch.device:
-    """The device that a broadcast of weights is sent from: none of those of a server that is started here.
+    """The device that sends a broadcast of weights: a device that no server started here uses.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no such device is left.
     """
     first = torch.device(settings.device)
     if first.type == "cpu" or section.address is not None:

@@ -34,7 +34,7 @@ class ServerFeatures:
         one_front: events bear the version in service (see `version_attribution`).
         drains: nothing is being computed while it is paused in place.
         session: weights are sent between a begin and an end.
-        load: path of its load metrics; empty where there are none.
+        load: path of its load metrics; empty without any.
         mask_tokens: most tokens of a kept set that it reports; 0: it reports none.
         sleeps: it gives memory back.
         keeps_asleep: it keeps the weights on the host while they are not on the device.

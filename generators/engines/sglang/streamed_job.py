@@ -28,7 +28,7 @@ class JobState(Enum):
 
     # A request runs, or is about to be made.
     RUNNING = auto()
-    # Its request is ended so that the server tells the versions of its tokens; another one follows.
+    # Its request is ended so that the server reports the versions of its tokens; another one follows.
     REVEALING = auto()
     # It is to end, with what the server still has of it.
     ABORTED = auto()
@@ -43,7 +43,7 @@ class StreamedJob:
         on_chunk: gets its chunks.
         matcher: of its stop strings; None where it has none.
         eos: token ids that end a response.
-        experts: per token, of a mixture; 0: it is none.
+        experts: experts per token of a mixture; 0 for other models.
 
     Attributes:
         state: see `JobState`.
@@ -78,7 +78,7 @@ class StreamedJob:
 
     @property
     def finished(self) -> bool:
-        """True if its last chunk was delivered, or nobody waits for it."""
+        """True if its last chunk was delivered, or no caller waits for it."""
         return self.state is JobState.FINISHED
 
     @property

@@ -29,7 +29,7 @@ class Event:
     Attributes:
         token_ids, log_probs: of the new tokens.
         reason: why it ended (SGLang's `type`: stop, length, abort); None where it continues.
-        error: the server's error message for the request; empty where there is none.
+        error: the server's error message for the request; empty without one.
         meta: the rest of the event.
     """
 
@@ -63,7 +63,7 @@ class EventReader:
             error = data["error"]
             return Event([], [], None, str(error.get("message", error) if isinstance(error, dict) else error), {})
         meta = data["meta_info"]
-        # The last event of a request that was aborted in the queue repeats tokens: the count tells the new ones.
+        # The last event of a request that was aborted in the queue repeats tokens: the count identifies the new ones.
         new = int(meta["completion_tokens"]) - self._seen
         begin = 0 if self._incremental else self._seen
         ids = data.get("output_ids", [])[begin : begin + new]

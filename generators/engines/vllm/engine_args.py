@@ -25,7 +25,7 @@ _GIB = 2**30
 
 
 def section_of(settings: EngineSettings) -> VllmSection:
-    """The settings of vLLM; the defaults where there are none."""
+    """The settings of vLLM; the defaults without any."""
     return settings.vllm if settings.vllm is not None else VllmSection()
 
 
@@ -41,7 +41,7 @@ def eager(settings: EngineSettings) -> bool:
 
 
 def binds_threads() -> bool:
-    """True where vLLM binds the threads of each worker on a CPU to cores; only where its own variable tells it to."""
+    """True where vLLM binds the threads of each worker on a CPU to cores; only where its own variable asks for that."""
     return os.environ.get(THREADS_BINDING, UNBOUND) != UNBOUND
 
 

@@ -61,7 +61,7 @@ class EngineLog:
         os.environ["VLLM_LOGGING_CONFIG_PATH"] = str(path)
 
     def tail(self) -> str:
-        """Its end; empty where there is none."""
+        """Its end; empty without one."""
         return tail(self.file, _TAIL_BYTES)
 
     def close(self) -> None:

@@ -126,7 +126,7 @@ class NativeSender(WeightSender):
 
     Args:
         device: that this process sends from.
-        info: as vLLM's trainer wants it.
+        info: as vLLM's trainer expects it.
         in_flight: packed buffers that the trainer has at once.
     """
 
@@ -161,7 +161,7 @@ class NativeSender(WeightSender):
             self._client.cancel_calls()
         trainer, self._trainer = self._trainer, None
         if trainer is not None:
-            # A communicator whose other side is gone may never be ready for its end.
+            # A communicator without its other side may never become ready to end.
             _Thread(trainer.shutdown).start()
 
     def _send_staged(self, staged: dict[str, torch.Tensor]) -> None:
@@ -169,7 +169,7 @@ class NativeSender(WeightSender):
         try:
             largest, packed = self._source.largest, _PACK_BYTES
             if self._info.backend == "ipc":
-                # It refuses tensors above its buffer, of whose size the workers know nothing.
+                # It refuses tensors larger than its buffer. The workers do not know the size of that buffer.
                 packed = self._trainer.packed_buffer_size_bytes = max(_PACK_BYTES, largest)
             # A tensor comes before the former one is released.
             self._reserve(self._in_flight * (packed + largest) + largest)
@@ -196,7 +196,7 @@ class NativeSender(WeightSender):
     async def _in_thread(self, call: Callable[[], Any]) -> Any:
         """Runs a blocking call in a thread that ends with this process at the latest.
 
-        When cancelled, it abandons the thread, whose calls of the engine fail then.
+        When cancelled, it abandons the thread; the thread's calls of the engine fail then.
         """
 
         def on_device() -> Any:

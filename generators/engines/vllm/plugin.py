@@ -41,11 +41,12 @@ def _fork_workers(owner: int) -> None:
     """Makes this process fork its workers from here on; each of them would import vLLM again, for ten seconds.
 
     It has no device, and no threads that they would miss. Without a reason against it vLLM does so too. On a CPU it has
-    one: it tells each worker its cores by variables that OpenMP reads once.
+    one: it assigns cores to each worker by variables that OpenMP reads once.
     """
     core = os.getpid()
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
-    # A fork takes no threads along; and it holds open what tells the generator of the core's death, by its closing.
+    # A fork takes no threads along. It also holds open the descriptor whose closing tells the generator of the core's
+    # death.
     os.register_at_fork(after_in_child=lambda: _die_with(owner, core))
 
 

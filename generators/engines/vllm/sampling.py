@@ -41,7 +41,7 @@ def scoring(next_token: int | None) -> VllmSampling:
     """Parameters for the log-probs of given tokens at temperature 1, never from the prefix cache.
 
     Args:
-        next_token: one after the prompt whose log-prob is needed too.
+        next_token: the token after the prompt, if its log-prob is needed too.
     """
     return VllmSampling(
         temperature=1.0,

@@ -29,7 +29,7 @@ class ConversationKey(NamedTuple):
 
 
 def totals_of_messages(messages: Sequence[Message], tools: Sequence[Any]) -> Totals:
-    """Totals of a chat, whose first part is its tools.
+    """Totals of a chat; its tools are the first part.
 
     Args:
         messages: in normal form.
@@ -39,7 +39,7 @@ def totals_of_messages(messages: Sequence[Message], tools: Sequence[Any]) -> Tot
 
 
 def totals_of_text(text: str) -> Totals:
-    """Totals of a text, whose first part is no character."""
+    """Totals of a text; the first part marks it as a text and is no character."""
     return totals(np.concatenate([np.array([_TEXT], np.uint64), text_symbols(text)]))
 
 

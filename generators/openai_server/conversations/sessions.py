@@ -183,7 +183,7 @@ class Sessions:
         return session
 
     def find(self, name: str) -> Session | None:
-        """The session of this name; None where there is none."""
+        """The session of this name; None for an unknown name."""
         session = self._sessions.get(name)
         if session is not None and self._is_old(session, self._clock()):
             self.forget(session)

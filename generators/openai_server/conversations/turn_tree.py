@@ -95,7 +95,7 @@ class TurnTree:
     Attributes:
         turns: as they were answered.
         tokens: kept in all.
-        messages: the conversation up to and with the last turn's answer, in normal form; none of a text completion.
+        messages: the conversation up to and with the last turn's answer, in normal form; empty for a text completion.
         last_text: the text of that answer.
     """
 
@@ -110,10 +110,10 @@ class TurnTree:
         self._by_key: PrefixIndex[Turn] = PrefixIndex()
 
     def locate(self, before: Turn | None, new_ids: Sequence[int]) -> PromptPosition:
-        """The position of a prompt: after the longest turn with whose tokens it begins.
+        """The position of a prompt: after the longest turn that it continues, token by token.
 
         Args:
-            before: a turn whose tokens the prompt is known to begin with.
+            before: a turn that the prompt is known to continue.
             new_ids: the prompt's tokens after those.
         """
         ids = np.asarray(new_ids, np.int32)

@@ -25,7 +25,7 @@ class Disk(Transport):
     """Reads the files that the learner wrote.
 
     Args:
-        folder: `weights.dir` as this host sees it; None: there is none.
+        folder: `weights.dir` as this host sees it; None if this host lacks it.
     """
 
     name = "disk"

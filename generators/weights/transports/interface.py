@@ -75,7 +75,7 @@ class Transport(ABC):
 
         Args:
             transfer: of buckets for which `refusal` was empty.
-            arrived: called with all buckets' memory and the index of one, whose bytes are there.
+            arrived: called with all buckets' memory and the index of the one that has arrived.
 
         Raises:
             WeightsError: they did not come; says why.

@@ -93,7 +93,7 @@ def _has_sliding_window(model: Any) -> bool:
 
 
 def _undeclared_kind(text: PreTrainedConfig) -> str:
-    """The kind of layers that the class of a model tells, where the configuration names none; empty for attention."""
+    """The kind of layers by the class of a model, where the configuration names no kind; empty for attention."""
     return "recurrence" if type(text) in _CAUSAL and _class_of(text)._is_stateful else ""
 
 

@@ -4,9 +4,9 @@ For small models Python costs more than arithmetic. So the model's own forward p
 recorded once (TorchScript tracing) and replayed without the interpreter. Parameters and storage are inputs of the
 recording, so that new weights and grown storage need no new one.
 
-A recording saves about a fifth of the processor time per token of models below a million parameters. At four
-million it saves 6 % (`benchmarks.whole_loop.generation_alone`). `torch.compile` wants a C++ compiler, and more than
-50 s of processor time before the first token.
+A recording saves about a fifth of the processor time per token of models below a million parameters. At four million it
+saves 6 % (`benchmarks.whole_loop.generation_alone`). `torch.compile` needs a C++ compiler, and more than 50 s of
+processor time before the first token.
 
 Invariants: a recording is used only where two things hold. (1) No operation of the forward pass lets a Python decision
 depend on tensor values, as data-dependent routing would (PyTorch tags such operations). (2) Its logits and the states

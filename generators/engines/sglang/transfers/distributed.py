@@ -139,10 +139,10 @@ class DistributedTransfer(ServerTransfer):
     """`/update_weights_from_distributed`.
 
     Args:
-        dtype_of: in which a tensor is sent.
-        ranks: its processes.
-        session: whether it wants a begin and an end.
-        device: from which is sent.
+        dtype_of: gives the dtype in which a tensor travels.
+        ranks: processes of the server.
+        session: whether the server needs a begin and an end.
+        device: holds the tensors that this side sends.
     """
 
     def __init__(self, dtype_of: DtypeOf, ranks: int, *, session: bool, device: torch.device) -> None:

@@ -44,7 +44,7 @@ class TensorTransfer(ServerTransfer):
     Args:
         dtype_of: in which a tensor is sent.
         ranks: processes that each take all of it.
-        session: whether the server wants a begin and an end.
+        session: whether the server needs a begin and an end.
     """
 
     def __init__(self, dtype_of: DtypeOf, ranks: int, *, session: bool) -> None:

@@ -1,6 +1,6 @@
 """Stands in for the package of CUDA kernels, which does not exist for a CPU.
 
-SGLang imports some of its functions by name where it runs on a CPU too, and calls none of them there. Every name can be
+SGLang imports some of its functions by name where it runs on a CPU too, and never calls them there. Every name can be
 had; calling it says what is wrong.
 """
 
