@@ -36,7 +36,7 @@ from rollmesh.mesh.runtime.devices import DeviceType, choose_device
 from rollmesh.mesh.runtime.ranks import world_size
 from rollmesh.mesh.runtime.threads import available_cores, plan_threads
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 # More than the launcher's own longest, for a process that sleeps.
 _SILENT_FACTOR = 4.0
 _MODEL_TYPES: tuple[ModelType, ...] = ("language_model", "value_model")
@@ -93,7 +93,7 @@ def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
         engines[role.name] = _engine(config, models[role.name], optimizer, _model_type(role), offload=offload)
     actor = engines[ACTOR]
     if actor.device.type == "cuda" and actor.layout.leads and config.model.dtype == "float32":
-        _log.warning("weights are sent, and generators compute, in float32: on CUDA set model.dtype: bfloat16")
+        log.warning("weights are sent, and generators compute, in float32: on CUDA set model.dtype: bfloat16")
     for engine in engines.values():
         engine.probe()
     return engines

@@ -43,7 +43,7 @@ from rollmesh.mesh.runtime.memory_tuning import TENSOR_BYTES, freeze_heap, keep_
 from rollmesh.mesh.runtime.ranks import check_ranks, choose_interface
 from rollmesh.mesh.runtime.service import add_health_and_reflection, advertised_address, set_serving, write_ready_file
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 def run(
@@ -93,7 +93,7 @@ def run(
         # A thread that writes a checkpoint may wait for the lost rank, and Python would wait for that thread.
         os._exit(error.status)
     except RollmeshError as error:
-        _log.error("%s", error, extra={"code": error.code})
+        log.error("%s", error, extra={"code": error.code})
         return error.exit_code
     return 0
 
@@ -120,7 +120,7 @@ def _run(
     given, config = config, config.model_copy(update={"model": resolve_model(config.model)})
     algorithm = build_algorithm(config)
     for notice in algorithm.notices() if rank == 0 else ():
-        _log.warning("%s", notice)
+        log.warning("%s", notice)
     record = RunRecord(given, Path(config.model.path)) if rank == 0 else None
     if record is not None:
         record.check(allow_changes=allow_changes)
@@ -212,5 +212,5 @@ class _Signals:
         name = signal.Signals(number).name
         if self._controls.stop_reason is not None:
             os._exit(128 + number)
-        _log.info("asked to end by %s", name)
+        log.info("asked to end by %s", name)
         self._controls.stop(name)

@@ -13,7 +13,7 @@ from rollmesh.buffer.server.lease_roll_call import RollCall
 from rollmesh.buffer.store.records import Leased
 from rollmesh.protos import buffer_pb2 as pb
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _MESSAGE_BYTES = 1 << 20
 # Bytes of a message around its groups and payloads.
 _FRAME_BYTES = 1 << 10
@@ -57,7 +57,7 @@ async def messages_of(
         message = _spliced_group(group, prompts[group.prompt], of_members)
         length = sum(map(len, message))
         if length + _FRAME_BYTES > most:
-            _log.error("group %s has %d bytes without its payloads: it fits into no message", group.group_id, length)
+            log.error("group %s has %d bytes without its payloads: it fits into no message", group.group_id, length)
             unsendable.setdefault("too_large", []).append(lease)
             continue
         length += sum(map(len, of_members or ()))

@@ -26,7 +26,7 @@ from rollmesh.mesh.errors import FencedError, StoreError
 from rollmesh.mesh.trajectory.versions import checked_version
 from rollmesh.protos import buffer_pb2 as pb
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _RECHECK_S = 1.0
 # Seconds for which ready groups wait at most for writes in progress.
 _WRITES_WAIT_S = 0.005
@@ -123,7 +123,7 @@ class SampleSession:
             self._table, LEARNER, self._incarnation, self._token, named
         )
         if ended:
-            _log.warning(
+            log.warning(
                 "the learner no longer names %d groups: they are ready again", ended, extra={"table": self._table}
             )
         return lost

@@ -15,7 +15,7 @@ from queue import SimpleQueue
 
 from rollmesh.learner.checkpoint.remote_copies import CopyError, RemoteCopies, RemovedMeanwhileError
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class CopyThread:
@@ -65,9 +65,9 @@ class CopyThread:
                 name = self._copies.copy_next(self._checkpoints, self._log)
             except CopyError as error:
                 self.failed += 1
-                _log.warning("%s; tried again with the next checkpoint", error.message)
+                log.warning("%s; tried again with the next checkpoint", error.message)
                 more = isinstance(error, RemovedMeanwhileError)
             else:
                 more = name is not None
                 if name is not None:
-                    _log.info("copied: %s", name)
+                    log.info("copied: %s", name)

@@ -20,7 +20,7 @@ from rollmesh.learner.model_files.stored_model import StoredModel
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import ConfigError, DataError
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 FOLDER = "hf"
 """Folder in a run's, of the folders that it leaves."""
 
@@ -86,9 +86,9 @@ def leave_hf_folders(config: Config) -> None:
             shutil.rmtree(out, ignore_errors=True)
             unfinished.rename(out)
         except (ConfigError, DataError, OSError) as error:
-            _log.warning("%s is not written: %s; `rollmesh export` writes it later", out, error)
+            log.warning("%s is not written: %s; `rollmesh export` writes it later", out, error)
         else:
-            _log.info("%s has the weights of %s", out, checkpoint.name)
+            log.info("%s has the weights of %s", out, checkpoint.name)
 
 
 def _name(checkpoints: Path, *, best: bool) -> str:

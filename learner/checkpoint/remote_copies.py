@@ -27,7 +27,7 @@ from rollmesh.learner.checkpoint.names import list_checkpoints, version_of
 from rollmesh.mesh.errors import ConfigError, DataError, RollmeshError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 # Below every version.
 _NONE = PolicyVersion(0, 0)
 
@@ -235,7 +235,7 @@ class RemoteCopies:
         out = f"{self._root}/{BEST_NAME}"
         best = parse_best(self._files.cat_file(out)) if self._files.exists(out) else None
         if best is not None and best.checkpoint not in copies:
-            _log.warning("%s, the best checkpoint, has no copy: the run will choose another one", best.checkpoint)
+            log.warning("%s, the best checkpoint, has no copy: the run will choose another one", best.checkpoint)
             return None
         return best
 

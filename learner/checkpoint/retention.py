@@ -19,7 +19,7 @@ from rollmesh.learner.checkpoint.best import protected_names
 from rollmesh.learner.checkpoint.names import list_checkpoints
 from rollmesh.mesh.files import write_atomically
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _SWEPT = ".swept-by"
 _UNFINISHED = re.compile(r"^\.(?:partial|removed)-i(\d{4,})-v\d{8,}$")
 
@@ -58,7 +58,7 @@ def sweep(root: Path, incarnation: int) -> None:
     for path in sorted(root.iterdir()):
         match = _UNFINISHED.match(path.name)
         if match and int(match[1]) < incarnation:
-            _log.info("removing %s, which a learner before this one left unfinished", path)
+            log.info("removing %s, which a learner before this one left unfinished", path)
             # At once: a learner that still writes there finds nothing, and knows that it has been taken over.
             doomed = path.with_name(path.name.replace(".partial-", ".removed-"))
             with contextlib.suppress(OSError):
@@ -79,6 +79,6 @@ def _remove(path: Path) -> None:
     try:
         path.rename(doomed)
     except OSError as error:
-        _log.warning("checkpoint %s cannot be removed: %s", path, error.strerror)
+        log.warning("checkpoint %s cannot be removed: %s", path, error.strerror)
         return
     shutil.rmtree(doomed, ignore_errors=True)

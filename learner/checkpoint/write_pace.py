@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _MOST = 1 / 3
 # A tiny model's checkpoints come as they may.
 _WORTH_SAYING_S = 10.0
@@ -40,7 +40,7 @@ class WritePace:
         if self._said or took_s < _WORTH_SAYING_S or not 0 < _MOST * self._interval_s < took_s:
             return
         self._said = True
-        _log.warning(
+        log.warning(
             "a checkpoint takes %.0f s to be written, and one is due every %.0f s: steps are slower meanwhile. Set "
             "checkpoint.every_s to %.0f or more, raise eval.every_steps where evaluations ask for checkpoints, or give "
             "run.dir a faster disk",

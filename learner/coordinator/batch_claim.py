@@ -33,7 +33,7 @@ from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.mesh.tables import TRAIN
 from rollmesh.protos import buffer_pb2
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 # Groups that may be dropped for one version, in batches, before the run ends with an error.
 MAX_DROPPED_BATCHES = 10
 
@@ -148,7 +148,7 @@ class BatchClaimer:
         groups = [group for group in candidate.groups if group.group_id in unusable]
         for group in groups:
             why = unusable[group.group_id]
-            _log.warning("group %s is unusable: %s", group.group_id, why, extra={"group": group.group_id})
+            log.warning("group %s is unusable: %s", group.group_id, why, extra={"group": group.group_id})
         self._drop(candidate, groups, UNREADABLE, buffer_pb2.NACK_DISPOSITION_FAIL)
 
     async def claim(self, candidate: CandidateBatch) -> bool:
@@ -168,7 +168,7 @@ class BatchClaimer:
         response = await self._table.recovery.with_recovery(lambda: self._claim_and_log(candidate))
         if not response.claimed:
             for refusal in response.refused:
-                _log.warning("claim refused: %s", refusal.reason, extra={"group": refusal.group_id})
+                log.warning("claim refused: %s", refusal.reason, extra={"group": refusal.group_id})
                 candidate.dropped[refusal.reason] += 1
             self._check_bound(candidate)
             self._table.groups.drop_refused(Lease.of(refusal) for refusal in response.refused)

@@ -15,7 +15,7 @@ from rollmesh.learner.checkpoint.best import Best, BestCheckpoint
 from rollmesh.learner.evaluation.result import EvalResult
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 # A checkpoint is written while at most one more waits, so their rounds are among the last few.
 _ENDED = 8
 
@@ -87,7 +87,7 @@ class BestTracker:
     def _decide(self, result: EvalResult, checkpoint: str) -> None:
         value = result.value(self._metric)
         if value is None:
-            _log.warning("evaluation of version %s has no %s: see eval.metric", result.policy, self._metric)
+            log.warning("evaluation of version %s has no %s: see eval.metric", result.policy, self._metric)
             self._file.release(checkpoint)
             return
         policy = result.policy
@@ -101,4 +101,4 @@ class BestTracker:
             result.measured_by,
         )
         if self._file.record_value(found):
-            _log.info("version %s is the best so far: %s %.6g", policy, self._metric, value)
+            log.info("version %s is the best so far: %s %.6g", policy, self._metric, value)

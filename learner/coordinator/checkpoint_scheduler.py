@@ -36,7 +36,7 @@ from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 T = TypeVar("T")
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 MAX_FAILED = 3
 """Checkpoints in a row that a disk may refuse before the run ends with the error."""
 
@@ -210,7 +210,7 @@ class CheckpointScheduler:
         try:
             self._await(self._copies.start(), WRITE_S)
         except UnwrittenCheckpointError as error:
-            _log.warning("the last checkpoint is not copied: %s", error.message)
+            log.warning("the last checkpoint is not copied: %s", error.message)
         self._status.phase = before
 
     def close(self) -> None:
@@ -271,9 +271,9 @@ class CheckpointScheduler:
             self._all_failed += 1
             if last_try or self._failed == MAX_FAILED:
                 raise
-            _log.warning("%s; the next one is tried when it is due", error.message)
+            log.warning("%s; the next one is tried when it is due", error.message)
         else:
-            _log.info("checkpoint %s is committed, %.1f s after its step", folder.name, self._took_s)
+            log.info("checkpoint %s is committed, %.1f s after its step", folder.name, self._took_s)
             self._failed, self._write_s, self._committed = 0, self._took_s, (version, folder)
             self._pace.written(self._took_s)
 

@@ -51,7 +51,7 @@ from rollmesh.mesh.errors import StalledError, StarvedError, StoreError, Unreach
 from rollmesh.mesh.tokenizer_files import load_tokenizer
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 # Reasons after which the run is complete; after a signal it can be continued.
 _NATURAL_ENDS = ("steps", "stop_at", "end_of_data")
 _LEAVE_S = 60.0
@@ -143,7 +143,7 @@ class Coordinator:
         try:
             self._bridge.call(self._session.close(run_finished=finished), _LEAVE_S)
         except UnreachableError as error:
-            _log.warning("could not leave the mesh properly: %s", error)
+            log.warning("could not leave the mesh properly: %s", error)
         finally:
             self._publisher.close()
 
@@ -222,7 +222,7 @@ class Coordinator:
         self._controls.wake = partial(self._bridge.loop.call_soon_threadsafe, table.groups.interrupt)
         try:
             reason = loop.run()
-            _log.info("the run ends after version %d: %s", loop.version, reason)
+            log.info("the run ends after version %d: %s", loop.version, reason)
             announcer.wait_in_force()
             # Before the last evaluation, which may take long; a second time, so that it may become the best one.
             checkpoints.write(loop.version)
@@ -253,7 +253,7 @@ class Coordinator:
             while not concurrent.futures.wait([waiting], ranks.turn_s).done:
                 ranks.keep_alive()
             if waiting.result() is None:
-                _log.warning(
+                log.warning(
                     "no evaluation at the last version %s: `rollmesh status` says what the generators are doing", policy
                 )
         except (CancelledError, concurrent.futures.CancelledError):

@@ -29,7 +29,7 @@ from rollmesh.mesh.tables import FAILED_EXAMINED, TRAIN
 from rollmesh.mesh.wait import Wait
 from rollmesh.protos import buffer_pb2
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _INTERVAL_S = 1.0
 # A wait for groups is logged when it begins to matter, and then at this interval.
 _WAIT_LOG_S = 15.0
@@ -93,7 +93,7 @@ class MeshMonitor:
         """Ends the run: unwatched it might stall, or train on after another learner has taken it over."""
         if task.cancelled() or (error := task.exception()) is None:
             return
-        _log.error("watching the mesh failed", exc_info=error)
+        log.error("watching the mesh failed", exc_info=error)
         self._controls.fail(ended_by(error, "watching the mesh"))
 
     async def refresh(self) -> buffer_pb2.DescribeResponse:
@@ -173,7 +173,7 @@ class MeshMonitor:
             self._waiting_since = now - _WAIT_LOG_S + 5.0  # the first line after five seconds
         elif now - self._waiting_since > _WAIT_LOG_S:
             self._waiting_since = now
-            _log.info("%s", reason)
+            log.info("%s", reason)
         reason = reason or self._phase_reason(now)
         gauges = {name: status.last_metrics[name] for name in _GAUGES if name in status.last_metrics}
         gauges["steps"] = float(status.steps)

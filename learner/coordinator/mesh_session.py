@@ -44,7 +44,7 @@ from rollmesh.mesh.trajectory.lineage import Lineage
 from rollmesh.mesh.weights.contract import SERVICE_NAME as WEIGHTS_SERVICE
 from rollmesh.protos import learner_pb2_grpc, membership_pb2, weights_pb2_grpc
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 # Grace of the server for calls in flight when the learner ends.
 _SERVER_GRACE_S = 1.0
 
@@ -152,7 +152,7 @@ class MeshSession:
         """
         response = await self.client.resume(TRAIN, self.agent.member_id, version, takeover=takeover, force=force)
         self.agent.set_status(incarnation=response.incarnation)
-        _log.info(
+        log.info(
             "incarnation %d continues from version %d",
             response.incarnation,
             version,

@@ -21,7 +21,7 @@ from rollmesh.mesh.errors import RollmeshError, ended_by
 from rollmesh.mesh.tables import TRAIN
 from rollmesh.protos import buffer_pb2
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 # Tasks per Seed call: bounds the size of the message.
 _CHUNK = 256
 # The window is checked this often even without a notification: failed groups use up tasks unseen.
@@ -114,7 +114,7 @@ class PromptSeeder:
         if task.cancelled() or (error := task.exception()) is None:
             return
         if not isinstance(error, RollmeshError):
-            _log.error("seeding prompts failed", exc_info=error)
+            log.error("seeding prompts failed", exc_info=error)
         self._on_error(ended_by(error, "seeding prompts"))
 
     async def _run(self) -> None:
@@ -144,4 +144,4 @@ class PromptSeeder:
         self._pending = response.pending
         if window.end:
             self._ended = True
-            _log.info("the data ends with ordinal %d", self._cursor)
+            log.info("the data ends with ordinal %d", self._cursor)

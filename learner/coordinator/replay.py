@@ -49,7 +49,7 @@ from rollmesh.mesh.tokenizer_files import load_tokenizer
 from rollmesh.mesh.trajectory.payload_codec import Trajectory
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ def _train(
         runtime.ranks.begin_checkpoint(last, progress.totals_to_wire()).result()
     finally:
         writer.close()
-    _log.info("replayed versions %d to %d: %s", first, loop.version, reason)
+    log.info("replayed versions %d to %d: %s", first, loop.version, reason)
     return ReplayOutcome(first, loop.version, reason, out)
 
 
@@ -210,7 +210,7 @@ class RecordedBatches:
         batch = self._recording.batch(candidate.version)
         if batch is None:
             if candidate.version < self._recording.versions[-1]:
-                _log.warning("the batch of version %d was not recorded: the replay ends before it", candidate.version)
+                log.warning("the batch of version %d was not recorded: the replay ends before it", candidate.version)
             return False
         groups = decode_groups(batch)
         candidate.dropped.update(batch.dropped)

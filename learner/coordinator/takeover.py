@@ -28,7 +28,7 @@ from rollmesh.mesh.tables import TRAIN
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 # Redis may be restarted while a learner starts.
 _TRIES = 5
 
@@ -150,7 +150,7 @@ class RunTakeover:
                 f"the run's checkpoint {folder} is not here",
                 hint=f"start the learner where the run folder is; {fallback_hint(folder, self._survives())}",
             )
-        _log.info("continuing from %s", folder)
+        log.info("continuing from %s", folder)
         try:
             return self._ranks.load(folder)
         except DamagedCheckpointError as error:

@@ -28,7 +28,7 @@ from rollmesh.mesh.tables import TRAIN
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import weights_pb2
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,5 +213,5 @@ class VersionAnnouncer:
             self._controls.wake()
             return
         if not isinstance(error, RollmeshError):
-            _log.error("a publication failed", exc_info=error)
+            log.error("a publication failed", exc_info=error)
         self._controls.fail(ended_by(error, "the publication of the weights"))

@@ -18,7 +18,7 @@ from rollmesh.learner.data.rows import RowSource
 from rollmesh.mesh.errors import DataError
 from rollmesh.protos import trajectory_pb2
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,5 +128,5 @@ class PromptStream:
                 hint="raise rollout.max_prompt_tokens, or set data.on_long_prompt: skip",
             )
         self.refused[refused.reason] += 1
-        _log.info("prompt skipped", extra={"row": refused.row, "reason": refused.reason, "tokens": refused.tokens})
+        log.info("prompt skipped", extra={"row": refused.row, "reason": refused.reason, "tokens": refused.tokens})
         return None

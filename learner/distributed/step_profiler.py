@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from rollmesh.mesh.config.learner import ProfileSection
 from rollmesh.mesh.errors import ConfigError
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 FOLDER = "profile"
 # Allocations and frees of one step that a snapshot holds.
 _MEMORY_EVENTS = 1_000_000
@@ -95,7 +95,7 @@ def _write(path: Path, write: Callable[[str], object]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(str(path))
-        _log.info("wrote %s", path)
+        log.info("wrote %s", path)
     except (OSError, RuntimeError) as error:
         # torch says by a RuntimeError that a file cannot be written.
-        _log.warning("cannot write %s: %s", path, error)
+        log.warning("cannot write %s: %s", path, error)

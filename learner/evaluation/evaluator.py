@@ -31,7 +31,7 @@ from rollmesh.mesh.tables import EVAL
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2, trajectory_pb2
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 # Seconds between a round's checks that some generator can still serve it.
 _CHECK_S = 0.5
 
@@ -54,7 +54,7 @@ def evaluation_tasks(
     ]
     tasks = [task for task in encoded if not isinstance(task, RefusedRow)]
     if len(tasks) < len(encoded):
-        _log.warning("%d held-out prompts are left out: empty or too long", len(encoded) - len(tasks))
+        log.warning("%d held-out prompts are left out: empty or too long", len(encoded) - len(tasks))
     if not tasks:
         raise DataError("no held-out prompt can be used", hint="raise rollout.max_prompt_tokens, or see data.eval")
     return tasks
@@ -160,7 +160,7 @@ class Evaluator:
     def _skip(self, policy: PolicyVersion) -> None:
         self.skipped += 1
         if self.skipped == 1:
-            _log.warning(
+            log.warning(
                 "evaluation of version %s is left out, because that of version %s still runs: rounds come due faster "
                 "than they end; raise eval.every_steps, or lower eval.rows (further ones are counted as eval/skipped)",
                 policy,
@@ -212,12 +212,12 @@ class Evaluator:
             await asyncio.to_thread(self._listener.store_result, result)
         except (_NotServedError, TimeoutError) as error:
             why = "found no generator at its version" if isinstance(error, _NotServedError) else self._overdue()
-            _log.warning("evaluation of version %s is given up: it %s", policy, why)
+            log.warning("evaluation of version %s is given up: it %s", policy, why)
             self._retry_due = True
             await self._withdraw()
             await asyncio.to_thread(self._listener.round_abandoned, policy)
         except RollmeshError as error:
-            _log.warning("evaluation of version %s failed: %s", policy, error)
+            log.warning("evaluation of version %s failed: %s", policy, error)
             self._retry_due = True
             await asyncio.to_thread(self._listener.round_abandoned, policy)
         else:
@@ -286,11 +286,11 @@ class Evaluator:
             return
         response = await self._client.claim(EVAL, self._rules.incarnation, policy.version, leases)
         if not response.claimed:
-            _log.warning("%d evaluated groups could not be claimed; they are withdrawn", len(response.refused))
+            log.warning("%d evaluated groups could not be claimed; they are withdrawn", len(response.refused))
         await self._client.commit(EVAL, self._rules.incarnation, policy.version + 1)
 
     async def _withdraw(self) -> None:
         try:
             await self._client.seed(EVAL, self._rules.incarnation, [], withdraw_pending=True)
         except RollmeshError as error:
-            _log.warning("the evaluation round was not withdrawn: %s", error)
+            log.warning("the evaluation round was not withdrawn: %s", error)

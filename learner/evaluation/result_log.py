@@ -16,7 +16,7 @@ from typing import Any
 
 from rollmesh.mesh.files import write_atomically
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 FOLDER = "eval"
 FILES_WITH_ROWS = 32
 # Characters of one response that are stored: its end has the answer.
@@ -49,7 +49,7 @@ class ResultLog:
                 # Each file passes the limit once; one more is trimmed in case a writer was interrupted.
                 _keep_first_line(old)
         except OSError as error:
-            _log.warning("evaluation of version %s not kept: %s", result["version"], error.strerror or error)
+            log.warning("evaluation of version %s not kept: %s", result["version"], error.strerror or error)
 
     def results(self) -> list[dict[str, Any]]:
         """All results, by incarnation and version."""

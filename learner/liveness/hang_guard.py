@@ -23,7 +23,7 @@ from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.config.learner import LearnerSection
 from rollmesh.mesh.errors import RollmeshError, StuckError
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 AT_LEAST_S = 600.0
 FACTOR = 20.0
 _OBSERVATION_S = 1.0
@@ -107,7 +107,7 @@ async def end_process_on_hang(
             break
         await asyncio.sleep(min(_OBSERVATION_S, at_least_s / 4))
     if controls.error is not None:
-        _log.warning("the main thread (%s) has not begun for %.0f s to end the run", status.phase, lasted_s)
+        log.warning("the main thread (%s) has not begun for %.0f s to end the run", status.phase, lasted_s)
         _end(controls.error)
     _end(
         StuckError(
@@ -120,5 +120,5 @@ async def end_process_on_hang(
 
 
 def _end(error: RollmeshError) -> NoReturn:
-    _log.error("%s", error, extra={"code": error.code})
+    log.error("%s", error, extra={"code": error.code})
     os._exit(error.exit_code)

@@ -26,7 +26,7 @@ from rollmesh.learner.liveness.lost_ranks import SilenceTimer, all_explained, de
 from rollmesh.mesh.errors import RankLostError
 from rollmesh.mesh.runtime.rank_board import RankBoard, RankState
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _BEAT_S = 1.0
 # After a failure: a rank without a new beat for this long is gone, and others get this long to say how they ended.
 _GONE_S = 5.0
@@ -211,6 +211,6 @@ def is_collective_failure(error: BaseException) -> bool:
 def log_lost(error: RankLostError) -> None:
     """Logs the end of a rank: as an error where no other rank does."""
     if error.heard is None:
-        _log.error("%s", error, extra={"code": error.code})
+        log.error("%s", error, extra={"code": error.code})
     else:
-        _log.warning("ends with rank 0, whose log names the cause")
+        log.warning("ends with rank 0, whose log names the cause")

@@ -22,7 +22,7 @@ from rollmesh.mesh.lease_holders import NAMED, describe_holders
 from rollmesh.mesh.tables import TRAIN
 from rollmesh.protos import buffer_pb2
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 FILE = "stalls.jsonl"
 _HINT = "the logs of those named say more; where such waits are in order, raise buffer.stall_limit_s"
 
@@ -83,7 +83,7 @@ class StallReporter:
             case Stalled():
                 await self._report_stall(event, table)
             case StallEnded():
-                _log.warning("groups move again after %.0f s", event.seconds)
+                log.warning("groups move again after %.0f s", event.seconds)
                 await self._append(
                     "over", event.seconds, "tokens are sampled" if event.by_tokens else "groups move again"
                 )
@@ -97,7 +97,7 @@ class StallReporter:
 
     async def _report_stall(self, event: Stalled, table: buffer_pb2.DescribeResponse) -> None:
         why = await self._describe_holders(table)
-        _log.warning("nothing has moved for %.0f s: %s", event.seconds, why)
+        log.warning("nothing has moved for %.0f s: %s", event.seconds, why)
         await self._append("begins" if event.begins else "lasts", event.seconds, why)
 
     async def _end_run(self, event: LimitExceeded, table: buffer_pb2.DescribeResponse) -> None:
@@ -129,4 +129,4 @@ def _append(path: Path, line: str) -> None:
         with path.open("a", encoding="utf-8") as file:
             file.write(line)
     except OSError as error:
-        _log.warning("%s not written: %s", path, error.strerror or error)
+        log.warning("%s not written: %s", path, error.strerror or error)

@@ -12,7 +12,7 @@ from rollmesh.learner.distributed.mismatch import Mismatch
 from rollmesh.mesh.config.learner import MismatchSection
 from rollmesh.mesh.errors import MismatchError
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _LEAST_TOKENS = 256
 # Batches without a token to compare, after which the log says so.
 _MANY_BATCHES = 20
@@ -75,7 +75,7 @@ class MismatchGuard:
             return
         self._without += 1
         if self._without == _MANY_BATCHES:
-            _log.info(
+            log.info(
                 "log-probs of learner and generators could not be compared in the first %d batches: every response "
                 "has tokens of other versions than the one that trained it (buffer.max_staleness=0 prevents that)",
                 _MANY_BATCHES,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from rollmesh.buffer.client.client import BufferClient
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class SampleFetcher:
@@ -55,7 +55,7 @@ class SampleFetcher:
                 trajectory = payload_codec.decode(payload, tokens=member.meta.response_tokens)
                 found[group.group_id, member.meta.member] = trajectory
         except RollmeshError as error:
-            _log.warning("some samples are not kept: %s", error.message)
+            log.warning("some samples are not kept: %s", error.message)
         return [
             replace(
                 group,
@@ -104,7 +104,7 @@ class SampleLog:
             with self._path.open("a", encoding="utf-8") as file:
                 file.writelines(lines)
         except OSError as error:
-            _log.warning("samples not kept: %s: %s", self._path, error.strerror)
+            log.warning("samples not kept: %s: %s", self._path, error.strerror)
 
     def _line(self, step: int, group: SampledGroup, member: trajectory_pb2.MemberMeta, trajectory: Trajectory) -> str:
         finish = trajectory_pb2.FinishReason.Name(member.finish_reason)

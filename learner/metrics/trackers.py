@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import ConfigError
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 Record = Mapping[str, Any]
 
@@ -64,9 +64,9 @@ class ConsoleTracker:
 
     def log(self, step: int, record: Record) -> None:
         if "eval/reward" in record:
-            _log.info("step %d: held-out reward %.3f", step, record["eval/reward"])
+            log.info("step %d: held-out reward %.3f", step, record["eval/reward"])
         elif "critic/score/mean" in record and (step % self._every == 0 or step == 1):
-            _log.info(
+            log.info(
                 "step %d: reward %.3f, response length %.1f, staleness %.2f, %.0f tokens/s, waited %.0f of %.0f ms",
                 step,
                 record["critic/score/mean"],

@@ -16,7 +16,7 @@ from typing import Any
 from rollmesh.learner.metrics.catalogue import describe
 from rollmesh.learner.metrics.trackers import Record, Tracker
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class MetricsWriter:
@@ -49,7 +49,7 @@ class MetricsWriter:
         self._jobs.put(None)
         self._thread.join(timeout_s)
         if self._thread.is_alive():
-            _log.warning("metrics not flushed within %.0f s", timeout_s)
+            log.warning("metrics not flushed within %.0f s", timeout_s)
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -66,7 +66,7 @@ class MetricsWriter:
         try:
             action()
         except Exception as error:  # noqa: BLE001  # third-party trackers raise anything; training must continue
-            _log.warning("%s failed and is not used any more: %s", type(tracker).__name__, error)
+            log.warning("%s failed and is not used any more: %s", type(tracker).__name__, error)
             if tracker in self._trackers:
                 self._trackers.remove(tracker)
 

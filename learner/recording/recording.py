@@ -31,7 +31,7 @@ from rollmesh.mesh.trajectory import payload_codec
 from rollmesh.mesh.trajectory.lineage import Lineage
 from rollmesh.protos import buffer_pb2, recording_pb2
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 FOLDER = "recording"
 MAGIC = b"RMBATCH1"
 # Incarnation, version, bytes and xxh3 of the compressed batch.
@@ -67,7 +67,7 @@ class BatchRecorder:
         self._files = _Files(folder, lineage.resumed[-1][0], max_bytes)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="recording")
         self._room = asyncio.Semaphore(_PENDING)
-        self._tasks = BackgroundTasks(log_errors(_log))
+        self._tasks = BackgroundTasks(log_errors(log))
 
     async def record(self, version: int, groups: Sequence[SampledGroup], dropped: Mapping[str, int]) -> None:
         """Accepts a batch that has just been claimed; it is written concurrently with the training."""
@@ -90,7 +90,7 @@ class BatchRecorder:
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._thread, self._write, version, groups, dropped, fetched)
         except RollmeshError as error:
-            _log.warning("batch of version %d is not recorded: %s", version, error)
+            log.warning("batch of version %d is not recorded: %s", version, error)
 
     def _write(
         self,
@@ -169,7 +169,7 @@ class _Files:
             file.flush()
         except OSError as error:
             self._refused = True
-            _log.warning("recording ends before version %d: %s: %s", batch.version, self._folder, error.strerror)
+            log.warning("recording ends before version %d: %s: %s", batch.version, self._folder, error.strerror)
 
     def _open(self, coming: int) -> BinaryIO:
         """The file for the next frame, after making room for it."""
@@ -253,7 +253,7 @@ def _frames(path: Path) -> Iterator[tuple[tuple[int, int], _BatchLocation]]:
             incarnation, version, length, checksum = _HEADER.unpack(header)
             start = file.tell()
             if start + length > size:
-                _log.info("%s ends in the batch of version %d: left out", path, version)
+                log.info("%s ends in the batch of version %d: left out", path, version)
                 return
             yield (incarnation, version), _BatchLocation(path, start, length, checksum)
             file.seek(start + length)

@@ -28,7 +28,7 @@ from rollmesh.mesh.tables import TRAIN
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 # Fronts notice a new Redis within their sweep, and write the rules into an empty one; then it accepts the report.
 _AGAIN_S = 0.1
@@ -134,7 +134,7 @@ async def assert_history(client: BufferClient, member_id: str, history: RunHisto
             # A front offers no event for this; the loop is bounded by the patience.
             await asyncio.sleep(_AGAIN_S)
             continue
-        _log.warning(
+        log.warning(
             "Redis was restarted: %d uses were lost, of them %d of groups that it did not know any more",
             corrected + unknown,
             unknown,

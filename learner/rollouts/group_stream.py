@@ -25,7 +25,7 @@ from rollmesh.mesh.runtime.background_tasks import BackgroundTasks
 from rollmesh.mesh.tables import TRAIN
 from rollmesh.protos import buffer_pb2
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 UNREADABLE = "payload_invalid"
 """The reason why a group that cannot be read has failed."""
 # Seconds between readings of the reason for a wait.
@@ -200,7 +200,7 @@ class GroupStream:
     def _on_task_error(self, name: str, error: BaseException) -> None:
         """Ends every wait for groups with the error of a background task, which no other task replaces."""
         if not isinstance(error, RollmeshError):
-            _log.error("the learner's task %r failed", name, exc_info=error)
+            log.error("the learner's task %r failed", name, exc_info=error)
         self.fail(ended_by(error, f"the learner's task {name!r}"))
 
     async def _nack(self, leases: Sequence[Lease], disposition: buffer_pb2.NackDisposition, reason: str) -> None:
@@ -244,7 +244,7 @@ class GroupStream:
             payloads = arrived.payloads if self._with_payloads else None
             return self._add(decode_group(leased, payloads, fetched))
         except (PayloadError, DataError) as error:
-            _log.warning("group %s is unusable: %s", leased.group_id, error, extra={"group": leased.group_id})
+            log.warning("group %s is unusable: %s", leased.group_id, error, extra={"group": leased.group_id})
             await self._nack([arrived.lease], buffer_pb2.NACK_DISPOSITION_FAIL, UNREADABLE)
             return False
 

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 def bound_exit(status: int, within_s: float) -> None:
@@ -24,7 +24,7 @@ def _exit_later(status: int, within_s: float) -> None:
     time.sleep(within_s)
     threads = set(threading.enumerate()) - {threading.main_thread()}
     held = sorted(thread.name for thread in threads if not thread.daemon)
-    _log.warning("no longer waits for %s, and exits with %d", ", ".join(held) or "its exit", status)
+    log.warning("no longer waits for %s, and exits with %d", ", ".join(held) or "its exit", status)
     for stream in (sys.stdout, sys.stderr):
         # Closed, or without a reader.
         with contextlib.suppress(OSError, ValueError, AttributeError):

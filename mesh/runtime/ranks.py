@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rollmesh.mesh.config.learner import DistributedSection
     from rollmesh.mesh.config.network import SecuritySection
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 # The file in which ranks of one machine meet, in their environment.
 MEETING = "ROLLMESH_RANKS_MEET_IN"
 # In the environment of those that were started here.
@@ -259,9 +259,9 @@ async def _wait_for_ends(processes: Sequence[asyncio.subprocess.Process], first:
         ends += [status for _, status in ended]
         for rank, status in ended:
             if status:
-                _log.warning("%s has ended %s", _describe(rank, board), _manner(status))
+                log.warning("%s has ended %s", _describe(rank, board), _manner(status))
         if left and (not done or any(_killed(status) for _, status in ended)):
-            _log.warning("killing ranks %s", sorted(waits[wait] for wait in left))
+            log.warning("killing ranks %s", sorted(waits[wait] for wait in left))
             break
         if until is None and any(rank == 0 or status for rank, status in ended):
             until = loop.time() + _TOGETHER_S

@@ -21,7 +21,7 @@ from rollmesh.learner.engines.fsdp2.output.logit_form import LogitForm, UnknownF
 from rollmesh.learner.engines.fsdp2.output.softmax_pieces import Targets
 from rollmesh.learner.engines.fsdp2.runner import ModelRunner
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class LanguageModel(nn.Module):
@@ -80,7 +80,7 @@ class LanguageModelRunner(ModelRunner):
         except UnknownFormError as unknown:
             self._whole_logits = True
             if self.layout.leads:
-                _log.warning(
+                log.warning(
                     "model %r: all logits of a micro-batch are held at once: %s", self._spec.model.path, unknown
                 )
             return language_model

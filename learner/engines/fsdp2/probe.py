@@ -38,7 +38,7 @@ from rollmesh.learner.engines.tolerances import (
 from rollmesh.learner.engines.world import World
 from rollmesh.mesh.errors import DataError, RollmeshError
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 # Prompt and response lengths of the groups: more than one response shares its prompt, one is a single token.
 _GROUPS = ((6, (9,)), (11, (7, 12)), (4, (1,)))
@@ -130,7 +130,7 @@ def run_probe(subject: ProbeSubject, name: str, vocabulary: int, world: World, p
             if param_dtype != "float32":
                 evidence = dataclasses.replace(evidence, rounded=probe.compare_with_float32(param_dtype))
     if subject.packing is Packing.ROWS and world.process == 0:
-        _log.warning("%s: every sequence is computed in a row of its own: %s", name, subject.why_rows)
+        log.warning("%s: every sequence is computed in a row of its own: %s", name, subject.why_rows)
     return evidence
 
 

@@ -51,7 +51,7 @@ from rollmesh.learner.model_files.stored_model import StoredModel, quiet_transfo
 from rollmesh.learner.model_files.weight_files import WeightFiles
 from rollmesh.mesh.errors import ConfigError, DataError
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 # Name, in transformers' configurations and layers, of the number of tokens that sliding attention sees.
 _WINDOW = "sliding_window"
 
@@ -260,7 +260,7 @@ class ModelRunner(ABC):
             warnings.append(f"its layers are not compiled: {reason}")
         for warning in warnings:
             if warning and self.layout.leads:
-                _log.warning("model %r: %s", self._spec.model.path, warning)
+                log.warning("model %r: %s", self._spec.model.path, warning)
 
     def _shard_and_load(self, stored: StoredModel) -> None:
         spec = self._spec

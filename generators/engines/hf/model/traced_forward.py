@@ -31,7 +31,7 @@ from rollmesh.generators.engines.hf.model.attention_masks import AttentionMask, 
 from rollmesh.generators.engines.hf.model.loading import LoadedModel
 from rollmesh.generators.engines.hf.model.prefill import HARMLESS, Prefiller
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 _VALUE_TAGS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 # The tracer's warnings where tensor values leave for Python by ways that are no operations.
@@ -149,7 +149,7 @@ def record(loaded: LoadedModel, masks: MaskBuilder, prefiller: Prefiller) -> For
             recorded = _trace(loaded, masks, prefiller)
             _prove(direct, recorded, loaded, masks, prefiller)
     except _Unrecordable as reason:
-        _log.info("decoding calls the model directly: %s", reason)
+        log.info("decoding calls the model directly: %s", reason)
         return direct
     return recorded
 
