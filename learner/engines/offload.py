@@ -1,9 +1,8 @@
 """Tensors' memory, moved to the host and back in place: every tensor stays the object that it is.
 
 The bytes of a storage go to host memory, and its own memory is given back: to the device's driver, not only to torch's
-allocator. On CUDA the host memory is pinned, in slabs of one size, and kept for the next time; copies are
-asynchronous. Torch rounds pinned memory up to powers of two, so a slab is one. On a CPU the slabs are as much memory as
-is given back.
+allocator. On CUDA the host memory is pinned, in slabs, and kept for the next time; copies are asynchronous. Torch
+rounds pinned memory up to powers of two, so a slab is one. On a CPU the slabs are as much memory as is given back.
 
 Invariant: while memory is moved, each byte is held once, but for one slab on a CPU.
 """
@@ -19,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from rollmesh.mesh.runtime.memory_tuning import return_freed_memory
 
 SLAB_BYTES = 64 << 20
-"""Size of a slab."""
+"""Size of a slab; a power of two. The last one may be smaller."""
 
 
 class HostCopy:
@@ -40,7 +39,7 @@ class HostCopy:
         return bool(self._moved)
 
     def to_host(self, tensors: Iterable[Tensor]) -> None:
-        """Moves the tensors' memory; nothing happens where it has moved before.
+        """Moves the tensors' memory; nothing happens where it has moved before. `give_back` belongs after it.
 
         Args:
             tensors: those that share memory move it together; memory outside of the device stays.
@@ -56,11 +55,6 @@ class HostCopy:
             # The allocator hands memory out again in the order of the stream: after the copy.
             storage[0].resize_(0)
         self._moved = storages
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-            torch.cuda.empty_cache()
-        else:
-            return_freed_memory()
 
     def to_device(self) -> None:
         """Brings the memory back; the copies are done before what the present stream does next."""
@@ -113,12 +107,25 @@ class HostCopy:
             yield pieces
 
     def _slab(self, index: int, total: int) -> Tensor:
+        pinned = self._device.type == "cuda"
+        size = min(SLAB_BYTES, total - index * SLAB_BYTES)
+        if index < len(self._slabs) and len(self._slabs[index]) < size:
+            # Kept from a smaller total.
+            del self._slabs[index:]
         while len(self._slabs) <= index:
-            pinned = self._device.type == "cuda"
-            # Slabs that are kept must be good for any later total.
-            size = SLAB_BYTES if pinned else min(SLAB_BYTES, total - len(self._slabs) * SLAB_BYTES)
+            size = min(SLAB_BYTES, total - len(self._slabs) * SLAB_BYTES)
+            size = 1 << (size - 1).bit_length() if pinned else size
             self._slabs.append(torch.empty(size, dtype=torch.uint8, pin_memory=pinned))
         return self._slabs[index]
+
+
+def give_back(device: torch.device) -> None:
+    """Gives memory that has become free back to the system, or to the device's driver; waits for copies."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+    else:
+        return_freed_memory()
 
 
 def _bytes_of(storage: UntypedStorage) -> Tensor:

@@ -125,8 +125,8 @@ class MemorySection(Section):
     )
     offload_optimizer: bool = Field(
         False,
-        description="The same for the optimizers' states: they are on the device only during a step of the "
-        "optimizer, when there are no activations.",
+        description="The same for the optimizers' states. A step of the optimizer takes them to the device in "
+        "pieces: a layer's, two at a time. Only a checkpoint, and loading one, needs all of them there.",
     )
     reshard_after_forward: bool = Field(
         True,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rollmesh.planning.shape import BlockCosts, ModelShape
+from rollmesh.planning.shape import BlockCosts, ModelShape, ParameterGroup
 
 MASTER = 4
 """Bytes of an element of master weights, gradients and each of AdamW's two moments."""
@@ -75,7 +75,7 @@ class RoleSetup:
             attention.
         host_inputs: these inputs wait in host memory.
         offload: its parameters rest in host memory between its uses.
-        offload_optimizer: the optimizer's state too, but for the optimizer's step.
+        offload_optimizer: the optimizer's state too, of which the optimizer's step takes two pieces at a time.
         offload_gradients: its gradients too, between the backward passes and the optimizer's step.
         tokens: of a micro-batch, those of this rank alone where `sp` ranks divide it.
         micro_batches: of an optimizer step; from the second one on gradients are there already.
@@ -165,8 +165,24 @@ def phases(setup: RoleSetup) -> Iterator[Phase]:
     yield _output_layer(setup)
     yield _largest_block(setup)
     yield _last_gradients(setup)
-    states = {PARAMETERS: setup.parameters, OPTIMIZER: setup.optimizer, GRADIENTS: setup.parameters}
-    yield Phase(UPDATE, states)
+    states = {PARAMETERS: setup.parameters, GRADIENTS: setup.parameters}
+    if not setup.offload_optimizer:
+        yield Phase(UPDATE, states | {OPTIMIZER: setup.optimizer})
+        return
+    yield Phase(UPDATE, states | {OPTIMIZER: _two_pieces(setup)})
+    yield Phase("checkpoint", {PARAMETERS: setup.parameters, OPTIMIZER: setup.optimizer})
+
+
+def _two_pieces(setup: RoleSetup) -> int:
+    """The largest two pieces in which an optimizer's state comes from the host: of blocks, and of other parameters."""
+    root = [ParameterGroup((rows,)).shard(setup.shards) * setup.moments.rest for rows in setup.shape.root.tensors]
+    blocks = [_state_of_block(setup, block) for block in setup.shape.blocks]
+    return sum(sorted(root + blocks)[-2:])
+
+
+def _state_of_block(setup: RoleSetup, block: ParameterGroup) -> int:
+    matrices = block.matrices.shard(setup.shards)
+    return matrices * setup.moments.matrices + (block.shard(setup.shards) - matrices) * setup.moments.rest
 
 
 def _inference(setup: RoleSetup) -> Phase:

@@ -56,7 +56,9 @@ class Fsdp2Engine(Engine):
         self._step: TrainingStep | None = None
         if (section := spec.optimizer) is not None:
             self._optimizer = build_optimizer(section, runner.module, transformer_blocks(runner.module))
-            self._step = TrainingStep(runner, self._optimizer, section, spec.total_steps, sync_once=spec.sync_once)
+            self._step = TrainingStep(
+                runner, self._optimizer, self._update, section, spec.total_steps, sync_once=spec.sync_once
+            )
         self._writer = StateWriter(self.world) if self.trained else None
         self._memory = EngineMemory(runner.module, self._optimizer, self.device)
         self._resting = _resting_parts(spec)
@@ -78,7 +80,9 @@ class Fsdp2Engine(Engine):
 
     def apply(self) -> StepResult:
         step = self._training()[0]
-        with self._using(PARAMS, OPTIMIZER, GRADIENTS):
+        # A state that rests comes in pieces.
+        state = () if OPTIMIZER in self._resting else (OPTIMIZER,)
+        with self._using(PARAMS, *state, GRADIENTS):
             return step.apply()
 
     def discard(self) -> None:
@@ -192,6 +196,13 @@ class Fsdp2Engine(Engine):
         yield
         free_gathered(self._runner.module)
         self._memory.offload(resting)
+
+    def _update(self) -> None:
+        """Takes the optimizer's step."""
+        if OPTIMIZER in self._resting:
+            self._memory.step_by_pieces()
+        else:
+            self._training()[1].step()
 
     def _training(self) -> tuple[TrainingStep, Optimizer, StateWriter]:
         if self._step is None or self._optimizer is None or self._writer is None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
+from rollmesh.learner.engines.fsdp2.optimizers.piecewise import PiecewiseState, pieces_of
+from rollmesh.learner.engines.fsdp2.preparation.blocks import transformer_blocks
 from rollmesh.learner.engines.fsdp2.preparation.fsdp import free_gathered
-from rollmesh.learner.engines.offload import HostCopy
+from rollmesh.learner.engines.offload import HostCopy, give_back
 
 PARAMS, OPTIMIZER, GRADIENTS = "params", "optimizer", "gradients"
 
@@ -25,35 +27,46 @@ class EngineMemory:
 
     def __init__(self, model: nn.Module, optimizer: Optimizer | None, device: torch.device) -> None:
         self._model = model
-        self._optimizer = optimizer
-        self._parts = {part: HostCopy(device) for part in (PARAMS, OPTIMIZER, GRADIENTS)}
+        self._device = device
+        self._params, self._gradients = HostCopy(device), HostCopy(device)
+        self._parts: dict[str, HostCopy | PiecewiseState] = {PARAMS: self._params, GRADIENTS: self._gradients}
+        if optimizer is not None:
+            pieces = pieces_of(model, transformer_blocks(model))
+            self._state = self._parts[OPTIMIZER] = PiecewiseState(optimizer, pieces, device)
 
-    def offload(self, parts: Iterable[str]) -> None:
+    def offload(self, parts: Collection[str]) -> None:
         """Moves parts to the host."""
-        for part in parts:
+        for part in self._of(parts):
             if part == PARAMS:
                 free_gathered(self._model)
-            self._parts[part].to_host(self._tensors(part))
+                self._params.to_host(self._model.parameters())
+            elif part == GRADIENTS:
+                gradients = (parameter.grad for parameter in self._model.parameters())
+                self._gradients.to_host(gradient for gradient in gradients if gradient is not None)
+            else:
+                self._state.to_host()
+        if parts:
+            give_back(self._device)
 
-    def onload(self, parts: Iterable[str]) -> None:
+    def onload(self, parts: Collection[str]) -> None:
         """Brings parts back to the device."""
-        for part in parts:
+        for part in self._of(parts):
             self._parts[part].to_device()
+
+    def step_by_pieces(self) -> None:
+        """Takes the optimizer's step; its state is on the host afterwards, and gradients are gone."""
+        self._state.step()
+        give_back(self._device)
 
     def require(self, *parts: str) -> None:
         """Refuses a call that needs parts which are at rest: torch would read freed memory."""
-        if away := [part for part in parts if self._parts[part].moved]:
+        if away := [part for part in self._of(parts) if self._parts[part].moved]:
             raise RuntimeError(f"{', '.join(away)} of the model are in host memory: call `onload` first")
 
     def forget_gradients(self) -> None:
         """Notes that there are no gradients any more."""
-        self._parts[GRADIENTS].forget()
+        self._gradients.forget()
 
-    def _tensors(self, part: str) -> list[Tensor]:
-        if part == PARAMS:
-            return list(self._model.parameters())
-        if part == GRADIENTS:
-            return [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
-        states = self._optimizer.state.values() if self._optimizer is not None else ()
-        # Single numbers stay: each would be a copy of its own, and gives back nothing.
-        return [value for state in states for value in state.values() if isinstance(value, Tensor) and value.dim()]
+    def _of(self, parts: Collection[str]) -> list[str]:
+        """Those that there are: a model that is not trained has no optimizer."""
+        return [part for part in parts if part in self._parts]

@@ -7,7 +7,7 @@ share of zero. A step whose gradient is not finite changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ class TrainingStep:
     Args:
         runner: the model.
         optimizer: of its parameters.
+        update: takes the optimizer's step.
         section: schedule and clipping.
         total_steps: of the whole run.
         sync_once: see `EngineSpec`.
@@ -44,10 +45,18 @@ class TrainingStep:
     """
 
     def __init__(
-        self, runner: ModelRunner, optimizer: Optimizer, section: OptimizerSection, total_steps: int, *, sync_once: bool
+        self,
+        runner: ModelRunner,
+        optimizer: Optimizer,
+        update: Callable[[], None],
+        section: OptimizerSection,
+        total_steps: int,
+        *,
+        sync_once: bool,
     ) -> None:
         self._runner = runner
         self._optimizer = optimizer
+        self._update = update
         self._section = section
         self._total_steps = total_steps
         self._sync_once = sync_once
@@ -98,7 +107,7 @@ class TrainingStep:
             if not skipped:
                 for group in self._optimizer.param_groups:
                     group["lr"] = rate
-                self._optimizer.step()
+                self._update()
                 self.steps += 1
             return StepResult(pending.metrics(self._runner.world) | {"grad_norm": norm, "lr": rate}, skipped)
         finally:

@@ -24,6 +24,9 @@ CASES: dict[str, dict[str, object]] = {
     "experts": {"experts": True, "world": 16, "swap": True},
     "no kernel": {"dtype": "float32"},
     "rows": {"rows": True, "logits_mib": 0},
+    "sequences over 4 ranks, 8 bits": {"sp": 4, "optimizer": {"state_dtype": "8bit"}},
+    "4 copies of 2 shards, at rest": {"shards": 2, "micro_batches": 2, "layers": 4, "resting": True},
+    "experts, muon, at rest": {"experts": True, "resting": True, "optimizer": {"name": "muon"}},
     "misplaced": {"misplaced": True},
 }
 SOUND = [name for name in CASES if name != "misplaced"]
@@ -88,6 +91,19 @@ def test_a_swap_gives_memory_back_without_a_wait_for_each_tensor_and_trains_on(s
     assert facts["offloaded"] == [0]
     assert waits["offload"]["to_host"] == waits["onload"]["to_device"] == {}
     assert waits["step after"] == waits["step"]
+
+
+@pytest.mark.parametrize("case", [name for name in SOUND if "at rest" in name])
+def test_of_an_optimizers_state_at_rest_two_pieces_are_on_the_device(seen: dict[str, Any], case: str) -> None:
+    state = seen[case]["facts"]["state"]
+    assert state["most"] <= state["two pieces"] < 0.8 * state["all"]
+    assert state["between steps"] == 0
+
+
+def test_moments_are_kept_as_asked(seen: dict[str, Any]) -> None:
+    kept = {name: seen[name]["facts"]["state"]["dtypes"] for name in SOUND}
+    assert kept.pop("sequences over 4 ranks, 8 bits") == ["torch.float32", "torch.uint8"]
+    assert all(dtypes == ["torch.float32"] for dtypes in kept.values())
 
 
 def test_weights_of_a_generator_go_to_the_host_and_back_without_a_wait_for_each(seen: dict[str, Any]) -> None:

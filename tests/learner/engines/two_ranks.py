@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
 from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.distributed.rank_channel import RankChannel
@@ -187,3 +190,71 @@ def refuse_long_sequence(harness: Harness, model: Path) -> tuple[list[str], bool
             told.append(f"{refused.value.message}; {refused.value.hint}")
     engine.discard()
     return told, train(engine, make_sequences(1)).skipped
+
+
+# Optimizers that keep their state in ways of their own.
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "adamw": {},
+    "bfloat16": {"state_dtype": "bfloat16"},
+    "8bit": {"state_dtype": "8bit"},
+    "muon": {"name": "muon"},
+}
+
+
+@dataclass(frozen=True)
+class StatesSeen:
+    """What steps have left on this rank, and bytes of the optimizer's state.
+
+    Attributes:
+        tensors: shards of parameters, and of their state.
+        most: on the device at a time, while the optimizer computes.
+        after: on the device, between the steps.
+        state: in all.
+        two_pieces: of the two largest pieces.
+    """
+
+    tensors: Weights
+    most: int
+    after: int
+    state: int
+    two_pieces: int
+
+
+def step_by_pieces(harness: Harness, model: Path, kind: str) -> tuple[StatesSeen, StatesSeen]:
+    """Steps with the state on the device all the time, and with all that can rest in host memory."""
+    resting = MemorySection(offload_params=True, offload_optimizer=True, offload_gradients=True)
+    whole, by_pieces = (_steps(harness, model, kind, memory) for memory in (MemorySection(), resting))
+    return whole, by_pieces
+
+
+def _steps(harness: Harness, model: Path, kind: str, memory: MemorySection) -> StatesSeen:
+    section = OptimizerSection(lr=1e-2, eps=1e-4, max_grad_norm=1e9, **OPTIMIZERS[kind])
+    engine: Any = harness.make(make_spec(model, optimizer=section, memory=memory))
+    optimizer, seen = engine._optimizer, []
+    optimizer.register_step_post_hook(lambda *_: seen.append(_state_bytes(optimizer)))
+    for seed in range(3):
+        train(engine, make_sequences(seed))
+    after = _state_bytes(optimizer)
+    engine.onload()
+    blocks = engine._runner.transformer.base_model.layers
+    sizes = [_state_bytes(optimizer, block.parameters()) for block in blocks]
+    inside = {id(parameter) for block in blocks for parameter in block.parameters()}
+    outside = [p for p in engine._runner.parameters if id(p) not in inside]
+    sizes += [_state_bytes(optimizer, [parameter]) for parameter in outside]
+    tensors = {
+        f"{name}.{kept}": _local(value).clone()
+        for name, parameter in engine._runner.module.named_parameters()
+        for kept, value in [("weight", parameter), *optimizer.state[parameter].items()]
+    }
+    return StatesSeen(tensors, max(seen), after, _state_bytes(optimizer), sum(sorted(sizes)[-2:]))
+
+
+def _state_bytes(optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor] | None = None) -> int:
+    """Bytes of the state that has memory at present."""
+    states = list(optimizer.state.values()) if parameters is None else [optimizer.state.get(p, {}) for p in parameters]
+    tensors = [_local(value) for state in states for value in state.values() if value.dim()]
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()

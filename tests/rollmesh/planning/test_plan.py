@@ -129,6 +129,20 @@ def test_a_frozen_role_holds_no_more_than_its_shard_and_can_be_offloaded() -> No
     assert -offload.host_bytes == 8 * reference.resting
 
 
+def test_of_an_optimizers_state_on_the_host_two_pieces_are_on_the_device_but_for_checkpoints() -> None:
+    """The largest two here are the embedding and the output layer."""
+    memory = ({}, {"offload_optimizer": True})
+    whole, by_pieces = (
+        planned(configured("qwen2.5-7b", learner={"ranks": 8, "memory": keys}), "8xH100-80G").roles[0]
+        for keys in memory
+    )
+    parts = {phase.name: phase.parts for phase in by_pieces.phases}
+    assert parts["optimizer"][OPTIMIZER] == 2 * 8 * 152064 * 3584 // 8
+    assert parts["checkpoint"] == {PARAMETERS: parts["optimizer"][PARAMETERS], OPTIMIZER: whole.setup.optimizer}
+    assert OPTIMIZER not in parts["backward"]
+    assert "checkpoint" not in {phase.name for phase in whole.phases}
+
+
 def test_layers_stay_gathered_for_a_backward_pass_alone() -> None:
     """So those of a frozen role never do."""
     run = {"algorithm": {"name": "grpo", "kl": {"where": "loss"}}}

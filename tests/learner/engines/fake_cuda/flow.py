@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig
 
@@ -31,7 +32,9 @@ from rollmesh.learner.batching.types import PackedBatch, TrainSequence
 from rollmesh.learner.engines.fsdp2 import export
 from rollmesh.learner.engines.fsdp2.create import create_engine
 from rollmesh.learner.engines.fsdp2.loading import load_weights
+from rollmesh.learner.engines.fsdp2.optimizers.piecewise import pieces_of
 from rollmesh.learner.engines.fsdp2.output.logit_form import LogitForm
+from rollmesh.learner.engines.fsdp2.preparation.blocks import transformer_blocks
 from rollmesh.learner.engines.interface import EngineSpec
 from rollmesh.learner.engines.world import World
 from rollmesh.learner.model_files import stored_model
@@ -74,6 +77,10 @@ class Case:
         rows: a row for every sequence.
         logits_mib: `learner.memory.logits_mib`.
         swap: also export, offload, onload, and a step afterwards.
+        sp: ranks that share a micro-batch.
+        shards: ranks that hold a model together; 0: all.
+        optimizer: settings of it.
+        resting: all that can rests in host memory between calls.
     """
 
     world: int = 8
@@ -85,6 +92,10 @@ class Case:
     rows: bool = False
     logits_mib: int = 1024
     swap: bool = False
+    sp: int = 1
+    shards: int = 0
+    optimizer: dict[str, Any] = field(default_factory=dict)
+    resting: bool = False
 
 
 @dataclass
@@ -108,13 +119,16 @@ def run(case: Case) -> Seen:
     # It tries itself out, on values.
     algorithm = load_algorithm("grpo", {}, UpdatePlan())
     assert isinstance(algorithm, PolicyGradient)
-    with _ranks(case.world) as mesh:
+    with _ranks(case.world, case.shards or case.world) as mesh:
         replaced = {"open_model": partial(_open, case), "load_weights": _give_memory, "shard_mesh": lambda *_: mesh}
         loader = patch.multiple("rollmesh.learner.engines.fsdp2.runner", **replaced)
         # Fake tensors have no values to read it from.
         form = patch("rollmesh.learner.engines.fsdp2.language_model.read_logit_form", lambda _: LogitForm(cap=30.0))
+        # Nothing is drawn, so a generator of the host does.
+        generator = torch.Generator()
+        draws = patch("rollmesh.learner.engines.fsdp2.optimizers.compact_adamw.torch.Generator", lambda _: generator)
         # All ranks have micro-batches, which is counted there.
-        with FakeTensorMode(), Watch({"metric_reduction.py": case.world}) as watch, loader, form:
+        with FakeTensorMode(), Watch({"metric_reduction.py": case.world}) as watch, loader, form, draws:
             try:
                 _use(case, algorithm.loss, watch, seen)
             except RuntimeError as error:
@@ -159,12 +173,18 @@ def _use(case: Case, loss: Loss, watch: Watch, seen: Seen) -> None:
 
     spec = EngineSpec(
         ModelSection(path="none", dtype="bfloat16"),
-        OptimizerSection(),
+        OptimizerSection(**case.optimizer),
         total_steps=10,
+        sp=case.sp,
         device="cuda",
         param_dtype=case.dtype,
         activation_checkpointing=True,
-        memory=MemorySection(logits_mib=case.logits_mib),
+        memory=MemorySection(
+            logits_mib=case.logits_mib,
+            offload_params=case.resting,
+            offload_optimizer=case.resting,
+            offload_gradients=case.resting,
+        ),
     )
     engine = create_engine(spec, "language_model")
     if case.rows:
@@ -178,6 +198,8 @@ def _use(case: Case, loss: Loss, watch: Watch, seen: Seen) -> None:
         engine.accumulate(packed, loss, counts)
         seen.facts["skipped"] = engine.apply().skipped
 
+    optimizer, resident = engine._optimizer, []
+    optimizer.register_step_post_hook(lambda *_: resident.append(_bytes_on_device(optimizer)))
     packed = during("pack", batches)
     if case.misplaced:
         packed[0].row = replace(packed[0].row, labels=packed[0].row.labels.cpu())
@@ -187,6 +209,15 @@ def _use(case: Case, loss: Loss, watch: Watch, seen: Seen) -> None:
     (output, *_) = during("infer", lambda: engine.infer(packed))
     log_probs = output.policy()[0]
     seen.facts["log_probs"] = [str(log_probs.device), str(log_probs.dtype)]
+    pieces = pieces_of(engine._runner.module, transformer_blocks(engine._runner.module))
+    sizes = [sum(value.nbytes for value in _moments(optimizer, piece)) for piece in pieces]
+    seen.facts["state"] = {
+        "most": max(resident),
+        "between steps": _bytes_on_device(optimizer),
+        "two pieces": sum(sorted(sizes)[-2:]),
+        "all": sum(sizes),
+        "dtypes": sorted({str(value.dtype) for value in _moments(optimizer)}),
+    }
     if not case.swap:
         return
     parameters = engine._runner.parameters
@@ -199,6 +230,22 @@ def _use(case: Case, loss: Loss, watch: Watch, seen: Seen) -> None:
     seen.facts["offloaded"] = sorted({p._local_tensor.untyped_storage().nbytes() for p in parameters})
     during("onload", engine.onload)
     during("step after", step)
+
+
+def _bytes_on_device(optimizer: torch.optim.Optimizer) -> int:
+    return sum(value.untyped_storage().nbytes() for value in _moments(optimizer))
+
+
+def _moments(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor] | None = None
+) -> Iterator[torch.Tensor]:
+    """This rank's part of the moments, of all parameters or of some."""
+    for state in optimizer.state.values() if parameters is None else map(optimizer.state.__getitem__, parameters):
+        for value in state.values():
+            if value.dim():
+                assert value.device.type == "cuda"
+                # As `to_local` gives it, but for a view whose memory is none of FakeTensors.
+                yield value._local_tensor if isinstance(value, DTensor) else value
 
 
 def _sequences() -> Iterator[TrainSequence]:
@@ -225,7 +272,7 @@ def _give_memory(*arguments: Any) -> list[str]:
 
 
 @contextmanager
-def _ranks(world: int) -> Iterator[Any]:
+def _ranks(world: int, shards: int) -> Iterator[Any]:
     """Rank 0 of a group whose other ranks exist in number only; its mesh is made of real tensors.
 
     It writes no checkpoints: gloo would look for the others.
@@ -234,9 +281,13 @@ def _ranks(world: int) -> Iterator[Any]:
     with alone, patch.dict("os.environ", WORLD_SIZE=str(world), RANK="0", LOCAL_RANK="0"):
         dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
         try:
-            yield init_device_mesh("cuda", (world,))
+            sizes, names = (
+                ((world,), ("shards",)) if shards == world else ((world // shards, shards), ("copies", "shards"))
+            )
+            yield init_device_mesh("cuda", sizes, mesh_dim_names=names)
         finally:
             dist.destroy_process_group()
+            World._neighbours.clear()
 
 
 @contextmanager
