@@ -53,14 +53,14 @@ class Ranks:
 
         Raises:
             OSError: on every rank, where a part has failed on any; names the first rank that met each failure.
-            Exception: this rank's own failure, where it is none of files.
+            Exception: this rank's own failure, if it is not an OSError.
         """
         failure, own = "", None
         try:
             part()
         except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks wait for this one
             if isinstance(error, OSError):
-                failure = error.strerror or str(error)
+                failure = error.strerror or str(error) or type(error).__name__
             else:
                 failure, own = f"{type(error).__name__}: {error}", error
             if self.processes > 1:

@@ -87,9 +87,9 @@ class CheckpointStore:
             extra: JSON that `load_checkpoint` gives back (data cursor and the like).
 
         Returns:
-            The folder, once it is durable. On all ranks alike it may fail with an `UnwrittenCheckpointError`: a disk
-            refuses, on whichever rank. With a `FencedError` another learner has removed the files, for it has taken the
-            run over.
+            The folder, once it is durable. It may fail with an `UnwrittenCheckpointError`: a disk refuses, on whichever
+            rank. On rank 0 it may fail with a `FencedError`: another learner has removed the files, for it has taken
+            the run over. A rank with an error that is not the disk's fails with that one.
         """
         wait([self._writing], WRITE_S)
         final = self.path(version)
@@ -192,18 +192,20 @@ def _finish(ranks: Ranks, parts: Sequence[Future[None]], unfinished: Path, final
             ranks.on_every_rank(partial(_await, part, unfinished))
         write_digests(ranks, unfinished)
         ranks.on_leader(partial(_rename, unfinished, final))
-    except OSError as error:
+    except Exception as error:
+        # No collective here: a rank with an error of its own learns of it elsewhere than the others.
         # A cleaner of old files removes folders too: the learner that has swept this one has left a note.
         written_by = version_of(final.name)
-        swept = ranks.leads and written_by is not None and swept_by(final.parent) > written_by.incarnation
-        if any(ranks.gather_bytes(b"swept" if swept else b"")):
+        if ranks.leads and written_by is not None and swept_by(final.parent) > written_by.incarnation:
             raise FencedError(
                 f"{final.name} was removed while it was written: another learner has taken this run over"
             ) from error
         # Another role's engine may still be writing, and files would come back.
         wait(parts, WRITE_S)
         _remove_unfinished(ranks, unfinished)
-        raise _unwritten(final, error) from error
+        if isinstance(error, OSError):
+            raise _unwritten(final, error) from error
+        raise
     return final
 
 

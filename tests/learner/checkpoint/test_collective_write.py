@@ -18,6 +18,12 @@ def _fail(error: Exception) -> Callable[[], None]:
     return part
 
 
+@pytest.mark.parametrize("error", [TimeoutError(), OSError()])
+def test_a_failure_without_words_is_one(error: Exception) -> None:
+    with pytest.raises(OSError, match=type(error).__name__):
+        Ranks(0, 1, lambda message: [message]).on_every_rank(_fail(error))
+
+
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), ValueError("of no rank's file")])
 def test_what_fails_on_one_rank_fails_on_all(error: Exception) -> None:
     messages: dict[int, bytes] = {}

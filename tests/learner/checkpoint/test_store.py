@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from rollmesh.learner.checkpoint.collective_write import Ranks
 from rollmesh.learner.checkpoint.retention import sweep
 from rollmesh.learner.checkpoint.store import (
     CheckpointStore,
     DamagedCheckpointError,
     UnwrittenCheckpointError,
+    _finish,
     load_checkpoint,
 )
 from rollmesh.learner.engines.layout import Layout
@@ -83,6 +85,39 @@ def test_a_folder_that_someone_else_removes_costs_that_checkpoint_alone(tmp_path
     with pytest.raises(UnwrittenCheckpointError, match="No such file"):
         store.begin({"actor": Cleaned()}, PolicyVersion(1, 1), {}).result(60)
     assert store.begin({"actor": Engine()}, PolicyVersion(1, 2), {}).result(60).is_dir()
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_no_rank_waits_for_one_whose_part_failed_by_a_mistake(failing: int, tmp_path: Path) -> None:
+    unfinished, final = tmp_path / ".partial-i0001-v00000001", tmp_path / "i0001-v00000001"
+    unfinished.mkdir()
+    barrier, messages = threading.Barrier(2, timeout=30), {}
+
+    def finish(process: int) -> Exception | None:
+        def gather(message: bytes) -> list[bytes]:
+            messages[process] = message
+            barrier.wait()
+            gathered = [messages[0], messages[1]]
+            barrier.wait()
+            return gathered
+
+        part: Future[None] = Future()
+        if process == failing:
+            part.set_exception(ValueError("of no rank's file"))
+        else:
+            part.set_result(None)
+        try:
+            _finish(Ranks(process, 2, gather), [part], unfinished, final)
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            return error
+        return None
+
+    with ThreadPoolExecutor(2) as threads:
+        errors = list(threads.map(finish, (0, 1)))
+    assert isinstance(errors[failing], ValueError)
+    assert isinstance(errors[1 - failing], UnwrittenCheckpointError)
+    assert "of no rank's file" in str(errors[1 - failing])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_damaged_files_are_not_loaded(tmp_path):
