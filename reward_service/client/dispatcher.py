@@ -17,6 +17,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import grpc
 
@@ -71,6 +72,8 @@ class Dispatcher:
         self._limits = limits
         self._endpoints: dict[str, RewardEndpoint] = {}
         self._queue: deque[list[Entry]] = deque()
+        # Items that wait for their next try, by the timer that queues them.
+        self._pausing: dict[asyncio.TimerHandle, list[list[Entry]]] = {}
         self._tasks = BackgroundTasks(log_errors(log))
         self._wake: asyncio.TimerHandle | None = None
         self._pump_due = False
@@ -107,12 +110,9 @@ class Dispatcher:
         """
         loop = asyncio.get_running_loop()
         ticket = Ticket(items, loop.time())
-        groups: dict[str, list[Entry]] = {}
-        for entry in ticket.entries:
-            groups.setdefault(entry.item.group_id, []).append(entry)
         if self._closed:
             _refuse_closed(ticket.entries)
-        self._queue.extend(groups.values())
+        self._queue.extend(_by_group(ticket.entries))
         self._pump_soon()
         self._open_tickets += 1
         try:
@@ -147,9 +147,12 @@ class Dispatcher:
         if self._wake is not None:
             self._wake.cancel()
         await self._tasks.close()
-        for unit in self._queue:
+        for timer in self._pausing:
+            timer.cancel()
+        for unit in (*self._queue, *chain.from_iterable(self._pausing.values())):
             _refuse_closed(unit)
         self._queue.clear()
+        self._pausing.clear()
         await close_all(list(self._endpoints.values()))
 
     # ------------------------------------------------------------------------------------------ sending
@@ -320,28 +323,32 @@ class Dispatcher:
 
     def _requeue_first(self, entries: list[Entry]) -> None:
         """Queues entries in front of those that came later."""
-        groups: dict[tuple[int, str], list[Entry]] = {}
-        for entry in entries:
-            groups.setdefault((id(entry.ticket), entry.item.group_id), []).append(entry)
-        self._queue.extendleft(reversed(groups.values()))
+        self._queue.extendleft(reversed(_by_group(entries)))
         self._pump_soon()
 
     def _retry(self, entries: list[Entry], *, at_once: bool = False) -> None:
         """Queues entries again: at once where another endpoint (or the circuit) decides, else after a pause."""
         if not entries:
             return
-        groups: dict[tuple[int, str], list[Entry]] = {}
-        for entry in entries:
-            groups.setdefault((id(entry.ticket), entry.item.group_id), []).append(entry)
+        units = _by_group(entries)
         if at_once:
-            self._requeue(list(groups.values()))
+            self._requeue(units)
             return
         pause = min(_RETRY_LONGEST_S, _RETRY_BASE_S * 2 ** max(0, max(e.attempts for e in entries) - 1))
-        asyncio.get_running_loop().call_later(pause, self._requeue, list(groups.values()))
+        timer = asyncio.get_running_loop().call_later(pause, lambda: self._requeue(self._pausing.pop(timer)))
+        self._pausing[timer] = units
 
     def _requeue(self, units: list[list[Entry]]) -> None:
         self._queue.extend(units)
         self._pump_soon()
+
+
+def _by_group(entries: Iterable[Entry]) -> list[list[Entry]]:
+    """The entries by ticket and group, in order."""
+    groups: dict[tuple[int, str], list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault((id(entry.ticket), entry.item.group_id), []).append(entry)
+    return list(groups.values())
 
 
 def _rank(endpoint: RewardEndpoint, avoid: str) -> tuple[bool, int, float]:

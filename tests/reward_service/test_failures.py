@@ -234,7 +234,7 @@ async def test_answers_that_break_the_contract_are_errors_by_name(
         "missing": "missing_result",
         "good": "scored",
     }
-    assert "answered for 1 items that were not asked, such as 'stranger'" in caplog.text
+    assert "answered for 1 items that were not in the call, such as 'stranger'" in caplog.text
     await client.close()
 
 
@@ -284,6 +284,31 @@ async def test_a_closed_client_answers_with_errors(scripted: Any, make_item: Any
     await client.close()
     assert (await scoring)[0].error.code == "closed"
     assert (await client.score([make_item()], timeout_s=30))[0].error.code == "closed"
+
+
+async def test_an_item_in_the_pause_before_its_next_try_is_answered_at_the_close(
+    scripted: Any, make_item: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollmesh.reward_service.client.dispatcher._RETRY_BASE_S", 600.0)
+    monkeypatch.setattr("rollmesh.reward_service.client.dispatcher._RETRY_LONGEST_S", 600.0)
+
+    async def one_is_busy(request: reward_pb2.ScoreRequest, context: CONTEXT) -> reward_pb2.ScoreResponse:
+        response = reward_pb2.ScoreResponse()
+        for item in request.items:
+            if item.item_id == "busy":
+                response.results.add(item_id="busy", error=reward_pb2.Error(code="busy", retryable=True))
+            else:
+                response.results.add(item_id=item.item_id).scored.total = 1.0
+        return response
+
+    server = await scripted(one_is_busy)
+    client = RewardClient([server.address], limits=CallLimits(attempts=3))
+    names = ("busy", "scored")
+    busy, scored = (asyncio.create_task(client.score([make_item(name)], timeout_s=60)) for name in names)
+    assert (await asyncio.wait_for(scored, 30))[0].HasField("scored")
+    assert len(server.requests) == 1, "both items were answered by one call"
+    await client.close()
+    assert (await asyncio.wait_for(busy, 10))[0].error.code == "closed"
 
 
 async def test_a_cancelled_caller_leaves_nothing_behind(scripted: Any, make_item: Any) -> None:
