@@ -232,6 +232,17 @@ async def test_an_abort_takes_what_there_is_and_what_has_not_begun_has_nothing()
     assert not stage.server.open
 
 
+async def test_a_job_without_a_request_is_aborted_without_asking_the_server() -> None:
+    stage = Stage()
+    stage.runs.begin_update(recompute=False)
+    await stage.begin()
+    stage.runs.abort(["a"])
+    stage.runs.cancel_update()
+    await stage.ended()
+    assert stage.finish() == "aborted"
+    assert stage.server.aborts == [], "the name of no request is the beginning of every name"
+
+
 async def test_while_nothing_comes_an_abort_does_not_wait_for_it() -> None:
     stage = Stage()
     await stage.begin()
