@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from rollmesh.learner.model_files.tokenizer_checks import check_tokenizer
@@ -62,12 +62,36 @@ def read_model_config(folder: Path, setting: str) -> dict[str, Any]:
         raise DataError(f"{setting}: {folder} has no config.json", hint="give a Hugging Face model folder or a hub id")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{setting}: {path} is not valid JSON: {error}", hint=COPY_AGAIN) from error
     if not isinstance(config, dict):
         raise DataError(f"{setting}: {path} holds no object", hint=COPY_AGAIN)
     check_sizes(config, f"{setting}: {path}")
     return config
+
+
+def names_in_index(index: Path, label: str) -> list[str]:
+    """The files of weights that an index names, in order.
+
+    Args:
+        index: of the folder.
+        label: names it in errors.
+
+    Raises:
+        DataError: it cannot be read, or names a file outside of its folder: no one has checked or copied that one.
+    """
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        paths = [PurePosixPath(name) for name in names]
+    except (OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
+        raise DataError(f"{label} cannot be read: {error!r}", hint=COPY_AGAIN) from error
+    for name, path in zip(names, paths, strict=True):
+        if path.is_absolute() or ".." in path.parts:
+            raise DataError(
+                f"{label} names {name!r}, a file outside of the model's folder",
+                hint="copy that file into the folder, and name it in the index without a path",
+            )
+    return names
 
 
 def declared_context(config: Mapping[str, Any]) -> int | None:
@@ -115,15 +139,9 @@ def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _check_weights(folder: Path, setting: str) -> None:
     index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-            raise DataError(f"{setting}: {index} cannot be read: {error!r}", hint=COPY_AGAIN) from error
-        if missing := sorted(name for name in named if not (folder / name).is_file()):
-            raise DataError(
-                f"{setting}: {folder} lacks {', '.join(missing)}, which {index.name} names", hint=COPY_AGAIN
-            )
+    names = names_in_index(index, f"{setting}: {index}") if index.is_file() else []
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        raise DataError(f"{setting}: {folder} lacks {', '.join(missing)}, which {index.name} names", hint=COPY_AGAIN)
     files = sorted(folder.glob("*.safetensors"))
     for path in files:
         _check_safetensors(path, setting)
@@ -150,7 +168,7 @@ def _check_safetensors(path: Path, setting: str) -> None:
     try:
         tensors = [info for name, info in json.loads(header).items() if name != "__metadata__"]
         end = _LENGTH_BYTES + length + max((int(info["data_offsets"][1]) for info in tensors), default=0)
-    except (ValueError, KeyError, AttributeError, TypeError, IndexError) as error:
+    except (ValueError, LookupError, AttributeError, TypeError, OverflowError, RecursionError) as error:
         raise DataError(
             f"{setting}: {path} is cut off or damaged: it has no readable header", hint=COPY_AGAIN
         ) from error

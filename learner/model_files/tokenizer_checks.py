@@ -34,7 +34,7 @@ def check_tokenizer(folder: Path, setting: str, places: int) -> None:
     try:
         tokenizer, rest = json.loads(path.read_text(encoding="utf-8")), _rest(folder)
         beyond = sorted((place, token) for token, place in _tokens(tokenizer, rest) if place >= places)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{setting}: {path} cannot be read: {error!r}", hint="download or copy it again") from error
     if beyond:
         named = ", ".join(f"{token!r} ({place})" for place, token in beyond[:_NAMED])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from rollmesh.learner.model_files.checks import COPY_AGAIN
+from rollmesh.learner.model_files.checks import COPY_AGAIN, names_in_index
 from rollmesh.mesh.errors import DataError, WeightsError
 from rollmesh.mesh.weights.safetensors_format import INDEX_NAME, LENGTH_BYTES, header_length
 
@@ -61,7 +61,7 @@ class WeightFiles:
         stored: a tensor without memory for each stored one, by its name: shape and dtype.
 
     Raises:
-        DataError: a file is missing or damaged, or there is none; a tensor has a dtype of quantized weights.
+        DataError: there are no files, or one is missing or damaged; a tensor has a dtype of quantized weights.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -128,7 +128,7 @@ class WeightFiles:
                 self._tensors[name] = _StoredTensor(path, file, start + begin)
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror}", hint=COPY_AGAIN) from error
-        except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, WeightsError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RuntimeError, WeightsError) as error:
             raise DataError(f"{path} is cut off or damaged: {error}", hint=COPY_AGAIN) from error
 
 
@@ -171,8 +171,4 @@ def _files(folder: Path) -> list[Path]:
                 hint="weights in other formats are not read: save the model again with transformers' save_pretrained",
             )
         return [folder / SINGLE_NAME]
-    try:
-        weight_map: Mapping[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return [folder / name for name in sorted(set(weight_map.values()))]
-    except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
-        raise DataError(f"{index} cannot be read: {error!r}", hint=COPY_AGAIN) from error
+    return [folder / name for name in names_in_index(index, str(index))]

@@ -15,6 +15,8 @@ from rollmesh.learner.model_files.checks import check_context, check_model_files
 from rollmesh.mesh.errors import ConfigError, DataError
 
 INDEX = "model.safetensors.index.json"
+# Deeper than the parser of JSON goes.
+NESTED = "[" * 100_000
 
 
 @pytest.fixture
@@ -33,6 +35,14 @@ def configure(model: Path, **sizes: object) -> None:
     (model / "config.json").write_text(json.dumps({"vocab_size": 8, **sizes}))
 
 
+def index(model: Path, file: object) -> None:
+    (model / INDEX).write_text(json.dumps({"weight_map": {"a": file}}))
+
+
+def write_header(model: Path, header: str) -> None:
+    (model / "model-1.safetensors").write_bytes(len(header).to_bytes(8, "little") + header.encode())
+
+
 def cut(path: Path, size: int) -> None:
     os.truncate(path, size)
 
@@ -43,6 +53,7 @@ def cut(path: Path, size: int) -> None:
         (lambda model: (model / "config.json").unlink(), "has no config.json"),
         (lambda model: cut(model / "config.json", 1), "config.json is not valid JSON"),
         (lambda model: (model / "config.json").write_text("[]"), "config.json holds no object"),
+        (lambda model: (model / "config.json").write_text(NESTED), "config.json is not valid JSON"),
         (lambda model: configure(model, hidden_size="64"), 'config.json says hidden_size: "64", and should have'),
         (lambda model: configure(model, text_config={"n_layer": -1}), "config.json says n_layer: -1, and should"),
         (
@@ -57,12 +68,23 @@ def cut(path: Path, size: int) -> None:
         ),
         (lambda model: (model / "model-1.safetensors").unlink(), f"lacks model-1.safetensors, which {INDEX} names"),
         (lambda model: (model / INDEX).write_text("{}"), f"{INDEX} cannot be read"),
+        (lambda model: (model / INDEX).write_text(NESTED), f"{INDEX} cannot be read"),
+        (lambda model: index(model, 1), f"{INDEX} cannot be read"),
+        (lambda model: index(model, "../x.safetensors"), f"{INDEX} names '../x.safetensors', a file outside of"),
+        (lambda model: index(model, "a/../../x"), f"{INDEX} names 'a/../../x', a file outside of"),
+        (lambda model: index(model, str(model / "model-1.safetensors")), f"{INDEX} names '/.*', a file outside of"),
+        (lambda model: write_header(model, NESTED), "model-1.safetensors is cut off or damaged: .* no readable header"),
+        (
+            lambda model: write_header(model, '{"a": {"data_offsets": [0, Infinity]}}'),
+            "model-1.safetensors is cut off or damaged: .* no readable header",
+        ),
         (
             lambda model: (model / "model-1.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n"),
             "is a pointer of Git LFS",
         ),
         (lambda model: (model / "tokenizer.json").unlink(), "has no tokenizer"),
         (lambda model: (model / "tokenizer.json").write_text('{"model": {"vocab": {"a": 8}}}'), r"'a' \(8\)"),
+        (lambda model: (model / "tokenizer.json").write_text(NESTED), "tokenizer.json cannot be read"),
         (lambda model: [path.unlink() for path in model.glob("model*")], "has no weights"),
     ],
 )

@@ -64,8 +64,17 @@ def test_pieces_have_at_most_the_bytes_and_at_least_a_row() -> None:
     [
         (lambda folder: (folder / INDEX_NAME).unlink(), f"neither {SINGLE_NAME} nor {INDEX_NAME}"),
         (lambda folder: (folder / INDEX_NAME).write_text("[]"), "cannot be read"),
+        (lambda folder: (folder / INDEX_NAME).write_text("[" * 100_000), "cannot be read"),
+        (
+            lambda folder: (folder / INDEX_NAME).write_text('{"weight_map": {"a": "../x.safetensors"}}'),
+            "names '../x.safetensors', a file outside of",
+        ),
         (lambda folder: (folder / "rows.safetensors").unlink(), "rows.safetensors cannot be read"),
         (lambda folder: (folder / "rows.safetensors").write_bytes(b"version"), "rows.safetensors is cut off"),
+        (
+            lambda folder: (folder / "rows.safetensors").write_bytes((100_000).to_bytes(8, "little") + b"[" * 100_000),
+            "rows.safetensors is cut off or damaged",
+        ),
         (lambda folder: os.truncate(folder / "rows.safetensors", 80), "rows.safetensors is cut off"),
         (
             lambda folder: os.truncate(folder / "half.safetensors", (folder / "half.safetensors").stat().st_size - 1),
