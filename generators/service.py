@@ -89,7 +89,7 @@ async def serve(mesh: str, shutdown: Shutdown, options: GeneratorOptions) -> int
     """Generates until asked to end or the run is over: the coroutine of `run`.
 
     Raises:
-        RollmeshError: the port is taken, the mesh does not answer or asks for code that is not allowed, the model
+        RollmeshError: the port is taken, the mesh does not answer or asks for forbidden code, the model
             cannot be built, the engine fails.
     """
     identity, security, host = options.identity, options.security, options.host

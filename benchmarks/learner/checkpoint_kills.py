@@ -1,8 +1,8 @@
 """Learners that are killed while they write a checkpoint, each continued by the next; `checkpoints --kills` runs it.
 
 A learner loads what it finds as at any start, trains a step, begins a checkpoint, and trains on. It is killed (SIGKILL)
-at a random moment of the write. What it has copied is noted beforehand, as a digest of all weights: the next learner
-compares it with what it has loaded.
+at a random moment of the write. Before that, each learner writes a digest of the weights that it has copied. The next
+learner compares the weights that it loads with that digest.
 """
 
 from __future__ import annotations

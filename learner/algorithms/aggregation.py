@@ -77,7 +77,7 @@ def aggregate(
 
     Args:
         token_loss: float [R].
-        tokens: whose sequences the tokens belong to.
+        tokens: the tokens of the micro-batch, with their sequences.
         counts: sizes of the whole optimizer batch.
         mode: see the module.
         horizon: constant length of `seq_mean_token_sum_norm`, in tokens.

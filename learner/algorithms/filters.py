@@ -24,14 +24,14 @@ class FilterSettings(Settings):
 
     Attributes:
         zero_variance: drop groups whose members all have the same metric: they have no advantage.
-        zero_variance_below: a sample standard deviation up to this counts as none; 0 counts even the rounding of the
-            mean of equal rewards as variance.
+        zero_variance_below: a sample standard deviation up to this counts as 0; with 0, even the rounding of the mean
+            of equal rewards counts as variance.
         accuracy_low, accuracy_high: keep groups whose mean metric is within these bounds, both included.
         metric: `reward`, or the name of a reward component, that the filters above look at.
-        min_response_tokens, max_response_tokens: drop groups none of whose members has a length within these bounds,
-            both included.
+        min_response_tokens, max_response_tokens: drop groups without any member of a length within these bounds, both
+            included.
         truncated: `mask` does not train responses that the token budget ended (DAPO, sec. 3.4, overlong filtering).
-        reject_advantages: [low, high]: groups whose advantages all lie within are not trained; the batch is smaller
+        reject_advantages: [low, high]: groups with all advantages in this range are not trained. The batch is smaller
             then, unlike with `zero_variance`, which sees rewards and refills.
     """
 
@@ -96,7 +96,7 @@ def truncated_keep(rollouts: Rollouts) -> Tensor:
 
 
 def advantage_keep(rollouts: Rollouts, low: float = 0.0, high: float = 0.0) -> Tensor:
-    """False for all tokens of groups whose advantages all lie within [low, high]: they would hardly move the policy.
+    """False for all tokens of groups with all advantages in [low, high]: they would hardly move the policy.
 
     Args:
         rollouts: with advantages.

@@ -31,7 +31,7 @@ def process_rewards(log_probs: Tensor, reference_log_probs: Tensor, beta: float)
 
 
 def others_mean(values: Tensor, counted: Tensor, group_ids: Tensor, count: int) -> Tensor:
-    """Mean over the other members of a sequence's group, [S]; 0 where there are none.
+    """Mean over the other members of a sequence's group, [S]; 0 without others.
 
     Args:
         values: float [S].

@@ -30,7 +30,7 @@ def segment_sum(values: Tensor, segments: Tensor, count: int) -> Tensor:
 
 def segment_count(segments: Tensor, count: int) -> Tensor:
     """Elements per segment, int64 [count]."""
-    # Without `torch.bincount`, for whose size the host waits for the device.
+    # Without `torch.bincount`: the host waits for the device to learn the size of its result.
     return segments.new_zeros(count, dtype=torch.int64).index_add_(0, segments, torch.ones_like(segments))
 
 
@@ -106,7 +106,7 @@ def shift_left(values: Tensor, lengths: Tensor, fill: Tensor | float = 0.0) -> T
 def reverse_scan(inputs: Tensor, decays: Tensor | float, lengths: Tensor, last: Tensor | None = None) -> Tensor:
     """Solves x_t = inputs_t + decays_t * x_{t+1} backwards in time, with x after the last token given by `last`.
 
-    All sequences are one long recurrence whose decay is 0 after each of them. It is cut into blocks of equal size,
+    All sequences are one long recurrence with a decay of 0 after each of them. It is cut into blocks of equal size,
     whatever the lengths. All blocks are solved at once for an unknown x after them. The same recurrence over blocks
     gives these unknowns, and a second pass fills them in. Nothing is padded to the longest sequence, and a token's
     arithmetic is that of the plain loop.

@@ -120,7 +120,7 @@ class Rollouts:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The result of an estimator whose advantages differ between the tokens of a sequence.
+    """The result of an estimator with different advantages for the tokens of a sequence.
 
     Attributes:
         advantages: float [R].

@@ -62,8 +62,8 @@ def value_loss(
 
     Returns:
         Loss float [R], and metrics as sums over tokens: `critic/vf_loss`, `critic/vpred_mean`, `critic/vf_clipfrac`,
-        `critic/vf_outside`. The last two count tokens whose clipped loss is the larger one, and those whose value has
-        left the clip range.
+        `critic/vf_outside`. The last two count tokens with a larger clipped loss, and tokens with a value outside the
+        clip range.
     """
     loss = _penalty(values - returns, kind, huber_delta)
     clipped_share = outside = torch.zeros_like(loss)

@@ -178,7 +178,7 @@ def _place(
 
 
 def _any(flags: NDArray[np.bool_], lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Flags of sequences any of whose response tokens has the flag."""
+    """Flags of sequences with a flag on any response token."""
     if not len(flags):
         return np.zeros(len(lengths), dtype=bool)
     owner = np.repeat(np.arange(len(lengths)), lengths)

@@ -33,7 +33,7 @@ def sequence_cost(
     Args:
         tokens: L, of one sequence or of several.
         context: C, tokens that are attended to but computed elsewhere.
-        again: tokens that layers with a state would compute in addition; the layer is none.
+        again: tokens that layers with a state would compute in addition; this layer has no state.
         hidden_size: h; where it is not known, that of an 8B model.
     """
     del again

@@ -37,7 +37,7 @@ class Best:
 
     Attributes:
         checkpoint: name of its folder.
-        incarnation, version: whose weights it holds.
+        incarnation, version: of the weights that it holds.
         metric, direction: the compared metric, and whether `max` or `min` is better.
         value: of the metric.
         measured_by: values under another name cannot be compared (`learner.evaluation.measurement_identity`).

@@ -70,7 +70,8 @@ def _empty(out: Path) -> Path:
 def leave_hf_folders(config: Config) -> None:
     """Writes the folders that `checkpoint.hf` names, in place of those of an earlier end of the run.
 
-    One that cannot be written costs that folder alone: the log says so, and `rollmesh export` can do it later.
+    A folder that cannot be written is missing, and only that one: the log names it, and `rollmesh export` can do it
+    later.
 
     Args:
         config: of a run that is complete; the model's path is a local folder.

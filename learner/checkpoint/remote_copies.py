@@ -1,10 +1,10 @@
 """Copies of checkpoints under a URL: in an object store, or wherever else fsspec can write.
 
 Invariants: a copy that exists is complete. Object stores cannot rename a folder. So the list of digests, which names
-all files of a checkpoint, is written last, and a copy without it is none. A copy is removed, its list first, only while
-a newer one is complete. Nothing is removed that is newer than the run's newest checkpoint: a successor has written it.
-With each copy goes the consumption log: a run is restored from the two. Next to the copies is the file about the best
-checkpoint.
+all files of a checkpoint, is written last, and a copy without it does not count. A copy is removed, its list first,
+only while a newer one is complete. Nothing is removed that is newer than the run's newest checkpoint: a successor has
+written it. With each copy goes the consumption log: a run is restored from the two. Next to the copies is the file
+about the best checkpoint.
 """
 
 from __future__ import annotations

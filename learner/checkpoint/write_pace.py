@@ -12,11 +12,11 @@ _MOST = 1 / 3
 # A tiny model's checkpoints come as they may.
 _WORTH_SAYING_S = 10.0
 _ADVISED = 12
-"""Intervals of so many times the write cost less than 5 % where steps take 2.4 times as long meanwhile."""
+"""Intervals of this many times the write cost less than 5 % where steps take 2.4 times as long meanwhile."""
 
 
 class WritePace:
-    """Compares what checkpoints take with the time between them; those on request do not count.
+    """Compares the time that checkpoints take with the time between them; those on request do not count.
 
     Args:
         began: when the training began, by the monotonic clock.
@@ -28,7 +28,7 @@ class WritePace:
         self._said = False
 
     def due(self, at: float) -> None:
-        """The schedule wants one.
+        """Records that the schedule asks for a checkpoint.
 
         Args:
             at: by the monotonic clock.
@@ -36,7 +36,7 @@ class WritePace:
         self._last, self._interval_s = at, at - self._last
 
     def written(self, took_s: float) -> None:
-        """One is committed, so many seconds after its step."""
+        """Records that a checkpoint is committed, this many seconds after its step."""
         if self._said or took_s < _WORTH_SAYING_S or not 0 < _MOST * self._interval_s < took_s:
             return
         self._said = True

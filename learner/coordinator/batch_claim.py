@@ -87,7 +87,7 @@ class BatchClaimer:
         table: has the groups, and is notified of claims.
         algorithm: keeps or drops groups.
         log: records claims.
-        checkpoints: asked for a checkpoint where the buffer wants one.
+        checkpoints: asked for a checkpoint where the buffer needs one.
         rules: of the run.
         priorities: sets those of groups that may be used again; None: they have none.
     """
@@ -155,7 +155,7 @@ class BatchClaimer:
         """Claims and logs a candidate.
 
         Returns:
-            Whether it is claimed. If not, nothing is, and the groups whose leases were refused (lost, say) leave the
+            Whether it is claimed. If not, no group is, and groups with refused leases (lost, say) leave the
             candidate when it is gathered again: others take their place.
 
         Raises:

@@ -35,7 +35,7 @@ class BestTracker:
         self._direction: Literal["max", "min"] = direction
         self._lock = threading.Lock()
         self._candidates: dict[PolicyVersion, str] = {}
-        # Versions whose rounds ended last, and their results where no checkpoint was there for them.
+        # Versions of the rounds that ended last, and their results if they had no checkpoint yet.
         self._ended: dict[PolicyVersion, EvalResult | None] = {}
 
     def checkpoint_written(self, policy: PolicyVersion, checkpoint: str) -> None:

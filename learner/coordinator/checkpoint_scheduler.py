@@ -69,7 +69,7 @@ class CheckpointScheduler:
         progress: stored with every checkpoint; the version from which it was resumed is durable already.
         announcer: of the versions; commits.
         best: keeps the best one; None: nothing is kept for its result.
-        copies: of checkpoints elsewhere; None: there are none.
+        copies: of checkpoints elsewhere; None without copies.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ from rollmesh.mesh.tables import TRAIN
 from rollmesh.mesh.user_code import load_callable
 
 Priority = Callable[[Group], float]
-# Priority of a group whose rewards do not differ: it teaches nothing, but can still be drawn.
+# Priority of a group with equal rewards: it has no gradient, but can still be drawn.
 _LEAST = 1e-3
 
 
@@ -48,7 +48,7 @@ class PrioritySetter:
         client: of the buffer.
         priority: of a group, positive.
         incarnation: of this learner.
-        max_reuse: groups whose last use this is are left out.
+        max_reuse: groups at their last use are left out.
     """
 
     def __init__(self, client: BufferClient, priority: Priority, *, incarnation: int, max_reuse: int) -> None:

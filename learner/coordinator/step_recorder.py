@@ -172,7 +172,7 @@ class StepRecorder:
             "skipped_updates": finished.skipped,
             **finished.metrics,
             **({"mismatch_warning": finished.mismatch_warning} if finished.mismatch_warning else {}),
-            # After the algorithm's metrics, which do not see responses that were skipped for want of a signal.
+            # After the algorithm's metrics, which do not see responses that were skipped for lack of a signal.
             **staleness_metrics(histogram),
             **finished.timings,
             **{f"clock/{name}": value for name, value in self._clocks().items()},

@@ -32,7 +32,7 @@ class Mismatch:
     Attributes:
         tokens: compared.
         absolute: of |d|, d = log(learner / generator) per token; nats.
-        k3: of e^d - 1 - d, whose mean estimates KL(generator || learner) and is never negative; nats.
+        k3: of e^d - 1 - d; the mean estimates KL(generator || learner) and is never negative; nats.
     """
 
     tokens: int = 0
@@ -80,7 +80,7 @@ class MismatchMeter:
     """Sums over the micro-batches of a batch's first optimizer step, taken where their loss is computed.
 
     Args:
-        engine: whose loss is watched.
+        engine: computes the loss that is watched.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -88,7 +88,7 @@ class MismatchMeter:
         self._sums = torch.zeros(3, dtype=torch.float64, device=engine.device)
 
     def watching(self, loss: Loss) -> Loss:
-        """The same loss, whose calls are summed up."""
+        """The same loss; its calls are added to the sums."""
 
         def watched(output: ModelOutput, tokens: TokenBatch, counts: GlobalCounts) -> LossOutput:
             self._add(output, tokens)

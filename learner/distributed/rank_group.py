@@ -37,7 +37,7 @@ class RankGroup:
 
     Args:
         worker: of rank 0.
-        channel: to the other ranks; None where there are none.
+        channel: to the other ranks; None for a single rank.
         watch: of this rank.
         export: rank 0's; None where nothing is published.
     """

@@ -53,7 +53,7 @@ class WeightExport:
 
     Args:
         engine: of the policy.
-        channel: to the other ranks, for this alone; None where there are none.
+        channel: to the other ranks, for this alone; None for a single rank.
         bucket_bytes: `weights.bucket_bytes`.
 
     Attributes:

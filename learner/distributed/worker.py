@@ -113,7 +113,7 @@ class Worker:
 
     @property
     def packing(self) -> Packing:
-        """That of the model whose packing is the loosest: all see the same micro-batches."""
+        """The loosest packing of all models, since all get the same micro-batches."""
         taken = {engine.packing for engine in self._engines.values()}
         return max(taken, key=list(Packing).index)
 

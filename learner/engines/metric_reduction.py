@@ -20,7 +20,7 @@ from rollmesh.learner.algorithms.metrics import Metrics, summarize
 from rollmesh.learner.engines.world import World
 from rollmesh.mesh.errors import ConfigError
 
-# Sums of squares of so many codes, one of each rank, are exact in float64.
+# Sums of squares of this many codes, one of each rank, are exact in float64.
 _CODES = 1 << 20
 
 
@@ -29,7 +29,7 @@ def reduce_metrics(world: World, parts: Sequence[Metrics], tokens: int, loss: Te
 
     Args:
         world: the ranks.
-        parts: metrics of this rank's micro-batches; may be none.
+        parts: metrics of this rank's micro-batches; may be empty.
         tokens: trained tokens in them.
         loss: 0-d, sum of this rank's shares.
 

@@ -109,7 +109,7 @@ def attended_pairs(segments: Segments, window: int | None) -> int:
 def _pairs(lengths: NDArray[np.int64], before: NDArray[np.int64], window: int | None) -> NDArray[np.int64]:
     if window is None:
         return before * lengths + lengths * (lengths + 1) // 2
-    # Tokens that see the window in full: those whose position, from 1, exceeds it.
+    # Tokens that see the window in full: those at a position, from 1, beyond it.
     full = np.clip(before + lengths - np.maximum(before, window), 0, None)
     partial = lengths - full
     pairs: NDArray[np.int64] = partial * before + partial * (partial + 1) // 2 + full * window

@@ -13,11 +13,11 @@ from rollmesh.learner.engines.world import World
 
 @dataclass(slots=True, eq=False)
 class PendingStep:
-    """The knowledge of this process about a step whose gradient is accumulated.
+    """The knowledge of this process about a step that accumulates its gradient.
 
     Attributes:
         loss: 0-d on the device, sum of its micro-batches' shares.
-        parts: their metrics; none where the process has no results.
+        parts: their metrics; empty where the process has no results.
         tokens: trained tokens in its micro-batches.
         counted: the step's batch has tokens to train, on whichever rank.
         computed: some rank has had a micro-batch, so that there are gradients.

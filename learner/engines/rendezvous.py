@@ -2,7 +2,7 @@
 
 Invariants: the ranks of one machine meet in a file of a private folder. Those of several meet in a TCP store, which
 listens at the one address that was named for it; a process makes it once. Values in it are bytes that torch writes and
-reads, none of them pickled. Under torchrun its own store is used, which listens on all addresses.
+reads, never pickles. Under torchrun its own store is used, which listens on all addresses.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ FLOORS = {"float32": 1e-3, "bfloat16": 0.1}
 _MOST = 1e-2
 # However noisy it is in another compute dtype: a gradient of zero is 1 off.
 _MOST_ROUNDED = 0.99
-# Tolerance of outputs whose sequence has other neighbours: the same kernels see the same shapes, and exactly 0 was
+# Tolerance of outputs of a sequence with other neighbours: the same kernels see the same shapes, and exactly 0 was
 # found.
 _LEAK = 1e-3
 # Roundings into which the whole model may turn one: 3.6 were seen.

@@ -106,7 +106,7 @@ class Evaluator:
 
     Attributes:
         latest: the last result; None before the first.
-        policy: whose round runs, or ran last.
+        policy: the version of the current or last round.
         skipped: rounds left out because the one before still ran.
     """
 

@@ -1,4 +1,4 @@
-"""Ends a learner whose main thread hangs: its event loop still answers, so no other process can see that.
+"""Ends a learner when its main thread hangs: its event loop still answers, so no other process can see that.
 
 Invariants:
 - a step hangs when it lasts `FACTOR` times as long as the longest so far, and at least `AT_LEAST_S`. That is more than

@@ -45,7 +45,7 @@ class SilenceTimer:
 
 
 def describe_silent(states: Mapping[int, RankState], silence: SilenceTimer, bound_s: float) -> str:
-    """The ranks that have been silent for longer than a bound, in words; empty where there are none."""
+    """The ranks that have been silent for longer than a bound, in words; empty without any."""
     return "; ".join(_describe(rank, state, silence) for rank, state in states.items() if silence.of(rank) > bound_s)
 
 

@@ -14,7 +14,7 @@ from rollmesh.mesh.errors import MismatchError
 
 log = logging.getLogger(__name__)
 _LEAST_TOKENS = 256
-# Batches without a token to compare, after which the log says so.
+# Batches without a token to compare, after which a warning is logged.
 _MANY_BATCHES = 20
 _LOOK_AT = (
     "compare the weights with `rollmesh weights verify` while the run is in progress, then dtype, quantization and "

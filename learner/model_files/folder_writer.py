@@ -95,7 +95,7 @@ def _stored(
 ) -> Iterator[tuple[str, Tensor]]:
     """Tensors as they are stored, by their stored names, from a model's, which come in order.
 
-    Those that are not of floating point, small ones, come last: the format wants the numbers in their places.
+    Those that are not of floating point, small ones, come last: the format requires the numbers at their places.
     """
     others: dict[str, Tensor] = {}
     coming = iter(tensors)

@@ -104,7 +104,7 @@ def _read_trainable(folder: Path) -> PreTrainedConfig:
     """The configuration of a model.
 
     Raises:
-        DataError: there is none that transformers knows, or its weights are quantized.
+        DataError: transformers knows no such model, or its weights are quantized.
     """
     config = read_config(folder)
     if getattr(config, "quantization_config", None):

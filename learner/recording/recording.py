@@ -234,7 +234,7 @@ class Recording:
 
     @property
     def versions(self) -> Sequence[int]:
-        """Versions whose batch is there, ascending."""
+        """Versions that have their batch, ascending."""
         return sorted(self._locations)
 
     def batch(self, version: int) -> recording_pb2.RecordedBatch | None:

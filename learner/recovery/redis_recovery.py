@@ -39,7 +39,7 @@ class RunHistory:
     """The history of a run as a learner knows it.
 
     Attributes:
-        incarnation: of the learner whose history it is.
+        incarnation: of the learner with this history.
         takeovers: the version from which each incarnation continued, as far as it is known.
         uses: of the surviving lineage, oldest first.
         version: in force.

@@ -128,7 +128,7 @@ def is_truncated(member: trajectory_pb2.MemberMeta) -> bool:
 
 
 def unsent_members(leased: buffer_pb2.LeasedGroup) -> list[int]:
-    """Members whose payload is too large to come with the lease: it has to be fetched."""
+    """Members with a payload too large to come with the lease: the learner fetches it."""
     return [meta.member for meta, pieces in zip(leased.members, leased.pieces, strict=False) if pieces]
 
 

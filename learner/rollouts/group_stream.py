@@ -117,7 +117,7 @@ class GroupStream:
         return list(self._groups[version].values())[:count]
 
     def finish_version(self, version: int, groups: Collection[SampledGroup]) -> None:
-        """Ends a version whose batch is claimed; other groups that were held for it are returned."""
+        """Ends a version after its batch is claimed; returns other groups that were held for it."""
         used = {group.key for group in groups}
         self._finished_version = version
         self._requested = {later: count for later, count in self._requested.items() if later > version}
@@ -125,7 +125,7 @@ class GroupStream:
         self._release([group.key for held in over for group in held.values() if group.key not in used])
 
     def drop_refused(self, leases: Iterable[Lease]) -> None:
-        """Drops groups whose leases cannot be claimed, and requests others."""
+        """Drops groups with leases that cannot be claimed, and requests others."""
         self._release(self._remove(set(leases)))
 
     async def return_groups(

@@ -6,8 +6,8 @@ them. The speed of a receiver's connection is known from its reports of full tra
 
 Invariants: no receiver waits longer than a full transfer would have taken beyond that of the link (`delta_wait_s`),
 except where `weights.encoding: delta` always asks for links. The first manifest of a stream comes at once, and so do
-versions whose weights the stream has announced already. A stream never returns to an older version, and always reaches
-the newest one.
+versions with weights that the stream has announced already. A stream never returns to an older version, and always
+reaches the newest one.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rollmesh.mesh.config.weights import EncodingName, TransportName, WeightsSection
 
 VERSIONS_IN_FLIGHT = 2
-"""Versions in memory beside `keep_versions`, at most: the next one, and an older one that is still being fetched."""
+"""Versions in memory in addition to `keep_versions`, at most: the next one, and an older one still being fetched."""
 LINK_SHARE = 0.7
 """A delta of more than this share of a version is not kept: it is not worth its memory, nor a receiver's work."""
 

@@ -203,7 +203,7 @@ class WeightPublisher:
     def complete(
         self, policy: PolicyVersion, layout: VersionLayout, file: VersionFile, parts: Mapping[int, PartDigests]
     ) -> weights_pb2.Manifest:
-        """Announces a version whose parts are written, and releases the oldest.
+        """Announces a version after its parts are written, and releases the oldest.
 
         Args:
             policy: above every version published before.

@@ -24,7 +24,7 @@ _RECEIVERS = 1024
 # Reports kept per receiver, and announcements that may still be acknowledged.
 _KEPT = 1024
 _ANNOUNCEMENTS = 256
-# Full transfers whose speed shows the speed of a receiver's network.
+# Full transfers that show the speed of a receiver's network.
 _RATES = 8
 # In the order in which they happen; the pause is a duration, the others are moments.
 STAGES = ("first_byte", "last_byte", "pause", "total", "ack")

@@ -56,13 +56,13 @@ class VersionLayout:
     Args:
         tensors: in the order of the model.
         bucket_bytes: `weights.bucket_bytes`.
-        ties: names without bytes of their own, each with the tensor whose bytes it shares.
+        ties: names that share the bytes of another tensor, each with the name of that tensor.
 
     Attributes:
         nbytes: of a version, padding included.
 
     Raises:
-        WeightsError: there are none, or a dtype cannot travel.
+        WeightsError: there are no tensors, or a dtype cannot travel.
     """
 
     def __init__(

@@ -145,7 +145,7 @@ def touch_pages(data: memoryview) -> None:
 
 
 def _allocate(directory: Path | None, nbytes: int) -> int:
-    """A descriptor of an unnamed file whose memory is all there."""
+    """A descriptor of an unnamed file with all its memory allocated."""
     descriptor = _open_unnamed(directory)
     try:
         os.posix_fallocate(descriptor, 0, nbytes)

@@ -149,7 +149,7 @@ def opo(rollouts: Rollouts, *, single: Single = "reward") -> Tensor:
 def gpg(rollouts: Rollouts, *, f_norm: float = 1.0, single: Single = "reward") -> Tensor:
     """Group policy gradient: A_i = alpha * (r_i - mean_g) / f_norm, alpha = S / number of rewards that are not 0.
 
-    arXiv:2504.02546. alpha makes up for groups without a gradient, as counted by verl.
+    arXiv:2504.02546. alpha compensates for groups without a gradient, as counted by verl.
 
     Args:
         rollouts: the whole batch.

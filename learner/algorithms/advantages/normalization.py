@@ -119,7 +119,7 @@ def normalize(
 
 
 def with_singles(centred: Tensor, rewards: Tensor, group_ids: Tensor, count: int, single: Single) -> Tensor:
-    """Centred rewards [S], with the reward itself for groups of one where `single` says so."""
+    """Centred rewards [S], with the reward itself for groups of one if `single` asks for that."""
     return centred if single == "zero" else torch.where(is_alone(group_ids, count), rewards, centred)
 
 

@@ -79,7 +79,7 @@ def age_rejections(staleness: Tensor, settings: CorrectionSettings) -> dict[str,
 
 
 def within_second_moment(squares: Tensor, bound: float) -> Tensor:
-    """The most tokens, in the order of their squares, whose mean square is below the bound (M2PO, arXiv:2510.01161).
+    """The most tokens, by ascending square, with a mean square below the bound (M2PO, arXiv:2510.01161).
 
     Args:
         squares: [R], squared log-ratios.

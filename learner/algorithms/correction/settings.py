@@ -83,7 +83,7 @@ class CorrectionSettings(Settings):
             KL(behaviour || proximal). Other scopes than the token keep or reject a sequence as a whole. For k1 the
             threshold bounds the ratio behaviour / proximal, 1 / r: `[lo, hi]` or verl's `"lo_hi"`, a single number u is
             [1/u, u]. For k2 and k3 it is the largest value.
-        veto: a sequence with any token whose r is below this is rejected; 1e-4 is usual. None: off.
+        veto: a sequence is rejected if r of any token is below this; 1e-4 is usual. None: off.
         max_age: tokens that are older, in versions, are rejected. None: off.
         second_moment: reject the tokens with the largest d^2 until the mean of the others is below this (M2PO,
             arXiv:2510.01161, alg. 1; 0.04 there). None: off.
@@ -190,7 +190,7 @@ def _largest(name: str, threshold: Any) -> tuple[float, float]:
 
 
 def check_corrects(settings: CorrectionSettings, plan: UpdatePlan) -> None:
-    """Refuses a run whose data can be stale and that corrects for nothing.
+    """Refuses a run without correction if its data can be stale.
 
     Raises:
         SettingsError: naming the setting.

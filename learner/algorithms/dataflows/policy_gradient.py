@@ -168,7 +168,7 @@ class PolicyGradient(Algorithm):
 
     @property
     def _silent_where_equal(self) -> bool:
-        """True where a group whose members all have the same reward as scored has no advantage, and so no gradient."""
+        """True if a group with equal scored rewards has no advantage, and so no gradient."""
         settings = self.settings
         return (
             self.silent_without_advantage

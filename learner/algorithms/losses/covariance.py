@@ -86,8 +86,8 @@ def clip_cov(
 ) -> tuple[Tensor, Metrics]:
     """Clipped surrogate without the selected tokens of large covariance.
 
-    L = max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)). It is 0 for a random share of the tokens that the clip
-    leaves alone and whose covariance is between the bounds. They stay in the denominator. arXiv:2505.22617, eq. 10, 11.
+    L = max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)). It is 0 for a random share of the tokens that are not
+    clipped and have a covariance between the bounds. They stay in the denominator. arXiv:2505.22617, eq. 10, 11.
 
     Args:
         log_probs: float [R], with gradient.
@@ -126,7 +126,7 @@ def select_kl_cov(view: StepView, *, share: float = 2e-4) -> Tensor:
         share: see `kl_cov`.
 
     Returns:
-        bool [R]: max(1, int(share * R)) tokens; none of an empty minibatch.
+        bool [R]: max(1, int(share * R)) tokens; empty for an empty minibatch.
     """
     cov = covariances(view)
     selected = torch.zeros_like(cov, dtype=torch.bool)

@@ -1,7 +1,7 @@
 """Trust regions in probabilities instead of ratios: tokens that would leave the region are dropped.
 
 A ratio of 2 is nothing for a token of probability 1e-6 and everything for one of 0.4. A difference of probabilities, or
-the divergence between the two Bernoulli distributions "this token or another", tells them apart. DPPO, "Rethinking the
+the divergence between the two Bernoulli distributions "this token or another", separates them. DPPO, "Rethinking the
 Trust Region in LLM Reinforcement Learning", arXiv:2602.04879.
 """
 

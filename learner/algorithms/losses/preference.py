@@ -25,7 +25,7 @@ def pair_margins(
     *,
     per_token: bool = False,
 ) -> Tensor:
-    """Margins z of pairs whose responses stand side by side.
+    """Margins z of pairs of adjacent responses.
 
     Args:
         log_probs: float [R], with gradient.

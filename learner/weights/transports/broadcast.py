@@ -53,7 +53,7 @@ _END_S = LONGEST_STALL_S + 5.0
 
 @dataclass(slots=True)
 class _Join:
-    """A receiver that wants a version; `group` is the one it still has."""
+    """A receiver that asks for a version; `group` is the broadcast group that it still has."""
 
     member_id: str
     policy: PolicyVersion
@@ -143,7 +143,7 @@ class Broadcast(SenderTransport):
 
         Args:
             member_id: of the receiver; one that joins again takes the place of its first call.
-            policy: the version it wants.
+            policy: the version that it asks for.
             group: the group that it is still connected to; empty: none.
 
         Raises:
@@ -210,7 +210,7 @@ class Broadcast(SenderTransport):
                     self._changed.wait(left)
                 if self._closed:
                     continue
-                # Those that still want an older version while others want a newer one have been overtaken.
+                # Receivers that ask for an older version, while others ask for a newer one, have been overtaken.
                 newest = max((join.policy for join in self._joins), default=None)
                 members = []
                 for join in self._joins:

@@ -177,7 +177,7 @@ class _Full(WeightPublisher):
 
 
 def refuse_long_sequence(harness: Harness, model: Path) -> tuple[list[str], bool]:
-    """What a rank says of a sequence that the second one alone has, and whether the next step is skipped."""
+    """A rank's errors about a sequence that only the second one has, and whether the next step is skipped."""
     engine = harness.make(make_spec(model, timeout_s=20.0))
     batches = [pack(make_sequences(1, longest=30 if engine.layout.dp_rank else 2))]
     counts = engine.global_counts(batches)
@@ -203,7 +203,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class StatesSeen:
-    """What steps have left on this rank, and bytes of the optimizer's state.
+    """The results of steps on this rank, and bytes of the optimizer's state.
 
     Attributes:
         tensors: shards of parameters, and of their state.

@@ -1,8 +1,8 @@
 """The optimizer's step piece by piece, where its state rests in host memory.
 
 Optimizers pass over parameters without a gradient. So a piece is updated by the optimizer's own step, while all other
-gradients are taken away. On CUDA copies have a stream of their own: while a piece is computed, the one before it goes
-back to the host, and the next one comes.
+gradients are taken away. On CUDA copies have their own stream: while a piece is computed, the one before returns to the
+host, and the next one arrives.
 
 Invariants: two pieces at most are on the device amid a step. The results are those of a step over all parameters, bit
 by bit. All ranks have the same pieces, so collectives of an optimizer line up.
