@@ -5,14 +5,22 @@ A package's `conftest.py` names this module in its `pytest_plugins`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from rollmesh.testing.engine_cases import ARCHITECTURES, make_model
-from rollmesh.testing.worlds import EngineLayout, EngineWorld, Processes
+# Before they are imported, below and by tests: then a failed assert shows what it compares, as in a test's own module.
+_ASSERTING = [
+    f"rollmesh.testing.{name}"
+    for name in ("contract_inference", "contract_memory", "contract_state", "contract_training", "engine_cases")
+]
+pytest.register_assert_rewrite(*(name for name in _ASSERTING if name not in sys.modules))
+
+from rollmesh.testing.engine_cases import ARCHITECTURES, make_model  # noqa: E402 - see above
+from rollmesh.testing.worlds import EngineLayout, EngineWorld, Processes  # noqa: E402 - see above
 
 GetWorld = Callable[[EngineLayout], EngineWorld]
 

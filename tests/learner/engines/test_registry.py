@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 
 from rollmesh.learner.engines.registry import create_engine
 from rollmesh.mesh.errors import ConfigError
@@ -40,3 +43,15 @@ def test_the_contract_is_collected_as_the_page_says(tmp_path: Path, capsys: pyte
     assert {name for name, _ in blocks} == {"conftest.py", "test_contract.py"}
     for layout in "one_process", "two_ranks":
         assert re.search(rf"test_contract.py::TestMine::\w+\[{layout}\] \(fixtures used:.*\bworld\b", planned)
+
+
+def test_the_contracts_asserts_show_what_they_compare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of a test's own module do; the plugin is imported first, as by a package that names it."""
+    for name in [name for name in sys.modules if name.startswith("rollmesh.testing.")]:
+        monkeypatch.delitem(sys.modules, name)
+    importlib.import_module("rollmesh.testing.fixtures")
+    for name in ("contract_inference", "contract_memory", "contract_state", "contract_training", "engine_cases"):
+        module = importlib.import_module(f"rollmesh.testing.{name}")
+        assert type(module.__loader__).__name__ == "AssertionRewritingHook", name
+    with pytest.raises(AssertionError, match=r"assert dict_keys\(\['found'\]\) == dict_keys\(\[\]\)"):
+        module.assert_same({"found": torch.zeros(1)}, {})
