@@ -96,14 +96,13 @@ class InferenceContract(Suite):
             assert not torch.equal(first, after)
 
     @pytest.mark.parametrize("reshard", [True, False], ids=["gathered again", "stays gathered"])
-    @pytest.mark.parametrize("case", ["after micro-batches", "without any"])
-    def test_outputs_follow_a_step_amid_which_there_were_others(
-        self, world: EngineWorld, engine_models: Mapping[str, Path], case: str, reshard: bool
+    def test_outputs_follow_steps_amid_which_there_were_others(
+        self, world: EngineWorld, engine_models: Mapping[str, Path], reshard: bool
     ) -> None:
         """In half precision, in which engines make copies of their weights; these are of before the step."""
-        before, expected, found = world.run(_amid_a_step, engine_models["tied"], case, reshard)[0]
+        (*before, expected, found), *_ = world.run(_amid_steps, engine_models["tied"], reshard)
         assert torch.equal(found, expected)
-        assert not torch.equal(found, before)
+        assert not any(torch.equal(found, each) for each in before)
 
 
 def infer(engine: Engine, sequences: Sequence[TrainSequence], budget: int = 24, **how: Any) -> dict[str, Tensor]:
@@ -182,22 +181,21 @@ def _frozen(harness: Harness, model: Path, rests: bool) -> tuple[Tensor, Tensor,
     return first, infer(actor, sequences)["log_probs"], infer(frozen, sequences)["log_probs"]
 
 
-def _amid_a_step(harness: Harness, model: Path, case: str, reshard: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probs before a step, after one, and after one whose engine has computed log-probs amid it."""
+def _amid_steps(harness: Harness, model: Path, reshard: bool) -> list[Tensor]:
+    """Log-probs amid a step and amid one without micro-batches, then after both, without them and with them."""
     sequences = make_sequences(4)
     memory = MemorySection(reshard_after_forward=reshard)
     untouched, engine = (harness.make(make_spec(model, param_dtype="bfloat16", memory=memory)) for _ in range(2))
-    before: list[Tensor] = []
+    found: list[Tensor] = []
     for each in (untouched, engine):
-        train(each, make_sequences(1))
         batches = make_batches(each, make_sequences(2))
         counts = each.global_counts(batches)
-        if case == "after micro-batches":
-            each.accumulate(batches, policy_loss, counts)
+        each.accumulate(batches, policy_loss, counts)
         if each is engine:
-            before.append(infer(each, sequences)["log_probs"])
-        if case == "without any":
-            each.accumulate([], policy_loss, counts)
+            found.append(infer(each, sequences)["log_probs"])
         each.apply()
-    expected, found = (infer(each, sequences)["log_probs"] for each in (untouched, engine))
-    return before[0], expected, found
+        if each is engine:
+            found.append(infer(each, sequences)["log_probs"])
+        each.accumulate([], policy_loss, counts)
+        each.apply()
+    return found + [infer(each, sequences)["log_probs"] for each in (untouched, engine)]

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.checkpoint import FileSystemReader
 
 from benchmarks.learner.tiny_models import save_model
-from rollmesh.testing.contract_state import StateContract
+from rollmesh.testing.contract import EngineContract
 from rollmesh.testing.fixtures import GetWorld
 from rollmesh.testing.worlds import EngineLayout
 from tests.learner.engines.four_ranks import CASES, DIVISIONS, OPTIMIZERS, continue_state, refusal, save_state, train
@@ -20,7 +20,8 @@ torch.set_num_threads(1)
 
 ONE, TWO_RANKS = EngineLayout("one_process"), EngineLayout("two_ranks", processes=2)
 FOUR_RANKS = EngineLayout("four_ranks", processes=4)
-COPIES = EngineLayout("two_copies", processes=4, changes={"shards": 2})
+# Both at once, for the time of one: a mistake of either shows.
+COPIES = EngineLayout("sequences_in_copies", processes=4, changes={"shards": 2, "sp": 2})
 # A moment of each optimizer, and its kind.
 KEPT = {
     "8bit": ("exp_avg", torch.uint8),
@@ -53,8 +54,8 @@ def test_what_is_divided_gives_the_results_of_one_process(models: Path, engine_w
             assert found == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
-class TestCopies(StateContract):
-    """A model's copies train as one, and leave as one."""
+class TestCopies(EngineContract):
+    """A model's copies train as one, and leave as one; two processes of each divide a micro-batch's sequences."""
 
     layouts = (COPIES,)
     also_continued_in = (ONE, TWO_RANKS, FOUR_RANKS)
