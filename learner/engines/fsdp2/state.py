@@ -10,6 +10,7 @@ from neither while it trains, but a user's algorithm or model may.
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from concurrent.futures import Future, wait
 from pathlib import Path
@@ -19,8 +20,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.storage import WriteResult
 from torch.optim import Optimizer
 
 from rollmesh.learner.engines.world import World
@@ -34,6 +37,22 @@ _RANDOM_KEY = "random"
 _STATE_FILE = "state.json"
 # Longest wait for a disk before an engine is closed.
 _CLOSE_S = 600.0
+
+
+class _DiskWriter(dcp.FileSystemWriter):
+    """Raises the disk's own error where torch raises its echo of it; with the free space, which is soon another one."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
+        try:
+            return super().write_data(plan, planner)
+        except Exception as error:
+            refusal: BaseException | None = error
+            while refusal is not None and not (isinstance(refusal, OSError) and refusal.strerror):
+                refusal = refusal.__cause__ or refusal.__context__
+            if refusal is None:
+                raise
+            free = shutil.disk_usage(self.checkpoint_id).free
+            raise OSError(refusal.errno, f"{refusal.strerror}, {free / 1e9:.1f} GB free on its disk") from error
 
 
 class StateWriter:
@@ -85,7 +104,7 @@ class StateWriter:
         saving = dcp.async_save(
             {**_state(model, optimizer), _RANDOM_KEY: {str(self._world.process): self._random}},
             # All is on the host. Copying ahead takes a stream, and the present device of its thread is the first one.
-            storage_writer=dcp.FileSystemWriter(folder, per_thread_copy_ahead=0),
+            storage_writer=_DiskWriter(folder, per_thread_copy_ahead=0),
             process_group=self._group,
             async_stager=self._stager,
             no_dist=self._world.processes == 1,
@@ -112,6 +131,8 @@ class StateWriter:
             # All processes learn of it here; those that met it raise it.
             if self._world.process in failed.failures:
                 error, _ = failed.failures[self._world.process]
+                if isinstance(error, OSError):
+                    raise error from failed
                 raise OSError(f"{type(error).__name__}: {error}") from failed
             return False
         return True
