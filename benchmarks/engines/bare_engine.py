@@ -89,7 +89,6 @@ async def _sglang(pipe: Connection, plan: Plan) -> None:
             eos=eos,
             cache_key="direct",
             mask_tokens=0,
-            routed_experts=False,
         )
         body["stream"] = kind == "delta"
         ids: list[int] = []

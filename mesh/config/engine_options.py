@@ -111,6 +111,7 @@ SGLANG: Mapping[str, str] = {
         _ANOTHER,
     ),
     **dict.fromkeys(("preferred_sampling_params", "enable_watermark", "watermark_config"), _DRAWS),
+    "enable_return_routed_experts": "only vLLM's experts are carried along: rollout.vllm.routed_experts",
     # A file of arguments.
     "config": "give its arguments here",
     "tokenizer_worker_num": "such a server takes no key, and all users of its host could call it",

@@ -80,7 +80,6 @@ class SglangBackend(Backend):
             server_args.sending_device(settings, self._section) if self._section.transfer == "distributed" else None
         )
         config = read_config(folder)
-        self._experts = int(getattr(config.get_text_config(), "num_experts_per_tok", None) or 0)
         self._checkpoint = CheckpointLayout(config, getattr(torch, settings.dtype))
         self._server: Server | None = None
         self._released: list[str] = []
@@ -109,7 +108,7 @@ class SglangBackend(Backend):
         limits = self._model.limits
         if server.process is None:
             limits = replace(limits, context=min(limits.context, self._features.context))
-        self._requests = RequestStreams(self._client, self._features, limits, self._model.tokenizer, self._experts)
+        self._requests = RequestStreams(self._client, self._features, limits, self._model.tokenizer)
         # A server of ours is judged by the state of its processes (`engine_watch`), which the clock does not know.
         on_silence = server.report_death if server.process is None else None
         self._monitor = LoadMonitor(self._client, self._features.load, on_silence)

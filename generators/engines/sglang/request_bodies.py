@@ -25,7 +25,6 @@ def generate(
     eos: Sequence[int],
     cache_key: str,
     mask_tokens: int,
-    routed_experts: bool,
 ) -> dict[str, Any]:
     """Body of a streamed /generate.
 
@@ -37,7 +36,6 @@ def generate(
         eos: token ids that end it.
         cache_key: only requests with the same one share KV caches.
         mask_tokens: most tokens of a kept set that the server reports. A larger one is cut to them.
-        routed_experts: they are requested.
     """
     parameters: dict[str, Any] = {
         "max_new_tokens": max_tokens,
@@ -53,8 +51,6 @@ def generate(
         "logprob_start_len": -1,
         "extra_key": cache_key,
     }
-    if routed_experts:
-        body["return_routed_experts"] = True
     if is_filtered(sampling):
         kept = sampling.top_k or mask_tokens
         parameters["top_p"] = sampling.top_p

@@ -47,7 +47,6 @@ class RequestStreams:
         features: of the server.
         limits: of the model.
         tokenizer: for stop strings.
-        experts: experts per token of a mixture; 0 for other models.
     """
 
     def __init__(
@@ -56,13 +55,11 @@ class RequestStreams:
         features: ServerFeatures,
         limits: RequestLimits,
         tokenizer: PreTrainedTokenizerBase | None,
-        experts: int,
     ) -> None:
         self._client = client
         self._features = features
         self._limits = limits
         self._tokenizer = tokenizer
-        self._experts = experts
         self._jobs: dict[str, StreamedJob] = {}
         self._aborts = BackgroundTasks(self._on_abort_error)
         self._may_send = asyncio.Event()
@@ -84,7 +81,7 @@ class RequestStreams:
         """See Backend."""
         stop = job.sampling.stop
         matcher = StopMatcher(self._tokenizer, stop) if stop and self._tokenizer is not None else None
-        streamed = StreamedJob(job, on_chunk, matcher, eos=self._limits.eos, experts=self._experts)
+        streamed = StreamedJob(job, on_chunk, matcher, eos=self._limits.eos)
         self._jobs[job.job_id] = streamed
         try:
             while not streamed.finished:
@@ -169,7 +166,6 @@ class RequestStreams:
             eos=sorted(self._limits.eos),
             cache_key=streamed.key,
             mask_tokens=self._features.mask_tokens,
-            routed_experts=self._features.routed_experts and self._experts > 0,
         )
 
     async def _read(self, streamed: StreamedJob, body: dict[str, Any]) -> str | None:

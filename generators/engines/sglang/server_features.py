@@ -38,7 +38,6 @@ class ServerFeatures:
         mask_tokens: most tokens of a kept set that it reports; 0: it reports none.
         sleeps: it gives memory back.
         keeps_asleep: it keeps the weights on the host while they are not on the device.
-        routed_experts: it reports to which experts tokens were routed.
     """
 
     version: str
@@ -52,7 +51,6 @@ class ServerFeatures:
     mask_tokens: int
     sleeps: bool
     keeps_asleep: bool
-    routed_experts: bool
 
 
 async def detect_features(client: HttpClient, transfer: str) -> ServerFeatures:
@@ -98,7 +96,6 @@ async def detect_features(client: HttpClient, transfer: str) -> ServerFeatures:
         mask_tokens=int(info.get("sampling_mask_max_tokens") or 0) if "return_sampling_mask" in request else 0,
         sleeps=bool(info.get("enable_memory_saver")) and "/release_memory_occupation" in paths,
         keeps_asleep=bool(info.get("enable_weights_cpu_backup")),
-        routed_experts=bool(info.get("enable_return_routed_experts")) and "return_routed_experts" in request,
     )
 
 

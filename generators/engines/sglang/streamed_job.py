@@ -7,13 +7,10 @@ has its request aborted, and continues with another one after its tokens.
 from __future__ import annotations
 
 import asyncio
-import base64
 import uuid
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import Any
-
-import numpy as np
 
 from rollmesh.generators.engines.external.backend import DecodeChunk, DecodeJob
 from rollmesh.generators.engines.external.version_labels import first_runs
@@ -43,7 +40,6 @@ class StreamedJob:
         on_chunk: gets its chunks.
         matcher: of its stop strings; None where it has none.
         eos: token ids that end a response.
-        experts: experts per token of a mixture; 0 for other models.
 
     Attributes:
         state: see `JobState`.
@@ -59,13 +55,11 @@ class StreamedJob:
         matcher: StopMatcher | None,
         *,
         eos: frozenset[int],
-        experts: int,
     ) -> None:
         self.job = job
         self._on_chunk = on_chunk
         self._matcher = matcher
         self._eos = eos
-        self._experts = experts
         self.state = JobState.RUNNING
         self.rid = ""
         self.key: str | None = None
@@ -150,9 +144,9 @@ class StreamedJob:
         finish = self._finish_reason(event)
         if self._stop_at is not None and self._stop_at <= self._delivered + len(ids):
             keep = self._stop_at - self._delivered
-            self._finish(ids[:keep], log_probs[:keep], first_runs(versions, keep), "stop", event)
+            self._finish(ids[:keep], log_probs[:keep], first_runs(versions, keep), "stop")
         elif finish is not None:
-            self._finish(ids, log_probs, versions, finish, event)
+            self._finish(ids, log_probs, versions, finish)
         elif ids:
             self._delivered += len(ids)
             self._on_chunk(DecodeChunk(ids, log_probs, versions))
@@ -197,14 +191,6 @@ class StreamedJob:
             return "length"
         return "aborted" if self.state is JobState.ABORTED else None
 
-    def _finish(
-        self, ids: list[int], log_probs: list[float], versions: list[tuple[int, str]], finish: Any, event: Event
-    ) -> None:
+    def _finish(self, ids: list[int], log_probs: list[float], versions: list[tuple[int, str]], finish: Any) -> None:
         self.state = JobState.FINISHED
-        encoded = event.meta.get("routed_experts")
-        self._on_chunk(DecodeChunk(ids, log_probs, versions, finish, self._routed(encoded) if encoded else None))
-
-    def _routed(self, encoded: str) -> Any:
-        tokens = len(self.job.token_ids) + len(self._received) - 1
-        flat = np.frombuffer(base64.b64decode(encoded), np.int32)
-        return flat.reshape(tokens, -1, self._experts).astype(np.int16)
+        self._on_chunk(DecodeChunk(ids, log_probs, versions, finish))

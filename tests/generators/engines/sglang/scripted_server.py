@@ -18,7 +18,7 @@ from rollmesh.generators.engines.sglang.server_features import ServerFeatures
 
 CAN = ServerFeatures(
     version="scripted", context=1024, ranks=1, incremental=True, one_front=True, drains=True, session=True, load="",
-    mask_tokens=0, sleeps=False, keeps_asleep=False, routed_experts=False,
+    mask_tokens=0, sleeps=False, keeps_asleep=False,
 )  # fmt: skip
 
 

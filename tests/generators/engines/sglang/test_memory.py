@@ -126,6 +126,7 @@ def test_no_option_contradicts_what_a_server_is_started_with(device: str, tmp_pa
         ("quantiz", "another than the one that is trained"),
         ("preferred_sampling_params", "another distribution"),
         ("config", "give its arguments here"),
+        ("enable-return-routed-experts", "rollout.vllm.routed_experts"),
     ):
         with pytest.raises(ValidationError, match=f"{name}: .*{why}"):
             SglangSection(options={name: 2})
@@ -151,7 +152,7 @@ def test_a_broadcast_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
         assert server_args.sending_device(settings, SglangSection(tensor_parallel=parallel)) == torch.device(
             "cuda", device
         )
-    with pytest.raises(ConfigError, match="besides the 3 of SGLang"):
+    with pytest.raises(ConfigError, match="in addition to the 3 of SGLang"):
         server_args.sending_device(settings, SglangSection(tensor_parallel=3))
     # Where another owner's server runs is not known here.
     assert server_args.sending_device(settings, SglangSection(address="http://there:1")) == torch.device("cuda")

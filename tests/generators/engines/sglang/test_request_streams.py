@@ -32,7 +32,7 @@ class Stage:
     def __init__(self, eos: frozenset[int] = LIMITS.eos, tokenizer: Any = None) -> None:
         self.server = ScriptedServer("v0")
         limits = RequestLimits(LIMITS.context, LIMITS.vocabulary, eos)
-        self.runs = RequestStreams(self.server, CAN, limits, tokenizer, 0)  # type: ignore[arg-type]  # what it uses of a client
+        self.runs = RequestStreams(self.server, CAN, limits, tokenizer)  # type: ignore[arg-type]  # what it uses of a client
         self.runs.end_update("v0")
         self.chunks: dict[str, list[DecodeChunk]] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
