@@ -19,7 +19,6 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +30,7 @@ from rollmesh.mesh.runtime.die_with_parent import die_with_parent
 from rollmesh.mesh.runtime.hosts import interface_to, is_loopback
 from rollmesh.mesh.runtime.log_format import setup_logging
 from rollmesh.mesh.runtime.rank_board import BOARD, FileBoard
+from rollmesh.mesh.runtime.scratch_folder import scratch_folder
 
 if TYPE_CHECKING:
     from rollmesh.mesh.config.learner import DistributedSection
@@ -196,7 +196,7 @@ def environment_of(rank: int, ranks: int, meeting: Path) -> Mapping[str, str]:
     Args:
         rank: its number.
         ranks: their number.
-        meeting: file in which they meet; there is none yet, in a folder that others cannot read.
+        meeting: file in which they meet, not made yet, in a folder that others cannot read.
     """
     size = str(ranks)
     numbers = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
@@ -212,8 +212,8 @@ def status_of(ends: Iterable[int]) -> int:
 async def _run(command: Sequence[str], ranks: int, node: Node) -> int:
     here = ranks // node.nodes
     first = node.number * here
-    with tempfile.TemporaryDirectory(prefix="rollmesh-ranks-") as folder:
-        meeting = Path(folder) / "meeting"
+    with scratch_folder("rollmesh-ranks-") as folder:
+        meeting = folder / "meeting"
         environments = [
             environment_of(place, ranks, meeting) if node.nodes == 1 else environment_on(node, place, ranks)
             for place in range(here)
@@ -222,7 +222,7 @@ async def _run(command: Sequence[str], ranks: int, node: Node) -> int:
             await asyncio.create_subprocess_exec(
                 *die_with_parent(command),
                 env={**os.environ, **environment, _STARTED_HERE: "1"},
-                # A Ctrl-C in the terminal reaches this process alone, which tells rank 0 once.
+                # A Ctrl-C in the terminal reaches this process alone, which signals rank 0 once.
                 process_group=0,
             )
             for environment in environments

@@ -97,6 +97,23 @@ def test_ranks_die_with_their_program_stopped_or_not() -> None:
         process.wait(DEADLINE_S)
 
 
+def test_a_killed_programs_folder_is_removed_by_the_next_one_and_a_living_ones_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with program() as (killed, _):
+        killed.kill()
+        killed.wait(DEADLINE_S)
+    (left,) = tmp_path.iterdir()
+    with program() as (living, _), program(leaves="1") as (other, _):
+        assert left not in set(tmp_path.iterdir())
+        assert len(list(tmp_path.iterdir())) == 2
+        for process in (living, other):
+            process.terminate()
+            assert process.wait(DEADLINE_S) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("ends", "status"),
     [
