@@ -52,7 +52,7 @@ class EnvironmentSource:
         path: as configured.
         make: makes a fresh one.
         form: see the module.
-        tool_names: methods that are tools; none of form `step`.
+        tool_names: methods that are tools; empty for the form `step`.
         schemas: of these.
     """
 

@@ -44,7 +44,7 @@ class UnauthenticatedError(ConfigError):
 
 
 class PermissionDeniedError(ConfigError):
-    """A caller whose role may not call the verb, or that speaks in another member's name."""
+    """A caller with a role that may not call the verb, or with another member's name."""
 
     code = "permission_denied"
 
@@ -176,7 +176,7 @@ class MismatchError(RollmeshError):
 
 
 class FencedError(RollmeshError):
-    """A learner whose run a newer incarnation has taken over; it must stop and is not restarted."""
+    """A learner that a newer incarnation has superseded; it must stop and is not restarted."""
 
     code = "fenced"
     exit_code = 40
@@ -198,7 +198,7 @@ class TakeoverRefusedError(RollmeshError):
 
 
 class OldGenerationError(RollmeshError):
-    """A caller whose connection generation is over: the member must join again (its agent does)."""
+    """A caller with an old connection generation: the member must join again (its agent does)."""
 
     code = "old_generation"
     exit_code = 42

@@ -1,7 +1,7 @@
 """A service's membership of the mesh: joining, heartbeats, and the state of the mesh that their answers carry.
 
 Invariants
-  * The agent keeps trying while the mesh is away, for at most `retry_s` in a row, and then says so through `lost`.
+  * The agent keeps trying while the mesh is away, for at most `retry_s` in a row, and then reports that through `lost`.
   * A channel to the mesh learns from every answer which fronts are alive.
   * A member that the mesh has forgotten joins again under a new connection generation.
   * A learner whose incarnation was taken over sees `fenced`.
@@ -55,7 +55,7 @@ class MembershipAgent:
         member_id: this process's id.
         generation: connection generation of the last Join; later calls carry it.
         run_name, config_json: the run, as the mesh describes it.
-        learner: the learner's membership entry; None while there is none.
+        learner: the learner's membership entry; None without a learner.
         policy: the version in force; None before the first.
         fenced: set when this learner's incarnation was taken over.
         run_finished: set when the run ends in order. A member that joins a run that has ended already waits for a

@@ -1,9 +1,9 @@
 """Folders and files that only their user may read: runs, with all samples, and secrets.
 
 Invariants: a user who cannot enter a folder can neither read its contents nor connect to its sockets. An existing
-folder keeps its mode, since its owner may want to share it; a caller that needs it private asks for that. A file that
-holds a secret is used only if no other user may read or change it. It is the user's own or root's, and closed to the
-others.
+folder keeps its mode, since its owner may share it on purpose; a caller that needs it private asks for that. A file
+that holds a secret is used only if no other user may read or change it. It is the user's own or root's, and closed to
+the others.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def is_open_to_others(path: Path) -> bool:
 def keep_private() -> None:
     """Makes all files of this process and its children private to their user, and so the code that they load.
 
-    Torch keeps what it compiles, and loads it again, in a folder of /tmp whose name any user can foresee and may make.
+    Torch keeps what it compiles, and loads it again, in a folder of /tmp. Any user can predict its name and make it
+    first.
     """
     os.umask(_OTHERS)
     home = os.path.expanduser("~")

@@ -22,9 +22,9 @@ class AdmitStream(LeaseStream):
         waiting_reason: why nothing is granted at present; empty when something was just granted.
         on_cancelled: called on the event loop with leases whose groups are not needed any more. They are over the
             bound, withdrawn, granted to another generator, or granted in a time that Redis has lost. Their work stops
-            at once. It must not block. The same lease may come twice, or one whose grant was lost on the way. Compare
-            leases, not groups: the same member may hold the group again under another lease. Grants that are cancelled
-            before they were taken from the stream are dropped, and their credit returns.
+            at once. It must not block. The same lease may come twice, or a lease may come after its grant was lost.
+            Compare leases, not groups: the same member may hold the group again under another lease. Grants that are
+            cancelled before they were taken from the stream are dropped, and their credit returns.
     """
 
     def __init__(self, stub: Any, table: str, member_id: str, generation: Callable[[], int], retry_s: float) -> None:

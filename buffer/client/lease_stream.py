@@ -44,7 +44,7 @@ class RecentLeases:
 
 
 class LeaseStream(ReconnectingStream):
-    """A standing stream whose client names its holdings.
+    """A standing stream on which the client names its holdings.
 
     Attributes:
         holdings: the leases that the owner holds of those it took from the stream. Until the owner sets this, it holds

@@ -1,7 +1,7 @@
 """Standing streams on the client side: one background task per stream that opens it again when it breaks.
 
 Invariants
-  * A stream that cannot be opened for `retry_s`, or whose task fails, ends with a typed error for all its users.
+  * A stream that cannot be opened for `retry_s`, or has a failing task, ends with a typed error for all its users.
   * Requests that the server may not have received are sent again after a reconnect. Answers that come twice are
     recognized by their keys.
 """

@@ -19,8 +19,8 @@ from rollmesh.buffer.protocol.payload_framing import join_message
 from rollmesh.mesh.errors import PayloadError, RollmeshError
 from rollmesh.protos import buffer_pb2 as pb
 
-# Bytes of one message. Larger ones cost a little less, but then writer, front and Redis work in turns. A megabyte holds
-# so many short members that a generator's whole window would be one message.
+# Bytes of one message. Larger ones cost a little less, but then writer, front and Redis work in turns. A generator's
+# whole window of short members fits into a megabyte, and would be one message.
 _MESSAGE_BYTES = 1 << 20
 _METHOD = "/rollmesh.v1.Buffer/Write"
 _WRITES, _PAYLOADS = (pb.WriteRequest.DESCRIPTOR.fields_by_name[name].number for name in ("writes", "payloads"))

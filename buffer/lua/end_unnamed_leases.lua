@@ -2,7 +2,7 @@
 -- a lease named here; the others are taken from it. A generator that has forgotten a group counts as a lost holder.
 -- ARGV: holder, generation (generators) or incarnation (`learner`), token of the stream, then gid, lease pairs. A group
 -- has a pair with each lease that is named for it, or with '' where none is.
--- Answer: number of groups taken, and the pairs whose lease is dead. If a group waits for its next holder, the last one
+-- Answer: number of groups taken, and the pairs with a dead lease. If a group waits for its next holder, the last one
 -- still writes.
 load_table(ARGV[1])
 load_run()

@@ -1,5 +1,5 @@
--- The learner reports again which groups it has used, since Redis may have lost acknowledged writes. It says so in
--- portions, of which the last one ends the doubt; repeating one changes nothing more.
+-- The learner reports again which groups it has used, since Redis may have lost acknowledged writes. It reports in
+-- portions, and the last one ends the doubt; repeating one changes nothing more.
 -- ARGV: incarnation, member, version in force, learner lease in ms, more (1/0), doubt, number of takeovers, then
 -- takeovers, then uses. `doubt` is the one that this is about; 0 asks which there is. A takeover is its incarnation and
 -- k, ascending. A use is gid, train version and ordinal, oldest first.
@@ -87,7 +87,7 @@ local function pending_entry(ordinal)
   return redis.call('ZRANGEBYSCORE', pending_key(''), ordinal, ordinal, 'LIMIT', 0, 1)[1]
 end
 
--- A group whose admission is lost. Its payload is gone: `payload_lost`.
+-- A group with a lost admission. Its payload is gone: `payload_lost`.
 local function recreate(gid, ordinal)
   local number = number_of(gid)
   local g = {

@@ -1,5 +1,5 @@
 -- Queues prompts of failed groups again, as new groups with a parent, each note once. ARGV: gids
--- Answer: number queued, gids whose prompt is not kept (any more)
+-- Answer: number queued, gids without a kept prompt
 load_table(ARGV[1])
 load_run()
 local queued, unknown = 0, {}

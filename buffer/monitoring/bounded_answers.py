@@ -1,4 +1,4 @@
-"""Read-only answers within the deadline of their call, so that the caller hears why there is none."""
+"""Read-only answers within the deadline of their call, so that the caller gets the reason for a missing one."""
 
 from __future__ import annotations
 

@@ -101,8 +101,8 @@ def choose_in_order(
 
     Args:
         candidates: ready groups.
-        live_by_deadline: [i] = live groups, ready or being generated and not leased, whose deadline is at most
-            version + i.
+        live_by_deadline: [i] = live groups, ready or being generated and not leased, with a deadline of at most version
+            + i.
         version: at which the batch trains (v).
         groups_per_step: B.
         free: slots of the batch that are not leased yet.
@@ -130,7 +130,7 @@ def choose_in_order(
 def choose_batch(
     rules: TableRules, ready: BatchCandidates, *, version: int, wanted: int, u: int, first_deadline: int
 ) -> tuple[Choice, str]:
-    """Groups to lease now, and why there are none if none are chosen.
+    """Groups to lease now, or an empty choice with the reason.
 
     Args:
         rules: of the table.

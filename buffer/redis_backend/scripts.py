@@ -93,7 +93,7 @@ def commands_of(scripts: Mapping[str, Script]) -> list[str]:
 
 
 def command_at(script: Script, line: int) -> str:
-    """The command that is called in a line of a script (counted from 1, as Redis does); '' where there is none."""
+    """The command that a line of a script calls (counted from 1, as Redis does); '' without a call."""
     lines = script.source.splitlines()
     found = _CALL.search(lines[line - 1]) if 0 < line <= len(lines) else None
     return found[1] if found else ""

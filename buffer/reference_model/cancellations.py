@@ -14,7 +14,7 @@ from rollmesh.buffer.reference_model.group_states import Group
 
 
 class Cancellations:
-    """Notices by member: the leases whose groups are not needed any more."""
+    """Notices by member: the leases of groups that are not needed any more."""
 
     def __init__(self) -> None:
         self.waiting: dict[str, set[Lease]] = {}

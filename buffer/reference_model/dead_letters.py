@@ -51,7 +51,7 @@ class DeadLetters:
             self.notes.popitem(last=False)
 
     def redrive(self, group_ids: Iterable[str]) -> tuple[list[Task], list[str]]:
-        """Tasks to be queued, and the groups whose prompt is not kept (any more)."""
+        """Tasks to be queued, and the groups without a kept prompt."""
         tasks, unknown = [], []
         for group_id in group_ids:
             note = self.notes.get(group_id)

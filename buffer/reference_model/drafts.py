@@ -28,7 +28,7 @@ class Draft:
 
 
 def grant_drafts(group: Group, drafts: dict[int, Draft], deadline_of: Callable[[Group], int], u: int) -> list[int]:
-    """Members whose drafts go to the holder; the group counts their versions, the others are removed from `drafts`.
+    """Members with drafts that go to the holder; the group counts their versions, the others are removed from `drafts`.
 
     Args:
         drafts: of this group, by member.

@@ -84,7 +84,7 @@ class TableMachine(LearnerTransitions):
                 self._finish(group, Fate.FAILED, "withdrawn")
 
     def redrive(self, group_ids: Sequence[str]) -> tuple[int, list[str]]:
-        """Queues prompts of failed groups again: (how many, groups whose prompt is not kept any more)."""
+        """Queues prompts of failed groups again: (how many, groups without a kept prompt)."""
         tasks, unknown = self.dead_letters.redrive(group_ids)
         self.pending += tasks
         self.counts["seeded_tasks"] += len(tasks)
@@ -107,7 +107,7 @@ class TableMachine(LearnerTransitions):
         return changed
 
     def fail_groups(self, leases: Sequence[Lease], reason: str) -> None:
-        """Fails groups whose prompt or payload is gone, unless they have been used."""
+        """Fails groups without their prompt or payload, unless they have been used."""
         for group_id, lease in leases:
             group = self.groups.get(group_id)
             if group is not None and group.lease == lease and group.state is not GroupState.CONSUMED:

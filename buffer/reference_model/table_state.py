@@ -61,7 +61,7 @@ class TableState:
         self.seeded = 0
         self.seed_call = (0, 0)
         self.doubt = 0
-        """Acknowledged state may be lost: the number of this doubt; 0 where there is none."""
+        """The number of the doubt whether acknowledged state is lost; 0 without a doubt."""
         self.used_ahead: set[int] = set()
         self.end_of_data = False
         self._seq = self._leases = self._seals = self._losses = 0
@@ -200,5 +200,5 @@ class TableState:
             self._release_lease(group, lost)
 
     def groups_held_by(self, holder: str) -> list[Group]:
-        """Groups whose lease this holder has."""
+        """Groups leased to this holder."""
         return [group for group in self.groups.values() if group.holder == holder]

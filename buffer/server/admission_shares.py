@@ -52,10 +52,10 @@ def fair_share(demand: GeneratorDemand, all_demands: Iterable[GeneratorDemand], 
     """Number of groups that one of several generators should take.
 
     Args:
-        demand: of the generator whose share this is; one of all.
+        demand: of the generator that gets the share; one of all.
         all_demands: by the order in which they began to wait.
         available: groups that may be admitted.
-        rev: of the table's snapshot that says so.
+        rev: of the table's snapshot that has this number.
     """
     if not demand.credits:
         return 0

@@ -116,7 +116,7 @@ class AdmitSession:
                             yield pb.AdmitResponse(waiting_reason=reason)
 
     async def _read_cancellations(self) -> list[Lease]:
-        """Leases whose groups are not needed any more. Redis forgets them only once they have been sent."""
+        """Leases of groups that are not needed any more. Redis forgets them only once they have been sent."""
         store = self._front.store
         count = store.snapshots[self._table].cancelled
         if count != self._cancels_read or self._sent_cancellations:
@@ -169,7 +169,7 @@ class AdmitSession:
             raise
 
     async def _request_grants(self) -> tuple[list[GroupGrant], str]:
-        """Grants, or why there are none; no reason if no credits are open."""
+        """Grants, or the reason for their absence; no reason if no credits are open."""
         demand, rules = self._demand, self._rules
         snapshot = self._front.store.snapshots[self._table]
         if not demand.credits:

@@ -40,7 +40,7 @@ class ScoreCache:
         self._scores: dict[str, float] = {}
 
     def missing(self, candidates: Sequence[Candidate]) -> list[str]:
-        """Groups whose facts are needed; forgets those that are no candidates any more."""
+        """Groups that need their facts; forgets groups that are no candidates any more."""
         ready = {candidate.group_id for candidate in candidates}
         self._scores = {group_id: score for group_id, score in self._scores.items() if group_id in ready}
         return [candidate.group_id for candidate in candidates if candidate.group_id not in self._scores]

@@ -64,12 +64,12 @@ class FrontContext:
         store: the commands.
         rules: by table.
         membership: of the mesh.
-        draws: from the ready groups.
+        draws: weighted draws from the ready groups.
         max_message_bytes: of a message that clients take.
         fleet: the generators as of the last sweep.
         queue_latency: how long groups took and waited that this front has leased.
         fronts: addresses of the fronts that are alive, as of the last sweep.
-        demands: by table, those of the generators whose streams are open here, in the order in which they came.
+        demands: by table, those of generators with streams open here, in the order in which they came.
         outage: reports Redis' failures.
     """
 

@@ -47,7 +47,7 @@ def check_message(members: int, payload_bytes: int) -> None:
 
 
 def check_write(write: pb.MemberWrite, payload: bytes) -> Write:
-    """Checks a write, whose payload came next to the message; returns it in the form of the store.
+    """Checks a write and its payload, which came next to the message; returns it in the form of the store.
 
     Raises:
         PayloadError: naming the field that is wrong.

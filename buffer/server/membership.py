@@ -26,7 +26,7 @@ _SILENT_TERMS = 0.5
 
 
 def silent_reason(age_ms: int, reason: str) -> str:
-    """The waiting reason of a member whose heartbeats have stopped."""
+    """The waiting reason of a member without heartbeats."""
     return f"silent for {age_ms / 1000:.0f} s" + (f" (was: {reason})" if reason else "")
 
 

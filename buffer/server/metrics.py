@@ -214,7 +214,7 @@ def _plain(described: pb.DescribeResponse) -> Mapping[str, float]:
 async def refresh_forever(snapshot: MetricsSnapshot) -> None:
     """Refreshes the snapshot at intervals."""
     while True:
-        # The sweep says so when Redis is away.
+        # The sweep reports when Redis is away.
         with contextlib.suppress(StoreError):
             await snapshot.read()
         await asyncio.sleep(_INTERVAL_S)

@@ -63,7 +63,7 @@ class FrontRegistration:
         self._generation = await self._members.join(self._member) or 0
 
     async def keep_alive(self) -> RollmeshError:
-        """Sends heartbeats until the run follows other rules or the grant is over; returns the error that says so."""
+        """Sends heartbeats until the run follows other rules or the grant is over; returns the error with the cause."""
         outage = self._front.outage
         while True:
             await asyncio.sleep(self._front.membership.member_ttl_ms / 1000 / HEARTBEATS_PER_TERM)

@@ -36,8 +36,8 @@ async def messages_of(
         front: what the front shares.
         table, leased: the groups.
         roll: of the stream; it notes those that are sent.
-        unsendable: gets those that are too large for a message, or whose payload is gone, by reason.
-        with_payloads: as the stream's learner wants it.
+        unsendable: gets groups that are too large for a message, or lack a payload, by reason.
+        with_payloads: whether the stream's learner asked for payloads.
     """
     if not leased:
         return

@@ -162,7 +162,7 @@ class SampleSession:
         return found
 
     async def _lease_next(self, event: asyncio.Event) -> tuple[list[Leased], str]:
-        """Groups leased now, or why there are none; no reason if no credits are open."""
+        """Groups leased now, or the reason for their absence; no reason if no credits are open."""
         self._handoff.withdraw(self._table)
         delivered = self._collect_deliveries()
         return (delivered, "") if delivered else await self._lease_ready(event)

@@ -27,7 +27,7 @@ from rollmesh.buffer.store.table_snapshot import TableSnapshot
 from rollmesh.mesh.tables import TABLES
 
 log = logging.getLogger(__name__)
-# Scripts whose answer must not be used if it comes from a state that has gone back.
+# Scripts with answers that must not be used if they come from a state that has gone back.
 _HANDS_OUT_DATA = frozenset({"attach", "sample", "claim", "nack", "commit", "reassert"})
 _PROMPTS_CACHED = 4096
 # Larger ones, with images, are read from Redis each time.

@@ -41,7 +41,7 @@ async def _read_notes(store: Store, table: str) -> dict[str, dict[str, Any]]:
 async def redrive(store: Store, table: str, group_ids: Sequence[str]) -> pb.RedriveResponse:
     """Queues prompts of failed groups again; no ids: all that can be.
 
-    A note whose prompt is gone is as good as none: a group of it could only fail again.
+    A note without its prompt does not count: a group of it could only fail again.
     """
     notes = await _read_notes(store, table)
     asked = list(dict.fromkeys(group_ids)) or [group_id for group_id, note in notes.items() if note["kept"]]

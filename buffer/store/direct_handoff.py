@@ -5,8 +5,8 @@ alone: every other order must see what else is ready.
 
 Invariants
   * At most one stream of a table waits here, and one write at a time leases to it: that write ends the offer.
-  * Whatever a write has leased is delivered. If its answer is lost, the delivery says so; the stream then reopens,
-    and is offered all that is leased to it.
+  * Whatever a write has leased is delivered. If its answer is lost, the delivery has no groups. The stream then
+    reopens, and is offered all groups leased to it.
   * A delivery names its stream: what was leased to an earlier stream was offered when the present one opened.
 """
 

@@ -9,7 +9,7 @@ from rollmesh.mesh.errors import ConfigError, FencedError, LostStateError, OldGe
 
 
 def different_rules_error(table: str, differing: Sequence[Sequence[bytes]]) -> ConfigError:
-    """The error of a front whose configuration means other rules than those in force."""
+    """The error of a front with a configuration for other rules than those in force."""
     names = ", ".join(
         f"{name.decode()} is {there.decode()} there, {here.decode()} here" for name, there, here in differing
     )
@@ -28,7 +28,7 @@ def lost_state_error() -> LostStateError:
 
 
 def unknown_incarnation_error() -> LostStateError:
-    """The error of a learner whose takeover Redis does not know."""
+    """The error of a learner with a takeover that Redis does not know."""
     return LostStateError(
         "Redis does not know this learner's incarnation: it was lost, or never existed",
         hint="a resumed learner automatically reports which groups it has used; other clients call Resume first",

@@ -93,7 +93,7 @@ class GeneratorCommands(CommandRunner):
     async def read_cancellations(
         self, table: str, member_id: str, generation: int, acknowledged: Sequence[Lease]
     ) -> list[Lease]:
-        """Leases of a member whose groups are not needed any more; those in `acknowledged` are forgotten."""
+        """Leases of a member for groups that are not needed any more; those in `acknowledged` are forgotten."""
         entries = map(" ".join, acknowledged)
         answer = await self._run("read_cancellations", table, member_id, generation, MAX_GROUPS_PER_CALL, *entries)
         return [Lease(*entry.decode().split(" ")) for entry in answer[2]]

@@ -43,7 +43,7 @@ class PayloadRef(NamedTuple):
 
 
 class StoredGroup(Protocol):
-    """A group whose payloads are stored: references to them, and the sum of their bytes."""
+    """The stored payloads of a group: references to them, and the sum of their bytes."""
 
     @property
     def group_id(self) -> str: ...
@@ -82,7 +82,7 @@ def set_value(key: str, value: bytes) -> SetValue:
 
 
 def digest_of(payload: bytes) -> str:
-    """xxh3-64, as 16 hexadecimal digits: tells payloads apart, and is no protection against forgery."""
+    """xxh3-64, as 16 hexadecimal digits: distinguishes payloads, and does not protect against forgery."""
     return xxhash.xxh3_64_hexdigest(payload)
 
 
@@ -200,7 +200,7 @@ class Payloads:
         """Payloads of members, concatenated, in chunks of at most a piece; one portion is read ahead.
 
         Raises:
-            PayloadMissing: with the index of the member whose payload is gone.
+            PayloadMissing: with the index of the member that lacks its payload.
         """
         requested = [
             (key, index, last)

@@ -7,7 +7,7 @@ Invariants
   * Names are checked before they become a path; no path leads out of the folder.
   * A file appears under its name whole, flushed and with the digest of its bytes in the name, or not at all.
   * The files of a group go when the group has ended; what no live group owns is swept by age.
-  * Several fronts see one another's files only where their folders are one: a front that misses a file says so.
+  * Several fronts see one another's files only where their folders are one: a front reports a file that it lacks.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class SideFileStore:
         return size
 
     async def find_missing(self, table: str, group_id: str, member: int, side: Iterable[trajectory.SideData]) -> str:
-        """The name of an entry whose file is not here with its size, or nothing."""
+        """The name of an entry without a file of its size here, or an empty text."""
 
         def missing() -> str:
             for entry in side:
@@ -156,8 +156,8 @@ class SideFileStore:
         """Removes what no live group owns and has not changed for `age_s`, and unfinished files of that age.
 
         Args:
-            table: whose files.
-            live: says of groups whether they live.
+            table: the table of the files.
+            live: tests which groups live.
             age_s: of what may be removed.
 
         Returns:

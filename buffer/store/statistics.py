@@ -136,10 +136,10 @@ class StatisticsStore:
 
 
 def number_map(flat: Sequence[Any]) -> dict[str, int]:
-    """The fields of a hash whose values are numbers.
+    """The fields of a hash of numbers.
 
     Raises:
-        StoreError: a value is none.
+        StoreError: a value is not a number.
     """
     found = {}
     for name, value in zip(flat[::2], flat[1::2], strict=True):

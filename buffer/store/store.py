@@ -158,7 +158,7 @@ class Store(GeneratorCommands, LearnerCommands):
         await self._run("fail_groups", table, reason, *lease_arguments(leases))
 
     async def redrive(self, table: str, group_ids: Sequence[str]) -> tuple[int, list[str]]:
-        """Queues prompts of failed groups again: (how many, those whose prompt is not kept any more)."""
+        """Queues prompts of failed groups again: (how many, groups without a kept prompt)."""
         answer = await self._run("redrive", table, *group_ids)
         return int(answer[2]), [gid.decode() for gid in answer[3]]
 

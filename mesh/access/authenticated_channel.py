@@ -1,6 +1,6 @@
 """A channel whose calls prove the identity of their caller.
 
-It uses none of grpc.aio's interceptors. Those pass the messages of a stream from task to task, and the last task waits
+It does not use grpc.aio's interceptors. Those pass the messages of a stream from task to task, and the last task waits
 for ever if the stream cannot be opened.
 """
 

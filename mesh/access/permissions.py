@@ -73,7 +73,7 @@ _REFLECTION = "/grpc.reflection."
 
 
 def contract_of(method: str) -> str:
-    """The full name of the gRPC service whose method this is, as `/rollmesh.v1.Buffer/Claim`."""
+    """The full name of the gRPC service of a method such as `/rollmesh.v1.Buffer/Claim`."""
     return method.split("/")[1]
 
 

@@ -1,7 +1,7 @@
 """TLS of the mesh's services and their callers.
 
-Invariants: files that cannot be used are refused by name before anything is bound or called. (gRPC itself tells that to
-its log alone.) Where clients' certificates have an authority, every service asks for one, over gRPC and HTTP alike.
+Invariants: files that cannot be used are refused by name before anything is bound or called. (gRPC itself reports that
+only in its log.) If clients' certificates have an authority, every service asks for one, over gRPC and HTTP alike.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HINTS = {
     "WRONG_VERSION_NUMBER": "it does not speak TLS: give it tls_cert and tls_key, or call it without tls_ca",
     "CERTIFICATE_VERIFY_FAILED": "security.tls_ca (--tls-ca) has to be the authority of its certificate",
     "Hostname Verification": "its certificate (security.tls_cert there) has to name this address",
-    # Before a word was said: at the first one that is none of TLS, or where a certificate is missing.
+    # Before any answer: the first message is not TLS, or lacks a certificate.
     "failed to connect to all addresses; last error: UNAVAILABLE: ": "it may want TLS (security.tls_ca, --tls-ca), "
     "or a certificate of its authority (security.tls_cert and tls_key, --tls-cert and --tls-key)",
 }

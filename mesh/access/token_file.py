@@ -42,7 +42,7 @@ def secret_of(security: SecuritySection) -> Secret | None:
 
 
 def identity_of(security: SecuritySection, role: Role) -> Identity:
-    """A role under a new member id, as a grant of the token file wants it.
+    """A role under a new member id, as a grant of the token file requires.
 
     Raises:
         ConfigError: as `secret_of`.
@@ -160,7 +160,7 @@ def _read(path: Path) -> Secret:
 
 
 def _stamp(path: Path) -> object:
-    """Changes with the file, and with the rights to it, that it may be closed; None: there is none."""
+    """A value that changes with the file and with the rights to it; None without a file."""
     try:
         status = path.stat()
     except OSError:

@@ -67,7 +67,7 @@ def _found(value: Any, key: str) -> Iterator[str]:
 
 
 def _can_be_secret(name: str, value: Any) -> bool:
-    """Switches are none, nor is what a tokenizer calls a token (`pad_token: <pad>`, `pad_token: 0`)."""
+    """True unless the value is a switch, or a tokenizer's token (`pad_token: <pad>`, `pad_token: 0`)."""
     if isinstance(value, bool) or not value:
         return False
     return not name.lower().endswith("token") or (isinstance(value, str) and not value.startswith(("<", "[")))

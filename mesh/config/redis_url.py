@@ -220,7 +220,7 @@ def _db(path: str, words: Mapping[str, str]) -> int:
 
 
 def _merged(options: RedisOptions, words: Mapping[str, str], *, tls: bool) -> RedisOptions:
-    """TLS by settings or by the URL's options, each once; none of it without TLS."""
+    """TLS by settings or by the URL's options, each once; no such option without TLS."""
     given = [name for name in _TLS_OPTIONS if name in words]
     settings = RedisOptions(password_file=options.password_file)
     if not tls and (given or options != settings):

@@ -1,7 +1,7 @@
 """Waits for the ends of processes, whatever their parents, names their signals, and finds processes that they leave.
 
 Invariant: a zombie has ended. Its parent may reap it late, and the first process of many containers never does; so
-neither `psutil.Process.is_running` nor its `wait` tells of an end.
+neither `psutil.Process.is_running` nor its `wait` reports an end.
 """
 
 from __future__ import annotations

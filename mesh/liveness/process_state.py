@@ -19,13 +19,13 @@ _GONE = frozenset("ZXx")
 def read_processes(*pids: int) -> ProcessState | None:
     """The present state of several processes as one: stopped if any of them is.
 
-    None if none of them lives, or the system says nothing.
+    None if all have ended, or the system does not report states.
     """
     return _read_tasks(task for pid in pids for task in _tasks(pid))
 
 
 def read_child_process(pid: int) -> ProcessState | None:
-    """The state of one process whose end nothing else reports: GONE once it has ended, also as a zombie."""
+    """The state of one process without any other report of its end: GONE once it has ended, also as a zombie."""
     seen = read_processes(pid)
     return ProcessState(ThreadState.GONE, {}) if seen is None and Path("/proc/self").exists() else seen
 

@@ -70,7 +70,7 @@ def is_transient(error: BaseException) -> bool:
     if not isinstance(error, grpc.aio.AioRpcError):
         return False
     # A message that is written while its stream ends fails in the client. There gRPC then reports that in place of the
-    # status with which the stream ended. The next try tells.
+    # status with which the stream ended. The next try gets the true status.
     lost_status = error.code() is grpc.StatusCode.INTERNAL and error.details() == _LOCAL_FAILURE
     return lost_status or is_transient_code(error.code())
 

@@ -42,7 +42,7 @@ class AsyncBridge:
         """Waits for the result of what `submit` has started.
 
         Raises:
-            UnreachableError: there is none after `timeout_s`; the coroutine is cancelled.
+            UnreachableError: there is no result after `timeout_s`; the coroutine is cancelled.
         """
         done, _ = concurrent.futures.wait([submitted], timeout_s)
         if not done:

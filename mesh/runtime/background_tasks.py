@@ -65,7 +65,7 @@ class BackgroundTasks:
 
 
 def log_errors(log: logging.Logger) -> OnError:
-    """Logs errors of tasks: for those whose expected failures are handled within them."""
+    """Logs errors of tasks: for tasks that handle their expected failures themselves."""
 
     def log_error(name: str, error: BaseException) -> None:
         log.error("%s failed", name, exc_info=error)

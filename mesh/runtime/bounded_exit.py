@@ -1,4 +1,4 @@
-"""A bound on the exit of a process whose work is done: Python waits for all threads, and one may wait for a disk."""
+"""A bound on the exit of a process after its work: Python waits for all threads, and one may wait for a disk."""
 
 from __future__ import annotations
 

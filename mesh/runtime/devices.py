@@ -26,7 +26,7 @@ def require_cuda(setting: str, value: str, *, instead: str) -> None:
         instead: what to set it to without a device.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no CUDA device.
     """
     if not has_cuda():
         raise ConfigError(

@@ -39,7 +39,7 @@ def interface_to(host: str) -> str | None:
 def host_id() -> str:
     """Identity of the machine and IPC namespace: equal for two processes that may share memory.
 
-    Two containers of one machine differ unless they were given the same IPC namespace. Where the kernel tells neither
+    Two containers of one machine differ unless they were given the same IPC namespace. Where the kernel reports neither
     (not Linux), the host name stands in. Equality is a hint: a receiver falls back where the shared file is not there.
     """
     try:

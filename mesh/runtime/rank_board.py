@@ -56,7 +56,7 @@ class RankState:
 
     @classmethod
     def decode(cls, data: bytes) -> RankState | None:
-        """A state from bytes; None where they are none, as half-written ones."""
+        """A state from bytes; None for other bytes, such as half-written ones."""
         try:
             return cls(**json.loads(data))
         except (ValueError, TypeError):

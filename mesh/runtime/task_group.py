@@ -1,7 +1,7 @@
 """Coroutines that run and end together.
 
-Invariant: none ends silently. A call whose channel is closed under it raises CancelledError, which asyncio takes for
-the end of a task that was cancelled. Here none was, so it is a failure.
+Invariant: none ends silently. A call on a channel that closes raises CancelledError, which asyncio takes for the end of
+a task that was cancelled. Here none was, so it is a failure.
 """
 
 from __future__ import annotations

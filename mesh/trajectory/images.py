@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # Bytes of all images of one prompt: they travel and are stored with it.
 MAX_IMAGE_BYTES = 4 << 20
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
-# Prompts whose processed images are kept: the members of a group follow each other.
+# Prompts with kept processed images: the members of a group follow each other.
 _KEPT = 32
 
 
@@ -84,7 +84,7 @@ class ImageProcessor:
 
     @property
     def chat_template(self) -> str | None:
-        """The processor's chat template; None if it has none of its own."""
+        """The processor's chat template; None if it has no template."""
         template: str | None = getattr(self._processor, "chat_template", None)
         return template
 

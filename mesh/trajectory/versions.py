@@ -98,7 +98,7 @@ class VersionRuns:
         """Runs as little-endian uint32 triples (length, incarnation, version).
 
         Raises:
-            PayloadError: a number that is none of them.
+            PayloadError: a number is not a uint32.
         """
         try:
             return b"".join([_RUN.pack(length, *version) for length, version in self.runs])

@@ -2,7 +2,7 @@
 
 Invariants: the group is separate from torch.distributed's default group, which belongs to training. Every call ends
 within its timeout, whatever the others do. A group in which anything failed is of no more use; closing it, from any
-thread, ends the calls that others have in progress. Whatever becomes of the group, the training process lives on.
+thread, ends the calls that others have in progress. The training process survives any failure of the group.
 
 A round (one version) begins in the store: all members report their presence, and rank 0 answers whether the round takes
 place. So a member that has died since is found before any other waits for it in a collective.
@@ -33,9 +33,9 @@ DEPTH = 2
 # A step that stands still for so long holds up all others, which can use grpc instead.
 LONGEST_STALL_S = 20.0
 _PROCEED = "go"
-# A bucket takes longer, and no event says that it is through: torch's own wait has no deadline without consequences.
+# A bucket takes longer, and no event reports its end: torch's own wait has no deadline without consequences.
 _LOOK_EVERY_S = 0.001
-# Beyond every deadline of ours, so that none of NCCL's strikes.
+# Beyond every deadline of ours, so that NCCL's never comes first.
 _NCCL_PATIENCE = 10
 # torch reads these where a group is made. By default an error or a slow abort of any one group ends the process. In a
 # group that trains nothing is left to save then; here all bytes can still be had over grpc.
@@ -202,7 +202,7 @@ class BroadcastGroup:
 def connect_group(
     backend: BroadcastBackend, store: Store, *, rank: int, size: int, timeout: timedelta, host: str
 ) -> Backend:
-    """Makes a group whose trouble ends no process; waits until all members are there.
+    """Makes a group that ends no process when it fails; waits until all members are there.
 
     Args:
         backend: gloo or nccl, which takes the present CUDA device.

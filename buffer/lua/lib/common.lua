@@ -9,10 +9,10 @@
 --   * `deadline` holds the groups that are generating or ready and wait for their first use. They are scored by the
 --     last version that may train them. Ready groups that have been used before are in `reuse` instead, scored alike.
 --   * Keys of payloads and prompts live in other slots: scripts only note them in `trash`, a front removes them.
---   * `rev` grows with every change, so that a front can tell which of two answers is newer.
+--   * `rev` grows with every change, so that a front knows the newer of two answers.
 local RUN = KEYS[1]
 local NO_BOUND = 10000000000000
--- By so much numbers jump ahead after a loss, so that none that was given in the lost time comes again.
+-- Numbers jump ahead by this much after a loss, so that no number of the lost time comes again.
 local ID_GAP_AFTER_LOSS = 1048576
 local COUNTERS = [[
   rev seq leases seals u admitted trained evicted_stale filtered failed generating ready leased consumed seeded
@@ -176,8 +176,8 @@ local function mark_suspect()
   redis.call('HSET', RUN, 'suspect', run.suspect)
 end
 
--- The reason why a learner's command is refused, or nil. An incarnation that is not known yet is one whose takeover
--- Redis has lost, unless there was none. The learner that says so is in the same doubt.
+-- The reason why a learner's command is refused, or nil. Redis has lost the takeover of an incarnation that it does not
+-- know, unless there was none. The learner with that incarnation is in the same doubt.
 local function refusal(incarnation)
   if incarnation < run.incarnation then return 'fenced' end
   if suspect() then return 'suspect' end

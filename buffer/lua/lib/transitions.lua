@@ -20,7 +20,7 @@ local function set_uses(g, uses, was_consumed, is_consumed)
   add('spent', (is_consumed and 0 or spent(g)) - before)
 end
 
--- Weighted draws: `g.draw` has weight, priority, draws and chance of a group, each absent where there is none.
+-- Weighted draws: `g.draw` has weight, priority, draws and chance of a group; any of them may be absent.
 local function weight_of(g) return g.draw and g.draw.weight or WEIGHT_UNIT end
 
 -- Enters a ready group into the race by which weighted draws are made (buffer.policy.draw_weights).
@@ -59,7 +59,7 @@ local function cancel(gid, g)
 end
 
 -- Drafts of members that are not done, in the fields d0, d1, ... of the group's hash. Each is "attempt tokens digest
--- ranges"; `g.drafts` counts them, absent where there is none. The name of a draft is "member:attempt:tokens:digest".
+-- ranges"; `g.drafts` counts them, and is absent for 0. The name of a draft is "member:attempt:tokens:digest".
 local function read_draft(gid, member)
   local text = redis.call('HGET', group_key(gid), 'd' .. member)
   if not text then return nil end
@@ -106,8 +106,8 @@ local function record_failure(gid, g, reason)
   return kept
 end
 
--- Queues the prompt of a failed group again, as a task whose parent that group is: once, since the note then keeps it
--- no more.
+-- Queues the prompt of a failed group again, as a task with that group as its parent: once, since the note then keeps
+-- it no more.
 local function redrive(gid, note)
   local entry = cmsgpack.pack({note.ordinal, note.n, note.pin, note.reserve, note.task, gid, 0})
   redis.call('ZADD', pending_key(note.pin), note.ordinal, entry)

@@ -1,5 +1,5 @@
 -- Shared by `seed` and `resume`: takes back pending tasks. In a table without bound (evaluation) it also ends the
--- unclaimed groups, whose pinned version may not be served any more.
+-- unclaimed groups: their pinned version may not be served any more.
 local function withdraw_all()
   local withdrawn = 0
   local pins = redis.call('SMEMBERS', table_key .. ':pins')
