@@ -66,6 +66,17 @@ def build_algorithm(config: Config) -> Algorithm:
     return algorithm
 
 
+def notices(config: Config, algorithm: Algorithm) -> list[str]:
+    """Sentences about valid settings that have no effect in a run, for its start."""
+    learner = config.learner
+    beyond = [str(step) for step in learner.profile.steps if step > learner.steps]
+    profile = (
+        f"without effect: learner.profile.steps {', '.join(beyond)}. "
+        f"The run ends after step {learner.steps} (learner.steps)"
+    )
+    return [*algorithm.notices(), *([profile] if beyond else [])]
+
+
 def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
     """The engines of this rank by role, the actor first, each proven right; collective over the ranks.
 

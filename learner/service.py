@@ -16,7 +16,14 @@ from pathlib import Path
 import grpc
 
 from rollmesh.buffer.client.client import BufferClient
-from rollmesh.learner.builders import build_algorithm, build_engines, build_worker, open_watch, set_learner_threads
+from rollmesh.learner.builders import (
+    build_algorithm,
+    build_engines,
+    build_worker,
+    notices,
+    open_watch,
+    set_learner_threads,
+)
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.coordinator.coordinator import Coordinator
@@ -119,7 +126,7 @@ def _run(
     set_learner_threads(config)
     given, config = config, config.model_copy(update={"model": resolve_model(config.model)})
     algorithm = build_algorithm(config)
-    for notice in algorithm.notices() if rank == 0 else ():
+    for notice in notices(config, algorithm) if rank == 0 else ():
         log.warning("%s", notice)
     record = RunRecord(given, Path(config.model.path)) if rank == 0 else None
     if record is not None:

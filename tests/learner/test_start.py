@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 from rollmesh.learner.builders import device_of
 from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.learner.service import run
+from rollmesh.launcher.preflight.trial import try_learner
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.errors import ConfigError, DataError, UnreachableError
 from tests.joining import NOWHERE, when_it_waits
@@ -29,6 +30,12 @@ def _keep_logging() -> Iterator[None]:
     handlers, level = root.handlers[:], root.level
     yield
     root.handlers[:], root.level = handlers, level
+
+
+def test_steps_that_are_profiled_after_the_last_one_are_said_to_be_without_effect(tmp_path: Path) -> None:
+    config = make_config(tmp_path, {"learner.steps": 3, "learner.profile.steps": [2, 4, 9]})
+    (notice,) = [notice for notice in try_learner(config, fresh=True) if "profile" in notice]
+    assert notice == "without effect: learner.profile.steps 4, 9. The run ends after step 3 (learner.steps)"
 
 
 @pytest.mark.parametrize(

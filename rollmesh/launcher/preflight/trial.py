@@ -168,7 +168,7 @@ def _continue_as(command: Sequence[str], log: str) -> None:
 
 
 def try_learner(config: Config, *, fresh: bool) -> list[str]:
-    """Loads data, algorithm and users' functions as a learner would; returns `Algorithm.notices`.
+    """Loads data, algorithm and users' functions as a learner would; returns `learner.builders.notices`.
 
     Args:
         config: of the run.
@@ -183,7 +183,7 @@ def try_learner(config: Config, *, fresh: bool) -> list[str]:
         if path is not None:
             check_first_rows(path, config.data.prompt_key)
     # Torch takes a second or more.
-    from rollmesh.learner.builders import build_algorithm
+    from rollmesh.learner.builders import build_algorithm, notices
     from rollmesh.learner.checkpoint.compatibility import check_newest
     from rollmesh.learner.coordinator.priorities import priority_function
     from rollmesh.learner.layout_requirements import check_layout
@@ -201,7 +201,7 @@ def try_learner(config: Config, *, fresh: bool) -> list[str]:
         if config.rollout.engine == "hf":
             with naming_config(folder):
                 layout_of(described, folder)
-    return algorithm.notices()
+    return notices(config, algorithm)
 
 
 def _try_reward(config: Config) -> list[str]:
