@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from rollmesh.launcher.preflight.trial import try_learner
 from rollmesh.learner.builders import device_of
 from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.learner.service import run
-from rollmesh.launcher.preflight.trial import try_learner
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.errors import ConfigError, DataError, UnreachableError
 from tests.joining import NOWHERE, when_it_waits
