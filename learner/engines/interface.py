@@ -45,7 +45,7 @@ class EngineSpec:
         total_steps: optimizer steps of the whole run (length of the schedule).
         device: `cpu` or `cuda`.
         param_dtype: compute dtype; master weights and optimizer state are float32.
-        float32_logits: logits are not rounded to the compute dtype (language models).
+        float32_logits: logits are not rounded to the compute dtype; the output layer's weights are (language models).
         attention: kernel of packed attention.
         activation_checkpointing: recompute activations in the backward pass; `selective`: all but the outputs of
             products and of attention.

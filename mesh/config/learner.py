@@ -249,7 +249,8 @@ class LearnerSection(Section):
     )
     float32_logits: bool = Field(
         True,
-        description="Logits stay in float32, in which the output layer's products are summed. false: they are "
+        description="Logits are float32: products of hidden states and weights in `param_dtype`, summed in "
+        "float32 and not rounded. The weights are not: generators have them in `model.dtype`. false: logits are "
         "rounded to `param_dtype`, as in transformers.",
     )
     attention: AttentionName = Field(

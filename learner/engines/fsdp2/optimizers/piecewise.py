@@ -33,7 +33,7 @@ class PiecewiseState:
     def __init__(self, optimizer: Optimizer, pieces: Iterable[Sequence[nn.Parameter]], device: torch.device) -> None:
         self._optimizer = optimizer
         self._pieces = [(piece, HostCopy(device)) for piece in pieces]
-        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     @property
     def moved(self) -> bool:
@@ -52,7 +52,7 @@ class PiecewiseState:
 
     def step(self) -> None:
         """Updates all parameters that have a gradient; their gradients are gone then, and the state is on the host."""
-        copies = _Copies(self._device)
+        copies = _Copies(self._stream)
         gradients = [[parameter.grad for parameter in piece] for piece, _ in self._pieces]
         for piece, _ in self._pieces:
             _give(piece, [None] * len(piece))
@@ -90,21 +90,24 @@ def pieces_of(model: nn.Module, blocks: Iterable[nn.Module]) -> list[list[nn.Par
 
 
 class _Copies:
-    """Copies of pieces, in the order in which they are asked for; on CUDA beside the stream that computes.
+    """Copies of pieces, in the order in which they are asked for; on CUDA in parallel to the stream that computes.
 
     Memory that comes is of the copies' stream, and goes in its order. So what one piece gives back is the room of the
     next but one, without a wait of the host.
+
+    Args:
+        stream: of the copies; None: there are no streams.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._stream: Any = None
+    def __init__(self, stream: torch.cuda.Stream | None) -> None:
+        self._stream: Any = stream
         self._computing: Any = None
         self._came: Any = None
         self._brought: set[int] = set()
-        if device.type == "cuda":
-            self._stream, self._computing = torch.cuda.Stream(device), torch.cuda.current_stream(device)
+        if stream is not None:
+            self._computing = torch.cuda.current_stream(stream.device)
             # After copies of another time, and after what made the gradients.
-            self._stream.wait_stream(self._computing)
+            stream.wait_stream(self._computing)
 
     def bring(self, copy: HostCopy) -> None:
         """Has a piece come to the device, if it is not there."""

@@ -7,7 +7,8 @@ backward pass. Logits that fit into a given budget are kept instead, which saves
 Invariants: logits are float32, whichever way and whatever the micro-batch's size, so that log-probs of the same weights
 agree between micro-batches. Gradients are summed in float32, and rounded once to the dtype of the weights.
 
-`torch.nn.functional.linear_cross_entropy` (torch 2.13) and Liger's kernels give neither entropies nor squares.
+`torch.nn.functional.linear_cross_entropy` (torch 2.13) and Liger's kernels give neither entropies nor squares;
+docs/training-engines.md says more.
 """
 
 from __future__ import annotations

@@ -72,6 +72,8 @@ class _Event:
 
 
 class _Stream:
+    device = "cuda:0"
+
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
     def wait_stream(self, *_: Any) -> None: ...
