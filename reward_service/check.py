@@ -266,7 +266,7 @@ class _Check:
     # ---------------------------------------------------------------------------------------- helpers
 
     async def _probe(self, probe: str, items: Sequence[reward_pb2.ScoreItem]) -> _Probed:
-        """A Score call whose answer is checked against the contract."""
+        """Calls Score and checks the answer against the contract."""
         probed = await self._call(items, self._timeout_s, probe)
         if probed.status:
             return probed

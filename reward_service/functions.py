@@ -89,7 +89,7 @@ def adapt(name: str, function: Callable[..., Any]) -> RewardFunction:
     """Recognizes the signature of a user's function.
 
     Raises:
-        RewardError: where none of the three fits.
+        RewardError: none of the three signatures fits.
     """
     try:
         parameters = inspect.signature(function).parameters

@@ -24,7 +24,7 @@ def item(
     prompt: str = "12+30=",
     extra_info_json: str = "{}",
 ) -> reward_pb2.ScoreItem:
-    """An item whose tokens are the characters of its response."""
+    """An item with the characters of its response as its tokens."""
     return reward_pb2.ScoreItem(
         item_id=item_id,
         group_id=group_id,

@@ -33,7 +33,7 @@ def checkpoint_path(run: Path, name: str) -> Path:
 
 
 def best_checkpoint_path(run: Path) -> Path:
-    """The checkpoint of a run whose evaluation was the best.
+    """The checkpoint of a run with the best evaluation.
 
     Raises:
         DataError: no checkpoint is the best one yet.

@@ -49,7 +49,7 @@ class CallLimits:
 
     Attributes:
         timeout_s: deadline of one call.
-        attempts: tries of an item whose error is retryable.
+        attempts: tries of an item with a retryable error.
         wait_s: default deadline of `score`, retries and failover included.
     """
 
@@ -136,7 +136,7 @@ class Dispatcher:
         return Wait(f"no reward service answers: {'; '.join(troubles)}", membership_pb2.WAIT_CAUSE_NO_REWARD_SERVICE)
 
     def _why_overdue(self) -> tuple[str, str]:
-        """(code, words) of an item whose time is over."""
+        """(code, words) of an overdue item."""
         if wait := self.present_wait():
             return "unreachable", wait.reason
         return "timeout", "the call is under way"
@@ -322,7 +322,7 @@ class Dispatcher:
         self._retry([entry for entry in batch if entry.result is None], at_once=lost)
 
     def _requeue_first(self, entries: list[Entry]) -> None:
-        """Queues entries in front of those that came later."""
+        """Queues entries before those that came later."""
         self._queue.extendleft(reversed(_by_group(entries)))
         self._pump_soon()
 
@@ -368,7 +368,7 @@ def _in_words(status: grpc.StatusCode, details: str) -> str:
 
 
 def _describe_failure(status: grpc.StatusCode, what: str, timeout_s: float) -> tuple[str, str]:
-    """(code, message) of an item whose call failed."""
+    """(code, message) of an item after a failed call."""
     if status in _LOST:
         return "unreachable", what
     if status is grpc.StatusCode.DEADLINE_EXCEEDED:

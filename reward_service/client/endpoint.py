@@ -80,7 +80,7 @@ class RewardEndpoint:
         self._window = max(1, self.outstanding - refused)
 
     def on_timeout(self, items: int) -> None:
-        """Lowers the number of items in flight after a call without an answer, which blames none of its items."""
+        """Lowers the number of items in flight after a call without an answer, without blaming any of its items."""
         alone = self.outstanding == items
         self._window = max(1, self.outstanding // _FEWER)
         if alone and items > 1:
@@ -195,7 +195,7 @@ def mesh_connector(security: SecuritySection, identity: Identity | None = None, 
     """Opens channels to reward services that are members of the mesh, with its credentials and TLS.
 
     Args:
-        identity: in whose name they are asked; none: as the token file makes the caller.
+        identity: the caller's; None: as the token file makes it.
     """
     return lambda address: open_channel(target_of(address), security, identity, max_message_mb=max_message_mb)
 

@@ -41,7 +41,7 @@ class Ticket:
                 entry.resolve(entry.timeout_result("closed", "the caller is gone"))
 
     def expire(self, now: float, timeout_s: float, heard_at: float, why: Callable[[], tuple[str, str]]) -> float:
-        """Resolves entries whose time is over with an error; returns when to look again.
+        """Resolves overdue entries with an error; returns the time of the next check.
 
         Args:
             timeout_s: their time.
@@ -100,7 +100,7 @@ class Entry:
         self.resolve(reward_pb2.ScoreResult(item_id=self.item.item_id, error=self.last_error))
 
     def timeout_result(self, code: str, reason: str) -> reward_pb2.ScoreResult:
-        """The result of an item whose deadline has passed; the last try's error says more than that alone."""
+        """The result of an item after its deadline; the last try's error explains more than that alone."""
         last = f"; last error {self.last_error.code}: {self.last_error.message}" if self.last_error else ""
         code = self.last_error.code if self.last_error else code
         return error_result(self.item.item_id, code, f"{reason}{last}", retryable=True)

@@ -4,7 +4,7 @@ Each is one small file with `score(item) -> Outcome`, pure.
 
 Those in `LINEAR` may share a process with a service: their time is linear in the length of the texts, whatever a model
 writes. They search and replace fixed words, compare numbers as decimals, count, or look at no more than the last few
-hundred characters. None of their regular expressions can try a part of a long text again from another place. `math`
+hundred characters. Their regular expressions never try a part of a long text again from another place. `math`
 gives the text to a computer algebra system, for which `9^{9^{9^{9}}}` is a number to compute. So it runs in worker
 processes, which can be killed, and so does `auto` for the sources that it hands to `math`. A scorer that is not proven
 linear does not belong into `LINEAR`.

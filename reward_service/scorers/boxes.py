@@ -8,7 +8,7 @@ _BOX = r"\boxed"
 def last_boxed(text: str) -> str | None:
     r"""The content of the last `\boxed{...}`, or what follows a last `\boxed ` up to a `$`; None without one.
 
-    The innermost of nested boxes counts; one that is not closed is none.
+    The innermost of nested boxes counts; one that is not closed does not count.
     """
     start = text.rfind(_BOX)
     if start >= 0 and text.startswith(" ", start + len(_BOX)):

@@ -10,7 +10,7 @@ FIELD = "environment_reward"
 
 
 def score(item: RewardItem) -> Outcome:
-    """The components and their sum; `Failed("no_environment_reward")` where there are none."""
+    """The components and their sum; `Failed("no_environment_reward")` without components."""
     rewards = item.extra_info.get(FIELD)
     if not isinstance(rewards, Mapping) or not rewards:
         return Failed(

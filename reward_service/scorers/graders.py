@@ -1,6 +1,6 @@
 r"""Versions of the packages that grade mathematics, and a self-test that they grade here as where they were tested.
 
-The `math` scorer reads answers with math-verify, whose grammar runs on the antlr runtime that happens to be installed.
+The `math` scorer reads answers with math-verify. Its grammar runs on the installed antlr runtime, of whatever version.
 Another runtime reads `50\%` as nothing at all, and rewards change without a word. So the versions are pinned, tried
 before the first item is scored, and written into the summary of a run.
 """

@@ -1,7 +1,7 @@
 """Grade-school math, compared as text: for numbers that are to agree with published GSM8K runs to the digit.
 
 `gsm8k` compares numbers; here `42.` and `42.0` are not `42`. Only the last 300 characters are looked at. `strict`
-wants the answer after `#### `; `flexible` takes the last number of the text.
+requires the answer after `#### `; `flexible` takes the last number of the text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ANY = re.compile(_NUMBER)
 
 
 def extract(response: str, method: Method) -> str | None:
-    """The answer as written, without thousands separators where it was marked; None where there is none."""
+    """The answer as written, without thousands separators where it was marked; None without an answer."""
     tail = response[-_TAIL:]
     if method == "strict":
         marked = _MARKED.findall(tail)

@@ -58,7 +58,7 @@ class Grade:
 
     Attributes:
         correct: true if it is right.
-        answer: the text taken as its answer; `INVALID`, or None for `strict_box`, where there is none.
+        answer: the text taken as its answer; `INVALID`, or None for `strict_box`, without one.
     """
 
     correct: bool
@@ -87,7 +87,7 @@ def normalize(answer: str) -> str:
 
 
 def _in_dollars(line: str) -> str:
-    """The first formula of a line, with its dollars; the line where there is none."""
+    """The first formula of a line, with its dollars; the whole line without a formula."""
     parts = line.split("$", 2)
     return f"${parts[1]}$" if len(parts) == 3 else line
 

@@ -1,7 +1,7 @@
 """Open questions: the last `<answer>...</answer>`, compared as words.
 
 SQuAD's normalization (Rajpurkar et al., arXiv:1606.05250): lower case, no punctuation, no articles, single spaces.
-`exact` wants an accepted answer itself, `contains` one that holds it; F1 counts the words they share.
+`exact` requires an accepted answer itself, `contains` a text that includes one; F1 counts the words they share.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Invariants
   * An item that is begun gets its whole time. One that cannot be begun in time is answered as not begun; that is no
     failure.
   * One item's failure touches no other item; a group function's failure touches its group alone.
-  * Several functions are summed only if none of them failed. Functions without an opinion (unscorable) are left out of
+  * Several functions are summed only if no function failed. Functions without an opinion (unscorable) are left out of
     the sum, unless all are.
 
 The place where each function runs: `reward_service.workers`.
@@ -53,7 +53,7 @@ class _Function:
     Attributes:
         local: the function, where this process may call it.
         worker_index: its index among the functions of the worker processes, where they may.
-        is_local: tells if this process calls it for items of a data_source.
+        is_local: True if this process calls it for items of a data_source.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """Threads that run synchronous reward functions of this very program, each call under its own deadline.
 
-A Python thread cannot be ended from outside. So a thread whose call is overdue is given up. Its job is closed, a fresh
+A Python thread cannot be ended from outside. So a thread with an overdue call is given up. Its job is closed, a fresh
 thread takes its place, and whatever the late call returns is dropped. A call that never releases the interpreter
 stops its whole process: only functions that cannot leave it run here (see `reward_service.workers`).
 
@@ -183,6 +183,6 @@ async def _watched(job: _Job, call_timeout_s: float, times: CallTimes) -> None:
         limit = times.begin_by if since is None else min(times.deadline, since + call_timeout_s)
         if limit <= now:
             return
-        # No event tells of a beginning: no call is overdue sooner than this.
+        # No event reports a beginning: no call is overdue sooner than this.
         limit = min(limit, now + call_timeout_s)
         await asyncio.wait((job.done,), timeout=limit - now)

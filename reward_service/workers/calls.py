@@ -47,7 +47,7 @@ class Trial(Enum):
     """Ways to try a unit: with more care after each worker whose death it may have caused."""
 
     TOGETHER = auto()
-    # As before, once more: the death of a worker of coroutines is mostly the fault of none of them.
+    # As before, once more: when a worker of coroutines dies, mostly no coroutine is at fault.
     AGAIN = auto()
     # While its worker holds nothing else.
     ALONE = auto()

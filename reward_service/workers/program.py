@@ -79,7 +79,7 @@ def main() -> None:
     connection, page = socket.socket(fileno=connection_fd), SharedPage(page_fd)
     # A process that a function forks must not hide the end of this one from the owner.
     os.register_at_fork(after_in_child=connection.close)
-    if sys.platform == "linux":  # what a function starts stays below this process, whose owner kills it all
+    if sys.platform == "linux":  # processes that a function starts stay below this one, and its owner kills them all
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     os.dup2(2, 1)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]

@@ -47,7 +47,7 @@ class SharedPage:
         _UNIT.pack_into(self._map, _UNIT_AT, _NONE)
 
     def recall(self, unit: int) -> None:
-        """Recalls all units up to this one, from the owner: none of them is to be begun any more."""
+        """Recalls all units up to this one, from the owner: no worker may begin them any more."""
         _UNIT.pack_into(self._map, _RECALLED_AT, unit)
 
     @property

@@ -5,8 +5,7 @@ Invariants
     or if its worker died and never had another unit (crashed).
   * Every other unit of an ended worker returns to the queue; those that may have ended it are tried with more care.
     So a timer, a thread or a closed descriptor that one unit leaves harms no other.
-  * A worker that is overdue, or whose connection has ended, is killed with its process group before its successor
-    starts.
+  * A worker that is overdue, or has lost its connection, is killed with its process group before its successor starts.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class UnitSource(Protocol):
         ...
 
     def requeue(self, units: list[Unit]) -> None:
-        """Puts units in front of all that wait, for another worker."""
+        """Queues units before all that wait, for another worker."""
         ...
 
     def store_verdict(self, unit: Unit, verdict: Failed) -> None:
@@ -72,7 +71,7 @@ class UnitSource(Protocol):
         ...
 
     def record_end(self, why: str, *, overdue: bool, function: int | None = None) -> None:
-        """Records that a worker died, or was ended for being overdue; `function`: whose call was overdue."""
+        """Records that a worker died, or was ended for being overdue; `function`: the one with the overdue call."""
         ...
 
 

@@ -77,7 +77,7 @@ class UnitQueue:
         self.died = 0
         # When workers were ended for being overdue, lately.
         self._ended_overdue: deque[float] = deque(maxlen=_MOST_RECENT)
-        # Name of the function whose call was ended last.
+        # Name of the function of the call that was ended last.
         self._last_overdue = ""
         self._functions = functions
         self._limit = limit
@@ -105,7 +105,7 @@ class UnitQueue:
             for unit in units:
                 unit.answer(CLOSED)
             return
-        # If no worker takes any, units whose callers have gone are dropped here.
+        # If no worker takes any, units without a caller are dropped here.
         while self._waiting and not self._waiting[0].open:
             self._waiting.popleft()
         self._waiting.extend(units)
@@ -226,7 +226,7 @@ class UnitQueue:
         self._verdicts[unit.key] = verdict
 
     def _answer_from_verdicts(self, unit: Unit) -> bool:
-        """Answers a unit from the verdict of a former call that asked the same; False if there is none."""
+        """Answers a unit from the verdict of a former call that asked the same; False without one."""
         verdict = self._verdicts.pop(unit.key, None) if self._verdicts else None
         if verdict is not None:
             unit.answer(verdict)

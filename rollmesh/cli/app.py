@@ -106,7 +106,7 @@ def _status(error: RollmeshError) -> int:
 
 
 def _exit_code(code: str | int | None, arguments: Sequence[str]) -> str | int | None:
-    """The code as a supervisor should see it; a learner, whose threads may wait for a disk, has to exit in time."""
+    """The code as a supervisor should see it; a learner has to exit in time while its threads wait for a disk."""
     code = _for_supervisor(code, arguments)
     if _command(arguments) == "learner":
         bound_exit(code if isinstance(code, int) else int(code is not None), _EXIT_S)

@@ -99,7 +99,7 @@ async def _redrive(where: Target, groups: Sequence[str]) -> dict[str, int]:
     """Prompts queued again, by table.
 
     Raises:
-        DataError: a group that has not failed, was driven again before, or whose prompt is not kept any more.
+        DataError: a group that has not failed, was queued again before, or has no kept prompt.
     """
     queued, unknown = {}, [group for group in groups if group != _ALL and group.partition("-")[0] not in TABLES]
     async with _open(where) as view:

@@ -13,7 +13,7 @@ from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import ConfigError, DataError
 
-# For commands whose unknown options are `--section.key=value` overrides.
+# For commands with unknown options that are `--section.key=value` overrides.
 OVERRIDES: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 ConfigPath = Annotated[

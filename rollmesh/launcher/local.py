@@ -2,7 +2,7 @@
 
 Invariants: one launcher per run folder; every service it started has ended when `LocalRun.run` returns. Summary and
 report are written from the last values of the buffer and the metrics. They name the end of the run, also of one that
-was interrupted or failed. None of that depends on a terminal or its reader.
+was interrupted or failed. This does not depend on a terminal or its reader.
 """
 
 from __future__ import annotations

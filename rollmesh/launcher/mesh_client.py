@@ -40,7 +40,7 @@ class Snapshot:
     Attributes:
         table: the train table's counts; None while the buffer does not answer.
         members: the members of the mesh.
-        run_finished: the learner has said so.
+        run_finished: the learner has reported the end of the run.
         learner_starts: the run's launcher has started a learner, and none has taken part since.
         training, evaluation: latest record of a training step and of an evaluation round; of a single snapshot,
             the values in the learner's heartbeat.

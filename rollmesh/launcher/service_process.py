@@ -148,7 +148,7 @@ class ServiceProcess:
         return address
 
     async def _until_serving(self, address: str, security: SecuritySection, within_s: float) -> None:
-        """Waits for the first answer to the health check, or for the end of the process, whose error is better."""
+        """Waits for the first answer to the health check, or for the end of the process, which gives a better error."""
         async with HealthProbe(address, security) as probe:
             answering = asyncio.create_task(probe.until_serving(max(_READY_POLL_S, within_s)))
             ending = asyncio.create_task(self._process.wait())

@@ -1,7 +1,8 @@
 """The devices and hosts of a plan: names, memory, and the part of it that no formula counts.
 
 Sizes are what `nvidia-smi` reports as the total of a device, in MiB. The reserve is an assumption: no one can compute
-the allocator's fragmentation ahead. So is the host of devices that are not this machine's, and the output says so.
+the allocator's fragmentation ahead. So is the host of devices that are not this machine's, and the output marks it as
+assumed.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _UNITS = {"M": MIB, "G": GIB, "T": 1 << 40}
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Memory of a node, beside that of its devices.
+    """Memory of a node, without that of its devices.
 
     Attributes:
         memory: bytes.
@@ -194,7 +195,7 @@ def _parse_size(option: str, text: str) -> int:
 
 
 def _is_here(name: str, count: int) -> bool:
-    """True where this machine has so many of the devices; CUDA is not asked."""
+    """True where this machine has at least this many of the devices; CUDA is not asked."""
     models = [path.read_text(encoding="utf-8").upper() for path in _DRIVER.glob("*/information")]
     return sum(name in model for model in models) >= count
 
@@ -207,5 +208,5 @@ def _host_memory() -> int:
 
 
 def _tmpfs() -> int:
-    """Bytes of this machine's `/dev/shm`; 0 where there is none."""
+    """Bytes of this machine's `/dev/shm`; 0 without one."""
     return shutil.disk_usage(_TMPFS).total if _TMPFS.is_dir() else 0

@@ -53,7 +53,7 @@ def generator_memory(
         dtype_bytes: of an element in which generators compute.
         memory: bytes of the device.
         cuda: the device is no CPU.
-        beside: bytes of the device that others take.
+        beside: bytes of the device that other processes take.
         sharing: generators on the device.
     """
     wanted = rollout.slots * rollout.context_tokens

@@ -38,7 +38,7 @@ def learner_node(
 
 
 def generators_node(config: Config, shape: ModelShape, dtype_bytes: int, placement: Placement) -> dict[str, int]:
-    """Bytes on a node of generators alone, by component; nothing where there is none."""
+    """Bytes on a node of generators alone, by component; empty without such a node."""
     parts = of_generator(config, shape, dtype_bytes, same_node=False)
     return {name: placement.elsewhere * nbytes for name, nbytes in parts.items() if placement.elsewhere}
 

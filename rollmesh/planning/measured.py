@@ -1,4 +1,4 @@
-"""The memory that a run took, from its folder, beside the plan's: host memory by service, and that of devices.
+"""The memory that a run took, from its folder, compared with the plan's: host memory by service, and that of devices.
 
 Host memory is resident memory at its peak, all processes of a service together. A device's is that of tensors, on the
 rank that had most in any step.
@@ -57,7 +57,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class ComparedRun:
-    """A run beside its plan."""
+    """A run compared with its plan."""
 
     folder: str
     rows: tuple[Compared, ...]
@@ -91,7 +91,7 @@ def read_measured(folder: Path) -> MeasuredRun:
 
 
 def compare(run: MeasuredRun, config: Config, plan: Plan) -> ComparedRun:
-    """Puts a run beside the plan of a configuration, the services that are planned first."""
+    """Compares a run with the plan of a configuration, planned services first."""
     return ComparedRun(run.folder, tuple(_rows(run, config, plan)))
 
 

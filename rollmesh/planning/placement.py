@@ -33,10 +33,10 @@ class Placement:
         devices_per_generator: of each.
         beside: generators on each of the learner's nodes, at most.
         elsewhere: generators on each of the other nodes, at most.
-        shared: generators stand on devices of ranks.
+        shared: generators use devices of ranks.
         generators_per_device: at most.
         processes: of a device, at most.
-        problems: why it is impossible, in words.
+        problems: the reasons why it is impossible, in words.
     """
 
     ranks: int
@@ -57,7 +57,7 @@ class Placement:
 
 
 def place(config: Config, cluster: Cluster) -> Placement:
-    """Places a run on a cluster; what is impossible is told, and planned all the same."""
+    """Places a run on a cluster; an impossible placement has `problems`, and is planned all the same."""
     learner, rollout = config.learner, config.rollout
     nodes, each = learner.distributed.nodes, devices_per_generator(rollout)
     beside, elsewhere = _generators_by_node(config, cluster, each)
@@ -86,14 +86,14 @@ def place(config: Config, cluster: Cluster) -> Placement:
 
 
 def node_counts(cluster: Cluster, ranks: int) -> Iterator[int]:
-    """Numbers of nodes over which so many ranks can be divided, a device for each; the smallest first."""
+    """Numbers of nodes over which this many ranks can be divided, a device for each; the smallest first."""
     for nodes in range(math.ceil(ranks / cluster.per_node), cluster.nodes + 1):
         if ranks % nodes == 0:
             yield nodes
 
 
 def spread(config: Config, ranks: int, nodes: int) -> dict[str, Any]:
-    """The keys that divide the learner over so many ranks and nodes; of nodes, what the configuration has otherwise.
+    """The keys that divide the learner over this many ranks and nodes, with the node settings of the configuration.
 
     `RENDEZVOUS` is among them where ranks of several nodes have no address yet.
     """

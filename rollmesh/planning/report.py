@@ -36,7 +36,7 @@ class Findings:
         proposal: a layout of its own; None: none fits.
         largest_budget: of a micro-batch at the configured ranks; None: none fits.
         traced: a step by trained role, as torch's tracker counts it; empty: not asked for.
-        measured: a run beside its plan; None: not asked for.
+        measured: a run compared with its plan; None: not asked for.
     """
 
     plan: Plan

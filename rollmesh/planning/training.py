@@ -238,7 +238,7 @@ def _logits(setup: RoleSetup, *, gradient: bool) -> int:
     rows = min(setup.logits.rows, tokens)
     columns = min(shape.vocabulary, setup.logits.tile // rows)
     tile = MASTER * rows * columns
-    # A product of bfloat16 is made beside the tile that it is copied into.
+    # A product of bfloat16 exists in addition to the tile that it is copied into.
     product = 0 if setup.compute_bytes == MASTER else tile
     if not gradient:
         return 2 * tile + product
@@ -325,7 +325,8 @@ def _gathered(setup: RoleSetup, near: int | None = None) -> int:
 
     Args:
         setup: of the role.
-        near: elements beside the root's in a backward pass; None: a forward pass, in which the next is gathered ahead.
+        near: elements in addition to the root's in a backward pass; None: a forward pass, in which the next is gathered
+            ahead.
     """
     shape = setup.shape
     if not setup.sharded:

@@ -44,7 +44,7 @@ class MemoryUse:
 
     @property
     def problem(self) -> str:
-        """The obstacle to a run, in words; empty where there is none."""
+        """The obstacle to a run, in words; empty without one."""
         if self.fits or not self.required:
             return ""
         return (
@@ -55,11 +55,11 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """All that wants memory.
+    """All users of memory.
 
     Attributes:
         peak: bytes of a rank.
-        generator: on one of its devices; None: there is none.
+        generator: on one of its devices; None without generators.
         host, away: host memory by component, of the first rank's node and of a node of generators alone.
         learner_on_cuda, generators_on_cuda: they compute there.
     """

@@ -49,6 +49,6 @@ def _parse(lines: Iterable[str]) -> Iterator[Mapping[str, Any]]:
         try:
             sample = json.loads(line)
         except ValueError:
-            continue  # the line that is being written
+            continue  # a line that is not complete yet
         if isinstance(sample, dict) and "reward" in sample:
             yield sample

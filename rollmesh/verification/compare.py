@@ -27,8 +27,8 @@ from rollmesh.verification.verdict import GeneratorAnswer, LearnerReference, Ver
 
 _PROBE_TIMEOUT_S = 30.0
 _BETWEEN_TRIES_S = 0.2
-# Versions whose announcements are remembered. Also those whose bytes are, where they are few: then a new one may come
-# sooner than an old one is asked for.
+# Versions with remembered announcements, and those with remembered bytes, if these are few: a new version may come
+# before an old one is asked for.
 _REMEMBERED = 64
 _KEPT, _KEPT_BYTES = 32, 8 << 20
 _PROBE_TOKENS = 24

@@ -106,8 +106,7 @@ local function record_failure(gid, g, reason)
   return kept
 end
 
--- Queues the prompt of a failed group again, as a task with that group as its parent: once, since the note then keeps
--- it no more.
+-- Queues the prompt of a failed group again, as a task with that group as its parent. The note then no longer keeps it.
 local function redrive(gid, note)
   local entry = cmsgpack.pack({note.ordinal, note.n, note.pin, note.reserve, note.task, gid, 0})
   redis.call('ZADD', pending_key(note.pin), note.ordinal, entry)

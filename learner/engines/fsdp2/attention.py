@@ -2,7 +2,7 @@
 
 The model calls it like any of its attention functions. The keyword `layout`, which the model's forward hands through to
 every layer, says which tokens belong together, and which kernel computes them. On the CPU, and on CUDA without a kernel
-(`kernels`), it computes padded calls over gathered segments (`layout`), exactly.
+(`kernels`), it computes padded calls over gathered segments (`attention_calls`), exactly.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def packed_attention(
         key, value: [1, H_kv, N, D], H a multiple of H_kv.
         attention_mask: must be None; the layout defines which tokens see one another.
         scaling: factor of the scores; none: 1 / sqrt(D).
-        dropout: ignored: the current policy must be the one whose log-probs are compared.
+        dropout: ignored: the current policy must be the one with the compared log-probs.
         sliding_window: keys a query sees, itself included; none: all.
         softcap: scores become softcap * tanh(scores / softcap).
         layout: from `kernels.choice.build_layout_for`; or divided: N are this process's tokens.
@@ -122,7 +122,7 @@ def _softcapped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: flo
 
 
 def _gather(index: Tensor, rows: Tensor) -> Tensor:
-    # An embedding look-up is a gather whose backward adds whole rows, many times faster than index_add on CPU.
+    # An embedding look-up is a gather; its backward adds whole rows, many times faster than index_add on CPU.
     return functional.embedding(index, rows)
 
 

@@ -1,4 +1,4 @@
-"""The FSDP2 engine: a runner, the optimizer and its steps, memory and state, behind the interface of engines."""
+"""The FSDP2 engine: a runner, the optimizer and its steps, memory and state, with the interface of engines."""
 
 from __future__ import annotations
 

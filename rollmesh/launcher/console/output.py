@@ -37,15 +37,15 @@ def stderr_into(path: Path) -> Iterator[None]:
 
 
 class BufferedOutput:
-    """A stream in front of a stream.
+    """A buffer before a stream.
 
     Args:
-        stream: where the text is to go.
+        stream: the destination of the text.
         kept: characters that wait for the reader at most.
         end_s: seconds that `close` waits for the reader.
 
     Attributes:
-        write_error: why the latest text could not be written; empty where it was.
+        write_error: the reason why the latest text was not written; empty if it was.
     """
 
     def __init__(self, stream: TextIO, *, kept: int = _KEPT, end_s: float = _END_S) -> None:

@@ -1,7 +1,8 @@
 """The notice that rewards are slow, with the known causes and the key that changes it.
 
 A slow reward loses nothing: generators stop where too many responses wait, and the learner waits for them. A service
-that does not answer, and a function that does not return, lose the reward of responses: then the notice says so.
+that does not answer, and a function that does not return, lose the reward of responses: then the notice reports the
+loss.
 """
 
 from __future__ import annotations

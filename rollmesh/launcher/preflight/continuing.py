@@ -19,7 +19,7 @@ from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.report.metrics import is_training, run_records
 
-# Keys whose change makes the values of two groups incomparable.
+# Keys that, when changed, make the values of two groups incomparable.
 _SCORED_BY = ("reward.", "data.")
 # The identity of a run, before it has trained anything.
 _OF = ("model.", "algorithm.", *_SCORED_BY)

@@ -1,4 +1,4 @@
-"""Memory that a run took, beside its plan."""
+"""Memory that a run took, compared with its plan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROLLOUT = {"engine": "hf", "replicas": 2, "hf": {"kv_cache_gib": 1.0}}
 
 
 def compared(config: Config, folder: Path, devices: str, *, metrics: dict[str, float]) -> Findings:
-    """Writes the folder of a run that has ended, and plans beside it."""
+    """Writes the folder of a run that has ended, and plans the same run."""
     folder.mkdir()
     steps = [
         {"step": step, "time": 1e6 + step, "wall_s": float(step), "critic/score/mean": 0.5, "total/tokens": step}

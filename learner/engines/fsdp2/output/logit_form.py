@@ -20,7 +20,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from rollmesh.mesh.errors import RollmeshError
 
-# Products that tell scale (a small one), bound (a huge one), and whether there is anything else in between.
+# Products that reveal scale (a small one), bound (a huge one), and any other operation in between.
 _PRODUCTS = (2**-10, 1e30, -0.5, 3.0, -20.0, 70.0, 0.0)
 _TOKENS, _KEPT = 3, (2, 0)
 _TOLERANCE = 1e-5
