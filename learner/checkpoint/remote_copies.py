@@ -148,9 +148,10 @@ class RemoteCopies:
             if name is None:
                 raise CopyError(f"there is no copy of a checkpoint below {self._url}")
             newest, best = self._download(name, checkpoints), self._best(copies)
+            if not (newest / log.name).exists():
+                raise CopyError(f"{source} is missing: without it the run would train the same prompts again")
             others = self._download(best.checkpoint, checkpoints) if best and best.checkpoint != name else None
-        if (newest / log.name).exists():
-            (newest / log.name).replace(log)
+        (newest / log.name).replace(log)
         folder = newest.rename(checkpoints / name)
         if others is not None and best is not None:
             (others / log.name).unlink(missing_ok=True)
@@ -245,6 +246,8 @@ class RemoteCopies:
         shutil.rmtree(unfinished, ignore_errors=True)
         for path in self._files.find(source):
             target = unfinished / path.removeprefix(f"{source}/")
+            if ".." in target.parts:
+                raise CopyError(f"{path} is not the name of a file of {name}: nothing was fetched")
             target.parent.mkdir(parents=True, exist_ok=True)
             self._files.get_file(path, str(target))
         check_digests(Ranks(0, 1, lambda message: [message]), unfinished)

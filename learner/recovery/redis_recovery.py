@@ -108,6 +108,7 @@ async def assert_history(client: BufferClient, member_id: str, history: RunHisto
     """Reports a history to the buffer, until it is accepted.
 
     Raises:
+        DataError: the consumption log lacks steps that the last checkpoint contains.
         FencedError: another learner has taken the run over.
         LostStateError: the buffer was not ready within `patience_s`.
     """
@@ -118,6 +119,13 @@ async def assert_history(client: BufferClient, member_id: str, history: RunHisto
         known = await client.describe(TRAIN)
         # Where takeovers are lost, all may be; else what lies below the last commit is known to be trained.
         since = known.committed_version if known.policy.incarnation == history.incarnation else 0
+        if since < history.committed and all(use.train_version + 1 != history.committed for use in history.uses):
+            # Its groups would be granted, and trained, a second time.
+            raise DataError(
+                f"{LOG_NAME} in the run folder lacks step {history.committed}, which the last checkpoint contains",
+                hint="Redis has lost its state, so the log must be whole: restore it, or begin another run from an "
+                "export of the checkpoint",
+            )
         try:
             corrected, unknown = await client.reassert(
                 history.incarnation,

@@ -50,7 +50,7 @@ def test_a_run_is_kept_in_a_bucket_and_comes_back(server: ThreadedMotoServer, tm
     assert run.update() == []
     keys = [item["Key"] for item in boto3.client("s3").list_objects_v2(Bucket="bucket")["Contents"]]
     assert all(key.startswith("runs/demo/i0002-v00000020/") for key in keys), "neither the probe nor what was removed"
-    fetched = RemoteCopies(URL).fetch(tmp_path / "checkpoints", tmp_path / "log.jsonl")
+    fetched = RemoteCopies(URL).fetch(tmp_path / "checkpoints", tmp_path / "consumption.jsonl")
     assert [folder for _, folder in list_checkpoints(tmp_path / "checkpoints")] == [fetched]
     assert (fetched / "__0_0.distcp").stat().st_size > _LARGE
 

@@ -289,12 +289,29 @@ def test_copies_outlive_a_folder_that_is_gone(run: SavedRun) -> None:
 
 def test_a_damaged_copy_and_none_at_all_are_named(run: SavedRun, tmp_path: Path) -> None:
     with pytest.raises(CopyError, match="no copy of a checkpoint below memory://"):
-        run.copies.fetch(tmp_path / "checkpoints", tmp_path / "log")
+        run.copies.fetch(tmp_path / "checkpoints", tmp_path / "consumption.jsonl")
     run.save("i0001-v00000010")
     run.update()
     fsspec.filesystem("memory").pipe_file("bucket/runs/demo/i0001-v00000010/critic/state.json", b"x")
     with pytest.raises(CopyError, match=r"critic/state\.json is damaged"):
-        run.copies.fetch(tmp_path / "checkpoints", tmp_path / "log")
+        run.copies.fetch(tmp_path / "checkpoints", tmp_path / "consumption.jsonl")
+    assert list_checkpoints(tmp_path / "checkpoints") == []
+
+
+def test_a_copy_without_its_log_or_with_a_file_of_elsewhere_is_refused(run: SavedRun, tmp_path: Path) -> None:
+    run.save("i0001-v00000010")
+    run.update()
+    memory, copy = fsspec.filesystem("memory"), "bucket/runs/demo/i0001-v00000010"
+    log = memory.cat_file(f"{copy}/consumption.jsonl")
+    memory.rm_file(f"{copy}/consumption.jsonl")
+    with pytest.raises(CopyError, match="would train the same prompts again"):
+        run.copies.fetch(tmp_path / "checkpoints", tmp_path / "consumption.jsonl")
+    memory.pipe_file(f"{copy}/consumption.jsonl", log)
+    # As an object store keeps a name; fsspec's memory makes a path of it.
+    memory.store[f"/{copy}/../../outside"] = memory.store[f"/{copy}/state.json"]
+    with pytest.raises(CopyError, match="is not the name of a file"):
+        run.copies.fetch(tmp_path / "checkpoints", tmp_path / "consumption.jsonl")
+    assert not (tmp_path / "outside").exists()
     assert list_checkpoints(tmp_path / "checkpoints") == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -142,6 +143,10 @@ async def test_a_successor_speaks_for_a_learner_whose_takeover_is_lost(mesh: Mes
     next_one = Learner(front.address, "learner", mesh.log)
     mesh.adopt(next_one)
     await next_one.agent.start()
+    for uses in ([], left.uses[:1]):
+        cut = dataclasses.replace(left, committed=2, uses=uses)
+        with pytest.raises(DataError, match="lacks step 2"):
+            await assert_history(next_one.client, next_one.agent.member_id, cut, patience_s=10)
     await assert_history(next_one.client, next_one.agent.member_id, left, patience_s=10)
     description = await next_one.client.describe("train")
     assert (description.policy.incarnation, description.policy.version) == (2, 2)
