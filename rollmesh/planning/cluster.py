@@ -40,6 +40,8 @@ _HOST_FIXED = 2 * GIB
 # Memory of a node for each device. Machines with eight H100, H200 or B200 have 1.7 to 2 TiB, older ones 1 TiB.
 _ASSUMED = dict.fromkeys(("H100", "H200", "B200"), 200 * GIB)
 _ASSUMED_OF_OTHERS = 128 * GIB
+# Each device is placed on its own, so a plan's time and memory grow with their number.
+_MOST_PER_NODE, _MOST = 1024, 1 << 16
 _TMPFS = Path("/dev/shm")  # noqa: S108 # only measured
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[MGT])(?:i?B)?", re.IGNORECASE)
@@ -145,6 +147,10 @@ def parse_devices(text: str, nodes: int = 1, host_memory: str | None = None, shm
         raise ConfigError(f"--devices {text!r} is not of the form COUNTxNAME", hint=_HINT)
     count, name = int(found["count"] or 1), found["name"].upper()
     size = int(found["size"]) if found["size"] else None
+    if count > _MOST_PER_NODE or count * nodes > _MOST:
+        raise ConfigError(
+            f"{count * nodes:,} devices are more than are planned", hint=f"up to {_MOST_PER_NODE:,} a node"
+        )
     if count < 1 or nodes < 1:
         raise ConfigError(f"--devices {text!r} on {nodes} node(s) has no devices", hint=_HINT)
     here = size is None if name == _CPU else _is_here(name, count)

@@ -31,7 +31,7 @@ def test_devices_are_read_by_name(text: str, name: str, count: int, memory: int)
     assert cluster.cuda is (name != "CPU")
 
 
-@pytest.mark.parametrize("text", ["8xMINE", "H100-90G", "0xH100", "2xCPU-8G", "many", "8 x H100"])
+@pytest.mark.parametrize("text", ["8xMINE", "H100-90G", "0xH100", "2xCPU-8G", "many", "8 x H100", "1000000000xH100"])
 def test_what_is_not_known_is_refused_with_the_form(text: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parse_devices(text)
