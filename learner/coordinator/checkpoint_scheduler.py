@@ -17,7 +17,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -31,6 +31,7 @@ from rollmesh.learner.coordinator.best_tracker import BestTracker
 from rollmesh.learner.coordinator.run_progress import RunProgress
 from rollmesh.learner.coordinator.runtime import LearnerRuntime
 from rollmesh.learner.coordinator.version_announcer import VersionAnnouncer
+from rollmesh.learner.distributed.rank_group import wait_in_turns
 from rollmesh.mesh.config.evaluation import CheckpointSection
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -292,11 +293,8 @@ class CheckpointScheduler:
             future: what is waited for.
             most_s: bound of the wait; by default for a writer that has given up its own.
         """
-        until = time.monotonic() + most_s
-        while not wait([future], self._ranks.turn_s).done:
-            if time.monotonic() > until:
-                raise UnwrittenCheckpointError(f"no end after {most_s:.0f} s", hint="check the disk of run.dir")
-            self._ranks.keep_alive()
+        if not wait_in_turns(self._ranks, future, most_s):
+            raise UnwrittenCheckpointError(f"no end after {most_s:.0f} s", hint="check the disk of run.dir")
         return future
 
     def _answer(self, request: Future[tuple[Path, int]], version: int) -> None:

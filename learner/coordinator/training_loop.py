@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from rollmesh.learner.algorithms.interface import Algorithm
@@ -18,6 +19,7 @@ from rollmesh.learner.coordinator.run_progress import RunProgress
 from rollmesh.learner.coordinator.runtime import LearnerRuntime
 from rollmesh.learner.coordinator.skip_limit import SkipLimit
 from rollmesh.learner.coordinator.step_recorder import FinishedStep, StepRecorder, StepTimings
+from rollmesh.learner.distributed.rank_group import wait_in_turns
 from rollmesh.learner.distributed.rank_payloads import Unusable
 from rollmesh.learner.distributed.train_plan import TrainPlan, plan_training
 from rollmesh.learner.distributed.worker import TrainResult
@@ -223,7 +225,7 @@ class TrainingLoop:
             began = time.perf_counter()
             try:
                 self._weights.wait_in_force()
-                is_claimed = self._bridge.result(claim, _CLAIM_S)
+                is_claimed = self._bridge.result(claim, _CLAIM_S, wait=partial(wait_in_turns, self._ranks))
             except RollmeshError as error:
                 # Every rank returns to its earlier state, as after a refusal, before the run ends.
                 failure.append(error)

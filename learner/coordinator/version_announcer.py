@@ -14,10 +14,12 @@ import asyncio
 import logging
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import partial
 
 from rollmesh.buffer.client.client import BufferClient
 from rollmesh.learner.coordinator.run_progress import RunProgress
 from rollmesh.learner.coordinator.runtime import LearnerRuntime
+from rollmesh.learner.distributed.rank_group import wait_in_turns
 from rollmesh.learner.distributed.weight_export import PUBLICATION_S
 from rollmesh.learner.evaluation.evaluator import Evaluator
 from rollmesh.learner.liveness.rank_watch import is_collective_failure
@@ -144,7 +146,8 @@ class VersionAnnouncer:
             if not running.done():
                 # A slow weights.dir is no step that hangs.
                 self._status.phase = "publishing"
-            self._bridge.result(running, PUBLICATION_S + self._rules.timeout_s)
+            most_s = PUBLICATION_S + self._rules.timeout_s
+            self._bridge.result(running, most_s, wait=partial(wait_in_turns, self._ranks))
             self._running, self._status.phase = None, before
 
     async def in_force(self) -> None:

@@ -7,8 +7,9 @@ broadcast), then every rank does the same with its `Worker`. With one rank nothi
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ from rollmesh.protos import weights_pb2
 
 TURN_S = 30.0
 """Longest wait of rank 0 before it asks the other ranks to keep waiting; a third of what they wait, if that is less."""
-_YES, _NO = b"yes", b"no"
+# Answers to ranks whose update is ready; after the last one they ask no more.
+_YES, _NO, _WAIT = b"yes", b"no", b"wait"
 
 
 class RankGroup:
@@ -49,6 +51,7 @@ class RankGroup:
         self._channel = channel
         self._watch = watch
         self._export = export
+        self._asked = False
 
     @property
     def alone(self) -> bool:
@@ -94,7 +97,11 @@ class RankGroup:
         """
 
         def ask() -> None:
-            allowed = may_update()
+            self._asked = True
+            try:
+                allowed = may_update()
+            finally:
+                self._asked = False
             if self._channel is not None:
                 self._channel.send(_YES if allowed else _NO)
             if not allowed:
@@ -133,7 +140,11 @@ class RankGroup:
             return self._worker.load(folder)
 
     def keep_alive(self) -> None:
-        """Keeps the others' wait for an order from timing out."""
+        """Keeps the others' wait for an order, or for the answer of `may_update`, from timing out."""
+        if self._asked:
+            if self._channel is not None:
+                self._channel.send(_WAIT)
+            return
         with self._watch.phase("wait"):
             self._send_order("wait")
 
@@ -147,9 +158,25 @@ class RankGroup:
             self._channel.send(msgpack.packb({"order": order, **arguments}))
 
 
+def wait_in_turns(ranks: RankGroup, future: Future[Any], most_s: float) -> bool:
+    """Waits on rank 0 for a future, in turns, so that the other ranks wait too.
+
+    Returns:
+        False where it is not done after `most_s` seconds.
+    """
+    until = time.monotonic() + most_s
+    while (left_s := until - time.monotonic()) > 0:
+        if wait([future], min(ranks.turn_s, left_s)).done:
+            return True
+        ranks.keep_alive()
+    return future.done()
+
+
 def _train_if_allowed(worker: Worker, channel: RankChannel) -> None:
     def ask() -> None:
-        if channel.receive() != _YES:
+        while (answer := channel.receive()) == _WAIT:
+            pass
+        if answer != _YES:
             raise UpdateRefused
 
     with contextlib.suppress(UpdateRefused):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import uvloop
@@ -13,6 +13,10 @@ import uvloop
 from rollmesh.mesh.errors import UnreachableError
 
 T = TypeVar("T")
+
+
+def _is_done_within(future: concurrent.futures.Future[Any], timeout_s: float) -> bool:
+    return bool(concurrent.futures.wait([future], timeout_s).done)
 
 
 class AsyncBridge:
@@ -38,14 +42,24 @@ class AsyncBridge:
         """Runs a coroutine and waits for its result; see `result`."""
         return self.result(self.submit(coroutine), timeout_s)
 
-    def result(self, submitted: concurrent.futures.Future[T], timeout_s: float) -> T:
+    def result(
+        self,
+        submitted: concurrent.futures.Future[T],
+        timeout_s: float,
+        *,
+        wait: Callable[[concurrent.futures.Future[Any], float], bool] = _is_done_within,
+    ) -> T:
         """Waits for the result of what `submit` has started.
+
+        Args:
+            submitted: as `submit` gave it.
+            timeout_s: of the wait.
+            wait: waits for a future so many seconds at most; True where it is done.
 
         Raises:
             UnreachableError: there is no result after `timeout_s`; the coroutine is cancelled.
         """
-        done, _ = concurrent.futures.wait([submitted], timeout_s)
-        if not done:
+        if not wait(submitted, timeout_s):
             submitted.cancel()
             raise UnreachableError(
                 f"no result from the mesh within {timeout_s:.0f} s", hint="`rollmesh status` says which services answer"

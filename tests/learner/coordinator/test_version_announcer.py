@@ -29,7 +29,8 @@ class Scene:
         self.exported: list[tuple[PolicyVersion, Future[Any]]] = []
         self.republished: list[PolicyVersion] = []
         self.announced: list[int] = []
-        ranks = SimpleNamespace(export=self._export)
+        ranks = SimpleNamespace(export=self._export, turn_s=0.01, keep_alive=self._keep_alive)
+        self.kept_alive = threading.Event()
         runtime = SimpleNamespace(bridge=self.bridge, ranks=ranks, controls=self.controls, status=self.status)
         self.committed: list[tuple[int, str]] = []
         client = SimpleNamespace(set_policy_version=self._set_policy_version, commit=self._commit)
@@ -41,6 +42,9 @@ class Scene:
         published: Future[Any] = Future()
         self.exported.append((policy, published))
         return published
+
+    def _keep_alive(self) -> None:
+        self.kept_alive.set()
 
     async def _set_policy_version(self, incarnation: int, version: int) -> None:
         assert incarnation == 3
@@ -72,6 +76,16 @@ def test_a_version_is_announced_once_it_can_be_fetched_and_none_overtakes_anothe
     scene.exported[1][1].set_result(None)
     announcer.wait_in_force()
     assert scene.announced == [0, 1]
+
+
+def test_the_other_ranks_are_told_to_wait_for_a_slow_publication(scene: Scene) -> None:
+    scene.announcer.publish(0, changed=True)
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(scene.announcer.wait_in_force)
+        told = scene.kept_alive.wait(10)
+        scene.exported[0][1].set_result(None)
+        waiting.result(10)
+    assert told
 
 
 def test_a_checkpoint_is_committed_once_its_own_version_is_in_force_whatever_is_published_later(scene: Scene) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.coordinator.coordinator import Coordinator
-from rollmesh.learner.distributed.rank_group import TURN_S, RankGroup, run_follower
+from rollmesh.learner.distributed.rank_group import TURN_S, RankGroup, run_follower, wait_in_turns
 from rollmesh.learner.liveness.rank_watch import RankId, RankWatch
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.config import load_config
@@ -22,10 +24,10 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 
 class Orders:
-    """Orders of rank 0, one after the other."""
+    """Orders and answers of rank 0, one after the other."""
 
-    def __init__(self, *orders: dict[str, Any]) -> None:
-        self._orders = [msgpack.packb(order) for order in orders]
+    def __init__(self, *orders: dict[str, Any] | bytes) -> None:
+        self._orders = [order if isinstance(order, bytes) else msgpack.packb(order) for order in orders]
 
     def receive(self) -> bytes:
         return self._orders.pop(0)
@@ -51,6 +53,42 @@ def test_a_rank_without_its_share_still_takes_part_in_a_checkpoint(monkeypatch: 
     link: Any = Orders(prepare, save, {"order": "end"})
     run_follower(worker, link, RankWatch(None, RankId(1, 2), silent_s=1.0))
     assert worker.saved == ["1:4"]
+
+
+def test_a_rank_that_is_told_to_wait_for_the_claim_does() -> None:
+    asked: list[str] = []
+
+    def train(may_update: Callable[[], None]) -> None:
+        may_update()
+        asked.append("allowed")
+
+    worker: Any = SimpleNamespace(train=train)
+    link: Any = Orders({"order": "train"}, b"wait", b"wait", b"yes", {"order": "end"})
+    run_follower(worker, link, RankWatch(None, RankId(1, 2), silent_s=1.0))
+    assert asked == ["allowed"]
+
+
+def test_rank_0_keeps_the_others_waiting_between_orders_and_amid_a_step() -> None:
+    sent: list[bytes] = []
+    channel: Any = SimpleNamespace(send=sent.append, order_timeout_s=0.03)
+    worker: Any = SimpleNamespace(train=lambda may_update: may_update())
+    ranks = RankGroup(worker, channel, RankWatch(None, RankId(0, 1), silent_s=1.0))
+    claim: Future[bool] = Future()
+
+    def claimed() -> bool:
+        assert not wait_in_turns(ranks, claim, 0.02)
+        return True
+
+    ranks.train(claimed)
+    assert not wait_in_turns(ranks, claim, 0.02)
+    claim.set_result(True)
+    assert wait_in_turns(ranks, claim, 0.02)
+    assert [sent[0], *dict.fromkeys(sent[1:])] == [
+        msgpack.packb({"order": "train"}),
+        b"wait",
+        b"yes",
+        msgpack.packb({"order": "wait"}),
+    ]
 
 
 @pytest.mark.parametrize(("order_timeout_s", "turn_s"), [(1800.0, TURN_S), (12.0, 4.0)])
