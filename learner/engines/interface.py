@@ -271,7 +271,7 @@ class Engine(ABC):
 
         Returns:
             Done when this process's part is written, perhaps with an OSError of this process alone.
-            `learner.checkpoint.CheckpointStore` brings the processes' answers together.
+            `learner.checkpoint.store.CheckpointStore` brings the processes' answers together.
         """
 
     @abstractmethod

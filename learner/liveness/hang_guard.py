@@ -62,7 +62,7 @@ class HangWatch:
             now_s: of a monotonic clock.
             training: a batch is worked on.
             steps: that are done.
-            unheard: an error ends the run, and the learner has not begun to end.
+            error_pending: an error ends the run, and the learner has not begun to end.
         """
         elapsed_s, self._last_s = min(max(0.0, now_s - self._last_s), MAX_OBSERVATION_S), now_s
         self._first = steps if self._first is None else self._first

@@ -27,8 +27,8 @@ class Curves:
         seconds, steps, reward, staleness_mean, staleness_max, trained_per_s: one entry per training step.
         phases: name -> seconds per training step.
         eval_seconds, eval_steps, held_out: one entry per evaluation, in the order of the versions evaluated.
-        look_seconds, generated_per_s, gate_share: one entry per pair of neighbouring snapshots. Tokens generated per
-            second, and the share of the time that generators stood at the gate.
+        snapshot_seconds, generated_per_s, gate_share: one entry per pair of neighbouring snapshots. Tokens generated
+            per second, and the share of the time that generators stood at the gate.
     """
 
     seconds: list[float]
@@ -51,7 +51,7 @@ def build_curves(records: Sequence[Record], snapshots: Sequence[Record] = ()) ->
 
     Args:
         records: of `metrics.jsonl`.
-        looks: of `mesh.jsonl`.
+        snapshots: of `mesh.jsonl`.
     """
     start = first_version_time(records) or (float(snapshots[0]["time"]) if snapshots else 0.0)
     training = [record for record in records if is_training(record)]

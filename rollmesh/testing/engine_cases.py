@@ -52,7 +52,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 """Kinds of models: transformers' name, and settings."""
 
 MEMBERS = 3
-# With these an optimizer's first step shows the gradient, see `read_gradient`.
+# With these an optimizer's first step shows the gradient, see `gradient_of_step`.
 _PLAIN_STEP = OptimizerSection(lr=1.0, eps=1.0, max_grad_norm=1e9)
 
 
@@ -79,7 +79,7 @@ def make_spec(folder: Path, **changes: Any) -> EngineSpec:
 
 
 def plain_step_spec(folder: Path, **changes: Any) -> EngineSpec:
-    """An engine for `read_gradient`."""
+    """An engine for `gradient_of_step`."""
     return make_spec(folder, optimizer=_PLAIN_STEP, **changes)
 
 
