@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 
 from rollmesh.learner.distributed.rank_channel import RankChannel
 from rollmesh.learner.engines.rendezvous import open_board
@@ -206,5 +207,7 @@ def test_an_error_within_a_phase_within_another_is_explained_once() -> None:
 
 def test_only_what_says_no_more_than_that_others_were_away_is_explained() -> None:
     assert is_collective_failure(RuntimeError("[gloo/transport/tcp/pair.cc:538] Connection closed by peer"))
+    # Where a rank never comes.
+    assert is_collective_failure(dist.DistStoreError("wait timeout after 45000ms, keys: /0//cpu//0/1"))
     assert not is_collective_failure(RuntimeError("shape '[3]' is invalid for input of size 2"))
     assert not is_collective_failure(ConnectionError("gloo"))
