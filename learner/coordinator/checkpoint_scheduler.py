@@ -5,10 +5,10 @@ commits the checkpoint, at which time the training may be versions further.
 
 Invariants: a checkpoint is committed to the buffer only when it is whole on disk. None is removed before a newer one
 was committed, so that the one the buffer names exists at every moment. A checkpoint that could not be committed is
-found on disk by the successor. An evaluated version whose step changed the weights gets its checkpoint before the next
-step: it may turn out to be the best one. One checkpoint is written at a time. Those of evaluated versions and of
-`every_steps` wait for the one before, and the training with them. Those that are due by time or on request are begun
-after it.
+found on disk by the successor. An evaluated version gets its checkpoint before the next step, for it may turn out to be
+the best one; but not where a role of it could not be trained, or none was. One checkpoint is written at a time. Those
+of evaluated versions and of `every_steps` wait for the one before, and the training with them. Those that are due by
+time or on request are begun after it.
 """
 
 from __future__ import annotations
@@ -109,13 +109,14 @@ class CheckpointScheduler:
         """Has a checkpoint written at the next occasion; may be called from any thread."""
         self._requested = True
 
-    def write_if_due(self, version: int, *, changed: bool) -> float:
+    def write_if_due(self, version: int, *, healthy: bool) -> float:
         """Begins a checkpoint where steps, seconds, the buffer or an evaluation say so.
 
         Args:
             version: published last.
-            changed: its weights differ from those of the version before. Otherwise only the buffer's request counts:
-                weights that cannot be trained any more do not take the place of those that could.
+            healthy: its batch trained something, and no role's last gradients were all skipped. Otherwise only the
+                buffer's request counts: weights that cannot be trained any more do not take the place of those that
+                could.
 
         Returns:
             Seconds for which the training stood still.
@@ -127,12 +128,12 @@ class CheckpointScheduler:
         self._collect()
         section, (last, last_at) = self._section, self._begun
         by_time = section.every_s is not None and began - last_at >= section.every_s
-        if changed and (self._is_evaluated(version) or _is_over(section.every_steps, version - last)):
+        if healthy and (self._is_evaluated(version) or _is_over(section.every_steps, version - last)):
             self._pace.due(began)
             self._wait()
             self._begin(version)
-        elif ((changed and by_time) or self._requested) and self._writing is None:
-            if changed and by_time:
+        elif ((healthy and by_time) or self._requested) and self._writing is None:
+            if healthy and by_time:
                 self._pace.due(began)
             self._begin(version)
         return time.monotonic() - began

@@ -290,9 +290,9 @@ class _NoCheckpoints:
     def serve_requests(self, version: int) -> None:
         """Does nothing: there are no requests."""
 
-    def write_if_due(self, version: int, *, changed: bool) -> float:
+    def write_if_due(self, version: int, *, healthy: bool) -> float:
         """Writes nothing."""
-        del version, changed
+        del version, healthy
         return 0.0
 
     def metrics(self) -> dict[str, float]:

@@ -22,11 +22,12 @@ class SkipLimit:
     def __init__(self, most: int) -> None:
         self._most = most
         self._in_a_row: Counter[str] = Counter()
+        self._trained = False
 
     @property
-    def last_batch_stepped(self) -> bool:
-        """True where every role has changed with its last batch."""
-        return not self._in_a_row.total()
+    def healthy(self) -> bool:
+        """True where the last batch trained something, and every role has changed with its own last one."""
+        return self._trained and not self._in_a_row.total()
 
     def record(self, version: int, stopped: Mapping[str, bool]) -> None:
         """Counts a batch.
@@ -38,6 +39,7 @@ class SkipLimit:
         Raises:
             DivergedError: too many in a row.
         """
+        self._trained = bool(stopped)
         for role, all_skipped in stopped.items():
             self._in_a_row[role] = self._in_a_row[role] + 1 if all_skipped else 0
             if self._in_a_row[role] > self._most:

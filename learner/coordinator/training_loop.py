@@ -73,12 +73,12 @@ class CheckpointSink(Protocol):
         """Answers requests for a checkpoint."""
         ...
 
-    def write_if_due(self, version: int, *, changed: bool) -> float:
+    def write_if_due(self, version: int, *, healthy: bool) -> float:
         """Begins a checkpoint where one is due; returns the seconds for which the training stood still.
 
         Args:
             version: published last.
-            changed: its weights differ from those of the version before.
+            healthy: its batch trained something, and no role's last gradients were all skipped.
         """
         ...
 
@@ -174,7 +174,7 @@ class TrainingLoop:
             RollmeshError: the run cannot continue.
         """
         self._publish(changed=True)
-        self._timings.checkpoint_s = self._checkpoints.write_if_due(self.version, changed=True)
+        self._timings.checkpoint_s = self._checkpoints.write_if_due(self.version, healthy=True)
         self._recorder.start_clock()
         while (reason := self._end_reason()) is None:
             self._checkpoints.serve_requests(self.version)
@@ -273,8 +273,7 @@ class TrainingLoop:
             # The batch is trained, also where its publication fails.
             self._record_step(batch, result, warning)
         self._skips.record(batch.version, result.stopped)
-        changed = self._skips.last_batch_stepped
-        self._timings.checkpoint_s = self._checkpoints.write_if_due(self.version, changed=changed)
+        self._timings.checkpoint_s = self._checkpoints.write_if_due(self.version, healthy=self._skips.healthy)
 
     def _record_step(self, batch: CandidateBatch, result: TrainResult, warning: str) -> None:
         timings, self._timings = self._timings, StepTimings()

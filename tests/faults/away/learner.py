@@ -163,8 +163,8 @@ class Learner(Member):
     def serve_requests(self, version: int) -> None:
         pass
 
-    def write_if_due(self, version: int, *, changed: bool) -> float:
-        assert changed
+    def write_if_due(self, version: int, *, healthy: bool) -> float:
+        assert healthy
         if version and version % self._commit_every == 0:
             self._bridge.call(self.client.commit("train", self._incarnation, version, "here"), PATIENCE_S)
             self._status.durable = (version, "here")

@@ -113,14 +113,14 @@ def make_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 def test_training_goes_on_while_one_is_written_and_the_next_one_due_by_time_follows_it(make_run: MakeRun) -> None:
     run = make_run(every_s=1e-9)
     for version in (1, 2, 3):
-        run.scheduler.write_if_due(version, changed=True)
+        run.scheduler.write_if_due(version, healthy=True)
     assert run.versions == [1], "one at a time"
     assert run.committed == []
     run.finish()
     assert run.committed == [1], "while version 3 is trained"
-    run.scheduler.write_if_due(4, changed=False)
-    run.scheduler.write_if_due(5, changed=True)
-    assert run.versions == [1, 5], "weights that have not changed are not worth one"
+    run.scheduler.write_if_due(4, healthy=False)
+    run.scheduler.write_if_due(5, healthy=True)
+    assert run.versions == [1, 5], "weights that could not be trained are not worth one"
     assert run.scheduler.metrics()["checkpoint/write_s"] > 0
 
 
@@ -128,9 +128,9 @@ def test_training_goes_on_while_one_is_written_and_the_next_one_due_by_time_foll
 def test_a_step_that_was_named_is_kept_whatever_is_being_written(make_run: MakeRun, why: str) -> None:
     run = make_run(every_steps=1 if why == "every_steps" else None)
     run.evaluated.update({1, 2} if why == "evaluated" else set())
-    run.scheduler.write_if_due(1, changed=True)
+    run.scheduler.write_if_due(1, healthy=True)
     writing = run.finish_later()
-    run.scheduler.write_if_due(2, changed=True)
+    run.scheduler.write_if_due(2, healthy=True)
     writing.join()
     assert run.versions == [1, 2]
     assert run.told == ([1] if why == "evaluated" else [])
@@ -163,9 +163,9 @@ def test_the_buffers_request_is_served_without_a_step(make_run: MakeRun) -> None
     """It holds generators back until used groups are committed: there may be no further step before."""
     run = make_run()
     run.scheduler.request()
-    run.scheduler.write_if_due(1, changed=False)
+    run.scheduler.write_if_due(1, healthy=False)
     run.scheduler.request()
-    run.scheduler.write_if_due(2, changed=True)
+    run.scheduler.write_if_due(2, healthy=True)
     run.finish()
     run.scheduler.serve_requests(2)
     assert run.versions == [1, 2]
@@ -181,13 +181,13 @@ def test_a_disk_that_refuses_costs_that_checkpoint_and_the_third_time_the_run(
     run.finish(full)
     with pytest.raises(UnwrittenCheckpointError):
         asked.result(_S)
-    run.scheduler.write_if_due(3, changed=True)
+    run.scheduler.write_if_due(3, healthy=True)
     run.finish()
     for failures in range(MAX_FAILED):
-        run.scheduler.write_if_due(5 + 2 * failures, changed=True)
+        run.scheduler.write_if_due(5 + 2 * failures, healthy=True)
         run.finish(full)
     with pytest.raises(UnwrittenCheckpointError):
-        run.scheduler.write_if_due(11, changed=True)
+        run.scheduler.write_if_due(11, healthy=True)
     assert run.versions == [1, 3, 5, 7, 9]
     assert run.committed == [3]
     assert run.scheduler.metrics()["checkpoint/failed"] == 1 + MAX_FAILED
@@ -196,7 +196,7 @@ def test_a_disk_that_refuses_costs_that_checkpoint_and_the_third_time_the_run(
 
 def test_the_end_waits_for_the_last_and_says_why_there_is_none(make_run: MakeRun) -> None:
     run = make_run(every_steps=1)
-    run.scheduler.write_if_due(1, changed=True)
+    run.scheduler.write_if_due(1, healthy=True)
     writing = run.finish_later()
     begin, full = run._begin, UnwrittenCheckpointError("cannot write checkpoint")
 
@@ -214,9 +214,9 @@ def test_the_end_waits_for_the_last_and_says_why_there_is_none(make_run: MakeRun
 
 def test_who_was_taken_over_hears_it_in_the_training_thread_and_removes_nothing(make_run: MakeRun) -> None:
     run = make_run(every_steps=1, keep=1)
-    run.scheduler.write_if_due(1, changed=True)
+    run.scheduler.write_if_due(1, healthy=True)
     run.finish()
-    run.scheduler.write_if_due(2, changed=True)
+    run.scheduler.write_if_due(2, healthy=True)
     run.refusal = FencedError("incarnation 2 has taken over")
     run.finish()
     with pytest.raises(FencedError):
@@ -227,7 +227,7 @@ def test_who_was_taken_over_hears_it_in_the_training_thread_and_removes_nothing(
 def test_a_commit_waits_for_its_version_and_is_left_out_where_the_learner_ends_meanwhile(make_run: MakeRun) -> None:
     run = make_run(every_steps=1)
     run.announced.clear()
-    run.scheduler.write_if_due(1, changed=True)
+    run.scheduler.write_if_due(1, healthy=True)
     writing = run.finish_later()
     assert run.commit_waits.wait(_S)
     run.scheduler.close()
@@ -240,14 +240,14 @@ def test_the_checkpoint_that_is_being_copied_elsewhere_is_not_removed(make_run: 
     run = make_run(every_steps=1, keep=1)
     run.copies.uploading = checkpoint_name(PolicyVersion(1, 1))
     for version in (1, 2, 3):
-        run.scheduler.write_if_due(version, changed=True)
+        run.scheduler.write_if_due(version, healthy=True)
         run.finish()
     assert [version.version for version, _ in list_checkpoints(run.root)] == [1, 3]
 
 
 def test_without_a_mesh_the_disk_has_the_last_step(make_run: MakeRun) -> None:
     run = make_run(every_steps=1)
-    run.scheduler.write_if_due(1, changed=True)
+    run.scheduler.write_if_due(1, healthy=True)
     began = threading.Event()
     begin = run._begin
 
@@ -280,12 +280,12 @@ def test_a_checkpoint_that_takes_much_of_the_interval_is_told_of(
     run = make_run(every_s=600.0)
     for due, took_s in ((600.0, 150.0), (1200.0, 250.0)):
         clock.now = due
-        run.scheduler.write_if_due(int(due), changed=True)
+        run.scheduler.write_if_due(int(due), healthy=True)
         clock.now += took_s
         run.finish()
     assert "one is due every" not in caplog.text, "a step is being trained"
     clock.now = 1800.0
-    run.scheduler.write_if_due(1800, changed=True)
+    run.scheduler.write_if_due(1800, healthy=True)
     assert run.scheduler.metrics()["checkpoint/write_s"] == 250.0, "until its commit, not until the end of a step"
     assert [record.getMessage() for record in caplog.records if "one is due" in record.getMessage()] == [
         "a checkpoint takes 250 s to be written, and one is due every 600 s: steps are slower meanwhile. Set "

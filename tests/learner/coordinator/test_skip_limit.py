@@ -10,11 +10,10 @@ from rollmesh.mesh.errors import DivergedError
 
 def test_a_run_outlives_some_batches_without_a_step_and_ends_with_one_more() -> None:
     limit = SkipLimit(2)
-    assert limit.last_batch_stepped
     for version in range(6):
         # Every third batch is followed.
         limit.record(version, {"actor": version % 3 != 2})
-        assert limit.last_batch_stepped == (version % 3 == 2)
+        assert limit.healthy == (version % 3 == 2)
     limit.record(6, {"actor": True})
     limit.record(7, {"actor": True})
     with pytest.raises(
@@ -28,6 +27,15 @@ def test_every_role_counts_for_itself_and_a_batch_without_its_share_changes_noth
     limit.record(0, {"actor": False, "critic": True})
     limit.record(1, {"actor": False})
     limit.record(2, {"actor": False, "critic": True})
-    assert not limit.last_batch_stepped
+    assert not limit.healthy
     with pytest.raises(DivergedError, match="the critic's"):
         limit.record(3, {"actor": False, "critic": True})
+
+
+def test_a_batch_that_trained_nothing_is_not_healthy_and_ends_no_run() -> None:
+    limit = SkipLimit(1)
+    limit.record(0, {"actor": False})
+    assert limit.healthy
+    for version in range(1, 5):
+        limit.record(version, {})
+        assert not limit.healthy, "a checkpoint would hold the weights of the one before"

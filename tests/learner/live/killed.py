@@ -122,8 +122,8 @@ def _written_by_time(steps: int, action: Callable[[], object]) -> Mapping[str, A
             action()
         return granted
 
-    def write_after_a_step(self: CheckpointScheduler, version: int, *, changed: bool) -> float:
-        return write(self, version, changed=changed) if version > self._progress.resumed_at else 0.0
+    def write_after_a_step(self: CheckpointScheduler, version: int, *, healthy: bool) -> float:
+        return write(self, version, healthy=healthy) if version > self._progress.resumed_at else 0.0
 
     BufferClient.claim = counted  # type: ignore[method-assign]
     CheckpointScheduler.write_if_due = write_after_a_step  # type: ignore[method-assign]
