@@ -55,7 +55,7 @@ class VersionFile:
     Args:
         directory: a tmpfs that receivers can see; None for anonymous memory.
         nbytes: of the version.
-        fall_back: take anonymous memory where the tmpfs is full.
+        fall_back: take anonymous memory where the tmpfs takes no more.
 
     Raises:
         WeightsError: there is not so much memory.
@@ -66,17 +66,17 @@ class VersionFile:
             self._descriptor = _allocate(directory, nbytes)
         except OSError as error:
             if directory is None or not fall_back:
-                raise WeightsError(
-                    f"no memory for a version of the weights ({nbytes / 1e9:.1f} GB) in {directory or 'this host'}: "
-                    f"{error.strerror}",
-                    hint="give the machine more memory or shared memory (containers: --shm-size), lower "
-                    "weights.keep_versions, or set weights.transport: grpc",
-                ) from error
+                raise _no_memory(directory, nbytes, error) from error
             log.warning(
-                "%s is full: weights of this run are sent over grpc from now on; lower weights.keep_versions", directory
+                "%s takes no more (%s): weights are sent over grpc from now on; lower weights.keep_versions",
+                directory,
+                error.strerror,
             )
             directory = None
-            self._descriptor = _allocate(None, nbytes)
+            try:
+                self._descriptor = _allocate(None, nbytes)
+            except OSError as refused:
+                raise _no_memory(None, nbytes, refused) from refused
         self._directory = directory
         self._map = mmap.mmap(self._descriptor, nbytes)
 
@@ -95,12 +95,19 @@ class VersionFile:
 
         Args:
             name: readable part of the file name.
+
+        Raises:
+            WeightsError: the tmpfs does not take the name.
         """
         path = None
         try:
             if self._directory is not None:
                 path = self._directory / f"{FILE_PREFIX}{name}-{os.getpid()}-{secrets.token_hex(4)}"
                 _link(self._descriptor, path)
+        except OSError as error:
+            raise WeightsError(
+                f"cannot create a file in {self._directory}: {error.strerror}", hint="set weights.transport: grpc"
+            ) from error
         finally:
             self.close()
         return VersionBytes(self._map, path)
@@ -110,6 +117,15 @@ class VersionFile:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def _no_memory(directory: Path | None, nbytes: int, error: OSError) -> WeightsError:
+    return WeightsError(
+        f"no memory for a version of the weights ({nbytes / 1e9:.1f} GB) in {directory or 'this host'}: "
+        f"{error.strerror}",
+        hint="give the machine more memory or shared memory (containers: --shm-size), lower "
+        "weights.keep_versions, or set weights.transport: grpc",
+    )
 
 
 def open_version(address: str) -> memoryview:
@@ -158,12 +174,7 @@ def _allocate(directory: Path | None, nbytes: int) -> int:
 def _open_unnamed(directory: Path | None) -> int:
     if directory is None:
         return os.memfd_create("rollmesh-weights")
-    try:
-        descriptor = os.open(directory, os.O_TMPFILE | os.O_RDWR, 0o600)
-    except OSError as error:
-        raise WeightsError(
-            f"cannot create a file in {directory}: {error.strerror}", hint="set weights.transport: grpc"
-        ) from error
+    descriptor = os.open(directory, os.O_TMPFILE | os.O_RDWR, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return descriptor
 
@@ -181,7 +192,7 @@ def usable_directory(directory: Path) -> bool:
     """True where files can be created there."""
     try:
         os.close(_open_unnamed(directory))
-    except WeightsError:
+    except OSError:
         return False
     return True
 

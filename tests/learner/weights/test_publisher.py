@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -103,6 +105,29 @@ def test_a_full_tmpfs_is_left_for_anonymous_memory(shared: Path, monkeypatch: py
     assert digest_of(publisher.bucket(PolicyVersion(1, 0), 0)) == manifest.buckets[0].digest
     with pytest.raises(WeightsError, match=r"No space left on device.*lower weights\.keep_versions"):
         VersionFile(shared, 1000, fall_back=False)
+
+
+def test_a_tmpfs_that_takes_no_more_files_is_left_as_well(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.open
+
+    def full(path: Path, flags: int, *rest: Any) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(path, flags, *rest)
+
+    publisher = WeightPublisher("run", {}, directory=shared)
+    monkeypatch.setattr(os, "open", full)
+    assert not publisher.publish(PolicyVersion(1, 0), weights(), "float32").offers
+    publisher.close()
+    with pytest.raises(WeightsError, match=r"in /.*: No space left on device"):
+        VersionFile(shared, 1000, fall_back=False)
+
+
+def test_a_version_that_cannot_be_named_is_an_error_of_the_weights(shared: Path) -> None:
+    file = VersionFile(shared, 1000, fall_back=False)
+    shared.rmdir()
+    with pytest.raises(WeightsError, match="No such file or directory"):
+        file.seal("version")
 
 
 def test_ties_travel_once(shared: Path) -> None:
