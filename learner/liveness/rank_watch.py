@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Self
 
@@ -119,8 +119,10 @@ class RankWatch:
         """Ends the watch. Where rank 0 leaves by an error, the others hear of it first."""
         if error is not None and self._board is not None and self._id.rank == 0:
             self._change(cause=str(error) or type(error).__name__, status=getattr(error, "exit_code", 1))
-            self._board.write(0, self._state)
-            time.sleep(2 * self._beat_s)
+            # Where the others' store is gone, the error by which this rank ends is still its own.
+            with suppress(OSError):
+                self._board.write(0, self._state)
+                time.sleep(2 * self._beat_s)
         self._closed.set()
         self._wake.set()
 

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -81,6 +81,24 @@ def test_a_board_holds_what_fits_and_reads_no_half_of_it(tmp_path: Path) -> None
         assert path.stat().st_mode & 0o777 == 0o600
         os.truncate(path, path.stat().st_size - 8000)
         assert board.read(range(5)) == {}
+
+
+def test_rank_0_ends_by_its_own_error_where_the_store_is_gone_too() -> None:
+    class Board:
+        def __init__(self) -> None:
+            self.gone = False
+
+        def write(self, _rank: int, _state: RankState) -> None:
+            if self.gone:
+                raise ConnectionResetError("Connection reset by peer")
+
+        def read(self, _ranks: Sequence[int]) -> dict[int, RankState]:
+            return {}
+
+    board = Board()
+    with pytest.raises(StalledError, match="nothing moved"), RankWatch(board, RankId(0, 2), silent_s=1.0):
+        board.gone = True
+        raise StalledError("nothing moved")
 
 
 def _rank(rank: int, environment: Mapping[str, str], scene: str, pipe: Connection) -> None:
