@@ -4,7 +4,7 @@ Invariants
   * The agent keeps trying while the mesh is away, for at most `retry_s` in a row, and then reports that through `lost`.
   * A channel to the mesh learns from every answer which fronts are alive.
   * A member that the mesh has forgotten joins again under a new connection generation.
-  * A learner whose incarnation was taken over sees `fenced`.
+  * A learner that was superseded sees `fenced`.
   * Where there is a token, only fronts that prove that they belong to its mesh are believed (`mesh.access.proof`).
 """
 

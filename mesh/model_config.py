@@ -39,7 +39,7 @@ def read_config(name: str | Path, revision: str | None = None) -> PreTrainedConf
         revision: of a hub id.
 
     Raises:
-        DataError: there is none that transformers knows, or it cannot be one of a model.
+        DataError: transformers knows no such model, or the file cannot be a model's configuration.
     """
     from transformers import AutoConfig, PreTrainedConfig
 

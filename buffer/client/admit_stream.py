@@ -20,7 +20,7 @@ class AdmitStream(LeaseStream):
 
     Attributes:
         waiting_reason: why nothing is granted at present; empty when something was just granted.
-        on_cancelled: called on the event loop with leases whose groups are not needed any more. They are over the
+        on_cancelled: called on the event loop with leases of groups that are not needed any more. They are over the
             bound, withdrawn, granted to another generator, or granted in a time that Redis has lost. Their work stops
             at once. It must not block. The same lease may come twice, or a lease may come after its grant was lost.
             Compare leases, not groups: the same member may hold the group again under another lease. Grants that are

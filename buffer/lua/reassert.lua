@@ -36,7 +36,7 @@ local doubt = tonumber(run.suspect or 0)
 if ARGV[7] == '0' then return {'ok', snapshot(), 0, 0, doubt} end
 if tonumber(ARGV[7]) ~= doubt then return {'suspect', snapshot()} end
 
--- By the ordinal of their prompt, once it is needed: live unclaimed groups, and failed ones whose prompt is kept.
+-- By the ordinal of their prompt, once it is needed: live unclaimed groups, and failed ones with a kept prompt.
 local owners, buried
 
 -- Repeats takeovers that are lost, as far as they lie before a use at version `at` (all of them, without one).

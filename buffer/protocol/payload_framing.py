@@ -39,7 +39,7 @@ def join_message(number: int, payloads: Sequence[bytes], rest: Iterable[bytes]) 
 
 
 def split_parser(kind: type[Parsed], field: str) -> Callable[[bytes], ParsedMessage[Parsed]]:
-    """A parser of messages whose payloads are in `field`. It raises `DecodeError` as that of the message does."""
+    """A parser of messages with payloads in `field`. It raises `DecodeError` as that of the message does."""
     tag = field_header(kind.DESCRIPTOR.fields_by_name[field].number, 0)[:-1]
 
     def parse(data: bytes) -> ParsedMessage[Parsed]:

@@ -267,7 +267,7 @@ class RedisAccess:
     async def scan(self, match: str, count: int = 1000) -> AsyncIterator[bytes]:
         """Keys that match a pattern, on all primaries; some twice, and none that was there all the time left out.
 
-        A key whose slot moves to another node meanwhile may be left out: a later scan finds it.
+        A key may be left out if its slot moves to another node meanwhile: a later scan finds it.
 
         Args:
             match: pattern as of SCAN.

@@ -8,8 +8,8 @@ A batch is late when it took longer than `timeout_s` and the time that its bytes
 `SLOWEST_BYTES_PER_S`. Its bytes are those that had to be sent for it, and those of answers that arrived meanwhile. So a
 large payload does not run into a deadline that was meant for small commands, and yet nothing waits without one.
 
-Invariants: replies come in the order of the commands. A connection that breaks, or whose answer is late, fails
-everything that waits on it, and the next batch opens a new one. Nothing is ever repeated by itself.
+Invariants: replies come in the order of the commands. A connection that breaks, or answers late, fails everything that
+waits on it, and the next batch opens a new one. Nothing is ever repeated by itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The lock that a redis-server holds on its folder as long as it runs.
 
 Invariants
-  * The server inherits the lock, so it needs no owner: a server whose owner is dead still has it.
+  * The server inherits the lock, so it needs no owner: a server still has it after its owner's death.
   * Its children inherit the lock as well; one of them rewrites the append-only file. They may outlive the server,
     stopped or in the middle of a long write. Their work is of no use then, so they are killed.
   * A server that lives, and its children, are never killed.

@@ -5,7 +5,7 @@ group of the log is in one of three cases. Its end is known: then its use lies b
 over. It is live: then the use is added to those it has. Its admission is lost: then it is counted as admitted and
 consumed. Its prompt is removed from the pending ones, or will be ignored when it is seeded again.
 
-A group whose payload is lost cannot be offered again when its use is undone.
+A group without its payload cannot be offered again when its use is undone.
 
 Uses come in the order of their versions. So each lost takeover is repeated before the first use at or above the
 version from which it resumed.

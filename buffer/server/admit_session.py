@@ -39,7 +39,7 @@ _TASK = pb.GroupGrant.DESCRIPTOR.fields_by_name["task"].number
 _RESPONSE_BYTES = 512 << 10
 # A waiter checks again after this many seconds even without a notification, and then sends the reason of its wait.
 _RECHECK_S = 1.0
-# A stream whose grants stay unanswered for the reconnect grace, and at least this many seconds, is ended.
+# A stream ends if its grants stay unanswered for the reconnect grace, and for at least this many seconds.
 _LEAST_PATIENCE_S = 1.0
 # Fronts do not know one another's streams. If there are several, a full generator asks this many seconds later than
 # an idle one.

@@ -243,7 +243,7 @@ def _with_last(keys: Sequence[str]) -> list[tuple[str, bool]]:
 
 
 def _in_portions(lengths: Sequence[int], limit: int) -> list[range]:
-    """Cuts a sequence into runs whose lengths add up to at most `limit` (or that hold one entry)."""
+    """Cuts a sequence into runs with lengths that add up to at most `limit` (or that hold one entry)."""
     cut: list[range] = []
     start = size = 0
     for index, length in enumerate(lengths):

@@ -94,7 +94,7 @@ class Driver(ABC):
 
 
 class StatelessDriver(Driver):
-    """A driver whose answer depends on the turn alone."""
+    """A driver with answers that depend on the turn alone."""
 
     @abstractmethod
     def recall(self, turn: Sequence[int], between: Sequence[int]) -> DriverAnswer:

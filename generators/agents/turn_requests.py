@@ -52,7 +52,7 @@ class TurnRequests:
         self._engine.abort([request_id])
 
     def forget(self, request_id: str) -> None:
-        """Ends a turn whose result is no longer needed."""
+        """Ends a turn when its result is no longer needed."""
         if self._waiting.pop(request_id, None) is not None:
             self._new = [request for request in self._new if request.request_id != request_id]
             self._engine.abort([request_id])

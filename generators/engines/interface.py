@@ -109,7 +109,7 @@ class InferenceEngine(ABC):
     ) -> Future[SwapTimings]:
         """Swaps the weights between two decode steps.
 
-        The call itself checks the tensors, and copies those whose dtype or device is not the engine's. Decoding
+        The call itself checks the tensors, and copies those with another dtype or device than the engine's. Decoding
         continues meanwhile. The call takes as long as the copies: not for an event loop's thread.
 
         Args:

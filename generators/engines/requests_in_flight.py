@@ -61,7 +61,7 @@ class RequestsInFlight:
             self._in_flight |= ids
 
     def mark_delivered(self, request_ids: Iterable[str]) -> None:
-        """Removes requests whose results were delivered."""
+        """Removes requests after their results were delivered."""
         with self._changed:
             self._in_flight.difference_update(request_ids)
             self._changed.notify_all()

@@ -71,7 +71,7 @@ class ChatCodec(Protocol):
         ...
 
     def check_tools(self, tools: Sequence[Any]) -> None:
-        """Refuses tools whose calls could not be read.
+        """Refuses tools with calls that could not be read.
 
         Raises:
             ApiError: 400.

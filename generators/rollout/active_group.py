@@ -41,7 +41,7 @@ class ActiveGroup:
         generating: member -> request id, given to the engine.
         finished: sampled, not submitted to scoring yet.
         answered: a member has a response.
-        undelivered: submitted members whose outcome is not stored yet.
+        undelivered: submitted members without a stored outcome.
         incomplete: members are missing that are not sampled here any more; it is released once the others are stored.
         dropped: the group is not ours any more; results that still arrive for it are thrown away.
     """

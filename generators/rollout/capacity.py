@@ -96,7 +96,7 @@ class Capacity:
         self._generating[table] += members
 
     def add_undelivered(self, members: int) -> None:
-        """Counts members whose outcome is to be stored; a negative number once it is, or is not needed any more."""
+        """Counts members with an outcome to be stored; negative once it is stored, or no longer needed."""
         self._undelivered += members
 
     def record_answer(self) -> None:

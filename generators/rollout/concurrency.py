@@ -1,6 +1,6 @@
 """An adaptive limit on the sequences in flight, AIMD over the engine's own load metrics: a pure state machine.
 
-An engine whose KV cache is too small for its slots preempts sequences and prefills them again, or leaves requests
+An engine with a KV cache too small for its slots preempts sequences and prefills them again, or leaves requests
 waiting while slots are free. Fewer sequences in flight are decoded sooner then. The limit follows the engine's load:
 
 - **Cut** on overload, which is one of three:

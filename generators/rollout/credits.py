@@ -1,7 +1,7 @@
 """Credits: the number of groups that a generator asks for.
 
-Invariant: while the buffer grants, the engine's queue is never empty, so that a slot whose sequence ended is refilled
-in the next decode step. No more groups than that are held: waiting groups grow stale, and are missing elsewhere.
+Invariant: while the buffer grants, the engine's queue is never empty, so that a free slot is refilled in the next
+decode step. No more groups than that are held: waiting groups grow stale, and are missing elsewhere.
 """
 
 from __future__ import annotations

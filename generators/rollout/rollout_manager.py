@@ -205,7 +205,7 @@ class RolloutManager:
         self._submit([replace(request, prefix=None) for request in requests])
 
     def _fail(self, group: ActiveGroup, error: PayloadError) -> None:
-        """Fails a group whose prompt cannot be answered: every missing member ends with an error outcome."""
+        """Fails a group with a prompt that cannot be answered: every missing member ends with an error outcome."""
         log.warning("group %s cannot be generated: %s", group.group_id, error, extra={"group": group.group_id})
         self._forget_requests(group)
         members = group.missing_members()
@@ -270,7 +270,7 @@ class RolloutManager:
         self.capacity.add_undelivered(members)
 
     def _submit_part(self, group: ActiveGroup) -> None:
-        """Submits the finished members of a group whose first has waited long enough for the rest."""
+        """Submits the finished members of a group after the first has waited long enough for the rest."""
         if group.finished and not group.dropped:
             self._handlers.on_batch([(group, self._pop_finished(group))])
 

@@ -1,4 +1,4 @@
-"""Groups whose answers must all come from the weights in service.
+"""Groups that need all their answers from the weights in service.
 
 Invariant: new weights wait for them: `finished` returns only when none is in progress and none has begun for a moment.
 """

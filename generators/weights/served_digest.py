@@ -19,7 +19,7 @@ class Inspection:
     Attributes:
         digest: manifest digest of the engine's tensors; empty where it cannot be computed.
         not_comparable: why it cannot; empty where it can.
-        differing: names of tensors whose bytes are not those announced, in the manifest's order.
+        differing: names of tensors with other bytes than announced, in the manifest's order.
     """
 
     digest: str

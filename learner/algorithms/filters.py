@@ -23,10 +23,10 @@ class FilterSettings(Settings):
     """Settings of the filters.
 
     Attributes:
-        zero_variance: drop groups whose members all have the same metric: they have no advantage.
+        zero_variance: drop groups with the same metric for all members: they have no advantage.
         zero_variance_below: a sample standard deviation up to this counts as 0; with 0, even the rounding of the mean
             of equal rewards counts as variance.
-        accuracy_low, accuracy_high: keep groups whose mean metric is within these bounds, both included.
+        accuracy_low, accuracy_high: keep groups with a mean metric within these bounds, both included.
         metric: `reward`, or the name of a reward component, that the filters above look at.
         min_response_tokens, max_response_tokens: drop groups without any member of a length within these bounds, both
             included.

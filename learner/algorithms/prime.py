@@ -56,7 +56,7 @@ def prm_loss(
     """Cross-entropy of the outcome under the implicit reward model (arXiv:2502.01456): a micro-batch's share.
 
     `-(z log sigma(x_i) + (1 - z) log(1 - sigma(x_i)))`, averaged over the sequences of the optimizer batch, with
-    `x_i = sum_t r_phi(y_it)` and z = 1 for a response whose reward is over 0.5.
+    `x_i = sum_t r_phi(y_it)` and z = 1 for a response with a reward over 0.5.
 
     Args:
         log_probs: float [R], of the reward model, with gradient.

@@ -65,7 +65,7 @@ class AdvantageTraits:
     Attributes:
         needs: fields of `Rollouts`.
         group_size: smallest group it makes sense for.
-        silent_where_equal: members of a group of two or more whose rewards are equal have advantages of exactly 0,
+        silent_where_equal: members of a group of two or more with equal rewards have advantages of exactly 0,
             whatever the rest of the batch.
     """
 

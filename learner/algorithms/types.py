@@ -1,9 +1,9 @@
 """The data that algorithms see: complete groups, a whole batch, the trained tokens of a micro-batch.
 
-Layout. Nothing is padded: tokens of all sequences stand side by side. R = trained tokens (response tokens whose mask
-is 1, sequence after sequence), S = sequences, G = groups, n = members of a group. A tensor [R] has one value per
-trained token, `sequence_ids` names the sequence of each, `group_ids` [S] the group of each sequence. Tokens that are
-not trained (prompts, tool output) do not appear, so no formula needs a mask. Log-probs are natural logarithms of the
+Layout. Nothing is padded: tokens of all sequences stand side by side. R = trained tokens (response tokens with mask 1,
+sequence after sequence), S = sequences, G = groups, n = members of a group. A tensor [R] has one value per trained
+token, `sequence_ids` names the sequence of each, `group_ids` [S] the group of each sequence. Tokens that are not
+trained (prompts, tool output) do not appear, so no formula needs a mask. Log-probs are natural logarithms of the
 sampled tokens. Functions compute in the dtype they are given (float32 in a run, float64 in tests).
 """
 

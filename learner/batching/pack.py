@@ -32,7 +32,7 @@ def pack(
         sequences: the batch.
         indices: which of them, in which order (members of a group side by side); none: all.
         device: where the tensors go.
-        leave_out_silent: compute nothing for sequences whose advantages are all 0; they stay in the counts. Exact for
+        leave_out_silent: compute nothing for sequences with advantages of 0; they stay in the counts. Exact for
             losses that vanish with the advantage (`Algorithm.silent_without_advantage`).
 
     Raises:

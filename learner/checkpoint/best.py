@@ -1,7 +1,7 @@
 """The best checkpoint: `checkpoints/best.json`, one file that is replaced whole.
 
 It names the best checkpoint with its measurement, the candidates and the incarnation that may write the file.
-Candidates are checkpoints of versions whose evaluation is under way. Invariants: checkpoints that it names are never
+Candidates are checkpoints of versions under evaluation. Invariants: checkpoints that it names are never
 pruned. A better value takes the place of the best one, an equal one does not: the earliest of ties stays. Every change
 is made under a lock, and only the newest incarnation that has claimed the file may make one: a superseded learner
 changes nothing. A checkpoint becomes the best only while it exists.

@@ -1,4 +1,4 @@
-"""Fallbacks of a run whose last checkpoint cannot be loaded: proposed to the user, never chosen.
+"""Fallbacks of a run with a last checkpoint that cannot be loaded: proposed to the user, never chosen.
 
 Going back undoes steps that are committed. Their groups stay trained, so that nothing is trained twice, but the weights
 that learned from them are gone. Invariant: only ancestors of the present weights are offered. Groups of steps that were

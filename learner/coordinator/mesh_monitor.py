@@ -1,7 +1,7 @@
 """Watches the mesh for the learner: heartbeats' gauges, the buffer's clocks, and reasons to end the run.
 
-Invariants: a learner that was taken over, or that has lost the mesh, ends through `ControlRequests.fail`. A run whose
-groups all fail ends with an error that names the reason; it does not use up the data set in silence.
+Invariants: a learner that was taken over, or that has lost the mesh, ends through `ControlRequests.fail`. If all groups
+fail, the run ends with an error that names the reason; it does not use up the data set in silence.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class FinishedStep:
         groups: the batch.
         dropped: groups given back on the way, by reason.
         metrics: of engine and algorithm.
-        skipped: optimizer steps whose gradient was not finite.
+        skipped: optimizer steps without a finite gradient.
         timings: of the training thread, the speed of the training by role, and checkpoints.
         mismatch_warning: of learner and generators that differ; empty: none is due.
     """

@@ -50,7 +50,7 @@ def image_source(value: Any, folder: Path) -> ImageSource:
 
 
 def split_images(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[Any]]:
-    """Messages whose contents are lists of parts: images as parts without content, and that content separately.
+    """Messages with lists of parts as contents: images as parts without content, and that content separately.
 
     Args:
         messages: contents are strings, or lists of parts.

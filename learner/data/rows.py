@@ -100,7 +100,7 @@ def parse_row(path: Path, index: int, record: Mapping[str, Any], prompt_key: str
 def _with_images(
     prompt: str | list[dict[str, Any]], given: Sequence[Any], folder: Path
 ) -> tuple[str | list[dict[str, Any]], tuple[ImageSource, ...]]:
-    """A prompt whose images are marked, and these in the order of their marks.
+    """A prompt with marked images, and the images in the order of their marks.
 
     Raises:
         ValueError: marks and images do not fit each other, or one has no known form.

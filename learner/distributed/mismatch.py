@@ -1,6 +1,6 @@
 """Mismatch of learner and generators: the log-probs of one version's tokens, as both compute them.
 
-Tokens whose staleness is 0 were sampled by the very weights that are trained. There the log-probs of learner and
+Tokens with a staleness of 0 were sampled by the very weights that are trained. There the log-probs of learner and
 generator differ by rounding alone, unless one of them computes another model. Compared are responses of which every
 token is so fresh: later tokens of others may have been sampled with keys and values of older weights.
 

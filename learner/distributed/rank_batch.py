@@ -160,7 +160,7 @@ class RankBatch:
 
         Args:
             rollouts: the batch.
-            skip_zero_advantage: compute nothing for sequences whose advantages are all 0.
+            skip_zero_advantage: compute nothing for sequences with advantages of 0.
         """
         kept = _kept_mask(rollouts)
         lengths = self._kept_lengths(kept)

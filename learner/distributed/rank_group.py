@@ -30,7 +30,7 @@ from rollmesh.protos import weights_pb2
 
 TURN_S = 30.0
 """Longest wait of rank 0 before it asks the other ranks to keep waiting; a third of what they wait, if that is less."""
-# Answers to ranks whose update is ready; after the last one they ask no more.
+# Answers to ranks with a ready update; after the last one they ask no more.
 _YES, _NO, _WAIT = b"yes", b"no", b"wait"
 
 

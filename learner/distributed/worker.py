@@ -45,7 +45,7 @@ class TrainResult:
 
     Attributes:
         metrics: of engines and algorithm, averaged over the optimizer steps.
-        skipped: optimizer steps whose gradient was not finite.
+        skipped: optimizer steps without a finite gradient.
         stopped: by role that had something to train, whether all its steps were such.
         mismatch: of generators and policy at the version that was trained; None where the policy was not computed.
         speed: time, arithmetic and memory by role, see `StepMeter`; the times are this process's.
@@ -135,8 +135,7 @@ class Worker:
         """Gets this rank's share; a plan that was not trained is replaced.
 
         Returns:
-            Groups that cannot be trained, and why, whichever rank has found it. Where there are none the batch is
-            prepared.
+            Groups that cannot be trained, and why, whichever rank has found it. Without any, the batch is prepared.
 
         Raises:
             UnreachableError: the buffer stayed away, from this rank or another.

@@ -100,7 +100,7 @@ def _sample_std(values: Sequence[float]) -> float:
 
 
 def staleness_histogram(groups: Sequence[SampledGroup], lineage: Lineage, now: int) -> Counter[int]:
-    """Trained tokens by staleness; members whose payload is not here count by their oldest token."""
+    """Trained tokens by staleness; members without their payload here count by their oldest token."""
     histogram: Counter[int] = Counter()
     for group in groups:
         for member in group.scored_members:

@@ -35,7 +35,7 @@ class StoredModel:
 
     Attributes:
         model: parameters in float32 without memory, buffers computed on the device. It is in evaluation mode: dropout
-            would make the current policy differ from the one whose log-probs are compared.
+            would make the current policy differ from the one with the compared log-probs.
         files: the weights.
         plan: the way from the stored tensors to the parameters.
 

@@ -1,9 +1,9 @@
 """The consumption log: which groups each optimizer step used, append-only, next to the checkpoints.
 
-Invariant: a line is on disk (fsync) after the claim that it records and before the optimizer step that uses the
-groups. So a group that was trained is in the log, even where Redis has lost acknowledged state. Trained on
-the surviving lineage are the lines of each incarnation below the version at which its successor resumed. A line whose
-step was never taken, because the learner died, lies at or above that version.
+Invariant: a line is on disk (fsync) after the claim that it records and before the optimizer step that uses the groups.
+So a group that was trained is in the log, even where Redis has lost acknowledged state. Trained on the surviving
+lineage are the lines of each incarnation below the version at which its successor resumed. A line without its step,
+because the learner died, lies at or above that version.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def read_log(path: Path) -> Iterator[StepUse]:
 
 
 def surviving_uses(uses: Sequence[StepUse], takeovers: Mapping[int, int] | None = None) -> list[StepUse]:
-    """The uses whose training is part of the newest incarnation's weights, in the order of their versions.
+    """The uses with training in the newest incarnation's weights, in the order of their versions.
 
     Args:
         uses: all lines.

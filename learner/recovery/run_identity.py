@@ -33,7 +33,7 @@ _MODEL_FILES = (
     *("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
     *("vocab.*", "merges.txt", "*.model", "*.safetensors", "*.bin"),
 )
-# Inputs whose change is refused. A change of all other recorded inputs is reported.
+# Inputs that must not change. A change of all other recorded inputs is reported.
 _OF = ("model.path", "data.train", "data.prompt_key")
 _ARCHITECTURE = "model.architecture"
 # Larger files are known by samples of them: a fine-tuned model differs everywhere.
@@ -96,7 +96,7 @@ class RunRecord:
         )
 
     def edited_files(self) -> list[str]:
-        """Files of rewards, the agent, held-out data and other roles' models whose content has changed.
+        """Files of rewards, the agent, held-out data and other roles' models with changed content.
 
         Raises:
             DataError: the record cannot be read.

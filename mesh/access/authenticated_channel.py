@@ -1,4 +1,4 @@
-"""A channel whose calls prove the identity of their caller.
+"""A channel with calls that prove the identity of their caller.
 
 It does not use grpc.aio's interceptors. Those pass the messages of a stream from task to task, and the last task waits
 for ever if the stream cannot be opened.

@@ -2,8 +2,8 @@
 
 Invariants: a connection counts from when it is accepted, before its TLS handshake. A handshake, and the head of a
 request, end within a time or are ended. Where there are too many connections, the oldest idle one is closed; if none is
-idle, new ones are closed at once. A connection whose request is being answered is never closed here, however long the
-answer takes. The server itself bounds that, and counts only callers that are let in.
+idle, new ones are closed at once. A connection is never closed here while its request is being answered, however long
+the answer takes. The server itself bounds that, and counts only callers that are let in.
 """
 
 from __future__ import annotations

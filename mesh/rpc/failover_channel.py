@@ -1,6 +1,6 @@
 """One channel over all fronts of the mesh, each of which serves every call.
 
-Invariants: calls and streams go to the fronts in turn. A front that has failed a call, or whose connection is down, is
+Invariants: calls and streams go to the fronts in turn. A front that has failed a call, or has lost its connection, is
 skipped while another one answers. If none seems to answer, all are tried. The channel repeats no call: callers repeat
 (every verb of the mesh may be repeated), and the next try goes to another front. The addresses given at the start are
 kept for good; others follow the list of fronts that the mesh reports.
@@ -42,7 +42,7 @@ def addresses_of(mesh: str) -> list[str]:
     """The addresses in `host:port` or `host:port,host:port,...`, each of them once.
 
     Raises:
-        ConfigError: there is none, or one lacks its port.
+        ConfigError: there is no address, or one lacks its port.
     """
     found = [part.strip().removeprefix("grpc://") for part in mesh.split(",")]
     for address in found:

@@ -40,7 +40,7 @@ def new_server(
     max_message_mb: int = 64,
     decoders: Decoders = MappingProxyType({}),
 ) -> grpc.aio.Server:
-    """A server whose handlers may raise `RollmeshError`; with a token configured, only permitted callers are served.
+    """A server with handlers that may raise `RollmeshError`; with a token, it serves only permitted callers.
 
     Streaming handlers must be async generators (`yield`), unary ones coroutines.
 

@@ -20,7 +20,7 @@ def _is_done_within(future: concurrent.futures.Future[Any], timeout_s: float) ->
 
 
 class AsyncBridge:
-    """An event loop in a thread of its own, for programs whose main thread computes.
+    """An event loop in a thread of its own, for programs that compute in the main thread.
 
     Every call has a deadline; errors arrive as they were raised.
     """
@@ -54,7 +54,7 @@ class AsyncBridge:
         Args:
             submitted: as `submit` gave it.
             timeout_s: of the wait.
-            wait: waits for a future so many seconds at most; True where it is done.
+            wait: waits for a future, for this many seconds at most; True if it is done.
 
         Raises:
             UnreachableError: there is no result after `timeout_s`; the coroutine is cancelled.

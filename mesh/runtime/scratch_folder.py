@@ -20,7 +20,7 @@ def scratch_folder(prefix: str) -> Iterator[Path]:
     """A new folder that other users cannot read; removed at the end.
 
     Args:
-        prefix: of its name. Folders of this prefix whose programs were killed are removed first.
+        prefix: of its name. Folders of this prefix from killed programs are removed first.
     """
     for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         with contextlib.suppress(OSError), contextlib.ExitStack() as locks:

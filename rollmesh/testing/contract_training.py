@@ -212,7 +212,7 @@ def _given_up(harness: Harness, model: Path, changes: dict[str, Any]) -> list[di
     engine.discard()
     engine.accumulate(batches, policy_loss, counts)
     if engine.layout.dp_size == engine.layout.processes:
-        # Else processes that call no loss would wait for the one whose loss has failed.
+        # Else processes that call no loss would wait for the one with the failed loss.
         with pytest.raises(ValueError, match="of the user"):
             engine.accumulate(batches, _FailsLater(), counts)
     engine.discard()

@@ -154,7 +154,7 @@ def critic_loss(output: ModelOutput, tokens: TokenBatch, counts: GlobalCounts) -
 
 
 def infinite_loss(output: ModelOutput, tokens: TokenBatch, counts: GlobalCounts) -> LossOutput:
-    """A loss whose gradient no optimizer may follow."""
+    """A loss with a gradient that no optimizer may follow."""
     return LossOutput(policy_loss(output, tokens, counts).loss * float("inf"), Metrics())
 
 

@@ -235,7 +235,7 @@ local function replaced(holder, token)
   return token ~= '' and redis.call('HGET', table_key .. ':streams', holder) ~= token
 end
 
--- Over its memory limit Redis refuses a script whose first write needs memory, and lets one continue whose first write
+-- Over its memory limit Redis refuses a script if its first write needs memory, and lets it continue if that write
 -- frees some. Verbs that lead out of that state, or keep what there is, begin with such a write.
 local function free_first() redis.call('DEL', RUN .. ':none') end
 

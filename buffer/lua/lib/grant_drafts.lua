@@ -1,6 +1,6 @@
 -- Shared by `admit` and `attach`: the drafts from which the holder of a group continues. The versions of their tokens
 -- count from now on. A draft with which the group would be over the bound is removed, and its member begins again. A
--- holder whose stream is open again gets its own drafts as well: it may be a new process of the same name.
+-- holder that opens its stream again gets its own drafts as well: it may be a new process of the same name.
 -- Answer: names joined by ','. The caller saves the group and its deadline.
 local function grant_drafts(gid, g)
   local names, dropped = {}, {}

@@ -2,8 +2,8 @@
 
 Invariants:
 
-- Every response has its images read, waits in the queue, or has exactly one job whose tokens count. An abandoned job
-  (its response has ended) counts as running until the backend ends it; its tokens are ignored.
+- Every response has its images read, waits in the queue, or has exactly one job with tokens that count. An abandoned
+  job (its response has ended) counts as running until the backend ends it; its tokens are ignored.
 - The backend has at most `slots` jobs and one more for every eight slots. These wait in its own queue: it refills a
   slot in the very step in which one becomes free. Their places are filled again in the same turn of the event loop.
   All others wait here, where order, pinning and aborts are ours.

@@ -30,7 +30,7 @@ class VersionLabels:
         self._loaded = 0
 
     def add(self, version: PolicyVersion) -> None:
-        """Adds the version whose weights are in the engine from here on."""
+        """Adds the version of the weights that the engine has from here on."""
         self._loaded += 1
         label = label_of(version)
         self._known[label] = (self._loaded, version)

@@ -28,7 +28,7 @@ class Submit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImagesRead:
-    """Requests whose images were read: (as submitted, as the model sees it or the reason for a refusal)."""
+    """Requests with their images read: (as submitted, as the model sees it or the reason for a refusal)."""
 
     requests: Sequence[tuple[GenerationRequest, GenerationRequest | PayloadError]]
 

@@ -181,7 +181,7 @@ class DecodeLoop:
         self._deliver(refused)
 
     def _queue(self, requests: Sequence[GenerationRequest]) -> None:
-        """Queues requests; those whose prefix leaves nothing to be sampled end here."""
+        """Queues requests; requests with a prefix that leaves nothing to sample end here."""
         complete = [
             (request, self._decoder.finish_reason(request)) for request in requests if request.prefix is not None
         ]

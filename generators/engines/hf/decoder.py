@@ -140,7 +140,7 @@ class Decoder:
                 raise
 
     def step(self, starting: Sequence[WaitingRequest]) -> Step:
-        """Draws one token for every running sequence and for those in `starting`, whose prompts are prefilled.
+        """Draws one token for every running sequence and for those in `starting`, after prefilling their prompts.
 
         Room has been reserved.
         """

@@ -22,7 +22,7 @@ _THREADS = 2
 
 
 class ImageReader:
-    """Requests whose images are being read.
+    """Requests waiting for their images to be read.
 
     Args:
         images: of the model; None: it takes none.

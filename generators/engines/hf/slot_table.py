@@ -1,6 +1,6 @@
 """The running sequences: one row per slot, in arrays on the host.
 
-Invariants: rows [0, rows) are in use, apart from `holes`, whose sequences have ended. For a row in use `position` is
+Invariants: rows [0, rows) are in use, apart from `holes`: their sequences have ended. For a row in use `position` is
 the number of tokens whose keys and values are cached (0 for a hole). `tokens[row, :position]` are those tokens, and
 `tokens[row, position]` is the last sampled one, which is fed next. (A new row, before its first sample, has none.)
 Per-step work is a handful of vectorized operations, whatever the number of rows.

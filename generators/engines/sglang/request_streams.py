@@ -224,7 +224,8 @@ class RequestStreams:
             await asyncio.wait({streamed.reader}, timeout=_ABORT_AGAIN_S)
 
     async def _send_abort(self, rid: str) -> None:
-        # Servers abort every request whose name begins with this one, so nothing is sent for a job without a request.
+        # Servers abort every request with a name that begins with this one, so nothing is sent for a job without a
+        # request.
         if not rid:
             return
         await self._client.post("/abort_request", {"rid": rid, "abort_all": False})

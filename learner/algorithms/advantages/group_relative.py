@@ -1,6 +1,6 @@
 """Estimators that compare the responses of a prompt with one another; one advantage per sequence [S].
 
-Members of a group whose rewards are all equal have advantages of exactly 0. For the only member of a group, the setting
+Members of a group with equal rewards have advantages of exactly 0. For the only member of a group, the setting
 `single` decides its advantage.
 """
 
@@ -174,7 +174,7 @@ def max_rl(rollouts: Rollouts, *, epsilon: float = 1e-6) -> Tensor:
 
     Args:
         rollouts: the whole batch.
-        epsilon: groups whose mean is this or less have advantages of 0.
+        epsilon: groups with a mean of this or less have advantages of 0.
 
     Returns:
         float [S].

@@ -91,7 +91,7 @@ def drift_metrics(log_probs: Tensor, tokens: TokenBatch, settings: CorrectionSet
     - `rollout_corr/kl`, `rollout_corr/k3_kl`: estimates of KL(behaviour || current), k1 and k3;
     - `rollout_corr/log_ratio_max`: the largest absolute log-ratio;
     - `staleness/mean`, `staleness/max`: age of the tokens, versions;
-    - `rollout_corr/truncated_fraction`: tokens whose ratio lies outside [floor, cap]; with settings that weigh.
+    - `rollout_corr/truncated_fraction`: tokens with a ratio outside [floor, cap]; with settings that weigh.
 
     Args:
         log_probs: [R], current policy.

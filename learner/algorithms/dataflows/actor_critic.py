@@ -136,7 +136,7 @@ class ActorCritic(PolicyGradient):
 
 
 def positive_weights(rollouts: Rollouts, above: float) -> Tensor:
-    """Weights whose mean over the batch's tokens is 1 and which are 0 outside correct responses, [R].
+    """Weights with a mean of 1 over the batch's tokens, and 0 outside correct responses, [R].
 
     A mean over all tokens with these weights is the mean over the tokens of correct responses, whatever the
     micro-batches. All are 0 where no response is correct.

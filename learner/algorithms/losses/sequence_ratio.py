@@ -20,7 +20,7 @@ from rollmesh.learner.algorithms.ragged import segment_mean
 from rollmesh.learner.algorithms.registry import register_policy_loss
 from rollmesh.learner.algorithms.types import TokenBatch
 
-# Policies whose mean over a sequence reaches e^10 share nothing; verl's bound.
+# Policies with a mean of e^10 over a sequence have nothing in common; verl's bound.
 MAX_MEAN_LOG_RATIO = 10.0
 
 

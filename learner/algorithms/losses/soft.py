@@ -1,6 +1,6 @@
 """Losses that weigh every token instead of cutting some off: CISPO, SAPO, VESPO.
 
-Invariant: a sequence whose advantages are all 0 has loss 0 and gradient 0.
+Invariant: a sequence with advantages of 0 has loss 0 and gradient 0.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def cispo(
         clip_high: how far the weight may rise above 1; a cap of 5 as in ScaleRL, arXiv:2510.13786.
 
     Returns:
-        Loss per token [R], and metrics: tokens whose weight is clipped (`actor/pg_clipfrac`), those clipped from above
+        Loss per token [R], and metrics: tokens with a clipped weight (`actor/pg_clipfrac`), those clipped from above
         with A > 0 (`cispo_clip_ratio`, TRL's name). Drift from the anchor.
 
     Raises:

@@ -66,7 +66,7 @@ class LanguageModel(nn.Module):
 
 
 class LanguageModelRunner(ModelRunner):
-    """Any Hugging Face causal language model whose attention can run packed."""
+    """Any Hugging Face causal language model with attention that can run packed."""
 
     _whole_logits = False
 

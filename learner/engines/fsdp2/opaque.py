@@ -1,7 +1,7 @@
 """Values that pass through a sharded model as they are.
 
 FSDP looks into the inputs of the modules that it shards. It rebuilds dataclasses there, and casts the floats in them to
-the compute dtype. Temperatures would be rounded, and each layer would get a layout whose masks have not been built.
+the compute dtype. Temperatures would be rounded, and each layer would get a layout without its masks.
 """
 
 from __future__ import annotations

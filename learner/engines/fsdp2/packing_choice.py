@@ -26,7 +26,7 @@ from rollmesh.mesh.model_config import naming_config, read_config
 # Settings of attention that chooses the tokens each one sees, of sequences longer than the probe's. Their choice is not
 # that of transformers' eager attention: it changes with the padding.
 _CHOICES = ("index_topk", "keep_window_size")
-# Rotary embeddings whose frequencies follow the longest position of a forward pass.
+# Rotary embeddings with frequencies that depend on the longest position of a forward pass.
 _BATCH_ROPE = frozenset({"dynamic", "longrope"})
 # Name of the parameters of attention sinks in transformers' models.
 _SINKS = "sinks"

@@ -147,7 +147,7 @@ class ModelRunner(ABC):
         """Micro-batches with trained tokens, and what fills them up to the same number on every rank.
 
         Raises:
-            DataError: on every rank, where one has a sequence whose mask would be too large.
+            DataError: on every rank, where one has a sequence that needs too large a mask.
         """
         real = [batch for batch in batches if batch.tokens.num_tokens]
         masked = real if self._kernel == EXACT and self.packing is not Packing.ROWS else []

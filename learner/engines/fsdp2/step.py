@@ -2,7 +2,7 @@
 
 Invariants: gradients are sums of the micro-batches' shares over all data-parallel ranks (FSDP averages over processes,
 so shares are multiplied by their number). All ranks run the same number of micro-batches, short ones fill up with a
-share of zero. A step whose gradient is not finite changes nothing.
+share of zero. A step without a finite gradient changes nothing.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class ValueModel(nn.Module):
 
 
 class ValueModelRunner(ModelRunner):
-    """Values of the trained tokens, from any Hugging Face causal language model whose attention can run packed."""
+    """Values of the trained tokens, from any Hugging Face causal language model with attention that can run packed."""
 
     backbone_only = True
 

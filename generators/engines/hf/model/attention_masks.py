@@ -1,6 +1,6 @@
 """Ready-made attention masks, additive, in the form that transformers passes on unchanged.
 
-A model whose layers are all of one type gets a 4-D tensor. One that mixes full and sliding-window layers gets a dict
+A model with layers of one type gets a 4-D tensor. One that mixes full and sliding-window layers gets a dict
 from layer type to 4-D tensor.
 """
 

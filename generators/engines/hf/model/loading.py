@@ -27,7 +27,7 @@ from rollmesh.mesh.tokenizer_files import load_optional_tokenizer
 from rollmesh.mesh.trajectory.images import ImageProcessor
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# Vision-language models whose images take plain positions, are seen causally, and enter as input embeddings alone.
+# Vision-language models with images that take plain positions, are seen causally, and enter as input embeddings alone.
 _WITH_IMAGES = {"llava", "idefics3", "smolvlm"}
 
 

@@ -114,7 +114,7 @@ class _Recordable(nn.Module):
 
 
 class _ValueWatch(TorchDispatchMode):
-    """Notes operations whose result Python can decide by, or whose shape depends on values."""
+    """Records operations with results that Python can branch on, or with shapes that depend on values."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -20,7 +20,7 @@ class Vision:
     """The vision part of a model.
 
     Args:
-        model: one whose images take plain positions and are seen causally.
+        model: one with images that take plain positions and are seen causally.
         processor: of the same folder.
     """
 

@@ -1,6 +1,6 @@
 """Shared memory as SGLang's `/update_weights_from_tensor` takes it.
 
-The endpoint takes one form: a pickle whose tensors are handles of torch's shared memory. It opens only handles of
+The endpoint takes one form: a pickle with tensors as handles of torch's shared memory. It opens only handles of
 torch's own kind, in their file-system form (the descriptor form makes it crash). So this module, and no other, writes
 a pickle. It holds nothing that came from anywhere else: names, numbers, and a handle. The server reads it with an
 unpickler that admits these few constructors.

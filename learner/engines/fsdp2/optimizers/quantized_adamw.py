@@ -1,4 +1,4 @@
-"""AdamW whose moments rest in 8 bits: a quarter of their memory (Dettmers et al. 2022, arXiv:2110.02861).
+"""AdamW with moments in 8 bits: a quarter of their memory (Dettmers et al. 2022, arXiv:2110.02861).
 
 Each row of a matrix is divided into blocks of 256 columns. A block has a float32 scale, its largest number, and a code
 of 8 bits per element. Codes are places in a table of 256 numbers between -1 and 1, denser towards 0 (section 2.2). The

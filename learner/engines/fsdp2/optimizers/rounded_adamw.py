@@ -1,4 +1,4 @@
-"""AdamW whose moments rest in bfloat16: half their memory."""
+"""AdamW with moments in bfloat16: half their memory."""
 
 from __future__ import annotations
 
