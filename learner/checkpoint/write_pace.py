@@ -16,7 +16,7 @@ _ADVISED = 12
 
 
 class WritePace:
-    """Compares the time that checkpoints take with the time between them; those on request do not count.
+    """Compares the time that checkpoints take with the time between them, for those that the schedule asks for.
 
     Args:
         began: when the training began, by the monotonic clock.
@@ -36,7 +36,7 @@ class WritePace:
         self._last, self._interval_s = at, at - self._last
 
     def written(self, took_s: float) -> None:
-        """Records that a checkpoint is committed, this many seconds after its step."""
+        """Records that a checkpoint of the schedule is committed, this many seconds after its step."""
         if self._said or took_s < _WORTH_SAYING_S or not 0 < _MOST * self._interval_s < took_s:
             return
         self._said = True

@@ -33,7 +33,7 @@ from rollmesh.learner.coordinator.runtime import LearnerRuntime
 from rollmesh.learner.coordinator.version_announcer import VersionAnnouncer
 from rollmesh.learner.distributed.rank_group import wait_in_turns
 from rollmesh.mesh.config.evaluation import CheckpointSection
-from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.errors import DataError, UnreachableError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 T = TypeVar("T")
@@ -49,6 +49,7 @@ class CheckpointWrite:
     Attributes:
         policy: its version.
         evaluated: it may become the best one.
+        scheduled: the configuration asked for it, and no request.
         began: by the monotonic clock.
         files: the folder, once it is whole on disk.
         committed: the folder, once the buffer knows it.
@@ -56,6 +57,7 @@ class CheckpointWrite:
 
     policy: PolicyVersion
     evaluated: bool
+    scheduled: bool
     began: float
     files: Future[Path]
     committed: Future[Path]
@@ -131,11 +133,11 @@ class CheckpointScheduler:
         if healthy and (self._is_evaluated(version) or _is_over(section.every_steps, version - last)):
             self._pace.due(began)
             self._wait()
-            self._begin(version)
+            self._begin(version, scheduled=True)
         elif ((healthy and by_time) or self._requested) and self._writing is None:
             if healthy and by_time:
                 self._pace.due(began)
-            self._begin(version)
+            self._begin(version, scheduled=healthy and by_time)
         return time.monotonic() - began
 
     def serve_requests(self, version: int) -> None:
@@ -156,7 +158,7 @@ class CheckpointScheduler:
             self._requests = []
 
     def metrics(self) -> dict[str, float]:
-        """The seconds that the last checkpoint took to be committed, and the number of those that disks refused."""
+        """Seconds that the last checkpoint took to be committed; numbers of refused checkpoints, and of refused copies."""
         if self._write_s is None and not self._all_failed:
             return {}
         written = {} if self._write_s is None else {"checkpoint/write_s": self._write_s}
@@ -220,7 +222,7 @@ class CheckpointScheduler:
         self._ending.set()
         self._thread.shutdown(wait=False)
 
-    def _begin(self, version: int) -> None:
+    def _begin(self, version: int, *, scheduled: bool = False) -> None:
         self._requested = False
         if self._has(version):
             return
@@ -229,7 +231,7 @@ class CheckpointScheduler:
         evaluated = self._is_evaluated(version)
         files = self._ranks.begin_checkpoint(self._policy(version), self._progress.to_wire())
         done: Future[Path] = Future()
-        self._writing = CheckpointWrite(self._policy(version), evaluated, began, files, done)
+        self._writing = CheckpointWrite(self._policy(version), evaluated, scheduled, began, files, done)
         self._thread.submit(self._complete, self._writing, self._controls.wake)
         self._begun = (version, began)
         self._status.phase = before
@@ -240,16 +242,17 @@ class CheckpointScheduler:
             folder = writing.files.result()
             # Long over where the training waits for this checkpoint: the next version is published after it.
             self._announcer.wait_announced(writing.policy.version)
-            if not self._ending.is_set():
-                commit = self._announcer.commit_checkpoint(writing.policy.version, str(folder.resolve()))
-                self._bridge.call(commit, COMMIT_S)
-                self._took_s = time.monotonic() - writing.began
-                uploading = None if self._copies is None else self._copies.uploading
-                prune(folder.parent, committed=folder.name, keep=self._section.keep, uploading=uploading)
-                if self._best is not None and writing.evaluated:
-                    self._best.checkpoint_written(writing.policy, folder.name)
-                if self._copies is not None:
-                    self._copies.start()
+            if self._ending.is_set():
+                raise UnreachableError(f"{folder} is whole, and was not committed: the learner ends")
+            commit = self._announcer.commit_checkpoint(writing.policy.version, str(folder.resolve()))
+            self._bridge.call(commit, COMMIT_S)
+            self._took_s = time.monotonic() - writing.began
+            uploading = None if self._copies is None else self._copies.uploading
+            prune(folder.parent, committed=folder.name, keep=self._section.keep, uploading=uploading)
+            if self._best is not None and writing.evaluated:
+                self._best.checkpoint_written(writing.policy, folder.name)
+            if self._copies is not None:
+                self._copies.start()
             writing.committed.set_result(folder)
         except BaseException as error:  # noqa: BLE001 - the training thread raises it
             writing.committed.set_exception(error)
@@ -277,7 +280,8 @@ class CheckpointScheduler:
         else:
             log.info("checkpoint %s is committed, %.1f s after its step", folder.name, self._took_s)
             self._failed, self._write_s, self._committed = 0, self._took_s, (version, folder)
-            self._pace.written(self._took_s)
+            if writing.scheduled:
+                self._pace.written(self._took_s)
 
     def _wait(self, *, last_try: bool = False) -> None:
         """Waits for the checkpoint that is being written."""

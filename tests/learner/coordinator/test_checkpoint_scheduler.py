@@ -18,7 +18,7 @@ from rollmesh.learner.coordinator.checkpoint_scheduler import MAX_FAILED, Checkp
 from rollmesh.learner.coordinator.run_progress import RunProgress
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.config.evaluation import CheckpointSection
-from rollmesh.mesh.errors import FencedError
+from rollmesh.mesh.errors import FencedError, UnreachableError
 from rollmesh.mesh.runtime.async_bridge import AsyncBridge
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
@@ -292,3 +292,46 @@ def test_a_checkpoint_that_takes_much_of_the_interval_is_told_of(
         "checkpoint.every_s to 3000 or more, raise eval.every_steps where evaluations ask for checkpoints, or give "
         "run.dir a faster disk"
     ]
+
+
+def test_a_requested_checkpoint_is_not_told_of_after_one_of_the_schedule(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = SimpleNamespace(monotonic=lambda: clock.now, now=0.0)
+    monkeypatch.setattr("rollmesh.learner.coordinator.checkpoint_scheduler.time", clock)
+    run = make_run(every_s=600.0)
+
+    def finish(took_s: float) -> None:
+        clock.now += took_s
+        run.finish()
+        run.scheduler.serve_requests(int(clock.now))
+
+    clock.now = 600.0
+    run.scheduler.write_if_due(600, healthy=True)
+    finish(20.0)
+    run.controls.request_checkpoint()
+    run.scheduler.serve_requests(620)
+    finish(300.0)
+    assert run.committed == [600, 620]
+    assert "one is due every" not in caplog.text
+    clock.now = 1300.0
+    run.scheduler.write_if_due(1300, healthy=True)
+    finish(250.0)
+    assert "a checkpoint takes 250 s to be written, and one is due every 700 s" in caplog.text, (
+        "the one warning is left"
+    )
+
+
+def test_a_request_is_not_answered_with_a_checkpoint_that_was_not_committed(make_run: MakeRun) -> None:
+    run = make_run()
+    run.announced.clear()
+    asked = run.controls.request_checkpoint()
+    run.scheduler.serve_requests(1)
+    writing = run.finish_later()
+    assert run.commit_waits.wait(_S)
+    run.scheduler.close()
+    run.announced.set()
+    writing.join()
+    assert run.committed == []
+    with pytest.raises(UnreachableError, match="was not committed"):
+        asked.result(_S)
