@@ -270,10 +270,15 @@ class LocalRun:
         except OSError as error:
             summary = build_summary(self._folder, self._config, self._final)
             report = f"summary and report are not written: {error.strerror or error}"
-        again = ("the same command continues the run",) if self.interrupted and begun else ()
+        again = (f"{self._same_command()} continues the run",) if self.interrupted and begun else ()
         for line in (*summary.lines(), report, *again):
             self._events.record(line)
         return summary
+
+    def _same_command(self) -> str:
+        """The command that continues the run: options that would undo what was trained since are left out."""
+        undoing = "--fresh" if self._fresh else "--from-checkpoint" if self._start is not None else ""
+        return f"the same command without {undoing}" if undoing else "the same command"
 
     def _mesh_address(self) -> str:
         return mesh_address(self._supervisor.address, self._config)

@@ -274,6 +274,34 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
+@pytest.mark.parametrize(
+    ("how", "command"),
+    [
+        ({}, "the same command"),
+        ({"from_checkpoint": "i0001-v00000003"}, "the same command without --from-checkpoint"),
+        ({"fresh": True}, "the same command without --fresh"),
+    ],
+)
+def test_an_interrupted_run_names_the_command_that_continues_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any], command: str
+) -> None:
+    config = make(tmp_path)
+    train(config, 3, "i0001-v00000003")
+    monkeypatch.setattr(local, "ServiceCatalogue", lambda *_, **__: Catalogue(config.run.folder, ()))
+
+    class Interrupting(Told):
+        def event(self, text: str) -> None:
+            super().event(text)
+            if text.startswith("learner is up"):
+                RunRecord(config, None).write()
+                run.interrupt()
+
+    view = Interrupting()
+    run = local.LocalRun(config, view, PREPARED, **how)
+    asyncio.run(run.run(handle_signals=False))
+    assert view.events[-1] == f"{command} continues the run"
+
+
 def test_an_attempt_that_fails_changes_nothing_of_a_finished_run(launch: Any, tmp_path: Path) -> None:
     config = make(tmp_path)
     train(config, 3, "i0001-v00000003")
