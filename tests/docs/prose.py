@@ -7,9 +7,7 @@ in backquotes is one word. Comments that only instruct tools (`# noqa`, `# type:
 from __future__ import annotations
 
 import ast
-import io
 import re
-import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +16,16 @@ LONGEST_SENTENCE = 25
 MARKERS = {".lua": "--", ".proto": "//"}
 _DIRECTIVE = re.compile(r"(!|noqa|type: ignore|pragma|fmt:)")
 _SECTION = re.compile(r"(Args|Attributes|Invariants|Raises|Returns|Yields|Keys|Example):$")
+# Python's own tokens, of which only these matter: to make all of them took half of the time.
+_STRING_OR_COMMENT = re.compile(
+    r"""
+    (\"{3}|'{3}) (?: [^\\] | \\. )*? \1
+    | " (?: [^"\\\n] | \\. )* "
+    | ' (?: [^'\\\n] | \\. )* '
+    | (?P<comment> \#[^\n]* )
+    """,
+    re.DOTALL | re.VERBOSE,
+)
 _ITEM = re.compile(r"(\w[\w*, /`.\[\]]*|\*+\w+): ")
 _ROW = re.compile(r"([-*]|\d+\.) |(ARGV|KEYS|Answer)\b|python -m |.*\S {3,}\S")
 
@@ -49,10 +57,15 @@ def _joined(comments: Iterator[tuple[int, int, str]]) -> Iterator[Block]:
 
 
 def _python_comments(source: str) -> Iterator[tuple[int, int, str]]:
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        text = token.string.removeprefix("#").strip()
-        if token.type == tokenize.COMMENT and not _DIRECTIVE.match(text):
-            yield *token.start, text
+    line, seen = 1, 0
+    for found in _STRING_OR_COMMENT.finditer(source):
+        if found["comment"] is None:
+            continue
+        begin = found.start()
+        line, seen = line + source.count("\n", seen, begin), begin
+        text = found["comment"].removeprefix("#").strip()
+        if not _DIRECTIVE.match(text):
+            yield line, begin - source.rfind("\n", 0, begin) - 1, text
 
 
 def _marked_comments(source: str, marker: str) -> Iterator[tuple[int, int, str]]:
