@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -64,7 +62,8 @@ def test_a_frozen_role_stays_where_the_actor_began(model_folder, param_dtype):
         frozen.close()
 
 
-@pytest.mark.parametrize("order", itertools.permutations(range(3)))
+# Each is the first, the second and the last once.
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (2, 0, 1)])
 def test_the_process_group_ends_with_the_last_engine_in_any_order(model_folder, order):
     had_group = dist.is_initialized()
     engines = [
