@@ -20,12 +20,11 @@ from tests.repository import REPOSITORY
 
 CASES: dict[str, dict[str, object]] = {
     "dense": {"swap": True},
-    "64 ranks, 2 micro-batches, 2 layers": {"world": 64, "micro_batches": 2, "layers": 2},
+    "64 ranks, twice all, no kernel": {"world": 64, "micro_batches": 2, "layers": 2, "dtype": "float32"},
     "experts": {"experts": True, "world": 16, "swap": True},
-    "no kernel": {"dtype": "float32"},
     "rows": {"rows": True, "logits_mib": 0},
     "sequences over 4 ranks, 8 bits": {"sp": 4, "optimizer": {"state_dtype": "8bit"}},
-    "4 copies of 2 shards, at rest": {"shards": 2, "micro_batches": 2, "layers": 4, "resting": True},
+    "4 copies of 2 shards, at rest": {"shards": 2, "micro_batches": 2, "layers": 2, "resting": True},
     "experts, muon, at rest": {"experts": True, "resting": True, "optimizer": {"name": "muon"}},
     "misplaced": {"misplaced": True},
 }

@@ -7,13 +7,17 @@ import json
 import sys
 from pathlib import Path
 
+from rollmesh.mesh.runtime.memory_tuning import collect_garbage_seldom, freeze_heap
 from tests.learner.engines.fake_cuda.device import install, load
 
 
 def main(library: Path, cases: dict[str, dict[str, object]]) -> None:
+    collect_garbage_seldom()
     load(library)
     install(library)
     from tests.learner.engines.fake_cuda.flow import Case, batch_stage, run, sleep
+
+    freeze_heap()
 
     seen = {name: run(Case(**case)) for name, case in cases.items()} | {"sleep": sleep(), "batch stage": batch_stage()}
     print(json.dumps({name: dataclasses.asdict(part) for name, part in seen.items()}))
