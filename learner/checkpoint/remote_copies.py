@@ -80,7 +80,8 @@ class RemoteCopies:
                 self._files.rm_file(probe)
                 found = self._complete()
         except CopyError as error:
-            raise ConfigError(error.message, hint="see checkpoint.copy_to, and the rights there") from error
+            hint = error.hint or "see checkpoint.copy_to, and the rights there"
+            raise ConfigError(error.message, hint=hint) from error
         if found and not list_checkpoints(checkpoints):
             raise ConfigError(
                 f"{self._url} has copies of a run that has no checkpoint in {checkpoints}",
@@ -167,7 +168,9 @@ class RemoteCopies:
             _ = bucket and self._files.info(bucket)
         except FileNotFoundError:
             # To make its folder would make it, with rights that no one has chosen.
-            raise CopyError(f"cannot write {self._url}: there is no bucket {bucket}") from None
+            raise CopyError(
+                f"cannot write {self._url}: there is no bucket {bucket}", hint="create it, or change checkpoint.copy_to"
+            ) from None
 
     def _complete(self) -> dict[str, bytes]:
         """The complete copies by name, with their lists of digests."""

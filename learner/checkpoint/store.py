@@ -243,4 +243,6 @@ def _known(outcome: Path | UnwrittenCheckpointError) -> Future[Path]:
 
 
 def _unwritten(final: Path, error: OSError) -> UnwrittenCheckpointError:
-    return UnwrittenCheckpointError(f"cannot write checkpoint {final}: {error}", hint="free space, or set run.dir")
+    return UnwrittenCheckpointError(
+        f"cannot write checkpoint {final}: {error}", hint="see to the disk of run.dir: its space, or set another one"
+    )

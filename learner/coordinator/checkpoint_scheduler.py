@@ -158,7 +158,7 @@ class CheckpointScheduler:
             self._requests = []
 
     def metrics(self) -> dict[str, float]:
-        """Seconds that the last checkpoint took to be committed; numbers of refused checkpoints, and of refused copies."""
+        """Seconds that the last checkpoint took to be committed; how many of them, and of copies, were refused."""
         if self._write_s is None and not self._all_failed:
             return {}
         written = {} if self._write_s is None else {"checkpoint/write_s": self._write_s}

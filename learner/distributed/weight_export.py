@@ -89,7 +89,10 @@ class WeightExport:
         if self._prepared is None:
             self._prepared = self._background.submit(self._prepare, sink)
         if not wait([self._prepared], PUBLICATION_S).done:
-            raise WeightsError(f"memory for version {policy} was not ready within {PUBLICATION_S:.0f} s")
+            raise WeightsError(
+                f"memory for version {policy} was not ready within {PUBLICATION_S:.0f} s",
+                hint="look whether the machine is out of memory and swaps",
+            )
         target = self._prepared.result()
         if len(self._holders) == self._engine.layout.processes:
             self._written = copy_shards(self.layout, self._engine.exported_shards(), target)
@@ -134,11 +137,14 @@ class WeightExport:
         assert self._channel is not None, "rank 0 has a sink"
         address = self._channel.receive().decode()
         if not address:
-            raise WeightsError("rank 0 has no memory for a version of the weights")
+            raise WeightsError("rank 0 has no memory for a version of the weights", hint="see the error of rank 0")
         try:
             return open_version(address) if self._process in self._holders else memoryview(b"")
         except OSError as error:
-            raise WeightsError(f"rank 0's file cannot be opened: {error}") from error
+            raise WeightsError(
+                f"rank 0's file cannot be opened: {error}",
+                hint="start the ranks of a machine as one user, with one namespace of process ids (containers: --pid)",
+            ) from error
 
     def _publish(
         self, sink: VersionSink | None, policy: PolicyVersion, data: memoryview

@@ -26,9 +26,9 @@ class CheckpointSection(Section):
     )
     copy_to: str | None = Field(
         None,
-        description="URL below which every checkpoint is copied once it is committed, as `s3://bucket/runs`; the "
-        "folder there has the run's name. The store's package for fsspec, as s3fs, has to be installed. "
-        "`rollmesh fetch` brings a run back.",
+        description="URL below which every checkpoint that is kept is copied once it is committed, as "
+        "`s3://bucket/runs`; the folder there has the run's name. The store's package for fsspec, as s3fs, has to be "
+        "installed. `rollmesh fetch` brings a run back.",
         # Members of the mesh receive the configuration, logs have it: a login belongs into the environment.
         pattern=r"^[a-z0-9+.-]+:(:|//)[^@]*$",
     )

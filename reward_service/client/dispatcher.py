@@ -335,7 +335,8 @@ class Dispatcher:
             self._requeue(units)
             return
         pause = min(_RETRY_LONGEST_S, _RETRY_BASE_S * 2 ** max(0, max(e.attempts for e in entries) - 1))
-        timer = asyncio.get_running_loop().call_later(pause, lambda: self._requeue(self._pausing.pop(timer)))
+        loop = asyncio.get_running_loop()
+        timer: asyncio.TimerHandle = loop.call_later(pause, lambda: self._requeue(self._pausing.pop(timer)))
         self._pausing[timer] = units
 
     def _requeue(self, units: list[list[Entry]]) -> None:

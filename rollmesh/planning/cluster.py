@@ -182,7 +182,8 @@ def _host(here: bool, memory: int | None, shm: str | None, assumed: int) -> Host
         return Host(memory, given, "as given")
     if here:
         seen = _host_memory() if memory is None else memory
-        return Host(seen, _tmpfs() if given is None else given, "this machine's, except the given values")
+        source = "this machine's" if memory is None and given is None else "this machine's, except the given values"
+        return Host(seen, _tmpfs() if given is None else given, source)
     whole = assumed if memory is None else memory
     sources = []
     if memory is None:

@@ -189,8 +189,8 @@ def _verdict(found: Findings) -> Iterator[str]:
         yield "switches that save memory, GiB on a device (on the host):"
     for saving in found.savings:
         verdict = "" if plan.fits else "; then it fits" if saving.fits else "; not enough by itself"
-        price = f": {saving.price}" if saving.price else ""
-        yield f"  {flags(saving.settings)}: {_gib(saving.device_bytes)} ({_gib(saving.host_bytes)}){verdict}{price}"
+        saved = f"{_gib(saving.device_bytes)} ({_gib(saving.host_bytes)})"
+        yield f"  {flags(saving.settings)}: {saved}{verdict}: {saving.price}"
     yield from _proposal_lines(found)
     for name, step in found.traced.items():
         role = next(role for role in plan.roles if role.setup.name == name)

@@ -1,4 +1,4 @@
-"""Keys of the configuration that save memory: one line each. A key that does not exist is never proposed.
+"""Keys of the configuration that save memory: one line each.
 
 The bytes that a switch saves are the difference of two plans. So no formula stands here.
 """
@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from rollmesh.mesh.config.base import section_of
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.planning.placement import node_counts, spread
@@ -86,6 +85,20 @@ def _fewer_on_the_host(key: str) -> Switch:
     return Switch(f"learner.memory.{key}", value, "memory of the devices")
 
 
+def _of_engine(engine: Literal["vllm", "sglang"], share: str) -> Iterator[Switch]:
+    """The switches of a generator's engine: its share of a device, and devices for each generator."""
+
+    def smaller(config: Config, plan: Plan) -> float | None:
+        return _smaller_share(plan) if config.rollout.engine == engine else None
+
+    def wider(config: Config, plan: Plan) -> int | None:
+        has_room = 2 * plan.placement.devices_per_generator <= plan.cluster.per_node
+        return _if(config.rollout.engine == engine and has_room, 2 * getattr(config.rollout, engine).tensor_parallel)
+
+    yield Switch(f"rollout.{engine}.{share}", smaller, "a smaller KV cache")
+    yield Switch(f"rollout.{engine}.tensor_parallel", wider, "twice the devices for each generator")
+
+
 def _if(condition: bool, value: Any) -> Any:
     return value if condition else None
 
@@ -101,7 +114,11 @@ SWITCHES = (
         lambda _, plan: _if(plan.cluster.cuda and plan.roles[0].setup.compute_bytes == 4, "bfloat16"),
         "computation rounds to 8 bits; masters stay float32",
     ),
-    Switch("learner.gradient_sync", lambda config, _: _if(config.learner.gradient_sync == "step", "micro_batch"), ""),
+    Switch(
+        "learner.gradient_sync",
+        lambda config, _: _if(config.learner.gradient_sync == "step", "micro_batch"),
+        "gradients travel after every micro-batch",
+    ),
     Switch(
         "learner.memory.reshard_after_forward",
         lambda config, _: _if(not config.learner.memory.reshard_after_forward, True),
@@ -165,32 +182,8 @@ SWITCHES = (
         lambda config, _: _if(config.model.dtype == "float32", "bfloat16"),
         "generators compute, and weights travel, in bfloat16",
     ),
-    Switch(
-        "rollout.vllm.gpu_memory_utilization",
-        lambda config, plan: _if(config.rollout.engine == "vllm", _smaller_share(plan)),
-        "a smaller KV cache",
-    ),
-    Switch(
-        "rollout.sglang.mem_fraction",
-        lambda config, plan: _if(config.rollout.engine == "sglang", _smaller_share(plan)),
-        "a smaller KV cache",
-    ),
-    Switch(
-        "rollout.vllm.tensor_parallel",
-        lambda config, plan: _if(
-            config.rollout.engine == "vllm" and 2 * plan.placement.devices_per_generator <= plan.cluster.per_node,
-            2 * config.rollout.vllm.tensor_parallel,
-        ),
-        "twice the devices for each generator",
-    ),
-    Switch(
-        "rollout.sglang.tensor_parallel",
-        lambda config, plan: _if(
-            config.rollout.engine == "sglang" and 2 * plan.placement.devices_per_generator <= plan.cluster.per_node,
-            2 * config.rollout.sglang.tensor_parallel,
-        ),
-        "twice the devices for each generator",
-    ),
+    *_of_engine("vllm", "gpu_memory_utilization"),
+    *_of_engine("sglang", "mem_fraction"),
     Switch(
         "weights.keep_versions",
         lambda config, _: _if(config.weights.keep_versions > 1, 1),
@@ -240,7 +233,7 @@ def _fewest(config: Config, plan: Plan, planner: Planner, found: Sequence[Saving
 
 def _applicable(config: Config, plan: Plan) -> Iterator[tuple[dict[str, Any], str]]:
     for switch in SWITCHES:
-        if exists(switch.key) and (value := switch.value(config, plan)) is not None:
+        if (value := switch.value(config, plan)) is not None:
             yield {switch.key: value}, switch.price
     yield from _layouts(config, plan)
     for role in plan.roles:
@@ -279,14 +272,3 @@ def _try(config: Config, plan: Plan, planner: Planner, settings: dict[str, Any],
     device = max((nbytes - after[name] for name, nbytes in before.items() if name in after), default=0)
     host = sum(plan.host.values()) - sum(changed.host.values())
     return Saving(settings, price, device, host, changed.fits) if max(device, host) > 0 else None
-
-
-def exists(key: str) -> bool:
-    """True for a key of the configuration, dotted; below `learner.roles` any role."""
-    section: Any = Config
-    for name in key.split("."):
-        field = getattr(section, "model_fields", {}).get(name)
-        if field is None:
-            return False
-        section = section_of(field.annotation)
-    return True

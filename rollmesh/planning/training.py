@@ -13,7 +13,7 @@ from typing import Literal
 from rollmesh.planning.shape import BlockCosts, ModelShape, ParameterGroup
 
 MASTER = 4
-"""Bytes of an element of master weights, gradients and each of AdamW's two moments."""
+"""Bytes of an element of master weights, gradients and whatever else is float32."""
 
 PARAMETERS, GRADIENTS, OPTIMIZER = "parameters", "gradients", "optimizer"
 GATHERED, REDUCTION = "gathered parameters", "unsharded gradients"

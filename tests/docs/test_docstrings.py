@@ -5,12 +5,10 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from rollmesh.mesh.config.base import section_of
-from rollmesh.mesh.config.models import Config
+from tests.config_keys import is_key
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ("mesh", "buffer", "reward_service", "generators", "learner", "rollmesh")
@@ -95,17 +93,6 @@ def test_arguments_and_attributes_are_those_of_the_code(package: str) -> None:
     assert not wrong
 
 
-def _is_key(name: str) -> bool:
-    """True for a key of the configuration, or a section."""
-    section: Any = Config
-    for part in name.split("."):
-        field = getattr(section, "model_fields", {}).get(part)
-        if field is None:
-            return False
-        section = section_of(field.annotation)
-    return True
-
-
 def _is_place(name: str) -> bool:
     """True for a package or a module, or a name that a module defines."""
     parts = name.split(".")
@@ -140,7 +127,7 @@ def test_dotted_places_in_docstrings_exist() -> None:
     assert not [
         (path, name)
         for path, name in named
-        if not (_is_key(name) or _is_place(name) or name.endswith(_FILES) or name.rpartition(".")[0] in others)
+        if not (is_key(name) or _is_place(name) or name.endswith(_FILES) or name.rpartition(".")[0] in others)
     ]
 
 

@@ -37,7 +37,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadedMotoServer]:
 
 
 def test_a_run_is_kept_in_a_bucket_and_comes_back(server: ThreadedMotoServer, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no bucket bucket"):
+    with pytest.raises(ConfigError, match=r"there is no bucket bucket \(create it, or change checkpoint\.copy_to\)"):
         RemoteCopies(URL).check(tmp_path / "none")
     boto3.client("s3").create_bucket(Bucket="bucket")
     run = SavedRun(tmp_path / "runs" / "demo", URL)

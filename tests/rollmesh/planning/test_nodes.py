@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rollmesh.planning.cluster import GIB
+from rollmesh.planning.cluster import GIB, parse_devices
 from rollmesh.planning.placement import RENDEZVOUS
 from rollmesh.planning.report import lines, to_json
 from rollmesh.planning.settings import with_settings
@@ -154,6 +154,13 @@ def test_what_is_assumed_of_a_host_is_said() -> None:
     told = json.loads(json.dumps(to_json(found(config, H100))))
     assert [use["name"] for use in told["hosts"]] == ["host of the learner", SHM]
     assert told["cluster"]["host"]["memory"] == 1600 * GIB
+
+
+@pytest.mark.parametrize(
+    ("shm", "source"), [(None, "this machine's"), ("1G", "this machine's, except the given values")]
+)
+def test_the_memory_of_this_machine_is_said_to_be_its_own(shm: str | None, source: str) -> None:
+    assert parse_devices("1xCPU", shm=shm).host.source == source
 
 
 def test_processes_on_cpus_of_several_nodes_share_their_nodes() -> None:

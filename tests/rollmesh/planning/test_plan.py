@@ -14,8 +14,9 @@ from rollmesh.planning.models import RunModels
 from rollmesh.planning.plan import micro_batch
 from rollmesh.planning.report import lines, to_json
 from rollmesh.planning.settings import with_settings
-from rollmesh.planning.switches import SWITCHES, exists, savings
+from rollmesh.planning.switches import SWITCHES, savings
 from rollmesh.planning.training import GATHERED, GRADIENTS, LOGITS, OPTIMIZER, PARAMETERS
+from tests.config_keys import is_key
 from tests.rollmesh.planning.plans import configured, found, over, planned
 
 # Parameters, as the models' pages give them.
@@ -113,8 +114,12 @@ def test_keys_that_help_together_are_no_more_than_needed() -> None:
 
 
 def test_every_switch_is_a_key_of_the_configuration() -> None:
-    assert all(exists(switch.key) for switch in SWITCHES)
-    assert not exists("learner.batch.no_such_key")
+    assert all(is_key(switch.key) for switch in SWITCHES)
+    assert not is_key("learner.batch.no_such_key")
+
+
+def test_every_switch_has_a_price() -> None:
+    assert all(switch.price for switch in SWITCHES)
 
 
 def test_a_frozen_role_holds_no_more_than_its_shard_and_can_be_offloaded() -> None:

@@ -53,10 +53,8 @@ def choose_kernel(
     if name == "auto":
         return next(kernel for kernel in _ORDER if not _lacks(kernel, device, dtype, capped))
     if lacks := _lacks(name, device, dtype, capped):
-        works = [kernel for kernel in (*_ORDER, FLEX) if not _lacks(kernel, device, dtype, capped)]
-        raise ConfigError(
-            f"{KEY}: {name} needs {lacks}", hint=f"set {KEY}: auto, which takes the first of {', '.join(works)} here"
-        )
+        taken = choose_kernel("auto", device, dtype, capped=capped)
+        raise ConfigError(f"{KEY}: {name} needs {lacks}", hint=f"set {KEY}: auto, which takes {taken} here")
     return name
 
 

@@ -32,7 +32,7 @@ def machine(monkeypatch):
 def test_on_a_cpu_all_but_the_exact_calls_are_refused(name, model_folder):
     with pytest.raises(ConfigError, match=f"learner.attention: {name} needs a CUDA device") as refused:
         make_engine(model_folder, attention=name)
-    assert refused.value.hint == "set learner.attention: auto, which takes the first of exact here"
+    assert refused.value.hint == "set learner.attention: auto, which takes exact here"
     assert choose_kernel("auto", CPU, torch.bfloat16) == choose_kernel("exact", CPU, torch.float32) == "exact"
 
 
@@ -59,6 +59,14 @@ def test_on_cuda_the_first_that_is_there_is_taken(machine, have, chosen, refused
     for name, lacks in refused.items():
         with pytest.raises(ConfigError, match=f"learner.attention: {name} needs {lacks}"):
             choose_kernel(name, CUDA, torch.bfloat16)
+
+
+def test_what_auto_takes_is_what_a_refusal_names(machine):
+    machine(capability=10)
+    with pytest.raises(ConfigError) as refused:
+        choose_kernel("flash_attention_3", CUDA, torch.bfloat16)
+    taken = choose_kernel("auto", CUDA, torch.bfloat16)
+    assert refused.value.hint == f"set learner.attention: auto, which takes {taken} here"
 
 
 def test_kernels_of_half_precision_are_not_taken_for_float32(machine):
