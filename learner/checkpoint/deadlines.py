@@ -14,5 +14,10 @@ WAIT_S = 2 * WRITE_S + COMMIT_S
 
 No publication counts here: training has waited for the version's own before it waits for its checkpoint.
 """
-LAST_S = 2 * WAIT_S + WRITE_S
-"""Longest time in which a learner that ends writes: the checkpoint before, the last one, and its copies elsewhere."""
+EXPORT_S = 2 * WRITE_S
+"""Longest write of a run's Hugging Face folders: of the last checkpoint, and of the best one."""
+LAST_S = 2 * WAIT_S + WRITE_S + EXPORT_S
+"""Longest time in which a learner that ends writes.
+
+First the checkpoint before and the last one, then its copies elsewhere, at last the Hugging Face folders.
+"""

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from rollmesh.learner.algorithms.interface import Algorithm
 from rollmesh.learner.checkpoint.copy_thread import CopyThread
+from rollmesh.learner.checkpoint.deadlines import EXPORT_S
 from rollmesh.learner.checkpoint.hf_folders import leave_hf_folders
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME
 from rollmesh.learner.checkpoint.remote_copies import RemoteCopies
@@ -37,6 +38,7 @@ from rollmesh.learner.coordinator.step_recorder import StepRecorder
 from rollmesh.learner.coordinator.takeover import RunTakeover, TakeoverResult
 from rollmesh.learner.coordinator.training_loop import LoopRules, TrainingLoop
 from rollmesh.learner.coordinator.version_announcer import AnnouncementRules, VersionAnnouncer
+from rollmesh.learner.distributed.rank_group import wait_in_turns
 from rollmesh.learner.evaluation.evaluator import Evaluator
 from rollmesh.learner.metrics import MetricsWriter, open_trackers
 from rollmesh.learner.metrics.run_totals import write_learner_json
@@ -177,12 +179,14 @@ class Coordinator:
     def _leave_hf_folders(self) -> None:
         """Writes the folders of `checkpoint.hf`, while the other ranks wait."""
         self._status.phase = "exporting"
-        with ThreadPoolExecutor(1, "export") as thread:
-            written = thread.submit(leave_hf_folders, self._config)
-            ranks = self._runtime.ranks
-            while not concurrent.futures.wait([written], ranks.turn_s).done:
-                ranks.keep_alive()
-        written.result()
+        thread = ThreadPoolExecutor(1, "export")
+        written = thread.submit(leave_hf_folders, self._config)
+        # A disk that does not answer must not keep the run from its end.
+        thread.shutdown(wait=False)
+        if wait_in_turns(self._runtime.ranks, written, EXPORT_S):
+            written.result()
+        else:
+            log.warning("checkpoint.hf is not written after %.0f s: `rollmesh export` writes them later", EXPORT_S)
 
     def _run_loop(
         self, run: TakeoverResult, writer: MetricsWriter, consumption: ConsumptionLog

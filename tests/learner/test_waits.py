@@ -12,7 +12,7 @@ import rollmesh.cli.app
 import rollmesh.learner.coordinator.coordinator
 import rollmesh.learner.coordinator.training_loop
 from rollmesh.launcher.services import _LEARNER_DRAIN_S
-from rollmesh.learner.checkpoint.deadlines import COMMIT_S, LAST_S
+from rollmesh.learner.checkpoint.deadlines import COMMIT_S, EXPORT_S, LAST_S
 from rollmesh.learner.coordinator.mesh_monitor import MeshMonitor
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.config import Config
@@ -23,6 +23,7 @@ PAGE = (REPOSITORY / "docs" / "operations.md").read_text(encoding="utf-8")
 CONSTANTS = {
     "the claim's answer": rollmesh.learner.coordinator.training_loop._CLAIM_S,
     "the commit of a checkpoint": COMMIT_S,
+    "Hugging Face folders": EXPORT_S,
     "leaving the mesh": rollmesh.learner.coordinator.coordinator._LEAVE_S,
     "the learner's end": LAST_S + _LEARNER_DRAIN_S,
     "the exit of its process": rollmesh.cli.app._EXIT_S,

@@ -120,3 +120,20 @@ def test_they_are_told_to_wait_as_long_as_the_last_evaluation_takes() -> None:
     Coordinator._evaluate_last(coordinator, evaluator, PolicyVersion(1, 4), "steps")
     bridge.close()
     assert told.is_set()
+
+
+def test_hugging_face_folders_that_no_disk_takes_do_not_keep_a_run_from_its_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    module, told, disk = "rollmesh.learner.coordinator.coordinator", threading.Event(), threading.Event()
+    monkeypatch.setattr(f"{module}.EXPORT_S", 0.1)
+    monkeypatch.setattr(f"{module}.leave_hf_folders", lambda _config: disk.wait(30))
+    ranks = SimpleNamespace(keep_alive=told.set, turn_s=0.01)
+    coordinator: Any = SimpleNamespace(
+        _runtime=SimpleNamespace(ranks=ranks), _status=LearnerStatus(), _config=SimpleNamespace()
+    )
+    Coordinator._leave_hf_folders(coordinator)
+    assert told.is_set()
+    assert not disk.is_set()
+    disk.set()
+    assert "`rollmesh export` writes them later" in caplog.text
