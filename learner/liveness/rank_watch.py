@@ -35,7 +35,8 @@ _EXPLAIN_S = 10.0
 _HEAR_S = 14.0
 # Messages of gloo, of NCCL, and of the stores that ranks meet in.
 _COLLECTIVE = re.compile(
-    r"gloo|NCCL|nccl|c10d|TCPStore|FileStore|Dist\w*Error|Connection (closed|reset) by peer|Broken pipe"
+    r"gloo|NCCL|nccl|c10d|TCPStore|FileStore|Dist\w*Error|Wait timeout|Timeout waiting for key"
+    r"|Connection (closed|reset) by peer|Broken pipe"
 )
 _HINT = "the launcher starts the learner again, from its last checkpoint; docs/operations.md has more on ranks"
 

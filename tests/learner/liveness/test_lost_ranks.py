@@ -227,5 +227,6 @@ def test_only_what_says_no_more_than_that_others_were_away_is_explained() -> Non
     assert is_collective_failure(RuntimeError("[gloo/transport/tcp/pair.cc:538] Connection closed by peer"))
     # Where a rank never comes.
     assert is_collective_failure(dist.DistStoreError("wait timeout after 45000ms, keys: /0//cpu//0/1"))
+    assert is_collective_failure(RuntimeError("Wait timeout"))
     assert not is_collective_failure(RuntimeError("shape '[3]' is invalid for input of size 2"))
     assert not is_collective_failure(ConnectionError("gloo"))
