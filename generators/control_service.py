@@ -33,7 +33,7 @@ class ManualRequests:
         self.text = text
 
     async def generate(self, prompt_ids: Sequence[int], sampling: trajectory_pb2.SamplingParams) -> GenerationResult:
-        """One response; aborted where the caller goes away.
+        """Generates one response; aborts it if the caller disconnects.
 
         Raises:
             PayloadError: the engine refuses the prompt.
@@ -172,7 +172,7 @@ class GeneratorControl(generator_pb2_grpc.GeneratorControlServicer):
         return generator_pb2.DrainResponse()
 
     async def Generate(self, request: generator_pb2.GenerateRequest, _context: Any) -> generator_pb2.GenerateResponse:
-        """One response to one prompt, with its log-probs and versions."""
+        """Generates one response to one prompt, with its log-probs and versions."""
         manual = self._generator.manual
         if manual is None:
             raise UnreachableError("this generator has no weights yet", hint="is a learner running?")

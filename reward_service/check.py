@@ -47,7 +47,7 @@ _STATUS_MEANING = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One observation: `probe` names the call that led to it."""
+    """An observation: `probe` names the call that led to it."""
 
     severity: Severity
     probe: str

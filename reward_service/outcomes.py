@@ -28,7 +28,7 @@ JSON_LENGTH = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class RewardItem:
-    """One response to score, as reward functions see it.
+    """A response to score, as reward functions see it.
 
     Attributes:
         item_id: unique in its request.

@@ -117,7 +117,7 @@ class ReconnectingStream(ABC):
         self._on_failure(error)
 
     async def _run_connection(self) -> str:
-        """One connection, until it ends; returns how the server has ended it.
+        """Runs one connection until it ends; returns how the server has ended it.
 
         Raises:
             AioRpcError: the call failed.

@@ -32,7 +32,8 @@ class ReceivedGroup(NamedTuple):
 
 
 class SampleUpdate(NamedTuple):
-    """One message: leased groups; whether the data has ended (`exhausted`); leases that are no longer held (`lost`).
+    """A message of the stream: leased groups; whether the data has ended (`exhausted`); leases that are no longer held
+    (`lost`).
 
     A group that comes again comes under a newer lease: the earlier one is over.
     """

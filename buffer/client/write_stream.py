@@ -39,7 +39,7 @@ class WriteResult(NamedTuple):
 
 @dataclass(slots=True)
 class _Call:
-    """One `write` of the caller: its results by position, and how many are outstanding."""
+    """A `write` of the caller: its results by position, and how many are outstanding."""
 
     results: list[WriteResult | None]
     future: asyncio.Future[list[WriteResult]]

@@ -109,7 +109,7 @@ class ClusterConnection:
         return [*replies, *(await self.send(then) if refused is None else [refused] * len(then))]
 
     async def primaries(self) -> Sequence[RedisConnection]:
-        """All that hold keys."""
+        """All nodes that hold keys."""
         await self._refresh()
         return [self._connection(node) for node in dict.fromkeys(self._owners) if node is not None]
 

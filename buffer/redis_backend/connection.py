@@ -214,7 +214,7 @@ class RedisConnection:
         return await self.send([*first, *then])
 
     async def primaries(self) -> Sequence[RedisConnection]:
-        """All that hold keys."""
+        """All servers that hold keys."""
         return (self,)
 
     async def home(self) -> RedisAddress:

@@ -75,7 +75,7 @@ def find_redis_server() -> str:
 
 
 class EmbeddedRedis:
-    """One redis-server process.
+    """A redis-server process of this front.
 
     Args:
         folder: holds the append-only file, the log and the configuration; created if missing.

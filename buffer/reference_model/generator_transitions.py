@@ -171,7 +171,7 @@ class GeneratorTransitions(TableState):
         tokens: int = 0,
         reason: str = "",
     ) -> tuple[str, bool]:
-        """One member's outcome: (stored / duplicate / superseded / rejected, whether it sealed the group)."""
+        """Writes one member's outcome: (stored / duplicate / superseded / rejected, whether it sealed the group)."""
         group = self.groups.get(group_id)
         if group is None or not group.task.n:
             self.counts["superseded_writes"] += 1

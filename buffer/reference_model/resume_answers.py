@@ -18,7 +18,7 @@ class Outdated(Exception):  # noqa: N818  an answer, not a failure of the machin
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt: its number, the version it asked for, and what it was given."""
+    """An attempt to resume: its number, the version it asked for, and what it was given."""
 
     call: int
     k: int

@@ -39,7 +39,7 @@ class RecordedUse:
 
 @dataclass(slots=True)
 class RecoveryReport:
-    """One portion.
+    """A portion of a learner's report.
 
     Attributes:
         incarnation: of the learner.

@@ -30,7 +30,7 @@ _SCORES: Mapping[GroupState, Callable[[Group], float]] = {
 
 
 class TableMachine(LearnerTransitions):
-    """One table.
+    """The commands of one table.
 
     Args:
         name: prefix of group ids.

@@ -33,7 +33,7 @@ class Suspect(Exception):  # noqa: N818  an answer, not a failure of the machine
 
 
 class TableState:
-    """One table.
+    """The state of one table.
 
     Args:
         name: prefix of group ids.

@@ -58,7 +58,7 @@ class DrawRules:
 
 @dataclass(slots=True)
 class FrontContext:
-    """One front process.
+    """The parts of one front process.
 
     Attributes:
         store: the commands.

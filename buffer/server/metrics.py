@@ -33,7 +33,7 @@ _STATES = ("generating", "ready", "leased", "consumed")
 
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
-    """One metric.
+    """The description of a metric.
 
     Attributes:
         kind: `counter` or `gauge`.

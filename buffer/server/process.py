@@ -61,7 +61,7 @@ _LOADING_S = 300.0
 
 
 class BufferFront:
-    """One front with its Redis. `start` and `stop` are for tests and for embedding; `run` is the process.
+    """A front with its Redis. `start` and `stop` are for tests and for embedding; `run` is the process.
 
     Args:
         config: the run's configuration.

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class FrontRegistration:
-    """One front's entry among the members, in Redis.
+    """A front's entry among the members, in Redis.
 
     Args:
         front: what the front shares.

@@ -161,6 +161,6 @@ def _wait_total(waits: Mapping[bytes, bytes], kind: str, now_s: float) -> WaitTo
 
 
 def _info(text: bytes, name: str) -> int:
-    """One number of Redis' INFO; 0 where it is not there."""
+    """A number of Redis' INFO; 0 where it is missing."""
     found = re.search(rf"^{name}:(\d+)", text.decode(), re.MULTILINE)
     return int(found[1]) if found else 0

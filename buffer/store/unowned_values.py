@@ -92,7 +92,7 @@ def _parse(name: str) -> _Value | DraftRef | None:
 async def sweep_unowned_values(
     access: RedisAccess, keys: Keys, table: str, *, age_s: float, pause_s: float = _PAUSE_S
 ) -> int:
-    """One pass over a table's stored values; returns how many were removed.
+    """Passes once over a table's stored values; returns the number of removed ones.
 
     Args:
         age_s: an unowned value is removed once it has been known as one for so long.

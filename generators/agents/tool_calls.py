@@ -1,4 +1,4 @@
-"""Tool calls as the model writes them, parsed: what every parser gives."""
+"""Tool calls as the model writes them, parsed: the result of every parser."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call.
+    """A call of a tool.
 
     Attributes:
         name: of the tool.

@@ -29,7 +29,7 @@ class OverdueError(Exception):
 
 
 class _Call:
-    """One call of a plain function."""
+    """A call of a plain function."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self._function = function

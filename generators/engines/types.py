@@ -55,7 +55,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One response to be sampled.
+    """A request for one response.
 
     Attributes:
         request_id: unique among the requests in flight.
@@ -100,7 +100,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GenerationResult:
-    """One sampled response.
+    """A sampled response.
 
     Attributes:
         request_id: of the request.

@@ -99,7 +99,7 @@ class ChatCodec(Protocol):
         ...
 
     def token(self, token_id: int) -> str:
-        """One token as text, a special one by its name."""
+        """A token as text, a special one by its name."""
         ...
 
     def answer(self, ids: Sequence[int], text: str, tools: Sequence[Any]) -> ParsedAnswer:

@@ -220,7 +220,7 @@ class TextRequest(Request):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """One or more prompts, as text or as token ids."""
+        """The prompts of the request, as text or as token ids."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if all(isinstance(part, int) for part in self.prompt):

@@ -18,7 +18,7 @@ END_OF_STREAM = b"data: [DONE]\n\n"
 
 
 def event(body: dict[str, Any]) -> bytes:
-    """One server-sent event."""
+    """A server-sent event."""
     return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
 
 

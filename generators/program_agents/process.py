@@ -194,7 +194,7 @@ class CommandProgram:
                 raise AgentError(f"the agent did not end within {timeout_s:g} s") from error
 
     def close(self) -> None:
-        """Nothing is left between calls."""
+        """Does nothing: no process is left between calls."""
 
     async def _run(self, task: Mapping[str, Any], context: LaunchContext) -> Outcome:
         extra = {"OPENAI_BASE_URL": context.base_url, "OPENAI_API_KEY": context.api_key, "OPENAI_MODEL": context.model}

@@ -91,7 +91,7 @@ class _CallEnd:
 
 @dataclass(slots=True, eq=False)
 class _Episode:
-    """One member under way."""
+    """The episode of one member."""
 
     request: MemberRequest
     session: Session

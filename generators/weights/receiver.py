@@ -80,7 +80,7 @@ class ReceiverSettings:
 
     @classmethod
     def for_member(cls, config: Config, member_id: str, security: SecuritySection) -> ReceiverSettings:
-        """Those of a run's configuration, for this process."""
+        """The settings of a run's configuration, for this process."""
         weights = config.weights
         return cls(
             member_id=member_id,

@@ -21,7 +21,7 @@ _QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """One micro-batch's contribution.
+    """The metrics of one micro-batch.
 
     Attributes:
         sums: name -> 0-d sum over tokens; reported as the mean over the tokens seen.

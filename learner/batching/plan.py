@@ -34,7 +34,7 @@ _SMALLEST_SHARE = 1 / 64
 
 @dataclass(frozen=True, slots=True)
 class PlanItem:
-    """One sequence, as the planner sees it.
+    """A sequence, as the planner sees it.
 
     Attributes:
         group: equal for sequences that share a prompt; members of a group stand side by side.

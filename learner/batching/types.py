@@ -36,7 +36,7 @@ class Packing(Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainSequence:
-    """One prompt with one response, ready to train.
+    """A prompt with one response, ready to train.
 
     Attributes:
         prompt_ids: int32 [P], P >= 1. Members of a group share one array (or equal ones).

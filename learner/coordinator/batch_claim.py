@@ -186,7 +186,7 @@ class BatchClaimer:
         return True
 
     async def _claim_and_log(self, candidate: CandidateBatch) -> buffer_pb2.ClaimResponse:
-        """One claim, on disk when this returns."""
+        """Claims and logs groups once; the claim is on disk when this returns."""
         leases = [group.lease for group in candidate.groups]
         response = await self._table.client.claim(TRAIN, self._rules.incarnation, candidate.version, leases)
         if response.claimed:

@@ -296,5 +296,5 @@ class _NoCheckpoints:
         return 0.0
 
     def metrics(self) -> dict[str, float]:
-        """None."""
+        """No metrics: a replay writes no checkpoints."""
         return {}

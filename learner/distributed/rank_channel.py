@@ -30,13 +30,13 @@ class RankChannel:
         self._group = dist.new_group(backend="gloo", timeout=self._receive_within)
 
     def send(self, message: bytes) -> None:
-        """On rank 0: sends bytes to all others, and waits until they take them."""
+        """Sends bytes from rank 0 to all others, and waits until they take them."""
         self._broadcast(torch.tensor([len(message)]), self._send_within)
         if message:
             self._broadcast(torch.frombuffer(bytearray(message), dtype=torch.uint8), self._send_within)
 
     def receive(self) -> bytes:
-        """On the others: the next message."""
+        """The next message of rank 0, on another rank."""
         length = torch.zeros(1, dtype=torch.int64)
         self._broadcast(length, self._receive_within)
         data = torch.empty(int(length), dtype=torch.uint8)

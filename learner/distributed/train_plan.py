@@ -23,7 +23,7 @@ from rollmesh.mesh.trajectory.lineage import Lineage
 
 @dataclass(frozen=True, slots=True)
 class PlannedMember:
-    """One response to train.
+    """A response to train.
 
     Attributes:
         prompt: index in `TrainPlan.prompts`, which is its group's.

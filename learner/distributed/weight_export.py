@@ -49,7 +49,7 @@ class VersionSink(Protocol):
 
 
 class WeightExport:
-    """One rank's side; making it is collective.
+    """One rank's part of publications; making it is collective.
 
     Args:
         engine: of the policy.

@@ -49,5 +49,5 @@ class Layout:
 
     @property
     def leads(self) -> bool:
-        """It talks to the mesh and writes the files that processes share; true in exactly one process."""
+        """True in exactly one process: it talks to the mesh and writes the files that processes share."""
         return self.process == 0

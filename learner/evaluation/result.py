@@ -25,7 +25,7 @@ Decode = Callable[[list[int]], str]
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:
-    """One finished round.
+    """The result of a finished round.
 
     Attributes:
         policy: evaluated version.

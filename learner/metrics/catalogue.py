@@ -17,7 +17,7 @@ _PLACEHOLDER = re.compile(r"<(\w+)>|\{([\w,]*)\}")
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric, or a family of metrics.
+    """A metric, or a family of metrics.
 
     Attributes:
         name: as written, with `<...>` and `{...}` as above.

@@ -78,7 +78,7 @@ class ConsoleTracker:
             )
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: the console stays open."""
 
 
 class TensorBoardTracker:

@@ -18,7 +18,7 @@ _NAMES = frozenset({"time", "wall_s", "incarnation", "step", "tokens_per_second"
 
 @dataclass(frozen=True, slots=True)
 class MetricDifference:
-    """One metric of one version.
+    """The values of one metric at one version in two runs.
 
     Attributes:
         recorded, replayed: the values; None where one side has none.
@@ -31,7 +31,7 @@ class MetricDifference:
 
 @dataclass(frozen=True, slots=True)
 class ComparedStep:
-    """One version.
+    """The comparison of one version.
 
     Attributes:
         version: that the step made.

@@ -39,7 +39,7 @@ class UsedGroup(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepUse:
-    """One line.
+    """A line of the log: the groups of one step.
 
     Attributes:
         incarnation: learner that used the groups.

@@ -23,7 +23,7 @@ _Meta = trajectory_pb2.MemberMeta
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampledMember:
-    """One sampled response of a leased group.
+    """A sampled response of a leased group.
 
     Attributes:
         meta: its metadata, as the buffer sent it.
@@ -40,7 +40,7 @@ class SampledMember:
 
 @dataclass(frozen=True, eq=False)
 class SampledGroup:
-    """One leased group.
+    """A leased group.
 
     Its members are those that can be trained. Greedy responses, which only give a baseline, are apart.
 

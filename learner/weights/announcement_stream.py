@@ -35,7 +35,7 @@ def delta_wait_s(full_bytes: int, *, share: float, encoded_bytes_per_s: float, r
 
 
 class AnnouncementStream:
-    """One stream of announcements.
+    """The stream of announcements to one receiver.
 
     Args:
         publisher: announces.

@@ -37,7 +37,7 @@ _FORGOTTEN_AFTER = 32
 
 @dataclass(frozen=True, slots=True)
 class DeltaLink:
-    """One link: its announcement, and its bytes.
+    """A link of the chain: its announcement, and its bytes.
 
     Attributes:
         base, policy: where it begins and ends.
@@ -134,7 +134,7 @@ class DeltaChain:
             return base == self._tip.manifest.digest or any(base == link.delta.base_digest for link in self._links)
 
     def bucket(self, base: PolicyVersion, policy: PolicyVersion, index: int) -> bytes:
-        """One encoded bucket of a link.
+        """An encoded bucket of the link.
 
         Raises:
             WeightsError: the link is not kept (any more), or has no such bucket.

@@ -84,7 +84,7 @@ class VersionLayout:
             raise WeightsError("the model has no weights")
 
     def tensor(self, name: str) -> PlacedTensor:
-        """One tensor."""
+        """The place of one tensor."""
         return self._by_name[name]
 
     def part(self, holder: int) -> list[PlacedTensor]:

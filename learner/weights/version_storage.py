@@ -82,7 +82,7 @@ class VersionFile:
 
     @property
     def address(self) -> str:
-        """Where other processes of this host and user open it, and its identity: see `open_version`."""
+        """The place where other processes of this host and user open it, and its identity: see `open_version`."""
         status = os.fstat(self._descriptor)
         return f"/proc/{os.getpid()}/fd/{self._descriptor}:{status.st_dev}:{status.st_ino}"
 

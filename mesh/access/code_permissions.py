@@ -43,7 +43,7 @@ class CodeRule:
 
 @dataclass(frozen=True)
 class CodeRequest:
-    """One thing that a configuration asks for."""
+    """A piece of code or a file that a configuration asks for."""
 
     # Configuration key.
     key: str
@@ -87,7 +87,7 @@ def check_code(config: Config, rule: CodeRule) -> None:
 
 
 def requested_code(config: Config) -> list[CodeRequest]:
-    """All that a configuration asks a generator to execute, or to read of its host."""
+    """All code that a configuration asks a generator to execute, and all files to read from its host."""
     rollout, reward = config.rollout, config.reward
     agent = rollout.agent
     found = [

@@ -79,7 +79,7 @@ class Credentials:
         self._known: dict[tuple[str, str], tuple[Identity, float]] = {}
 
     def grant(self) -> RoleGrant:
-        """The one in use.
+        """The grant in use.
 
         Raises:
             UnauthenticatedError: it is over, and nothing has replaced it.

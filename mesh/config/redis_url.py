@@ -69,7 +69,7 @@ class RedisAddress:
     options: RedisOptions = RedisOptions()
 
     def at(self, host: str, port: int) -> RedisAddress:
-        """One node of the cluster, with the same login and TLS."""
+        """The address of a node of the cluster, with the same login and TLS."""
         return replace(self, hosts=((host, port),), cluster=False)
 
     def login(self) -> tuple[str, ...] | None:

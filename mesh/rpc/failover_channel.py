@@ -86,7 +86,7 @@ def open_mesh(
 
 
 class _Front:
-    """One front with its connection."""
+    """A front with its connection."""
 
     def __init__(self, address: str, channel: grpc.aio.Channel) -> None:
         self.address = address
@@ -219,7 +219,7 @@ class FailoverChannel(grpc.aio.Channel):
 
 
 class _Method:
-    """One RPC of a stub; each call goes to the next front."""
+    """An RPC of a stub; each call goes to the next front."""
 
     def __init__(self, mesh: FailoverChannel, kind: str, args: Any, kwargs: Any) -> None:
         self._mesh, self._kind, self._args, self._kwargs = mesh, kind, args, kwargs

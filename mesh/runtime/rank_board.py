@@ -49,7 +49,7 @@ class RankState:
         return cls(socket.gethostname(), os.getpid())
 
     def encode(self) -> bytes:
-        """As JSON."""
+        """The state as JSON."""
         values = dataclasses.asdict(self)
         texts = {name: text[:_TEXT_LENGTH] for name, text in values.items() if isinstance(text, str)}
         return json.dumps(values | texts, ensure_ascii=True).encode()
@@ -68,7 +68,7 @@ class RankState:
 
 
 class RankBoard(Protocol):
-    """Where states are written and read; each call is short."""
+    """The place where states are written and read; each call is short."""
 
     def write(self, rank: int, state: RankState) -> None:
         """Replaces a rank's state.

@@ -50,7 +50,7 @@ _INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One machine among those of the ranks.
+    """A machine among those of the ranks.
 
     Attributes:
         number, nodes: its own, from 0 on, and how many there are.

@@ -22,7 +22,7 @@ class ThreadPlan:
     generator: int
 
     def describe(self, ranks: int, replicas: int) -> str:
-        """One line for the start of a run."""
+        """The description of the threads, one line for the start of a run."""
         return (
             f"{self.cores} cores: learner {ranks} x {self.learner} thread(s), "
             f"generators {replicas} x {self.generator} thread(s)"

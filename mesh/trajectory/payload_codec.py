@@ -82,7 +82,7 @@ class Trajectory:
 
     @classmethod
     def empty(cls) -> Trajectory:
-        """No tokens."""
+        """Arrays without tokens."""
         return cls.sampled(np.zeros(0, np.int32), np.zeros(0, np.float32), VersionRuns(()))
 
     def __len__(self) -> int:

@@ -122,7 +122,7 @@ class VersionRuns:
 
     @property
     def versions(self) -> tuple[PolicyVersion, ...]:
-        """One per run."""
+        """The versions of the runs, one per run."""
         return tuple([version for _, version in self.runs])
 
     def __len__(self) -> int:
@@ -130,7 +130,7 @@ class VersionRuns:
         return sum([length for length, _ in self.runs])
 
     def __iter__(self) -> Iterator[PolicyVersion]:
-        """One version per token."""
+        """Iterates over the versions, one per token."""
         for length, version in self.runs:
             for _ in range(length):
                 yield version

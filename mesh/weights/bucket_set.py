@@ -48,7 +48,7 @@ class BucketSet:
 
     @classmethod
     def of_delta(cls, delta: weights_pb2.Delta) -> BucketSet:
-        """One delta."""
+        """The buckets of one delta."""
         return cls(PolicyVersion.from_proto(delta.policy), PolicyVersion.from_proto(delta.base), delta.buckets)
 
     @property
@@ -65,7 +65,7 @@ class BucketSet:
         return next((offer for offer in self.offers if offer.transport == transport), None)
 
     def part(self, data: memoryview, index: int) -> memoryview:
-        """One bucket within all of them."""
+        """The bytes of one bucket among those of all."""
         return data[self.starts[index] : self.starts[index] + self.buckets[index].nbytes]
 
     def verify(self, index: int, data: Buffer) -> None:

@@ -27,7 +27,7 @@ _LARGEST_FILE = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor of a file.
+    """A tensor of a file.
 
     Attributes:
         position: where its bytes begin in the file.

@@ -50,7 +50,7 @@ class RewardScorer(Protocol):
     async def score(
         self, items: Sequence[reward_pb2.ScoreItem], *, timeout_s: float | None = None
     ) -> list[reward_pb2.ScoreResult]:
-        """One result per item, in order.
+        """Scores items: one result per item, in order.
 
         Args:
             items: unique item_ids; a group's items are kept together where they are given together.

@@ -103,7 +103,7 @@ class Dispatcher:
             self._pump_soon()
 
     async def score(self, items: Sequence[reward_pb2.ScoreItem], *, timeout_s: float) -> list[reward_pb2.ScoreResult]:
-        """One result per item, in order.
+        """Scores items: one result per item, in order.
 
         Args:
             timeout_s: seconds without an answer of any endpoint, or since its first failure, after which an item ends.

@@ -122,7 +122,7 @@ class RewardEndpoint:
         self.outstanding -= items
 
     async def score(self, items: list[reward_pb2.ScoreItem], timeout_s: float) -> reward_pb2.ScoreResponse:
-        """One Score call.
+        """Calls Score once.
 
         Raises:
             grpc.aio.AioRpcError: as it failed.

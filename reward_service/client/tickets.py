@@ -14,7 +14,7 @@ from rollmesh.reward_service.outcomes import error_result
 
 
 class Ticket:
-    """One `score` call: its items, its results so far, its beginning (monotonic seconds)."""
+    """A `score` call: its items, its results so far, its beginning (monotonic seconds)."""
 
     def __init__(self, items: Sequence[reward_pb2.ScoreItem], began: float) -> None:
         self._began = began
@@ -25,7 +25,7 @@ class Ticket:
             self.finished.set_result(None)
 
     def results(self) -> list[reward_pb2.ScoreResult]:
-        """One per item, in order; to be read once all are resolved."""
+        """The results, one per item, in order; to be read once all are resolved."""
         return [entry.result for entry in self.entries if entry.result is not None]
 
     def count_resolved(self) -> None:
@@ -63,7 +63,7 @@ class Ticket:
 
 
 class Entry:
-    """One item that waits.
+    """A waiting item.
 
     Attributes:
         attempts: calls that answered for this item, or timed out, so far.

@@ -34,7 +34,7 @@ _INTEGER_RATIO = re.compile(r"(-?\d+)/(-?\d+)")
 
 
 def normalize(text: str) -> str:
-    """One spelling for answers that are written alike up to layout."""
+    """The common spelling of answers that differ only in layout."""
     for written, replacement in _REWRITES:
         text = text.replace(written, replacement)
     if text.count(_UNIT) == 1:

@@ -28,7 +28,7 @@ _GRACE_S = 0.1
 
 
 class CoroutinePool:
-    """One lazily started event loop for coroutine functions."""
+    """A lazily started event loop for coroutine functions."""
 
     def __init__(self) -> None:
         self._bridge: AsyncBridge | None = None

@@ -75,7 +75,7 @@ class _Request:
         self._parsed: dict[int, RewardItem | Failed] = {}
 
     def parsed(self, index: int) -> RewardItem | Failed:
-        """One item as functions see it, or the error if it cannot be read."""
+        """An item as functions see it, or the error if it cannot be read."""
         if index not in self._parsed:
             try:
                 self._parsed[index] = RewardItem.from_proto(self.items[index])
@@ -146,7 +146,7 @@ class ScoringEngine:
             await self._processes.start()
 
     async def score(self, items: Sequence[reward_pb2.ScoreItem], timeout_s: float) -> list[reward_pb2.ScoreResult]:
-        """One result per item, in order, within `timeout_s` seconds."""
+        """Scores items: one result per item, in order, within `timeout_s` seconds."""
         request = _Request(items, CallTimes.within(timeout_s, self._call_timeout_s))
         outcomes: list[Outcome | None] = [None] * len(items)
         routed: dict[tuple[_Function, ...], list[int]] = {}
@@ -187,7 +187,7 @@ class ScoringEngine:
         return [function for functions in (self._default, *self._by_data_source.values()) for function in functions]
 
     async def _apply(self, function: _Function, request: _Request, indices: Sequence[int]) -> list[Outcome]:
-        """One outcome per index."""
+        """Applies a function: one outcome per index."""
         sources = {request.items[index].data_source for index in indices}
         local_sources = {source for source in sources if function.is_local(source)}
         if len(local_sources) == len(sources):

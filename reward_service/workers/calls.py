@@ -21,7 +21,7 @@ CLOSED = Failed("closed", "the reward workers are closed", retryable=True)
 
 
 class Call:
-    """One caller that waits for several units.
+    """A call that waits for several units.
 
     Args:
         times: until when its units may be begun, and its deadline.

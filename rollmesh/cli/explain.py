@@ -16,7 +16,7 @@ from rollmesh.mesh.runtime.threads import available_cores, plan_threads, reward_
 
 
 def explain(config: Config) -> Iterator[str]:
-    """One derived value per line, with how it comes about."""
+    """Derived values, one per line, each with its derivation."""
     batch, rollout, buffer = config.learner.batch, config.rollout, config.buffer
     samples = batch.groups * rollout.n
     tokens = rollout.max_prompt_tokens + rollout.max_response_tokens

@@ -67,7 +67,7 @@ class DevicePlan:
         return self._environment(self.generators[index]) if self.generators else {}
 
     def describe(self) -> str:
-        """One line for the start of a run."""
+        """The description of the devices, one line for the start of a run."""
         if not self.visible.names:
             return "no CUDA device: everything computes on the CPU"
         users = {"learner": self.learner} | {f"generator-{n}": given for n, given in enumerate(self.generators)}

@@ -72,7 +72,7 @@ def run_locally(
 
 
 class LocalRun:
-    """One run of a mesh on this machine.
+    """A run of a mesh on this machine.
 
     Args:
         config: the run.

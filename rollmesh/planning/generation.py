@@ -17,7 +17,7 @@ _ENGINE_WORK = 3 * GIB
 
 @dataclass(frozen=True, slots=True)
 class GeneratorMemory:
-    """One generator on one device.
+    """The memory of one generator on one device.
 
     Attributes:
         parts: bytes by component.

@@ -40,7 +40,7 @@ class MeasuredRun:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One memory.
+    """A memory, as planned and as measured.
 
     Attributes:
         name: of the service and of its memory.
@@ -63,7 +63,7 @@ class ComparedRun:
     rows: tuple[Compared, ...]
 
     def lines(self) -> Iterator[str]:
-        """For a terminal."""
+        """The comparison as lines for a terminal."""
         cells = [("GiB at the peak", "planned", "measured", "planned / measured")]
         for row in self.rows:
             planned = "-" if row.planned is None else f"{row.planned / _GIB:.2f}"

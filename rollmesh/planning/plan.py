@@ -46,7 +46,7 @@ class Models(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RolePlan:
-    """One model of the learner on one rank."""
+    """The memory of one of the learner's models on one rank."""
 
     setup: RoleSetup
     phases: tuple[Phase, ...]

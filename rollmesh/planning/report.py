@@ -28,7 +28,7 @@ NOT_MODELLED = (
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """All that `rollmesh plan` says.
+    """All results of `rollmesh plan`.
 
     Attributes:
         plan: memory by role, phase and device.

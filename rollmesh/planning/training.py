@@ -62,7 +62,7 @@ class Moments:
 
 @dataclass(frozen=True, slots=True)
 class RoleSetup:
-    """One model of the learner, and how it is trained.
+    """A model of the learner, and the way in which it is trained.
 
     Attributes:
         name: of the role.

@@ -73,7 +73,7 @@ class Demand:
 
 
 def device_uses(cluster: Cluster, placement: Placement, demand: Demand) -> Iterator[MemoryUse]:
-    """One for every different use of a device."""
+    """The uses of devices, one for every different use."""
     peak, generator = demand.peak, demand.generator
     if not cluster.cuda:
         # One memory for all of a node's processes, and for what they share.

@@ -64,7 +64,7 @@ def result_grid(run: Path) -> list[list[str]]:
 
 
 def result_lines(run: Path) -> Iterator[str]:
-    """One line per evaluation.
+    """The results as lines, one per evaluation.
 
     Raises:
         DataError: the run has none.

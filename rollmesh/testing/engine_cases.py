@@ -109,7 +109,7 @@ def make_batches(engine: Engine, sequences: Sequence[TrainSequence], token_budge
 
 
 def divide(engine: Engine, sequences: Sequence[TrainSequence], token_budget: int) -> Sequence[Sequence[Sequence[int]]]:
-    """By data-parallel rank its micro-batches, as indices of the sequences."""
+    """The micro-batches of each data-parallel rank, as indices of the sequences."""
     items = [PlanItem(i // MEMBERS, len(s.prompt_ids), len(s.response_ids)) for i, s in enumerate(sequences)]
     plan = plan_batch(items, token_budget=token_budget, ranks=engine.layout.dp_size, packing=engine.packing)
     return plan.minibatches[0]
@@ -161,7 +161,7 @@ def infinite_loss(output: ModelOutput, tokens: TokenBatch, counts: GlobalCounts)
 def train(
     engine: Engine, sequences: Sequence[TrainSequence], loss: Loss = policy_loss, token_budget: int = 48
 ) -> StepResult:
-    """One optimizer step."""
+    """Takes one optimizer step."""
     batches = make_batches(engine, sequences, token_budget)
     engine.accumulate(batches, loss, engine.global_counts(batches))
     return engine.apply()
@@ -202,7 +202,7 @@ class Truth:
 
 
 def truth(folder: Path, sequences: Sequence[TrainSequence], loss: Loss = policy_loss, *, values: bool = False) -> Truth:
-    """One eager forward pass per sequence, then autograd.
+    """The results of one eager forward pass per sequence, then autograd.
 
     Args:
         folder: of the model; one with a `value_head` for values.

@@ -60,7 +60,7 @@ class LearnerReference:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One line of the outcome.
+    """A verdict: one line of the outcome.
 
     Attributes:
         member_id: the generator.

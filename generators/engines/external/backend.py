@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DecodeJob:
-    """One stretch of decoding.
+    """A continuous stretch of decoding.
 
     Attributes:
         job_id: unique among the jobs of a backend, ever.

@@ -14,7 +14,7 @@ _LONGEST = 300
 
 
 def tail(file: Path, nbytes: int) -> str:
-    """Its last bytes as text without colours; empty where there is no such file."""
+    """The log's last bytes as text without colours; empty without a log file."""
     try:
         with file.open("rb") as source:
             source.seek(max(0, file.stat().st_size - nbytes))

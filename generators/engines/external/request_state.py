@@ -187,7 +187,7 @@ class RequestState:
         return PartialResponse(self.request.request_id, self._sampled(), now - self.started)
 
     def event(self) -> TokenEvent | None:
-        """Its tokens since the last event; None without new ones."""
+        """The event with its tokens since the last one; None without new ones."""
         begin, end = self._streamed, len(self.ids)
         if begin == end:
             return None

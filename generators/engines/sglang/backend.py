@@ -1,4 +1,4 @@
-"""A server of SGLang as a backend: translates.
+"""A server of SGLang as a backend: translates jobs and commands.
 
 Seeds: a request's seed is not passed on, and draws are seeded for the server as a whole. SGLang draws with a request's
 own seed only in its deterministic mode. It has that on CUDA with some attention kernels, and not on a CPU.
@@ -57,7 +57,7 @@ _LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 class SglangBackend(Backend):
-    """One server.
+    """A backend for one SGLang server.
 
     Args:
         folder: of the model.

@@ -35,7 +35,7 @@ class LostError(EngineError):
 
 
 class HttpClient:
-    """One server; in one event loop.
+    """A client of one server, in one event loop.
 
     Args:
         address: URL of the server.

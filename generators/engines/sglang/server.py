@@ -49,7 +49,7 @@ async def _is_open(port: int) -> bool:
 
 
 class Server:
-    """One server; in one event loop.
+    """The server of one backend, in one event loop.
 
     Args:
         folder: of the model.

@@ -37,7 +37,7 @@ _PORTS = range(20_000, 32_000)
 
 
 class ServerProcess:
-    """One server; in one event loop.
+    """The processes of one server, in one event loop.
 
     Attributes:
         scratch: folder for its temporary files; removed with it.

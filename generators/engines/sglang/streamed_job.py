@@ -1,4 +1,4 @@
-"""One job on the server: the tokens that have come, those that were delivered, and what becomes of it.
+"""A job on the server: the tokens that have come, those that were delivered, and its end.
 
 After an update there are tokens of uncertain version (see `version_attribution`). A job with `REVEAL_TOKENS` of these
 has its request aborted, and continues with another one after its tokens.
@@ -33,7 +33,7 @@ class JobState(Enum):
 
 
 class StreamedJob:
-    """One job and its progress on the server.
+    """A job and its progress on the server.
 
     Args:
         job: as asked for.

@@ -34,7 +34,7 @@ _NAMES = ("EngineCore", "VLLM_DP_Coordinator")
 
 
 class EngineProcess:
-    """One vLLM, from its start to its end.
+    """A vLLM engine, from its start to its end.
 
     Args:
         arguments: see `arguments.engine_arguments`.

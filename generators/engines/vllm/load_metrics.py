@@ -61,4 +61,4 @@ class _Recorder(StatLoggerBase):
         self._metrics.record(self._engine, scheduler_stats, iteration_stats)
 
     def log_engine_initialized(self) -> None:
-        """Nothing to say."""
+        """Does nothing: only the metrics of steps are recorded."""

@@ -61,7 +61,7 @@ class EngineLog:
         os.environ["VLLM_LOGGING_CONFIG_PATH"] = str(path)
 
     def tail(self) -> str:
-        """Its end; empty without one."""
+        """The end of the log; empty without one."""
         return tail(self.file, _TAIL_BYTES)
 
     def close(self) -> None:

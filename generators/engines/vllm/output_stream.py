@@ -31,7 +31,7 @@ _FINISH: dict[FinishReason, Literal["stop", "length", "aborted"]] = {
 
 
 class JobStream:
-    """One job in the engine core.
+    """A job in the engine core.
 
     Args:
         on_chunk: gets its chunks.

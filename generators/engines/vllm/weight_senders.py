@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class WeightSender(ABC):
-    """One way of sending weights."""
+    """A way of sending weights to vLLM's workers."""
 
     @abstractmethod
     async def connect(self, engine: AsyncLLM) -> None:

@@ -27,7 +27,7 @@ REFUSED = "rollmesh refuses these weights"
 
 @dataclass
 class SharedInit(WeightTransferInitInfo):
-    """Nothing has to be agreed on."""
+    """The empty agreement of the two sides."""
 
 
 @dataclass
@@ -51,10 +51,10 @@ class SharedMemoryTransfer(WeightTransferEngine[SharedInit, SharedUpdate]):
     supports_draft_weight_update = False
 
     def init_transfer_engine(self, init_info: SharedInit) -> None:
-        """Nothing: each update says where it lies."""
+        """Does nothing: each update names its memory."""
 
     def start_weight_update(self) -> None:
-        """Nothing: the reload begins when the memory has been found in order."""
+        """Does nothing: the reload begins after the checks of the memory."""
 
     def receive_weights(self, update_info: SharedUpdate) -> None:
         """Loads a complete set.
@@ -100,7 +100,7 @@ class SharedMemoryTransfer(WeightTransferEngine[SharedInit, SharedUpdate]):
         finalize_layerwise_reload(self.model, self.model_config)
 
     def finish_weight_update(self) -> None:
-        """Nothing: the set was complete."""
+        """Does nothing: the set was complete."""
 
     def shutdown(self) -> None:
-        """Nothing is kept between updates."""
+        """Does nothing: no state is kept between updates."""

@@ -51,7 +51,7 @@ def extend_key(conversation_totals: Totals, symbols: npt.ArrayLike) -> Conversat
 
 
 def message_symbol(message: Message) -> int:
-    """One message as a part of a conversation."""
+    """The symbol of a message as a part of a conversation."""
     if message["role"] == "assistant":
         message = {**message, "content": message["content"].strip()}
     return _digest(message)

@@ -80,7 +80,7 @@ class RunningAnswer:
 
 
 class Session:
-    """One client's conversation, or several.
+    """A client's conversation, or several of them.
 
     Args:
         name: stands in the address.

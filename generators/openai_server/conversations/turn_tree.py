@@ -47,7 +47,7 @@ class PromptPosition:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
-    """One answer.
+    """A turn: one answer of the model and its prompt.
 
     Attributes:
         call, choice: numbers of the call, in the order in which calls arrived, and of the answer to it.

@@ -99,7 +99,7 @@ class Broadcast(Transport):
 
 
 class _Round:
-    """One broadcast, in a thread; `leave` may be called from another one.
+    """A broadcast, in a thread; `leave` may be called from another one.
 
     Args:
         kept: the group of the round before.

@@ -21,7 +21,7 @@ from rollmesh.mesh.weights import BucketSet
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One transfer.
+    """A transfer of one version.
 
     Attributes:
         bucket_set: the bytes.
@@ -54,7 +54,7 @@ class Received:
 
 
 class Transport(ABC):
-    """One way of receiving weights. Used in one event loop, for one transfer at a time.
+    """A way of receiving weights. Used in one event loop, for one transfer at a time.
 
     Attributes:
         alone: where it is configured, bytes that it cannot bring do not come over another one either.

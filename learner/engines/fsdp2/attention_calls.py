@@ -49,7 +49,7 @@ class Scoring:
 
 @dataclass(slots=True)
 class AttentionCall:
-    """One attention call over B segments, padded to Q queries and K keys.
+    """An attention call over B segments, padded to Q queries and K keys.
 
     Attributes:
         queries: int64 [B * Q], places of the queries.
@@ -184,7 +184,7 @@ def _buckets(lengths: NDArray[np.int64], contexts: NDArray[np.int64], waste: int
 def _call(
     segments: Segments, members: NDArray[np.int64], device: torch.device
 ) -> tuple[AttentionCall, NDArray[np.int64]]:
-    """One call, and where its real queries stand among its padded ones."""
+    """A call, and the places of its real queries among its padded ones."""
     starts, lengths = segments.starts[members], segments.lengths[members]
     prefix_starts, prefixes = segments.prefix_starts[members], segments.prefix_lengths[members]
     contexts = lengths + prefixes

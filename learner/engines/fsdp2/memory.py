@@ -68,5 +68,5 @@ class EngineMemory:
         self._gradients.forget()
 
     def _of(self, parts: Collection[str]) -> list[str]:
-        """Those that there are: a model that is not trained has no optimizer."""
+        """The existing parts among these: a model that is not trained has no optimizer."""
         return [part for part in parts if part in self._parts]

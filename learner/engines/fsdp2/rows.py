@@ -75,7 +75,7 @@ def whole_sequences(segments: Segments) -> Sequences:
 
 
 def build_rows(segments: Segments, device: torch.device) -> RowsLayout:
-    """One row for every sequence.
+    """Builds one row for every sequence.
 
     Args:
         segments: of the packed micro-batch.

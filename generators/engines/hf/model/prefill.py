@@ -38,7 +38,7 @@ class PrefixBatch:
 
 
 class Prefix(NamedTuple):
-    """One sequence of a `PrefixBatch`."""
+    """A sequence of a `PrefixBatch`."""
 
     batch: PrefixBatch
     member: int

@@ -51,7 +51,7 @@ _INTACT = "the former weights stay in service, and the next version is sent to a
 
 
 class _Group:
-    """One broadcast group with a server."""
+    """A broadcast group with one server."""
 
     def __init__(self, backend: BroadcastBackend, device: torch.device) -> None:
         self.name = f"rollmesh-{uuid.uuid4().hex}"

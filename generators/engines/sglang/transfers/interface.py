@@ -47,7 +47,7 @@ async def begin(client: HttpClient) -> None:
 
 
 class ServerTransfer(ABC):
-    """One way of transferring weights."""
+    """A way of transferring weights to a server."""
 
     @abstractmethod
     def stage(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> StagedWeights:

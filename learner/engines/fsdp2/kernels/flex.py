@@ -23,7 +23,7 @@ from rollmesh.learner.engines.fsdp2.attention_calls import Scoring
 
 @dataclass(slots=True)
 class FlexLayout:
-    """Where the tokens of a packed row begin to see.
+    """The first visible position of each token of a packed row.
 
     Attributes:
         starts: int64 [N], first place of each token's segment.

@@ -26,7 +26,7 @@ _FEW = 256
 
 @dataclass(frozen=True, slots=True)
 class RecurrentCall:
-    """One call of a layer.
+    """A call of a recurrent layer.
 
     Attributes:
         tokens: int64 [S, L], places among the N packed tokens; padding repeats place 0.
