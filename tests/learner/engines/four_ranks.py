@@ -114,6 +114,16 @@ def _moments_and_weights(engine: Any) -> tuple[Tensors, Tensors]:
     return moments, weights(engine)
 
 
+def steps_of_muon(harness: Harness, models: Path, model: str, division: dict[str, int]) -> tuple[Tensors, Tensors]:
+    """The weights before and after two steps of Muon."""
+    muon = OptimizerSection(name="muon", lr=1e-2, max_grad_norm=1e9)
+    engine = harness.make(make_spec(models / model, **division, optimizer=muon))
+    before = weights(engine)
+    for seed in (1, 2):
+        train_step(engine, seed=seed)
+    return before, weights(engine)
+
+
 def refusal(harness: Harness, models: Path, model: str, division: dict[str, int]) -> str:
     """The error of a model that cannot be divided."""
     try:

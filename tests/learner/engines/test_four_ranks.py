@@ -12,7 +12,16 @@ from benchmarks.learner.tiny_models import save_model
 from rollmesh.testing.contract import EngineContract
 from rollmesh.testing.fixtures import GetWorld
 from rollmesh.testing.worlds import EngineLayout
-from tests.learner.engines.four_ranks import CASES, DIVISIONS, OPTIMIZERS, continue_state, refusal, save_state, train
+from tests.learner.engines.four_ranks import (
+    CASES,
+    DIVISIONS,
+    OPTIMIZERS,
+    continue_state,
+    refusal,
+    save_state,
+    steps_of_muon,
+    train,
+)
 from tests.learner.engines.models import make_model
 from tests.learner.engines.test_gradients import assert_same
 
@@ -37,6 +46,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_model(folder / "experts", "qwen3_moe")
     make_model(folder / "windows", "gemma2")
     make_model(folder / "state", "lfm2")
+    uneven = {"hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 6}
+    save_model(folder / "uneven_experts", "qwen3_moe", **uneven, num_experts=3, moe_intermediate_size=12)
     save_model(folder / "uneven_heads", "qwen3", num_attention_heads=6, num_key_value_heads=3)
     return folder
 
@@ -78,6 +89,18 @@ class TestCopies(EngineContract):
             assert_same(read, moments, 0.0)
             # Muon multiplies in bfloat16.
             assert_same(found, expected, 1e-3 if kind == "muon" else 1e-5)
+
+
+@pytest.mark.parametrize("division", [{}, {"shards": 2}], ids=["shards", "copies"])
+def test_muon_takes_the_steps_of_one_process_where_shards_differ_in_rows_and_experts(
+    models: Path, engine_worlds: GetWorld, division: dict[str, int]
+) -> None:
+    """Stacks of three experts, matrices of 3, 6 and 18 rows: one of four ranks has none of some."""
+    ((before, expected),) = engine_worlds(ONE).run(steps_of_muon, models, "uneven_experts", {})
+    (_, found), *_ = engine_worlds(FOUR_RANKS).run(steps_of_muon, models, "uneven_experts", division)
+    assert_same(found, expected, 1e-3)
+    for name, tensor in expected.items():
+        assert tensor.dim() < 2 or float((tensor - before[name]).abs().max()) > 3e-3, name
 
 
 def test_models_that_cannot_be_divided_are_refused_with_the_nearest_number(
