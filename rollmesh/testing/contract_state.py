@@ -232,11 +232,11 @@ def _save_amid_a_step(harness: Harness, model: Path, folder: Path) -> None:
     engine = harness.make(make_spec(model))
     batches = make_batches(engine, make_sequences(1))
     engine.accumulate(batches, policy_loss, engine.global_counts(batches))
-    with pytest.raises(RuntimeError, match="between two steps"):
+    with pytest.raises(RuntimeError):
         engine.begin_checkpoint(folder, {})
 
 
 def _refused(harness: Harness, model: Path, folder: Path) -> None:
     engine = harness.make(make_spec(model))
-    with pytest.raises(DataError, match="cannot load checkpoint"):
+    with pytest.raises(DataError):
         engine.load_checkpoint(folder)

@@ -1,6 +1,6 @@
 """The engines' contract as a plugin of pytest: its fixtures.
 
-A package's `conftest.py` names this module in its `pytest_plugins`.
+The topmost `conftest.py` of a package's tests names this module in its `pytest_plugins`.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 A world of one process is the test's own. Layouts of as many processes share them. For larger ones a server imports
 torch and transformers once and forks their processes. They meet over loopback, and run what they are sent.
 
-Invariant: a call ends within its deadline, with every process's answer or with an error. After a hang or a crash the
-next call begins with new processes.
+Invariant: a call in several processes ends within its deadline, with every process's answer or with an error. After a
+hang or a crash the next call begins with new processes. One in the test's own process has no deadline.
 """
 
 from __future__ import annotations

@@ -131,6 +131,13 @@ def test_numbers_with_an_exponent_need_no_point(tmp_path: Path) -> None:
     assert config.run.name == "1e2x"
 
 
+def test_folders_of_another_engine_are_refused() -> None:
+    run = {"model": {"path": "m"}, "data": {"train": "t"}, "learner": {"engine": "mine"}}
+    assert load_config(run).learner.engine == "mine"
+    with pytest.raises(ConfigError, match=r"checkpoint\.hf needs learner\.engine: fsdp2, got mine"):
+        load_config(run, ["checkpoint.hf=[last]"])
+
+
 def test_roles_have_their_own_model_and_optimizer() -> None:
     config = load_config(
         MINIMAL, ["--learner.roles.critic.optimizer.lr=1e-5", "--learner.roles.reference={path: org/base}"]

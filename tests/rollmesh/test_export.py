@@ -31,7 +31,7 @@ def _without_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config_of(folder: Path, dtype: str = "bfloat16") -> Any:
-    return SimpleNamespace(model=ModelSection(path=str(folder), dtype=dtype))
+    return SimpleNamespace(model=ModelSection(path=str(folder), dtype=dtype), learner=SimpleNamespace(engine="fsdp2"))
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama", "qwen3_moe"])
@@ -84,6 +84,13 @@ def test_half_a_model_is_removed_where_a_link_leads_to(
     assert not list(tmp_path.glob("real/*"))
     export_checkpoint(config_of(run / "model"), latest_checkpoint(run), tmp_path / "out")
     assert (tmp_path / "real" / "config.json").is_file()
+
+
+def test_checkpoints_of_another_engine_are_not_read(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    config.learner.engine = "mine"
+    with pytest.raises(ConfigError, match=r"only checkpoints of fsdp2 are read .* learner\.engine is mine"):
+        export_checkpoint(config, tmp_path, tmp_path / "out")
 
 
 def test_what_cannot_be_exported_is_named(run: Path, tmp_path: Path) -> None:
