@@ -89,9 +89,9 @@ class RemoteCopies:
             )
 
     def copy_next(self, checkpoints: Path, log: Path) -> str | None:
-        """Copies the newest checkpoint that the URL lacks; then removes what is not needed there any more.
+        """Copies the newest checkpoint that the URL lacks; then removes copies that are not needed there any more.
 
-        Copies of checkpoints that the run has removed are, and so are their uploads that broke off.
+        Those are copies of checkpoints that the run has removed, and uploads that broke off.
 
         Args:
             checkpoints: their folder; one thread of one learner at a time calls this for it.
@@ -102,7 +102,7 @@ class RemoteCopies:
 
         Raises:
             RemovedMeanwhileError: the newest one was removed meanwhile.
-            CopyError: something could not be copied, or the run has no checkpoint; copies that were complete still are.
+            CopyError: something could not be copied, or the run has lost all checkpoints. Complete copies stay.
         """
         with self._named("cannot write"):
             self._require_bucket()
@@ -124,7 +124,8 @@ class RemoteCopies:
     def fetch(self, checkpoints: Path, log: Path) -> Path:
         """Brings the newest copy and its consumption log to where a run has them, and the best one.
 
-        Where this is interrupted, it can be repeated: the newest checkpoint gets its name after the log.
+        Where this is interrupted, it can be repeated: the newest checkpoint gets its name after the log, then the best
+        one does, and at last the file about it is written.
 
         Args:
             checkpoints: their folder; must not have any.
@@ -140,26 +141,33 @@ class RemoteCopies:
         with self._named("cannot read"):
             copies = self._complete()
             name = max(copies, key=_version, default=None)
-            source = f"{self._root}/{name}/{log.name}"
-            # An interrupted fetch may have left the copy's log.
-            if list_checkpoints(checkpoints) or (log.exists() and not self._is_equal(log, source)):
+            if name is None:
+                raise CopyError(f"there is no copy of a checkpoint below {self._url}")
+            source, best = f"{self._root}/{name}/{log.name}", self._best(copies)
+            wanted = [name, best.checkpoint] if best is not None and best.checkpoint != name else [name]
+            present, here = list_checkpoints(checkpoints), _digests_by_name(checkpoints)
+            interrupted = log.exists() and self._is_equal(log, source)
+            if present:
+                # All that is there is of the copies, and the best one may be missing.
+                interrupted &= best is not None and not (checkpoints / BEST_NAME).exists() and name in here
+                interrupted &= all(
+                    each.name in wanted and copies[each.name] == here.get(each.name) for _, each in present
+                )
+            if (present or log.exists()) and not interrupted:
                 raise ConfigError(
                     f"{checkpoints.parent} has a run already", hint="choose another folder: nothing is overwritten"
                 )
-            if name is None:
-                raise CopyError(f"there is no copy of a checkpoint below {self._url}")
-            newest, best = self._download(name, checkpoints), self._best(copies)
-            if not (newest / log.name).exists():
+            fetched = {each: self._download(each, checkpoints) for each in wanted if each not in here}
+            if name in fetched and not (fetched[name] / log.name).exists():
                 raise CopyError(f"{source} is missing: without it the run would train the same prompts again")
-            others = self._download(best.checkpoint, checkpoints) if best and best.checkpoint != name else None
-        (newest / log.name).replace(log)
-        folder = newest.rename(checkpoints / name)
-        if others is not None and best is not None:
-            (others / log.name).unlink(missing_ok=True)
-            others.rename(checkpoints / best.checkpoint)
+        for each, folder in fetched.items():
+            if each == name:
+                (folder / log.name).replace(log)
+            (folder / log.name).unlink(missing_ok=True)
+            folder.rename(checkpoints / each)
         if best is not None:
             restore_best(checkpoints, best)
-        return folder
+        return checkpoints / name
 
     def _require_bucket(self) -> None:
         bucket = self._root.partition("/")[0]

@@ -233,6 +233,40 @@ def test_a_fetch_that_was_interrupted_can_be_repeated(
         run.copies.fetch(checkpoints, log)
 
 
+@pytest.mark.parametrize("done", [0, 1, 2])
+def test_a_fetch_that_was_interrupted_before_the_best_one_can_be_repeated(
+    run: SavedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: int
+) -> None:
+    best = Best("i0001-v00000010", 1, 10, "reward", "max", 0.5, "measured")
+    run.save("i0001-v00000010")
+    file = BestCheckpoint(run.checkpoints, 1)
+    file.claim()
+    file.keep_candidate("i0001-v00000010")
+    assert file.record_value(best)
+    run.update()
+    run.save("i0001-v00000020")
+    run.update()
+    checkpoints, log = tmp_path / "elsewhere" / "checkpoints", tmp_path / "elsewhere" / "consumption.jsonl"
+    rename, left = Path.rename, iter(range(done))
+
+    def refuse_after_some(self: Path, target: Path) -> Path:
+        return rename(self, target) if next(left, None) is not None else _refuse()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", refuse_after_some)
+        patch.setattr("rollmesh.learner.checkpoint.remote_copies.restore_best", _refuse)
+        with pytest.raises(PermissionError):
+            run.copies.fetch(checkpoints, log)
+    assert len(list_checkpoints(checkpoints)) == done
+    assert run.copies.fetch(checkpoints, log) == checkpoints / "i0001-v00000020"
+    assert best_checkpoint(checkpoints) == best
+    assert [folder.name for _, folder in list_checkpoints(checkpoints)] == ["i0001-v00000010", "i0001-v00000020"]
+    assert log.read_text() == "up to i0001-v00000020\n"
+    assert sorted(path.name for path in checkpoints.iterdir() if path.name.startswith(".partial")) == []
+    with pytest.raises(ConfigError, match="has a run already"):
+        run.copies.fetch(checkpoints, log)
+
+
 def test_the_best_checkpoint_comes_back_with_its_value(run: SavedRun, tmp_path: Path) -> None:
     best = Best("i0001-v00000010", 1, 10, "reward", "max", 0.5, "measured")
     run.save("i0001-v00000010")
