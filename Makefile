@@ -79,7 +79,7 @@ test: lint ## Lint, types and the whole test suite, on two cores
 	@$(MAKE) --no-print-directory --jobs=3 types test-mesh test-engines
 
 test-mesh: $(READY)
-	$(BIN)/python -m pytest -n 3 --dist loadfile $(addprefix --ignore=,$(VLLM_TESTS))
+	$(BIN)/python -m pytest -n 4 --dist loadfile $(addprefix --ignore=,$(VLLM_TESTS))
 
 # Shown as a whole at its end, for the other call shows its progress meanwhile.
 test-engines: $(READY)
