@@ -36,9 +36,10 @@ from rollmesh.learner.engines.registry import create_engine
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.config.learner import OptimizerSection
+from rollmesh.mesh.runtime.memory_tuning import collect_garbage_seldom, freeze_heap
 from rollmesh.mesh.runtime.ranks import environment_of
 from rollmesh.planning.cluster import parse_devices
-from rollmesh.planning.command import find
+from rollmesh.planning.command import plan_run
 
 _TIMEOUT_S = 500
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
@@ -89,9 +90,13 @@ def main() -> None:
     if not os.environ.keys() >= MALLOC.keys():
         environment = {**os.environ, **MALLOC, "OMP_NUM_THREADS": "1"}
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
-    # Imported once, for all processes that are forked here.
+    # Imported once, for all processes that are forked here; none of them searches it for garbage.
+    usual = gc.get_threshold()
+    collect_garbage_seldom()
     for module in _IMPORTED_ONCE:
         importlib.import_module(module)
+    freeze_heap()
+    gc.set_threshold(*usual)
     cells = [measure(case) for case in (SMALL if arguments.small else CASES)]
     if arguments.json:
         write_json(arguments.json, {"machine": machine(), "cells": cells})
@@ -204,7 +209,7 @@ def _plan(case: Case, folder: Path) -> dict[str, Any]:
             },
         }
     )
-    role = find(config, parse_devices("1xCPU")).plan.roles[0]
+    role = plan_run(config, parse_devices("1xCPU")).plan.roles[0]
     phase = max((phase for phase in role.phases if phase.name != "inference"), key=lambda phase: phase.total)
     assert role.setup.micro_batches == 2, "as it is trained"
     return {"planned_bytes": phase.total, "phase": phase.name, "parameters": role.setup.shape.elements}
