@@ -63,7 +63,7 @@ class ManualRequests:
 
 
 class Probes:
-    """Compares what the engine serves with what was announced.
+    """Compares the weights that the engine serves with the announced ones.
 
     Args:
         engine: to be probed.
@@ -189,7 +189,7 @@ class GeneratorControl(generator_pb2_grpc.GeneratorControlServicer):
         )
 
     async def Probe(self, request: generator_pb2.ProbeRequest, _context: Any) -> generator_pb2.ProbeResponse:
-        """Log-probs of given tokens, and what the weights that gave them are."""
+        """Log-probs of given tokens, and the identity of the weights that gave them."""
         probes = self._generator.probes
         if probes is None:
             raise UnreachableError("this generator has no weights yet", hint="is a learner running?")

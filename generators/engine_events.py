@@ -32,7 +32,7 @@ class EngineEventBridge(EngineListener):
         on_results: Callable[[list[GenerationResult]], None],
         on_tokens: Callable[[list[TokenEvent]], None] | None = None,
     ) -> None:
-        """Names what is called with results, and with tokens of streamed requests, in the event loop's thread."""
+        """Sets the callbacks for results and for tokens of streamed requests, which run in the event loop's thread."""
         self._handle_results = on_results
         self._handle_tokens = on_tokens or self._handle_tokens
 

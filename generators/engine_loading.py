@@ -18,7 +18,7 @@ from rollmesh.mesh.runtime.devices import choose_device
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
-    """An engine and what belongs to it.
+    """An engine and the parts that belong to it.
 
     Attributes:
         engine: not started.

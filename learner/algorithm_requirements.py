@@ -9,7 +9,7 @@ from rollmesh.mesh.errors import ConfigError
 
 
 def check_needs(config: Config, needs: Needs) -> None:
-    """Checks that a run can provide what its algorithm needs.
+    """Checks that a run can provide all data that its algorithm needs.
 
     Raises:
         ConfigError: names the setting that contradicts.

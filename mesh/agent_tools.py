@@ -128,7 +128,8 @@ def agent_schemas(agent: AgentSection) -> list[Schema]:
 
 
 def _kind_of(make: Callable[[], Any], path: str) -> type:
-    """The class of what a function makes; what it made for that is closed again, unless only a coroutine could."""
+    """The class of the objects that a function makes; the one made for that is closed again, unless only a coroutine
+    could."""
     try:
         made = make()
         close = getattr(made, "close", None)

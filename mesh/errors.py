@@ -50,7 +50,7 @@ class PermissionDeniedError(ConfigError):
 
 
 class DataError(RollmeshError):
-    """A dataset or model folder that is missing or lacks what is needed."""
+    """A dataset or model folder that is missing or lacks required data."""
 
     code = "data"
     exit_code = 3

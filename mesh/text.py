@@ -11,7 +11,8 @@ WAITING_CHARACTERS = 1000
 
 
 def bounded(text: str, limit: int) -> str:
-    """The beginning of a text, in at most `limit` characters, as it can be sent: what cannot be encoded is replaced.
+    """The beginning of a text, in at most `limit` characters, as it can be sent: characters that cannot be encoded are
+    replaced.
 
     Where some is left out, the end says how many characters there were.
     """
@@ -22,7 +23,7 @@ def bounded(text: str, limit: int) -> str:
 
 
 def with_part(page: str, begin: str, end: str, part: str) -> str:
-    """A page in which `part` stands between two marks, in place of what stood there."""
+    """A page in which `part` stands between two marks, in place of the former text there."""
     head, _, rest = page.partition(begin)
     _, _, tail = rest.partition(end)
     return f"{head}{begin}\n{part}{end}{tail}"

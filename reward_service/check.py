@@ -301,7 +301,7 @@ class _Check:
         return _Probed(list(response.results), time.monotonic() - began)
 
     def _judge_outcomes(self, results: Sequence[reward_pb2.ScoreResult]) -> None:
-        """Reports what the outcomes of the sample items suggest, beyond the contract."""
+        """Reports findings from the outcomes of the sample items, beyond the contract."""
         probe = "sample items"
         errors = [result.error for result in results if result.HasField("error")]
         if errors:

@@ -182,7 +182,7 @@ def _trl_arguments(items: Sequence[RewardItem]) -> dict[str, Any]:
 
 
 def _ignore(name: str, value: Any) -> None:
-    """TRL's logging hooks: components are what this mesh logs."""
+    """Ignores TRL's logging hooks: this mesh logs components."""
     log.debug("reward function logged %s = %s", name, value)
 
 

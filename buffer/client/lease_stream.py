@@ -21,7 +21,7 @@ _REMEMBERED = 8192
 
 
 class RecentLeases:
-    """Remembers the latest leases, to recognize what is delivered twice."""
+    """Remembers the latest leases, to recognize those delivered twice."""
 
     def __init__(self) -> None:
         self._leases: OrderedDict[Lease, None] = OrderedDict()

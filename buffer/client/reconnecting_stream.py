@@ -51,7 +51,7 @@ class ReconnectingStream(ABC):
 
     @abstractmethod
     def _replay_requests(self) -> list[Any]:
-        """Requests to resend after a reconnect. Drops what they replace."""
+        """Requests to resend after a reconnect. Drops the requests that they replace."""
 
     @abstractmethod
     def _on_response(self, response: Any) -> None:

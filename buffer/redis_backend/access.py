@@ -212,7 +212,7 @@ class RedisAccess:
                 return
 
     async def check_acl(self, payload_key: str) -> None:
-        """Makes sure that our user may run what scripts and payloads need.
+        """Makes sure that our user may run all commands that scripts and payloads need.
 
         Args:
             payload_key: a payload's key that is not in use.

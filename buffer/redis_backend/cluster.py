@@ -42,7 +42,7 @@ Command = Sequence[Argument]
 
 
 def slot_of(key: Argument) -> int:
-    """The slot of a key: that of what stands between its first braces, if anything does."""
+    """The slot of a key: that of the text between its first braces, if there is any."""
     name = key if isinstance(key, bytes) else str(key).encode()
     start = name.find(b"{")
     if start >= 0:

@@ -306,7 +306,7 @@ class EmbeddedRedis:
             return await wait_until_frozen(partial(read_processes, pid), ask, Bounds.of(after_s))
 
     async def stop(self) -> None:
-        """Ends the process in order; kills it, and what it leaves, if it does not end in time."""
+        """Ends the process in order; kills it, and the processes that it leaves, if it does not end in time."""
         process = self._process
         if process is None:
             return

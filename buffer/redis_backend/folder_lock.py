@@ -51,7 +51,8 @@ async def acquire_lock(lock: BufferedWriter) -> None:
 
 
 def end_leftovers(lock: Path) -> None:
-    """Kills what servers of the folder have started and left; a server leads the session of all that it starts."""
+    """Kills processes that servers of the folder have started and left; a server leads the session of all that it
+    starts."""
     for process in _without_leader():
         with contextlib.suppress(psutil.Error):
             if any(file.path == str(lock.resolve()) for file in process.open_files()):

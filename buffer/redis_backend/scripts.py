@@ -78,7 +78,7 @@ def _definitions(code: str) -> list[_Definition]:
 
 
 def _linked(shared: Sequence[_Definition], verb: str) -> str:
-    """A script after the definitions that it needs. Lua makes all that stand there for every call."""
+    """A script after the definitions that it needs. Lua makes all of them for every call."""
     needed, parts = set(_WORD.findall(verb)), [verb]
     for definition in reversed(shared):
         if not needed.isdisjoint(definition.names):

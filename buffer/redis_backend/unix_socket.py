@@ -49,7 +49,7 @@ def place_socket(folder: Path) -> Path:
 
 
 def remove_socket(path: Path, folder: Path) -> None:
-    """Removes what a server that has ended has outside of its folder, for which the caller holds the folder's lock."""
+    """Removes the socket of an ended server outside of its folder, for which the caller holds the folder's lock."""
     if path.parent != folder.resolve():
         path.unlink(missing_ok=True)
         path.parent.rmdir()

@@ -18,7 +18,7 @@ class Outdated(Exception):  # noqa: N818  an answer, not a failure of the machin
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """An attempt to resume: its number, the version it asked for, and what it was given."""
+    """An attempt to resume: its number, the version that it asked for, and its answer."""
 
     call: int
     k: int
@@ -45,6 +45,6 @@ class ResumeAnswers:
         return last.answer
 
     def record(self, member: str, call: int, k: int, answer: ResumeAnswer) -> ResumeAnswer:
-        """Keeps what an attempt was given, and returns it."""
+        """Keeps the answer to an attempt, and returns it."""
         self._last[member] = Attempt(call, k, answer)
         return answer

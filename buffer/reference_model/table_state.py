@@ -85,7 +85,7 @@ class TableState:
 
     @property
     def demand(self) -> int:
-        """Uses that the unclaimed groups demand: what the gate counts."""
+        """Uses that the unclaimed groups demand, as the gate counts them."""
         per_group = self.rules.samples_per_insert
         return sum(
             per_group - spent(g.uses, per_group) for g in self.groups.values() if g.state is not GroupState.CONSUMED

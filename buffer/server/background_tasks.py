@@ -97,7 +97,7 @@ async def remove_ended_values(front: FrontContext) -> None:
 
 
 async def sweep_side_files(front: FrontContext) -> None:
-    """Removes side data that belongs to no live group, and what uploads left unfinished."""
+    """Removes side data that belongs to no live group, and unfinished uploads."""
     while True:
         for table in TABLES:
             try:

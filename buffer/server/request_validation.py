@@ -116,7 +116,7 @@ def check_reassertion(request: pb.ReassertRequest) -> None:
 
 
 def check_group_id(field: str, value: str) -> None:
-    """Refuses what no group is called.
+    """Refuses text that is no group's id.
 
     Raises:
         PayloadError: anything but a table's name and a number.

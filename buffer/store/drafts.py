@@ -27,7 +27,7 @@ class DraftRef(NamedTuple):
 
 
 def parse_draft_refs(text: bytes | str) -> tuple[DraftRef, ...]:
-    """Parses what the scripts note of drafts: `member:attempt:tokens:digest,...`."""
+    """Parses the scripts' notes of drafts: `member:attempt:tokens:digest,...`."""
     plain = text.decode() if isinstance(text, bytes) else text
     return tuple([_parse_ref(*part.split(":")) for part in plain.split(",")]) if plain else ()
 
@@ -53,7 +53,7 @@ class Drafts:
         return self._keys.payload(table, group_id, draft.member, f"d{draft.attempt}-{draft.tokens}-{draft.digest}")
 
     def keys_of(self, table: str, group_id: str, text: bytes | str) -> list[str]:
-        """Keys of what the scripts noted of a group's drafts."""
+        """Keys in the scripts' notes of a group's drafts."""
         return [self.key(table, group_id, draft) for draft in parse_draft_refs(text)]
 
     async def read(self, table: str, group_id: str, draft: DraftRef) -> bytes | None:

@@ -148,7 +148,7 @@ class GeneratorCommands(CommandRunner):
         return values, drafts, arguments
 
     def _deliver(self, table: str, stream: WaitingStream, sampled: Sequence[Any], before: int) -> None:
-        """Hands what a write has leased to its stream; `before` is the revision when the write began."""
+        """Hands groups that a write has leased to its stream; `before` is the revision when the write began."""
         self._update_snapshot(table, sampled[1])
         if sampled[1][0] < before:
             # Redis went back: this must not be trained on. The stream reopens, and learns what it holds.
@@ -157,7 +157,7 @@ class GeneratorCommands(CommandRunner):
             self.handoff.deliver(table, Delivery(stream, [leased_from_reply(item) for item in sampled[2]]))
 
     async def _remove(self, table: str, writes: Sequence[Write], useless: Sequence[Any]) -> None:
-        """Removes what the script names: (index of the write, name of a draft or nothing), ..."""
+        """Removes the values that the script names: (index of the write, name of a draft or nothing), ..."""
         keys = []
         for index, name in zip(useless[::2], useless[1::2], strict=True):
             w = writes[index]

@@ -92,7 +92,7 @@ def name_of(member: int, attempt: int, digest: str) -> str:
 
 
 def parse_payload_refs(text: bytes | str) -> tuple[PayloadRef, ...]:
-    """Parses what the scripts note of a group's payloads: `name[:pieces],...`."""
+    """Parses the scripts' notes of a group's payloads: `name[:pieces],...`."""
     parts = _parts(text)
     return tuple(map(PayloadRef, parts)) if _all_in_one_piece(parts) else tuple(map(_parse_ref, parts))
 
@@ -129,7 +129,7 @@ class Payloads:
         return _keys(self._keys.payloads(table, group_id), ref)
 
     def keys_of_groups(self, table: str, groups: Iterable[tuple[str, bytes | str]]) -> list[str]:
-        """Keys of all payloads of groups, given as (group id, what the scripts noted)."""
+        """Keys of all payloads of groups, given as (group id, notes of the scripts)."""
         keys: list[str] = []
         for group_id, text in groups:
             prefix, parts = self._keys.payloads(table, group_id), _parts(text)

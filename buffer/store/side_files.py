@@ -153,7 +153,8 @@ class SideFileStore:
             await asyncio.to_thread(_remove_trees, await _ended(folders, live))
 
     async def sweep(self, table: str, live: Live, age_s: float) -> int:
-        """Removes what no live group owns and has not changed for `age_s`, and unfinished files of that age.
+        """Removes files that no live group owns and that have not changed for `age_s`, and unfinished files of that
+        age.
 
         Args:
             table: the table of the files.

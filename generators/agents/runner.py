@@ -61,7 +61,7 @@ class AgentRunner:
         self._stats = dict.fromkeys(("episodes", "episodes_failed", "drafts_not_gone_on", *_COUNTED), 0.0)
 
     def connect(self, on_results: Callable[[list[GenerationResult]], None]) -> None:
-        """Names what is called with episodes that have ended, in the event loop."""
+        """Sets the callback for ended episodes, which runs in the event loop."""
         self._on_results = on_results
 
     @property

@@ -142,7 +142,7 @@ _TRACES: tuple[tuple[str, ParserName], ...] = (
 
 
 def choose_parser(name: ParserName, template: str) -> Parser:
-    """The parser of a name; `auto`: by what the chat template contains.
+    """The parser of a name; `auto`: by the marks in the chat template.
 
     Raises:
         ConfigError: the template does not say which.

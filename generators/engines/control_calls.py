@@ -37,7 +37,7 @@ class ControlledEngine(InferenceEngine):
 
     @abstractmethod
     def _wait_until_ready(self) -> None:
-        """Returns when the engine knows what its weights look like.
+        """Returns when the engine knows the names and shapes of its weights.
 
         Raises:
             EngineError: the engine is not running.
@@ -52,7 +52,7 @@ class ControlledEngine(InferenceEngine):
         """
 
     def _discard(self, staged: Any) -> None:
-        """Releases what `_stage` made, where no update takes it."""
+        """Releases the result of `_stage`, where no update takes it."""
 
     def _checked(self, requests: Sequence[GenerationRequest]) -> tuple[GenerationRequest, ...]:
         """The requests of a `submit`, all or none.

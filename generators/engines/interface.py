@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class EngineListener(Protocol):
-    """Receives what an engine produces.
+    """Receives an engine's results, events and failures.
 
     Called from the engine's own thread: the methods must be quick, must not raise, and must not wait for the engine.
     """
@@ -132,7 +132,7 @@ class InferenceEngine(ABC):
 
     @abstractmethod
     def pause(self) -> Future[None]:
-        """Stops decoding between two steps; running sequences stay as they are. Twice is as good as once.
+        """Stops decoding between two steps; running sequences stay as they are. A second call does nothing.
 
         Weights can be swapped, requests submitted, aborted and copied meanwhile; a swap does not resume.
 
@@ -216,4 +216,4 @@ class InferenceEngine(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Aborts what is left (results are delivered), then ends the thread. May be called twice."""
+        """Aborts the remaining requests (results are delivered), then ends the thread. May be called twice."""

@@ -61,12 +61,12 @@ def _with_image_tokens(
 
 
 def _own_prompt(request: GenerationRequest) -> Sequence[int]:
-    """The prompt without earlier turns: where its images stand."""
+    """The prompt without earlier turns, which has the images."""
     return request.prompt_ids[: len(request.prompt_ids) - request.earlier]
 
 
 def check_request(request: GenerationRequest, limits: RequestLimits, images: ImageProcessor | None = None) -> None:
-    """Refuses what an engine cannot serve; looks at no image, so that it is quick.
+    """Refuses requests that an engine cannot serve; reads no image, so that it is quick.
 
     Args:
         request: its prompt as it was submitted, or widened.

@@ -14,7 +14,7 @@ from rollmesh.mesh.errors import PayloadError
 
 
 class RequestsInFlight:
-    """The requests in flight of one engine. Engines add what else their threads share.
+    """The requests in flight of one engine. Engines add other state that their threads share.
 
     Attributes:
         failure: the error that ended the engine; None while it lives.

@@ -76,7 +76,7 @@ class Program(Protocol):
         ...
 
     def close(self) -> None:
-        """Ends what it keeps for its calls."""
+        """Ends the processes that it keeps for its calls."""
         ...
 
 

@@ -136,7 +136,7 @@ class ProgramRunner:
         self._stats: Counter[str] = Counter()
 
     def connect(self, on_results: Callable[[list[GenerationResult]], None]) -> None:
-        """Names what is called with results, in the event loop's thread."""
+        """Sets the callback for results, which runs in the event loop's thread."""
         self._on_results = on_results
 
     @property

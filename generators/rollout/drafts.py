@@ -45,7 +45,7 @@ class DraftWriter(Protocol):
 
 
 class UnfinishedMembers(Protocol):
-    """The part of the rollout loop that knows what is unfinished."""
+    """The part of the rollout loop that knows the unfinished members."""
 
     @property
     def busy(self) -> asyncio.Event:

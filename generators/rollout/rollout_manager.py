@@ -96,7 +96,7 @@ class RolloutManager:
         self.taken_over = 0
 
     def connect(self, handlers: RolloutHandlers) -> None:
-        """Names what happens to groups that leave."""
+        """Sets the callbacks for groups that leave."""
         self._handlers = handlers
 
     @property

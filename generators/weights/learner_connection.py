@@ -122,7 +122,7 @@ class LearnerDirectory:
             log.debug("the mesh does not say who the learner is: %s", error)
 
     async def close(self) -> None:
-        """Closes what is open."""
+        """Closes all open channels."""
         if self._current is not None:
             await self._current.close()
         await self._closing.drain()

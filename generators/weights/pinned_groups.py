@@ -49,7 +49,7 @@ class PinnedGroups:
             await asyncio.sleep(self._quiet_at - loop.time())
 
     def set_cancel_swap(self, cancel_swap: Callable[[], None]) -> None:
-        """Names what `hold_swap` calls."""
+        """Sets the function that `hold_swap` calls."""
         self._cancel_swap = cancel_swap
 
     def hold_swap(self) -> None:

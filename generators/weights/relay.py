@@ -138,7 +138,7 @@ class Relay:
         asyncio.get_running_loop().call_later(_IDLE_S, self._end_if_idle, buckets)
 
     def end(self, buckets: RelayedBuckets) -> None:
-        """Releases it: it could not be received, or is of no use any more."""
+        """Releases a version that could not be received, or is not needed any more."""
         if buckets in self._kept:
             self._kept.remove(buckets)
         buckets.drop()

@@ -37,7 +37,7 @@ class DamagedCheckpointError(DataError):
 
 
 class UnwrittenCheckpointError(DataError):
-    """A disk has refused a checkpoint; nothing is left of it."""
+    """A checkpoint that a disk has refused; none of its files is left."""
 
 
 class CheckpointStore:

@@ -42,7 +42,7 @@ class BatchSource(Protocol):
         ...
 
     async def claim(self, candidate: CandidateBatch) -> bool:
-        """Claims the candidate; False where some of it was refused, and has to be gathered again."""
+        """Claims the candidate; False if groups of it were refused, and have to be gathered again."""
         ...
 
     def discard(self, candidate: CandidateBatch, unusable: Unusable) -> None:

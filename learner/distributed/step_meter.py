@@ -64,7 +64,7 @@ class StepMeter:
             self._flops[role] += _FORWARD_AND_BACKWARD * forward
 
     def metrics(self) -> dict[str, float]:
-        """The metrics of the batch; collective. Waits until the device has done what was timed."""
+        """The metrics of the batch; collective. Waits until the device has done the timed work."""
         events, self._events = self._events, []
         for phase, begin, end in events:
             end.synchronize()

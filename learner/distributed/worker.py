@@ -59,13 +59,13 @@ class TrainResult:
 
     @property
     def policy_changed(self) -> bool:
-        """The policy has other weights than before: some step of it was not skipped."""
+        """True if the policy has other weights than before: one of its steps was not skipped."""
         return not self.stopped.get(ACTOR, True)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRules:
-    """Sizes of the training, and what is recorded of it.
+    """Sizes of the training, and the records of it.
 
     Attributes:
         epochs: passes over a batch.

@@ -209,7 +209,7 @@ class RankWatch:
 
 
 def is_collective_failure(error: BaseException) -> bool:
-    """True for an error that says no more than that some rank did not take part."""
+    """True for an error that reports only a rank that did not take part."""
     return isinstance(error, RuntimeError) and bool(_COLLECTIVE.search(f"{type(error).__name__} {error}"))
 
 

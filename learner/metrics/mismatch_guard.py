@@ -69,7 +69,7 @@ class MismatchGuard:
         return f"{_text(version, seen)}, which is over {_exceeded(seen, bounds, 'warn', 'warn_kl')}; {_LOOK_AT}"
 
     def _count(self, found: Mismatch) -> None:
-        """Says once that there is nothing to compare."""
+        """Warns once that no token can be compared."""
         if found.tokens or self._without < 0:
             self._without = -1
             return

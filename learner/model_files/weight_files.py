@@ -77,7 +77,7 @@ class WeightFiles:
             raise
 
     def close(self) -> None:
-        """Closes the files; what was read stays."""
+        """Closes the files; tensors that were read stay."""
         self._open.close()
 
     def read(self, name: str, part: Part) -> Tensor:

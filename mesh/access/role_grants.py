@@ -126,7 +126,7 @@ def is_grant(text: str) -> bool:
 
 
 def read_grant_file(text: str) -> tuple[Ed25519PublicKey, RoleGrantWithKey]:
-    """The mesh and the grant of what `MeshKey.grant_file` has written.
+    """The mesh and the grant in a file of `MeshKey.grant_file`.
 
     Raises:
         UnauthenticatedError: it is damaged.

@@ -49,7 +49,7 @@ class AsyncBridge:
         *,
         wait: Callable[[concurrent.futures.Future[Any], float], bool] = _is_done_within,
     ) -> T:
-        """Waits for the result of what `submit` has started.
+        """Waits for the result of a coroutine that `submit` has started.
 
         Args:
             submitted: as `submit` gave it.
@@ -67,7 +67,7 @@ class AsyncBridge:
         return submitted.result()
 
     def close(self) -> None:
-        """Cancels what still runs and ends the thread."""
+        """Cancels running coroutines and ends the thread."""
 
         async def cancel_all() -> None:
             tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]

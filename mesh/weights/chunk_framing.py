@@ -60,7 +60,7 @@ def parse(message: bytes) -> tuple[int, memoryview]:
 
 
 def _read_varint(message: bytes, at: int) -> tuple[int, int]:
-    """The value and where what follows begins.
+    """The value and the place after it.
 
     Raises:
         IndexError: it does not end.

@@ -21,7 +21,7 @@ def digest_of(data: Buffer) -> str:
 
 
 def manifest_digest(tensors: Iterable[weights_pb2.TensorEntry]) -> str:
-    """xxh3-128 over names, dtypes, shapes, ties and digests in order: names what the weights are, not where they lie.
+    """xxh3-128 over names, dtypes, shapes, ties and digests in order: identifies the weights, not their places.
 
     Two versions with equal weights have equal digests, whatever run, bucket size or transport they belong to.
     """

@@ -71,7 +71,7 @@ class RewardScorer(Protocol):
         ...
 
     async def close(self) -> None:
-        """Ends what is in flight."""
+        """Ends all calls in flight."""
         ...
 
 

@@ -77,7 +77,7 @@ def reads_mathematics(name: str) -> bool:
 
 
 def prepare(name: str) -> None:
-    """Loads and tries what a scorer imports when it is first called: no call of it is to be charged for that.
+    """Loads and tries the imports of a scorer's first call, so that no call is charged for that.
 
     Raises:
         RewardError: it grades otherwise here than where it was tested.

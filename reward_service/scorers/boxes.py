@@ -6,7 +6,7 @@ _BOX = r"\boxed"
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last `\boxed{...}`, or what follows a last `\boxed ` up to a `$`; None without one.
+    r"""The content of the last `\boxed{...}`, or the text after a last `\boxed ` up to a `$`; None without one.
 
     The innermost of nested boxes counts; one that is not closed does not count.
     """

@@ -34,7 +34,7 @@ _HINT = "install what rollmesh requires: pip install --force-reinstall 'math-ver
 
 
 def versions() -> dict[str, str]:
-    """Installed versions by package; `absent` for what is not there."""
+    """Installed versions by package; `absent` for a missing one."""
     return {name: _version(name) for name in ("rollmesh", *_PINNED)}
 
 

@@ -83,7 +83,7 @@ class CoroutinePool:
         return list(answers)
 
     def close(self) -> None:
-        """Cancels what runs and ends the loop."""
+        """Cancels running calls and ends the loop."""
         if self._bridge is not None:
             self._bridge.close()
             self._bridge = None

@@ -35,7 +35,7 @@ def pack_answer(outcomes: Sequence[Outcome]) -> bytes:
 
 
 def unpack_answer(packed: bytes) -> list[Outcome]:
-    """Reads what `pack_answer` has packed.
+    """Reads an answer that `pack_answer` has packed.
 
     Raises:
         ValueError, TypeError: a function has written this to its owner, not `pack_answer`.

@@ -194,4 +194,4 @@ class Backend(ABC):
 
     @abstractmethod
     async def stop(self) -> None:
-        """Ends it with all its processes. May be called twice, after it has died, amid `start` and without one."""
+        """Ends it with all its processes. May be called twice, after its death, during `start` and without one."""

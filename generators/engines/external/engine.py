@@ -67,7 +67,7 @@ class ExternalEngine(ControlledEngine):
     @classmethod
     @abstractmethod
     def create_backend(cls, folder: Path, model: ModelInfo, settings: EngineSettings) -> Backend:
-        """A backend, not started; checks at once what can be checked cheaply.
+        """A backend, not started; makes all cheap checks at once.
 
         Args:
             folder: configuration and tokenizer files of the model; no weights.

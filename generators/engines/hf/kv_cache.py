@@ -56,7 +56,7 @@ class SlotLayer(CacheLayerMixin):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: object, **_kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes one token per active row ([rows, heads, 1, dim]) and returns what attention reads."""
+        """Writes one token per active row ([rows, heads, 1, dim]) and returns the tensors that attention reads."""
         step, keys, values = self.step, self.keys, self.values
         index = step.index[self.heads]
         _write(keys, index, key_states)

@@ -181,7 +181,7 @@ def interrupted(request: GenerationRequest, started: float) -> WaitingRequest:
 
 
 def unsampled(request: GenerationRequest, reason: FinishReason, refusal: str = "") -> GenerationResult:
-    """The result of a request for which nothing was sampled here: what it brought with it."""
+    """The result of a request without tokens sampled here: its own prefix."""
     prefix = request.prefix
     return GenerationResult(
         request_id=request.request_id,

@@ -119,7 +119,7 @@ class Server:
             self._watch.cancel()
 
     async def close(self) -> None:
-        """Ends all connections, and the server where it is ours. May be called twice, and amid `open`."""
+        """Ends all connections, and the server where it is ours. May be called twice, and during `open`."""
         self.expect_end()
         if self._client is not None:
             await self._client.close()

@@ -170,7 +170,7 @@ def model_folder(folder: Path, scratch: Path) -> Path:
 
 
 def check(section: SglangSection, *, allow_insecure: bool) -> None:
-    """Refuses settings that contradict each other, and what others could reach unless it was allowed.
+    """Refuses settings that contradict each other, and ports that others could reach unless that was allowed.
 
     Raises:
         ConfigError: names them.

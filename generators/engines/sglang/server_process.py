@@ -91,7 +91,7 @@ class ServerProcess:
         return read_process_trees([self._watchdog.pid]) if self._watchdog is not None else None
 
     def listens_at(self, port: int) -> bool:
-        """True where one of its processes listens at a TCP port; reads what each of them has open."""
+        """True where one of its processes listens at a TCP port; reads the open files of each of them."""
         assert self._watchdog is not None, "start() comes first"
         with contextlib.suppress(psutil.NoSuchProcess):
             watchdog = psutil.Process(self._watchdog.pid)

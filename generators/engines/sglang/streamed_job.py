@@ -27,7 +27,7 @@ class JobState(Enum):
     RUNNING = auto()
     # Its request is ended so that the server reports the versions of its tokens; another one follows.
     REVEALING = auto()
-    # It is to end, with what the server still has of it.
+    # It is to end, with the tokens that the server still has.
     ABORTED = auto()
     FINISHED = auto()
 
@@ -162,7 +162,7 @@ class StreamedJob:
         return True
 
     def abort(self) -> None:
-        """Lets it end with what the server still has of it."""
+        """Lets it end with the tokens that the server still has."""
         self.state = JobState.ABORTED
 
     def abandon(self) -> None:

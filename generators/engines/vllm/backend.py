@@ -58,7 +58,7 @@ _WARM_UP = "warm-up"
 
 @dataclass(slots=True)
 class _SubmittedRequest:
-    """A job that has not ended, with what it takes to submit it again."""
+    """A job that has not ended, with the data to submit it again."""
 
     job: DecodeJob
     stream: JobStream

@@ -37,7 +37,8 @@ def prepare(*, threads: int, workers: int, eager: bool) -> None:
 
 @contextmanager
 def packing(model: nn.Module) -> Iterator[None]:
-    """Around a reload, in a worker: packs what computes with packed weights and is not packed by vLLM's reload."""
+    """Around a reload, in a worker: packs layers that compute with packed weights and that vLLM's reload does not
+    pack."""
     with _packing_experts(model):
         yield
     _pack_tied(model)

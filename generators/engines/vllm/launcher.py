@@ -96,7 +96,7 @@ class EngineProcess:
         return self._tree.process_state()
 
     async def stop(self) -> None:
-        """Ends it; may be called twice, and amid the start."""
+        """Ends the engine; may be called twice, and during the start."""
         building, self._building = self._building, None
         if building is None:
             return

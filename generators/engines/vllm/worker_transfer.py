@@ -91,7 +91,7 @@ class SharedMemoryTransfer(WeightTransferEngine[SharedInit, SharedUpdate]):
         return cpu.packing(self.model)
 
     def _abandon_reload(self) -> None:
-        """Ends an incomplete reload: layers that were not complete get back what they had."""
+        """Ends an incomplete reload: layers that were not complete get their former weights back."""
         for layer in self.model.modules():
             info = get_layerwise_info(layer)
             if info.can_load():

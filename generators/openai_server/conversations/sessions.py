@@ -212,7 +212,7 @@ class Sessions:
         return session
 
     def forget(self, session: Session) -> None:
-        """Ends a session; its owner ends what runs in it."""
+        """Ends a session; its owner ends the calls that run in it."""
         session.over = True
         self._sessions.pop(session.name, None)
 

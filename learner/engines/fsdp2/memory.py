@@ -64,7 +64,7 @@ class EngineMemory:
             raise RuntimeError(f"{', '.join(away)} of the model are in host memory: call `onload` first")
 
     def forget_gradients(self) -> None:
-        """Notes that there are no gradients any more."""
+        """Records that the gradients are gone."""
         self._gradients.forget()
 
     def _of(self, parts: Collection[str]) -> list[str]:

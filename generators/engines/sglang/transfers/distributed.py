@@ -109,7 +109,7 @@ class _Group:
             raise WeightsError(f"a tensor did not get through: {_first_line(error)}") from error
 
     def leave(self) -> None:
-        """Ends what is under way, here and at the server; twice is as good as once, for any thread."""
+        """Ends the current transfer, here and at the server; any thread, and a second call does nothing."""
         done, self._left = self._left, True
         if self._group is not None and not done:
             self._group.abort()

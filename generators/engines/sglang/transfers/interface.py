@@ -29,7 +29,7 @@ class StagedWeights(ABC):
 
     @abstractmethod
     def discard(self) -> None:
-        """Gives its memory back; any thread, twice is as good as once."""
+        """Gives its memory back; any thread, and a second call does nothing."""
 
 
 async def begin(client: HttpClient) -> None:

@@ -45,7 +45,7 @@ class CompactAdamW(Optimizer):
 
     @abstractmethod
     def _write(self, kept: dict[str, Tensor], first: Tensor, second: Tensor, generator: torch.Generator) -> None:
-        """Stores moments of some rows, and may overwrite what it is given."""
+        """Stores moments of some rows, and may overwrite its arguments."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # gives no loss

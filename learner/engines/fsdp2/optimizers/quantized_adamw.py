@@ -79,7 +79,7 @@ def quantize(values: Tensor, generator: torch.Generator, *, signed: bool) -> tup
 
 
 def dequantize(codes: Tensor, scales: Tensor, *, signed: bool) -> Tensor:
-    """The values, float32 [rows, width], of what `quantize` gives."""
+    """The values, float32 [rows, width], of a result of `quantize`."""
     rows, width = codes.shape
     parts = _table(signed, codes.device).index_select(0, codes.flatten().int()).view(rows, width)
     return (_blocks(parts) * scales[..., None]).flatten(1)[:, :width].contiguous()
