@@ -124,8 +124,8 @@ class RemoteCopies:
     def fetch(self, checkpoints: Path, log: Path) -> Path:
         """Brings the newest copy and its consumption log to where a run has them, and the best one.
 
-        Where this is interrupted, it can be repeated: the newest checkpoint gets its name after the log, then the best
-        one does, and at last the file about it is written.
+        After an interruption it can be repeated. The newest checkpoint gets its name after the log, then the best one
+        does, and the file about the best one comes last.
 
         Args:
             checkpoints: their folder; must not have any.

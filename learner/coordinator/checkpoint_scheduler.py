@@ -6,9 +6,9 @@ commits the checkpoint, at which time the training may be versions further.
 Invariants: a checkpoint is committed to the buffer only when it is whole on disk. None is removed before a newer one
 was committed, so that the one the buffer names exists at every moment. A checkpoint that could not be committed is
 found on disk by the successor. An evaluated version gets its checkpoint before the next step, for it may turn out to be
-the best one; but not where a role of it could not be trained, or none was. One checkpoint is written at a time. Those
-of evaluated versions and of `every_steps` wait for the one before, and the training with them. Those that are due by
-time or on request are begun after it.
+the best one. It gets none where one of its roles could not be trained, or no role was. One checkpoint is written at a
+time. Those of evaluated versions and of `every_steps` wait for the one before, and the training with them. Those that
+are due by time or on request are begun after it.
 """
 
 from __future__ import annotations
