@@ -34,6 +34,7 @@ from rollmesh.learner.distributed.trajectories import FetchedTrajectories, Inlin
 from rollmesh.learner.distributed.weight_export import WeightExport
 from rollmesh.learner.engines.interface import ACTOR
 from rollmesh.learner.liveness.rank_watch import log_lost
+from rollmesh.learner.liveness.start_notice import note_every_minute
 from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.learner.recovery.run_identity import RunRecord
 from rollmesh.learner.status import LearnerStatus
@@ -72,8 +73,8 @@ def run(
         allow_changes: continue a run of another model or of other data (see `learner.recovery.run_identity`).
         start_from: checkpoint of this run to continue from, which undoes the steps since; None: the last one.
         port: to bind on rank 0, from which generators fetch the weights; 0 picks a free one.
-        ready_file: written by rank 0 when the learner answers; rank r writes `NAME-r` next to it when it answers the
-            health check.
+        ready_file: written by rank 0 when the learner answers. Each rank r writes `NAME-r` next to it when it answers
+            the health check, before it loads models.
 
     Returns:
         The process exit code.
@@ -134,10 +135,10 @@ def _run(
     with ExitStack() as closers:
         bridge = AsyncBridge()
         closers.callback(bridge.close)
-        if rank > 0 and ready_file is not None:
+        if ready_file is not None:
             _answer_health(config, bridge, closers, ready_file.with_stem(f"{ready_file.stem}-{rank}"))
         watch = closers.enter_context(open_watch(config))
-        with watch.phase("load models"):
+        with watch.phase("load models"), note_every_minute("loads and checks models"):
             engines = build_engines(config, algorithm)
             alone = engines[ACTOR].layout.processes == 1
             channel = None if alone else RankChannel(config.learner.distributed)
@@ -149,7 +150,7 @@ def _run(
         worker = build_worker(config, engines, algorithm, payloads, config.run.folder / CHECKPOINTS_NAME)
         with watch.phase("check the folder of checkpoints"):
             worker.check_folder()
-        with watch.phase("lay the weights out"):
+        with watch.phase("lay the weights out"), note_every_minute("lays the weights out"):
             background = None if alone else RankChannel(config.learner.distributed)
             export = WeightExport(engines[ACTOR], background, config.weights.bucket_bytes)
         freeze_heap()

@@ -148,8 +148,8 @@ def read_mesh(folder: Path) -> str:
     if address:
         raise DataError(
             f"run {folder} is not in progress: its launcher was killed, and its services have ended with it",
-            hint="the same `rollmesh run`, without --fresh and --from-checkpoint, continues it; its last messages are in "
-            "logs/launcher.log",
+            hint="the same `rollmesh run`, without --fresh and --from-checkpoint, continues it; its log, "
+            "logs/launcher.log, has its last messages",
         )
     raise DataError(
         f"run {folder} is not in progress according to its folder",

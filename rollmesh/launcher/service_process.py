@@ -25,6 +25,7 @@ import psutil
 from rollmesh.launcher.errors import FrozenServiceError, ServiceExitError
 from rollmesh.launcher.final_work import DrainClock, FinalWork
 from rollmesh.launcher.health import HealthProbe
+from rollmesh.launcher.loading import REPORT_EVERY_S, Loading, loading_bounds, report_loading
 from rollmesh.launcher.logs import explain_exit, tail
 from rollmesh.mesh.config.network import SecuritySection
 from rollmesh.mesh.errors import UnreachableError
@@ -55,13 +56,14 @@ class ServiceSpec:
         name: unique in the run; names log and ready file.
         command: builds the argument list, given whether this is a restart.
         environment: added to the launcher's own.
-        start_deadline_s: seconds within which it must be healthy.
+        start_deadline_s: seconds within which it must be healthy; with `loading`, answer the health check.
         drain_s: seconds it gets to end in order after SIGTERM.
         final_work: it gets more for that; None: no more.
         completes_run: a clean exit of this service ends the run (the learner).
         parts: names of further processes of this service that answer the health check and write ready files of their
             own (further ranks of the learner).
         loaded: becomes the first process of the service; None: that one is started like its successors.
+        loading: it answers before it loads, and may load for longer; None: it is ready with its first answer.
     """
 
     name: str
@@ -73,6 +75,12 @@ class ServiceSpec:
     completes_run: bool = False
     parts: tuple[str, ...] = ()
     loaded: LoadedProcess | None = None
+    loading: Loading | None = None
+
+    @property
+    def answering(self) -> tuple[str, ...]:
+        """Names of the ready files that its processes write with their first answer."""
+        return (self.name if self.loading is None else self.loading.name, *self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +116,7 @@ class ServiceProcess:
         log_path = log_file(folder, spec.name)
         for path in (log_path, ready_file(folder, spec.name)):
             path.parent.mkdir(parents=True, exist_ok=True)
-        for name in (spec.name, *spec.parts):
+        for name in {spec.name, *spec.answering}:
             ready_file(folder, name).unlink(missing_ok=True)
         command = spec.command(restart)
         with log_path.open("ab") as log:
@@ -125,27 +133,66 @@ class ServiceProcess:
     def running(self) -> bool:
         return self._process.status is None
 
-    async def wait_ready(self, security: SecuritySection) -> str:
+    async def wait_ready(
+        self,
+        security: SecuritySection,
+        frozen_after_s: float = 0.0,
+        report: Callable[[str], None] = lambda _text: None,
+        *,
+        report_every_s: float = REPORT_EVERY_S,
+    ) -> str:
         """Waits for the ready files and for gRPC health; returns the service's address.
 
+        Args:
+            security: how to reach it.
+            frozen_after_s: see `resources.frozen_after_s`.
+            report: called every minute while it loads.
+            report_every_s: other than a minute.
+
         Raises:
-            ServiceExitError: the process ended first.
+            ServiceExitError: the process ended first, or was frozen while it loaded.
             UnreachableError: not healthy within the deadline.
         """
-        deadline = asyncio.get_running_loop().time() + self.spec.start_deadline_s
-        while not all(ready_file(self._folder, name).exists() for name in (self.spec.name, *self.spec.parts)):
+        spec, now = self.spec, asyncio.get_running_loop().time
+        deadline = now() + spec.start_deadline_s
+        await self._until_written(spec.answering, spec.start_deadline_s, "see {log}")
+        if spec.loading is not None:
+            reporting = report_loading(spec.name, spec.loading.most_s, report, report_every_s)
+            await self._until_loaded(spec.loading, security, frozen_after_s, asyncio.create_task(reporting))
+            deadline = now() + spec.start_deadline_s
+        address = self._ready(spec.name).address
+        await self._until_serving(address, security, deadline - now())
+        self.address = address
+        return address
+
+    async def _until_written(self, names: Sequence[str], within_s: float, hint: str) -> None:
+        deadline = asyncio.get_running_loop().time() + within_s
+        while not all(ready_file(self._folder, name).exists() for name in names):
             if not self.running:
                 raise self.failure()
             if asyncio.get_running_loop().time() > deadline:
+                log = log_file(self._folder, self.spec.name)
                 raise UnreachableError(
-                    f"{self.spec.name} was not ready within {self.spec.start_deadline_s:.0f} s",
-                    hint=f"see {log_file(self._folder, self.spec.name)}",
+                    f"{self.spec.name} was not ready within {within_s:.0f} s", hint=hint.format(log=log)
                 )
             await asyncio.sleep(_READY_POLL_S)
-        address = self._ready(self.spec.name).address
-        await self._until_serving(address, security, deadline - asyncio.get_running_loop().time())
-        self.address = address
-        return address
+
+    async def _until_loaded(
+        self, loading: Loading, security: SecuritySection, frozen_after_s: float, reporting: asyncio.Task[None]
+    ) -> None:
+        bounds = loading_bounds(frozen_after_s, leaving_s=max(self.spec.drain_s, frozen_after_s))
+        hint = "where models take longer to load, raise buffer.stall_limit_s; see {log}"
+        written = asyncio.create_task(self._until_written((self.spec.name,), loading.most_s, hint))
+        watching = asyncio.create_task(self._first_frozen(self.spec.answering, security, bounds))
+        try:
+            await asyncio.wait({written, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if not written.done():
+                raise watching.result()
+            written.result()
+        finally:
+            for task in (written, watching, reporting):
+                task.cancel()
+            await asyncio.gather(written, watching, reporting, return_exceptions=True)
 
     async def _until_serving(self, address: str, security: SecuritySection, within_s: float) -> None:
         """Waits for the first answer to the health check, or for the end of the process, which gives a better error."""
@@ -175,10 +222,12 @@ class ServiceProcess:
             frozen_after_s: see `resources.frozen_after_s`.
         """
         bounds = Bounds.of(frozen_after_s, leaving_s=max(self.spec.drain_s, frozen_after_s))
-        watches = [
-            asyncio.create_task(self._watch(name, security, bounds), name=f"watch {name}")
-            for name in (self.spec.name, *self.spec.parts)
-        ]
+        return await self._first_frozen((self.spec.name, *self.spec.parts), security, bounds)
+
+    async def _first_frozen(
+        self, names: Sequence[str], security: SecuritySection, bounds: Bounds
+    ) -> FrozenServiceError:
+        watches = [asyncio.create_task(self._watch(name, security, bounds), name=f"watch {name}") for name in names]
         try:
             done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
             name, verdict = done.pop().result()

@@ -9,6 +9,7 @@ from rollmesh.launcher.devices import DevicePlan
 from rollmesh.launcher.final_work import FinalWork, learner_work
 from rollmesh.launcher.folder import takeover_stamp
 from rollmesh.launcher.interpreters import Interpreter, command_of, environment_of
+from rollmesh.launcher.loading import Loading
 from rollmesh.launcher.preparation import Preparation
 from rollmesh.launcher.service_process import ServiceSpec, ready_file
 from rollmesh.learner.checkpoint.deadlines import LAST_S
@@ -21,7 +22,7 @@ REWARD = "reward"
 LEARNER = "learner"
 _FRONT = "buffer-"
 _GENERATOR = "generator-"
-# Torch, the model and the first weights have to be loaded on a machine where everything starts at once.
+# Torch has to be loaded on a machine where everything starts at once; models come after the first answer.
 _TORCH_START_S = 300.0
 # Beyond its step, its checkpoint and the like, for which it is waited in addition.
 _LEARNER_DRAIN_S = 120.0
@@ -210,6 +211,7 @@ class ServiceCatalogue:
             completes_run=True,
             parts=tuple(f"{LEARNER}-{rank}" for rank in range(1, self._config.learner.ranks)),
             loaded=self._prepared.learner,
+            loading=Loading.of_learner(f"{LEARNER}-0", self._config.buffer.stall_limit_s),
         )
 
     def _from_checkpoint(self) -> tuple[str, ...]:

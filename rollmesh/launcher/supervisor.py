@@ -219,7 +219,7 @@ class Supervisor:
         if self._over.is_set():
             return None
         try:
-            service.address = await process.wait_ready(self._security)
+            service.address = await process.wait_ready(self._security, self._frozen_after_s, self._observer.event)
             self._observer.event(f"{spec.name} {'is back' if restart else 'is up'} at {service.address}")
             service.healthy.set()
             frozen = await self._until_end(process)

@@ -2,7 +2,8 @@
 
 `python fake_service.py READY_FILE [--exit STATUS] [--log LINE] [--die-after-ready STATUS] [--die-unasked STATUS]
                        [--die-asked STATUS] [--asked STATUS] [--complete-on FILE] [--child PIDFILE] [--own-session]
-                       [--ignore-term] [--drained FILE NAME] [--spin THREADS] [--writes FILE]`
+                       [--ignore-term] [--drained FILE NAME] [--spin THREADS] [--writes FILE]
+                       [--answers-first READY_FILE --loads FILE]`
 
 SIGUSR1: holds its interpreter and computes. SIGUSR2: holds its interpreter and sleeps.
 """
@@ -80,6 +81,8 @@ def main() -> int:
     parser.add_argument("--asked", type=int, default=0, help="end with this status after SIGTERM")
     parser.add_argument("--drained", type=Path, help="append the name to this file on SIGTERM")
     parser.add_argument("--writes", type=Path, help="write a checkpoint until this file is there, whoever asks")
+    parser.add_argument("--answers-first", type=Path, help="the ready file of the time before it has loaded")
+    parser.add_argument("--loads", type=Path, help="with it: is ready once this file is there")
     parser.add_argument("--name", default="fake")
     options = parser.parse_args()
 
@@ -118,9 +121,12 @@ def main() -> int:
     port = server.add_insecure_port("127.0.0.1:0")
     if options.die_unasked is None:
         server.start()
-    scratch = options.ready.with_suffix(".tmp")
-    scratch.write_text(json.dumps({"address": f"127.0.0.1:{port}", "pid": os.getpid()}))
-    scratch.replace(options.ready)
+    for ready in filter(None, (options.answers_first, options.ready)):
+        while ready == options.ready and options.loads and not options.loads.exists():
+            time.sleep(0.05)
+        scratch = ready.with_suffix(".tmp")
+        scratch.write_text(json.dumps({"address": f"127.0.0.1:{port}", "pid": os.getpid()}))
+        scratch.replace(ready)
     if options.die_unasked is not None:
         return options.die_unasked
     for _ in range(options.spin):
