@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 
 from rollmesh.generators.engines import create_engine
 from rollmesh.generators.engines.interface import EngineListener, InferenceEngine
 from rollmesh.generators.engines.sglang.server_args import KEY_FILE
-from rollmesh.generators.engines.types import EngineSettings, KvPolicy
+from rollmesh.generators.engines.types import EngineSettings, GenerationRequest, KvPolicy, PartialResponse
 from rollmesh.mesh.config.rollout import SglangSection
+from rollmesh.mesh.private_files import read_secret
 from tests import engines_here
 from tests.generators.engines.harness import ModelHarness
 from tests.generators.engines.tiny import ContractModel
@@ -23,8 +26,10 @@ from tests.repository import REPOSITORY
 from tests.secrets_here import write_secret
 
 START_S = 300.0
-# A pause takes several hops: on a busy machine a response has to be long to be running still.
+# A pause takes several hops: a response has to be long to be running still, and its tokens to come slowly.
 CONTEXT = 448
+_SLOW_STEP_S = 0.04
+_CALL_S = 60.0
 _SHARED = "/dev/shm/"  # where the kernel has it
 
 
@@ -133,6 +138,28 @@ class SglangHarness(ModelHarness):
         )
         self._settings = EngineSettings(slots=self.slots, kv=kv, device=device, sglang=section)
         super().__init__(model)
+
+    def freeze(
+        self, requests: Sequence[GenerationRequest], *, tokens: int = 3, known: int = 1
+    ) -> dict[str, PartialResponse]:
+        """See `EngineHarness.freeze`. The server sleeps before each step until it stands still.
+
+        A response would be over before the pause arrives where the server computes and this process waits for its turn.
+        """
+        self._sleep_before_each_step(_SLOW_STEP_S)
+        try:
+            return super().freeze(requests, tokens=tokens, known=known)
+        finally:
+            self._sleep_before_each_step(0.0)
+
+    def _sleep_before_each_step(self, seconds: float) -> None:
+        section = self._settings.sglang
+        assert section.key_file is not None
+        headers = {"Authorization": f"Bearer {read_secret(section.key_file, 'key')}"}
+        answer = httpx.post(
+            f"{section.address}/slow_down", json={"forward_sleep_time": seconds}, headers=headers, timeout=_CALL_S
+        )
+        answer.raise_for_status()
 
     def fail_at(self, token: int) -> None:
         streams: Any = self.engine._backend._requests  # type: ignore[attr-defined] # of a driven engine
