@@ -28,7 +28,7 @@ _DOORS = {
     *("generator-0 metrics", "generator-0 endpoint"),
 }
 
-_STEPS = 12
+_STEPS = 8
 
 
 @pytest.mark.slow
@@ -106,7 +106,7 @@ def test_a_run_writes_what_it_promises(
     assert exported.returncode == 0, exported.stderr
     assert (run.folder / "hf" / "model.safetensors").stat().st_mode & 0o777 == 0o644, "a model is for others"
 
-    # It continues where a program asks more of it. There are more fronts, two ranks, two generators at zero staleness,
+    # It continues where a program asks more of it. There are two fronts, ranks and generators, at zero staleness,
     # and rewards that are computed here.
     threads: set[str] = set()
     listening: list[Listener] = []
@@ -120,7 +120,7 @@ def test_a_run_writes_what_it_promises(
         return float(len(solution_str) % 2)
 
     changes = [
-        *(f"learner.steps={_STEPS + 6}", "learner.ranks=2", "buffer.fronts=3", "buffer.max_staleness=0"),
+        *(f"learner.steps={_STEPS + 3}", "learner.ranks=2", "buffer.fronts=2", "buffer.max_staleness=0"),
         *("rollout.replicas=2", "eval.stop_at=null", "logging.wandb=false"),
         *(f"security.{name}=null" for name in ("token_file", "endpoint_key_file", "metrics_key_file")),
     ]
@@ -129,17 +129,17 @@ def test_a_run_writes_what_it_promises(
     assert threads
     # The former launch has told of the reward service.
     doors = {name: url for name, url in run.doors().items() if name != "reward metrics"}
-    further = {"buffer-1 metrics", "buffer-2 metrics", "generator-1 metrics", "generator-1 endpoint"}
+    further = {"buffer-1 metrics", "generator-1 metrics", "generator-1 endpoint"}
     assert doors.keys() == _DOORS | further
     assert_on_loopback(listening, with_ports=ports(doors))
     assert exposed == []
     own = {(run.folder / name).read_text().strip(): name for name in ("token", "endpoint.key", "metrics.key")}
     assert sorted(files_with(own, run.folder)) == sorted(own.values())
-    assert (longer.steps, longer.ended, longer.restarts) == (_STEPS + 6, "finished", {})
+    assert (longer.steps, longer.ended, longer.restarts) == (_STEPS + 3, "finished", {})
     # No reward service was started: the function was called here.
-    assert longer.peak_memory_mb.keys() == {"buffer", "buffer-1", "buffer-2", "generator-0", "generator-1", "learner"}
+    assert longer.peak_memory_mb.keys() == {"buffer", "buffer-1", "generator-0", "generator-1", "learner"}
     assert longer.held_out_last is not None
     steps = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     later = [row for row in steps if row["step"] > _STEPS and "critic/score/mean" in row]
-    assert [row["step"] for row in later] == list(range(_STEPS + 1, _STEPS + 7))
+    assert [row["step"] for row in later] == list(range(_STEPS + 1, _STEPS + 4))
     assert all(row["staleness/max"] == 0 for row in later)
