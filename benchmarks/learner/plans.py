@@ -18,7 +18,7 @@ from rollmesh.learner.algorithms.docs_reference import fill, markdown_table
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.config.models import Config
 from rollmesh.planning.cluster import GIB, parse_devices
-from rollmesh.planning.command import find
+from rollmesh.planning.command import plan_run
 from rollmesh.planning.proposal import Proposal
 from rollmesh.planning.report import Findings
 from rollmesh.planning.settings import flags
@@ -61,7 +61,7 @@ class Row:
 def row(model: str, devices: int) -> Row:
     """Plans a model on so many H100-80G."""
     nodes = SIZES[devices]
-    found = find(_config(model, devices, nodes), parse_devices(f"{devices // nodes}xH100-80G", nodes))
+    found = plan_run(_config(model, devices, nodes), parse_devices(f"{devices // nodes}xH100-80G", nodes))
     plan = found.plan
     return Row(
         f"{plan.learner_peak / GIB:.1f}",

@@ -66,7 +66,7 @@ class _Unit:
 
 
 @dataclass(frozen=True, slots=True)
-class _Units:
+class _UnitBuilder:
     """Makes units of a batch's members.
 
     Attributes:
@@ -145,22 +145,22 @@ def plan_batch(
     costs = zip(
         *(part.tolist() for part in (cost(prompts, none, none), cost(responses, prompts, none), again)), strict=True
     )
-    make = _Units(items, token_budget, repeated, list(costs))
+    builder = _UnitBuilder(items, token_budget, repeated, list(costs))
     steps = []
     for m in range(count):
         share = groups[m * len(groups) // count : (m + 1) * len(groups) // count]
         if packing is Packing.ROWS:
-            by_rank = _shared_out([make.unit([index]) for group in share for index in group], ranks)
+            by_rank = _shared_out([builder.unit([index]) for group in share for index in group], ranks)
         else:
-            by_rank = _groups_by_rank(make, share, ranks)
+            by_rank = _groups_by_rank(builder, share, ranks)
         divide = _rows if packing is Packing.ROWS else _micro_batches
         steps.append(tuple(divide(units, token_budget) for units in by_rank))
     return BatchPlan(tuple(steps))
 
 
-def _groups_by_rank(make: _Units, groups: Sequence[Sequence[int]], ranks: int) -> list[list[_Unit]]:
+def _groups_by_rank(builder: _UnitBuilder, groups: Sequence[Sequence[int]], ranks: int) -> list[list[_Unit]]:
     """The units of every rank: whole groups, or where these do not come out even, large ones divided."""
-    units = [unit for group in groups for unit in make.of_group(group)]
+    units = [unit for group in groups for unit in builder.of_group(group)]
     division = _shared_out(units, ranks)
     mean = sum(unit.cost for unit in units) / ranks
     if _largest(division) <= _UNEVEN * mean:
@@ -169,8 +169,8 @@ def _groups_by_rank(make: _Units, groups: Sequence[Sequence[int]], ranks: int) -
     for unit in units:
         # Units that are small compared with a rank's part do not make it uneven.
         large = unit.cost > (_UNEVEN - 1.0) * mean
-        pieces += [make.unit([index]) for index in unit.indices] if large else [unit]
-    divided = [make.joined(part) for part in _shared_out(pieces, ranks)]
+        pieces += [builder.unit([index]) for index in unit.indices] if large else [unit]
+    divided = [builder.joined(part) for part in _shared_out(pieces, ranks)]
     return min(division, divided, key=_largest)
 
 

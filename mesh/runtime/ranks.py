@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 MEETING = "ROLLMESH_RANKS_MEET_IN"
 # In the environment of those that were started here.
 _STARTED_HERE = "ROLLMESH_STARTED_RANK"
-_GROUPS = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+_INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 # Seconds for the last work of a rank after another has ended: to log an error, to leave a process group.
 _TOGETHER_S = 10.0
 _CRASHED = 1
@@ -149,7 +149,7 @@ def check_ranks(security: SecuritySection) -> None:
 
 def on_loopback() -> dict[str, str]:
     """Variables by which collectives use the loopback interface; without those with which the user chooses another."""
-    return {name: _INTERFACE for name in _GROUPS if name not in os.environ}
+    return {name: _INTERFACE for name in _INTERFACE_VARIABLES if name not in os.environ}
 
 
 def choose_interface(name: str | None) -> None:
@@ -173,7 +173,7 @@ def choose_interface(name: str | None) -> None:
             else f"{socket.gethostname()} has no route to {host}",
             hint=f"set learner.distributed.interface to one of {', '.join(known)}",
         )
-    os.environ.update({group: found for group in _GROUPS if name or group not in os.environ})
+    os.environ.update({group: found for group in _INTERFACE_VARIABLES if name or group not in os.environ})
 
 
 def environment_on(node: Node, place: int, ranks: int) -> Mapping[str, str]:

@@ -56,10 +56,10 @@ def _plan(
     """
     config = read_config(config_path, context)
     from rollmesh.planning.cluster import parse_devices
-    from rollmesh.planning.command import find
+    from rollmesh.planning.command import plan_run
     from rollmesh.planning.report import lines, to_json
 
-    found = find(config, parse_devices(devices, nodes, host_memory, shm), trace=trace, run=run)
+    found = plan_run(config, parse_devices(devices, nodes, host_memory, shm), trace=trace, run=run)
     if as_json:
         typer.echo(json.dumps(to_json(found), indent=2))
     else:

@@ -17,7 +17,7 @@ from rollmesh.planning.report import Findings
 from rollmesh.planning.switches import savings
 
 
-def find(config: Config, cluster: Cluster, *, trace: bool = False, run: Path | None = None) -> Findings:
+def plan_run(config: Config, cluster: Cluster, *, trace: bool = False, run: Path | None = None) -> Findings:
     """Plans a run.
 
     Args:

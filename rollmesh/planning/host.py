@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from rollmesh.learner.engines.fsdp2.export import GATHER_BYTES
 from rollmesh.learner.weights.publish_rules import LINK_SHARE, VERSIONS_IN_FLIGHT
 from rollmesh.mesh.config.models import Config
+from rollmesh.planning.learner_memory import RoleSetup, inputs_on_host, on_host, staged
 from rollmesh.planning.placement import Placement
 from rollmesh.planning.shape import ModelShape
-from rollmesh.planning.training import RoleSetup, inputs_on_host, on_host, staged
 
 IN_SHM = "versions in shared memory"
 """The component that is in `/dev/shm`."""

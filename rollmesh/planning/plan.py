@@ -16,11 +16,9 @@ from rollmesh.mesh.config.base import DeviceName
 from rollmesh.mesh.config.learner import OptimizerSection, RoleSection
 from rollmesh.mesh.config.models import Config
 from rollmesh.planning.cluster import Cluster
-from rollmesh.planning.generation import GeneratorMemory, generator_memory
+from rollmesh.planning.generator_memory import GeneratorMemory, generator_memory
 from rollmesh.planning.host import generators_node, learner_node
-from rollmesh.planning.placement import Placement, place
-from rollmesh.planning.shape import BlockCosts, ModelShape
-from rollmesh.planning.training import (
+from rollmesh.planning.learner_memory import (
     LogitRoom,
     Moments,
     Phase,
@@ -28,7 +26,9 @@ from rollmesh.planning.training import (
     phases,
     resting,
 )
-from rollmesh.planning.uses import Demand, MemoryUse, device_uses, host_uses, problems
+from rollmesh.planning.memory_uses import Demand, MemoryUse, device_uses, host_uses, problems
+from rollmesh.planning.placement import Placement, place
+from rollmesh.planning.shape import BlockCosts, ModelShape
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _VALUE_MODEL = "value_model"

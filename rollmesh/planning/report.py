@@ -7,14 +7,14 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from rollmesh.planning.cluster import GIB
+from rollmesh.planning.learner_memory import COMPONENTS
 from rollmesh.planning.measured import ComparedRun
+from rollmesh.planning.memory_uses import MemoryUse
 from rollmesh.planning.placement import RENDEZVOUS, Placement
 from rollmesh.planning.plan import Plan, RolePlan
 from rollmesh.planning.proposal import Proposal
 from rollmesh.planning.settings import flags
 from rollmesh.planning.switches import Saving
-from rollmesh.planning.training import COMPONENTS
-from rollmesh.planning.uses import MemoryUse
 
 if TYPE_CHECKING:
     from rollmesh.planning.trace import TracedStep

@@ -36,7 +36,7 @@ from rollmesh.learner.engines.fsdp2.preparation.shard_mesh import mesh_of_all
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.planning.architecture import build_on_meta
 from rollmesh.planning.block_costs import grouped_products_by_shape, model_inputs
-from rollmesh.planning.training import INFERENCE, UPDATE, LogitRoom, Phase, RoleSetup
+from rollmesh.planning.learner_memory import INFERENCE, UPDATE, LogitRoom, Phase, RoleSetup
 
 _TOTAL = "Total"
 

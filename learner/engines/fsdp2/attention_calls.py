@@ -99,7 +99,7 @@ class AttentionCall:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionLayout:
+class ExactLayout:
     """The calls of a packed micro-batch.
 
     Attributes:
@@ -140,7 +140,7 @@ def refuse_mask(numbers: int) -> None:
         )
 
 
-def build_layout(segments: Segments, device: torch.device, waste: int = _WASTE_PER_CALL) -> AttentionLayout:
+def build_layout(segments: Segments, device: torch.device, waste: int = _WASTE_PER_CALL) -> ExactLayout:
     """Forms the calls.
 
     Args:
@@ -160,7 +160,7 @@ def build_layout(segments: Segments, device: torch.device, waste: int = _WASTE_P
         base += call.queries.numel()
         calls.append(call)
     identity = base == total and bool((restore == np.arange(total)).all())
-    return AttentionLayout(tuple(calls), None if identity else to_device(restore, device))
+    return ExactLayout(tuple(calls), None if identity else to_device(restore, device))
 
 
 def _buckets(lengths: NDArray[np.int64], contexts: NDArray[np.int64], waste: int) -> list[NDArray[np.int64]]:

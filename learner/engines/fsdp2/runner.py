@@ -24,7 +24,7 @@ from rollmesh.learner.batching.transfer import to_device
 from rollmesh.learner.batching.types import PackedBatch, PackedRow, Packing, TrainSequence
 from rollmesh.learner.engines.fsdp2.attention import ATTENTION
 from rollmesh.learner.engines.fsdp2.attention_calls import largest_mask, refuse_mask
-from rollmesh.learner.engines.fsdp2.dense_attention import describe_dense_attention, refuse_long_masks
+from rollmesh.learner.engines.fsdp2.exact_attention_limits import describe_dense_attention, refuse_long_masks
 from rollmesh.learner.engines.fsdp2.kernels.choice import EXACT, build_layout_for, choose_kernel
 from rollmesh.learner.engines.fsdp2.kernels.choice import KEY as ATTENTION_KEY
 from rollmesh.learner.engines.fsdp2.loading import load_weights, open_model

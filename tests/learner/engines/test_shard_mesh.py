@@ -11,8 +11,8 @@ from transformers import AutoConfig
 
 from rollmesh.planning.architecture import build_on_meta, read_shape
 from rollmesh.planning.block_costs import count_block_costs
+from rollmesh.planning.learner_memory import LogitRoom, RoleSetup
 from rollmesh.planning.trace import trace_step
-from rollmesh.planning.training import LogitRoom, RoleSetup
 from tests.learner.engines.models import make_engine
 
 torch.set_num_threads(1)

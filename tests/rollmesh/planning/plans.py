@@ -9,7 +9,7 @@ from rollmesh.learner.builders import build_algorithm
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.config.models import Config
 from rollmesh.planning.cluster import parse_devices
-from rollmesh.planning.command import find
+from rollmesh.planning.command import plan_run
 from rollmesh.planning.models import RunModels
 from rollmesh.planning.plan import Plan, make_plan
 from rollmesh.planning.report import Findings
@@ -40,4 +40,4 @@ def planned(config: Config, devices: str, nodes: int = 1, **host: str) -> Plan:
 
 def found(config: Config, devices: str, nodes: int = 1, **host: str) -> Findings:
     """All that the command finds."""
-    return find(config, parse_devices(devices, nodes, **host))
+    return plan_run(config, parse_devices(devices, nodes, **host))

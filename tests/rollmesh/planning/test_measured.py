@@ -9,7 +9,7 @@ import pytest
 
 from rollmesh.mesh.config.models import Config
 from rollmesh.planning.cluster import GIB, parse_devices
-from rollmesh.planning.command import find
+from rollmesh.planning.command import plan_run
 from rollmesh.planning.measured import read_measured
 from rollmesh.planning.report import Findings, lines, to_json
 from rollmesh.report.summary import FinalState, write_summary
@@ -29,7 +29,7 @@ def compared(config: Config, folder: Path, devices: str, *, metrics: dict[str, f
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in steps))
     write_summary(folder, config, FinalState(peak_memory_bytes=SERVICES))
-    return find(config, parse_devices(devices), run=folder)
+    return plan_run(config, parse_devices(devices), run=folder)
 
 
 def test_services_on_cpus_are_compared_by_their_resident_memory(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from rollmesh.planning.cluster import GIB, parse_devices
+from rollmesh.planning.memory_uses import SHM
 from rollmesh.planning.placement import RENDEZVOUS
 from rollmesh.planning.report import lines, to_json
 from rollmesh.planning.settings import with_settings
-from rollmesh.planning.uses import SHM
 from tests.command import Command
 from tests.rollmesh.planning.plans import configured, found, over, planned
 

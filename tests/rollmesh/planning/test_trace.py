@@ -15,8 +15,8 @@ from transformers import AutoConfig
 
 from rollmesh.planning.architecture import build_on_meta, read_shape
 from rollmesh.planning.block_costs import count_block_costs
+from rollmesh.planning.learner_memory import LogitRoom, RoleSetup, phases
 from rollmesh.planning.trace import trace_step
-from rollmesh.planning.training import LogitRoom, RoleSetup, phases
 from tests.repository import REPOSITORY
 
 SIZES = {

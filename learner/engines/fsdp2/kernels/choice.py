@@ -10,7 +10,7 @@ import torch
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
 from rollmesh.learner.batching.types import Segments
-from rollmesh.learner.engines.fsdp2.attention_calls import AttentionLayout, build_layout
+from rollmesh.learner.engines.fsdp2.attention_calls import ExactLayout, build_layout
 from rollmesh.learner.engines.fsdp2.kernels.flex import FlexLayout, build_flex_layout
 from rollmesh.learner.engines.fsdp2.kernels.varlen import (
     FLASH_2,
@@ -23,7 +23,7 @@ from rollmesh.learner.engines.fsdp2.kernels.varlen import (
 from rollmesh.mesh.config.learner import AttentionName
 from rollmesh.mesh.errors import ConfigError
 
-PackedLayout = AttentionLayout | FlexLayout | VarlenLayout
+PackedLayout = ExactLayout | FlexLayout | VarlenLayout
 
 EXACT: AttentionName = "exact"
 FLEX: AttentionName = "flex"

@@ -14,7 +14,7 @@ from rollmesh.learner.batching.types import Packing, Segments
 from rollmesh.learner.engines.fsdp2 import attention_calls
 from rollmesh.learner.engines.fsdp2.attention import packed_attention
 from rollmesh.learner.engines.fsdp2.attention_calls import build_layout
-from rollmesh.learner.engines.fsdp2.dense_attention import describe_dense_attention, refuse_long_masks
+from rollmesh.learner.engines.fsdp2.exact_attention_limits import describe_dense_attention, refuse_long_masks
 from rollmesh.learner.engines.fsdp2.opaque import Opaque
 from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.testing.worlds import EngineLayout

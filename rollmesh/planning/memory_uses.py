@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rollmesh.mesh.config.models import Config
 from rollmesh.planning.cluster import GIB, Cluster
-from rollmesh.planning.generation import GeneratorMemory
+from rollmesh.planning.generator_memory import GeneratorMemory
 from rollmesh.planning.host import IN_SHM
 from rollmesh.planning.placement import Placement
 
