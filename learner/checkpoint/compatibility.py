@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rollmesh.learner.checkpoint.names import STATE_NAME, checkpoint_name, newest_version
+from rollmesh.learner.checkpoint.names import checkpoint_name, newest_version
+from rollmesh.learner.engines.interface import STATE_NAME
 from rollmesh.mesh.errors import DataError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import xxhash
 from pydantic import TypeAdapter
 
 from rollmesh.learner.checkpoint.collective_write import Ranks
-from rollmesh.learner.checkpoint.names import STATE_NAME
+from rollmesh.learner.engines.interface import STATE_NAME
 from rollmesh.mesh.errors import DataError
 
 DIGESTS_NAME = "digests.json"

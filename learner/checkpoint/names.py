@@ -9,8 +9,6 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 CHECKPOINTS_NAME = "checkpoints"
 """Folder of the checkpoints in a run's."""
-STATE_NAME = "state.json"
-"""File that every engine writes into each, next to its tensors."""
 _NAME = re.compile(r"^i(\d{4,})-v(\d{8,})$")
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rollmesh.learner.algorithms.interface import Algorithm
 from rollmesh.learner.builders import build_algorithm, build_engines, build_worker, open_watch, set_learner_threads
-from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, STATE_NAME
+from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME
 from rollmesh.learner.checkpoint.store import CheckpointStore
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.coordinator.batch_claim import CandidateBatch
@@ -31,7 +31,7 @@ from rollmesh.learner.distributed.rank_group import RankGroup, run_follower
 from rollmesh.learner.distributed.rank_payloads import Unusable
 from rollmesh.learner.distributed.train_plan import PlannedMember
 from rollmesh.learner.distributed.trajectories import InlineTrajectories, TrajectoryOrError, TrajectorySource
-from rollmesh.learner.engines.interface import ACTOR
+from rollmesh.learner.engines.interface import ACTOR, STATE_NAME
 from rollmesh.learner.metrics.sample_log import SampleLog
 from rollmesh.learner.metrics.trackers import open_trackers
 from rollmesh.learner.metrics.writer import MetricsWriter

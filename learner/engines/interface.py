@@ -30,6 +30,8 @@ from rollmesh.learner.engines.world import World
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.config.learner import AttentionName, MemorySection, OptimizerSection
 
+STATE_NAME = "state.json"
+"""File that every engine writes into a checkpoint, next to its tensors: JSON, with the caller's `extra` in it."""
 ACTOR = "actor"
 """The role of the policy, which every algorithm trains."""
 
@@ -283,7 +285,7 @@ class Engine(ABC):
 
     @abstractmethod
     def load_checkpoint(self, folder: Path) -> dict[str, object]:
-        """Restores what `begin_checkpoint` wrote, in any layout; gives back `extra`.
+        """Restores a checkpoint of `begin_checkpoint`, in any layout; returns its `extra`.
 
         Raises:
             DataError: the folder has no whole checkpoint of this model.
@@ -314,4 +316,4 @@ class Engine(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Frees the engine's memory; the engine is of no use afterwards."""
+        """Frees the engine's memory; the engine cannot be used afterwards."""

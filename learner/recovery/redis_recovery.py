@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from rollmesh.buffer.client.client import BufferClient
-from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, STATE_NAME
+from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME
 from rollmesh.learner.checkpoint.store import CheckpointStore
+from rollmesh.learner.engines.interface import STATE_NAME
 from rollmesh.learner.recovery.consumption_log import LOG_NAME, StepUse, read_log, surviving_uses
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.errors import DataError, LostStateError
@@ -160,7 +161,7 @@ def _to_asserted_uses(uses: Sequence[StepUse], since: int) -> list[buffer_pb2.As
 
 
 class RedisRecovery:
-    """Recovers what Redis loses under a running learner. Belongs to the event loop.
+    """Recovers state that Redis loses under a running learner. Belongs to the event loop.
 
     Args:
         client: of the buffer; its calls recover through this from now on.

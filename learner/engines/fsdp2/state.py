@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.optim import Optimizer
 
+from rollmesh.learner.engines.interface import STATE_NAME
 from rollmesh.learner.engines.world import World
 from rollmesh.mesh.errors import DataError
 
@@ -34,7 +35,6 @@ MODEL_KEY = "model"
 # One process without a group is what `no_dist` asks for; torch warns about it all the same, in whatever thread writes.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 _RANDOM_KEY = "random"
-_STATE_FILE = "state.json"
 # Longest wait for a disk before an engine is closed.
 _CLOSE_S = 600.0
 
@@ -117,7 +117,7 @@ class StateWriter:
     def _finish(self, saving: Future[object], folder: Path, text: str, written: Future[None]) -> None:
         try:
             if self._saved(saving) and self._world.process == 0:
-                (folder / _STATE_FILE).write_text(text, encoding="utf-8")
+                (folder / STATE_NAME).write_text(text, encoding="utf-8")
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller waits for it
             written.set_exception(error)
         else:
@@ -158,7 +158,7 @@ def load_state(folder: Path, world: World, model: nn.Module, optimizer: Optimize
         DataError: the folder is no checkpoint, or one of another model.
     """
     try:
-        saved = json.loads((folder / _STATE_FILE).read_text(encoding="utf-8"))
+        saved = json.loads((folder / STATE_NAME).read_text(encoding="utf-8"))
         state = _state(model, optimizer)
         if random := _saved_random_states(saved.get("random"), world):
             state[_RANDOM_KEY] = random
