@@ -10,10 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-import torch.distributed as dist
-
 from rollmesh.learner.engines.interface import Engine
+from rollmesh.learner.engines.world import gather_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +39,7 @@ class Ranks:
         group = engine.world.lend_group()
         if layout.processes == 1 or group is None:
             return cls(0, 1, lambda message: [message])
-        return cls(layout.process, layout.processes, partial(_gather, group))
+        return cls(layout.process, layout.processes, partial(gather_bytes, group=group))
 
     @property
     def leads(self) -> bool:
@@ -84,13 +82,3 @@ class Ranks:
 
 def _no_work() -> None:
     """The part of a rank without work."""
-
-
-def _gather(group: dist.ProcessGroup, message: bytes) -> list[bytes]:
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(group.size())]
-    dist.all_gather(sizes, torch.tensor([len(message)]), group=group)
-    longest = max(int(size) for size in sizes)
-    padded = torch.frombuffer(bytearray(message.ljust(longest + 1)), dtype=torch.uint8)
-    parts = [torch.empty_like(padded) for _ in sizes]
-    dist.all_gather(parts, padded, group=group)
-    return [part[: int(size)].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]

@@ -8,13 +8,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rollmesh.learner.engines.world import gather_bytes
 from rollmesh.mesh.config.learner import DistributedSection
 
 
 class RankChannel:
     """A gloo group over all ranks for messages, whatever backend the engine uses; making it is collective.
 
-    Each channel belongs to one thread of every rank.
+    Each channel belongs to one thread of every rank. `World.lend_group` has no group for it: here the others may wait
+    longer for rank 0 than for one another in an exchange.
 
     Args:
         limits: rank 0 sends within `timeout_s`, and the others wait `order_timeout_s` for it.
@@ -51,11 +53,4 @@ class RankChannel:
 
     def gather(self, message: bytes) -> list[bytes]:
         """Every rank's message, in the order of the ranks; collective."""
-        ranks = dist.get_world_size(self._group)
-        lengths = list(torch.zeros(ranks, 1, dtype=torch.int64))
-        dist.all_gather(lengths, torch.tensor([len(message)]), group=self._group)
-        longest = max(1, *(int(length) for length in lengths))
-        padded = torch.frombuffer(bytearray(message.ljust(longest, b"\0")), dtype=torch.uint8)
-        messages = list(torch.empty(ranks, longest, dtype=torch.uint8))
-        dist.all_gather(messages, padded, group=self._group)
-        return [found.numpy().tobytes()[: int(length)] for found, length in zip(messages, lengths, strict=True)]
+        return gather_bytes(message, self._group)

@@ -22,6 +22,22 @@ from torch.nn import functional
 from rollmesh.learner.engines.rendezvous import open_store
 
 
+def gather_bytes(message: bytes, group: dist.ProcessGroup) -> list[bytes]:
+    """Every process's message over a gloo group, in the order of the processes; collective.
+
+    Args:
+        message: of this one; they may differ in length and be empty.
+        group: of a thread of its own; the group of the thread that trains has `World.gather_bytes`.
+    """
+    lengths = list(torch.zeros(group.size(), 1, dtype=torch.int64))
+    dist.all_gather(lengths, torch.tensor([len(message)]), group=group)
+    longest = max(1, *(int(length) for length in lengths))
+    padded = torch.frombuffer(bytearray(message.ljust(longest, b"\0")), dtype=torch.uint8)
+    messages = list(torch.empty(len(lengths), longest, dtype=torch.uint8))
+    dist.all_gather(messages, padded, group=group)
+    return [found[: int(length)].numpy().tobytes() for found, length in zip(messages, lengths, strict=True)]
+
+
 class World:
     """This process among all of the learner's.
 
