@@ -57,10 +57,12 @@ def test_places_in_the_code_exist() -> None:
 def test_the_module_map_has_every_folder() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     listed = re.findall(r"^\| `([\w/]+)/` \|", page, re.MULTILINE)
-    packages = [path for path in (ROOT / "rollmesh").iterdir() if path.is_symlink()]
-    folders = [path.parent for package in packages for path in (ROOT / package.name).glob("*/__init__.py")]
-    assert {path.name for path in packages} <= set(listed)
-    assert {str(folder.relative_to(ROOT)) for folder in folders} <= set(listed)
+    packages = [path.name for path in (ROOT / "rollmesh").iterdir() if path.is_symlink()]
+    found = [path.parent for name in (*packages, "rollmesh") for path in (ROOT / name).rglob("__init__.py")]
+    # The links in `rollmesh` lead to the other packages; shims stand in for packages that are not ours.
+    own = {folder.resolve().relative_to(ROOT) for folder in found if "shims" not in folder.parts}
+    assert {str(folder) for folder in own if folder.parts[0] != "protos"} - set(listed) == set()
+    assert [folder for folder in listed if not (ROOT / folder).is_dir()] == []
 
 
 def _sentences(page: str) -> Iterator[str]:
