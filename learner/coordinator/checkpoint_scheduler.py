@@ -112,7 +112,7 @@ class CheckpointScheduler:
         self._requested = True
 
     def write_if_due(self, version: int, *, healthy: bool) -> float:
-        """Begins a checkpoint where steps, seconds, the buffer or an evaluation say so.
+        """Begins a checkpoint where steps, seconds, the buffer or an evaluation demand one.
 
         Args:
             version: published last.

@@ -273,7 +273,7 @@ class Learner(Actor):
         self.client.on_lost_state = self.tell
 
     async def tell(self) -> None:
-        """Says again what was used, until the buffer has understood."""
+        """Repeats the report of used groups until the buffer has taken it."""
         incarnation = self.incarnation or max(self.log.takeovers)
         takeovers = [pb.Takeover(incarnation=i, resumed_at=k) for i, k in sorted(self.log.takeovers.items())]
         async with asyncio.timeout(TIMEOUT_S):

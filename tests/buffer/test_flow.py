@@ -336,7 +336,7 @@ async def test_a_budget_that_cannot_hold_one_batch_is_refused_at_the_start(mesh:
 
 @single_and_cluster
 async def test_a_ready_group_without_its_payload_ends_as_failed(mesh: Mesh) -> None:
-    # At another front: the one that stored it would have it at hand.
+    # At another front: the front that stored it would have it in memory.
     config = make_config(mesh.folder, mesh.redis_url)
     front, other = await mesh.front(config), await mesh.front(config)
     learner, generator = await mesh.learner(other), await mesh.generator(front)

@@ -73,7 +73,7 @@ class LosingMachines(BothMachines):
 
     @rule(portions=st.integers(1, 3), repeat=st.booleans())
     def lose(self, portions: int, repeat: bool) -> None:
-        """State is lost; the learner says again what it has used, in portions, maybe some of them twice."""
+        """State is lost; the learner reports again which groups it has used, in portions, maybe some of them twice."""
         if self.copy is None:
             return
         incarnation = self.incarnation

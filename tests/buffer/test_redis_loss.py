@@ -191,8 +191,8 @@ async def test_a_lost_takeover_is_believed_and_the_learner_before_stays_out(mesh
 
 
 async def test_a_front_that_has_seen_a_lost_claim_drops_no_request_for_its_version(mesh: Mesh) -> None:
-    """The claim went at one front, with the end of what Redis had, and the learner has said again what it had used
-    there. The other front still believes in the claim when one group of the batch is to be replaced."""
+    """The claim went at one front, with the end of what Redis had, and the learner has reported again which groups it
+    had used there. The other front still believes in the claim when one group of the batch is to be replaced."""
     front = await mesh.front()
     learner, generator = await mesh.learner(front), await mesh.generator(front)
     await learner.seed(1, 4)

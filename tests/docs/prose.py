@@ -13,6 +13,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 LONGEST_SENTENCE = 25
+# Idioms of another language, word for word.
+TRANSLATED = re.compile(
+    r"\b(anew|go(es)? on|went on|nobody|whoever|at hand|let(s|ting)? go of|makes? up for|made up for|says? again"
+    r"|said again|for want of|as good as (once|none))\b",
+    re.IGNORECASE,
+)
 MARKERS = {".lua": "--", ".proto": "//"}
 _DIRECTIVE = re.compile(r"(!|noqa|type: ignore|pragma|fmt:)")
 _SECTION = re.compile(r"(Args|Attributes|Invariants|Raises|Returns|Yields|Keys|Example):$")

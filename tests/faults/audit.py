@@ -1,6 +1,6 @@
 """The fate of every group that was admitted and every trajectory that was stored.
 
-The books that are compared were kept by three that do not trust one another. They are the fronts' record of stored
+The compared records were kept by three parties that do not trust one another. They are the fronts' record of stored
 members, Redis (state sets and counters), and the learner's consumption log. The log is on disk before the optimizer
 steps.
 
@@ -183,7 +183,7 @@ def audit(
     max_reuse: int,
     losses: Sequence[Loss] = (),
 ) -> Audit:
-    """Compares the books; the mesh is at rest.
+    """Compares the records; the mesh is at rest.
 
     Args:
         consumption: the learner's log.

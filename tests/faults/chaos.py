@@ -122,7 +122,7 @@ class Chaos:
         self._progress = Progress(self._world, self._steps, self._writes, moments, tell)
 
     def run(self, rounds: Iterable[Round], *, seed: int, seconds: float) -> Outcome:
-        """Starts the mesh, puts rounds on it while there is time, ends it and compares the books."""
+        """Starts the mesh, puts rounds on it while there is time, ends it and compares the records."""
         outcome = Outcome(seed, self._settings.as_json())
         began = time.monotonic()
         try:

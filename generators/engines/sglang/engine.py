@@ -17,7 +17,7 @@ class SglangEngine(ExternalEngine):
 
     It differs from other engines in three ways. Draws are seeded for the server as a whole, not per request. `top_p` is
     taken of the whole distribution also where `top_k` cuts it (log-probs are of the distribution drawn from). A
-    response may gain a few tokens after `pause`, which were sampled before it and say so.
+    response may gain a few tokens after `pause`, which were sampled before it and carry that version.
     """
 
     name: ClassVar[str] = "sglang"

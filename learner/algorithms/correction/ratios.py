@@ -37,7 +37,7 @@ def sequence_drift(
     proximal: Tensor, behaviour: Tensor, sequence_ids: Tensor, num_sequences: int, *, mean: bool
 ) -> Tensor:
     """Sum or mean of the tokens' log-ratios per sequence, [S]; finite, 0 for an empty one."""
-    # To be bounded only after summing: one token far off may be made up for by the others.
+    # To be bounded only after summing: the others may compensate for one token far off.
     tokens = drift(proximal, behaviour, -MIN_LOG_PROB)
     combine = segment_mean if mean else segment_sum
     return combine(tokens, sequence_ids, num_sequences)

@@ -206,7 +206,7 @@ def test_interrupted_responses_can_be_drafted_and_withdrawn_while_they_wait() ->
 
 
 def test_an_engine_takes_mapped_memory_of_a_version_that_is_gone(tmp_path: Path) -> None:
-    """The publisher may let go of a version while it is served."""
+    """The publisher may release a version while it is served."""
     torch.set_num_threads(1)
     model = tiny.build_model(tiny.configs()["qwen3"])
     folder = tiny.save_folder(tmp_path / "model", model, None)

@@ -190,7 +190,7 @@ async def test_a_link_that_is_gone_is_replaced_by_the_full_bytes(tmp_path: Path)
         await push(world, learner, trained)
         chain = learner.publisher.chain
         assert chain is not None
-        # Announced with its link, which is let go of before it can be asked for.
+        # Announced with its link, which is released before it can be asked for.
         with_links = learner.publisher.with_links
 
         def announce_and_forget(manifest: weights_pb2.Manifest) -> weights_pb2.Manifest:

@@ -98,7 +98,7 @@ async def test_a_file_system_that_hangs_is_left_when_the_deadline_has_passed(tmp
         # It takes no thread away from verification and swaps, and no second one for the next version.
         assert [thread.daemon for thread in threading.enumerate() if thread.name == "read-weights"] == [True]
         assert "hangs since an earlier version" in receiver.refusal(bucket_set)
-        # Lets go of the thread that still waits for a writer.
+        # Releases the thread that still waits for a writer.
         os.close(os.open(path, os.O_WRONLY))
         async with asyncio.timeout(DEADLINE_S):
             while receiver.refusal(bucket_set):
