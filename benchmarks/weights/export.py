@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +40,27 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    document: dict[str, Any] = {"machine": machine(), "yardstick_before": yardstick(), "cells": []}
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) / "model"
-        subprocess.run([sys.executable, "-m", __spec__.name, "--make", str(folder)], check=True, timeout=_TIMEOUT_S)
-        for ranks in _RANKS:
-            document["cells"].append(measure(folder, ranks, arguments.rounds))
-    document["yardstick_after"] = yardstick()
+    document = measure_each(__spec__.name, _RANKS, lambda folder, ranks: measure(folder, ranks, arguments.rounds))
     if arguments.json:
         write_json(arguments.json, document)
     print(as_table(document))
+
+
+def measure_each(module: str, numbers: Sequence[int], measure: Callable[[Path, int], dict[str, Any]]) -> dict[str, Any]:
+    """A cell for each number of ranks, with a model that a process of its own has made.
+
+    Args:
+        module: takes `--make FOLDER`.
+        numbers: of ranks.
+        measure: makes a cell, from the model's folder and a number of ranks.
+    """
+    document: dict[str, Any] = {"machine": machine(), "yardstick_before": yardstick(), "cells": []}
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "model"
+        subprocess.run([sys.executable, "-m", module, "--make", str(folder)], check=True, timeout=_TIMEOUT_S)
+        document["cells"] += [measure(folder, ranks) for ranks in numbers]
+    document["yardstick_after"] = yardstick()
+    return document
 
 
 def measure(folder: Path, ranks: int, rounds: int) -> dict[str, Any]:

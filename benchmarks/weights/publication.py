@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import machine, summarize, table, write_json, yardstick
+from benchmarks.common import summarize, table, write_json
 from benchmarks.rank_processes import run_ranks
-from benchmarks.weights.export import _barrier, _resident_mib, make
+from benchmarks.weights.export import _barrier, _resident_mib, make, measure_each
 
 _RANKS = (1, 2)
 _TIMEOUT_S = 300
@@ -34,13 +32,9 @@ def main() -> None:
     parser.add_argument("--batch-s", type=float, default=3.0, help="pause between two versions")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    document: dict[str, Any] = {"machine": machine(), "yardstick_before": yardstick(), "cells": []}
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) / "model"
-        subprocess.run([sys.executable, "-m", __spec__.name, "--make", str(folder)], check=True, timeout=_TIMEOUT_S)
-        for ranks in _RANKS:
-            document["cells"].append(measure(folder, ranks, arguments.versions, arguments.batch_s))
-    document["yardstick_after"] = yardstick()
+    document = measure_each(
+        __spec__.name, _RANKS, lambda folder, ranks: measure(folder, ranks, arguments.versions, arguments.batch_s)
+    )
     if arguments.json:
         write_json(arguments.json, document)
     print(as_table(document))

@@ -18,10 +18,10 @@ from rollmesh.learner.engines.interface import Engine
 from rollmesh.learner.engines.registry import ModelType
 from rollmesh.mesh.config.learner import MemorySection
 from rollmesh.mesh.errors import ConfigError
-from rollmesh.testing.contract_training import _export_critic
 from rollmesh.testing.engine_cases import (
     critic_loss,
     divide,
+    export_critic,
     make_batches,
     make_sequences,
     make_spec,
@@ -51,7 +51,7 @@ class InferenceContract(Suite):
         self, world: EngineWorld, engine_models: Mapping[str, Path], tmp_path: Path
     ) -> None:
         sequences = make_sequences(1)
-        world.run(_export_critic, engine_models["tied"], tmp_path / "critic")
+        world.run(export_critic, engine_models["tied"], tmp_path / "critic")
         expected = truth(tmp_path / "critic", sequences, critic_loss, values=True).outputs.values
         for found in world.run(_infer, tmp_path / "critic", sequences, "value_model"):
             torch.testing.assert_close(found["values"], expected, atol=1e-5, rtol=1e-5)

@@ -20,6 +20,7 @@ from rollmesh.testing.engine_cases import (
     assert_same,
     critic_loss,
     entropy_loss,
+    export_critic,
     gradient_of_step,
     infinite_loss,
     make_batches,
@@ -95,7 +96,7 @@ class TrainingContract(Suite):
         self, world: EngineWorld, engine_models: Mapping[str, Path], tmp_path: Path
     ) -> None:
         sequences = make_sequences(1)
-        world.run(_export_critic, engine_models["tied"], tmp_path / "critic")
+        world.run(export_critic, engine_models["tied"], tmp_path / "critic")
         found = world.run(_step, tmp_path / "critic", sequences, critic_loss, 24, {}, "value_model")
         expected = truth(tmp_path / "critic", sequences, critic_loss, values=True)
         assert_same(found[0][1], expected.gradient, 1e-4)
@@ -177,13 +178,6 @@ def _step(
     before = weights(engine)
     result = train(engine, sequences, loss, token_budget)
     return result, gradient_of_step(before, weights(engine))
-
-
-def _export_critic(harness: Harness, model: Path, folder: Path) -> None:
-    engine = harness.make(make_spec(model), "value_model")
-    for seed in (8, 9):
-        train(engine, make_sequences(seed), critic_loss)
-    engine.export_hf(folder)
 
 
 def _whole_and_in_parts(harness: Harness, model: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from rollmesh.learner.algorithms.aggregation import aggregate
 from rollmesh.learner.algorithms.interface import Loss
@@ -28,6 +28,7 @@ from rollmesh.learner.batching.types import PackedBatch, TrainSequence
 from rollmesh.learner.engines.interface import Engine, EngineSpec, StepResult
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.config.learner import OptimizerSection
+from rollmesh.testing.worlds import Harness
 
 VOCABULARY = 64
 _SMALL = {
@@ -57,13 +58,16 @@ _PLAIN_STEP = OptimizerSection(lr=1.0, eps=1.0, max_grad_norm=1e9)
 
 
 def make_model(folder: Path, architecture: str) -> Path:
-    """Writes a random model; weights large enough that attention matters."""
+    """Writes a random model of an architecture."""
     kind, settings = ARCHITECTURES[architecture]
+    return save_random(AutoConfig.for_model(kind, **_SMALL, **settings), folder)
+
+
+def save_random(config: PreTrainedConfig, folder: Path, seed: int = 0) -> Path:
+    """Writes a model with random weights, large enough that attention matters."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(
-            AutoConfig.for_model(kind, **_SMALL, **settings), trust_remote_code=False
-        )
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.dim() > 1:
@@ -127,14 +131,19 @@ def policy_loss(output: ModelOutput, tokens: TokenBatch, counts: GlobalCounts) -
     """The clipped surrogate against the behaviour policy, with metrics of every kind."""
     log_probs, entropy = output.policy()
     per_token, metrics = ppo(log_probs, tokens.behaviour_log_probs, tokens)
+    own = metrics_of_every_kind(log_probs, entropy, tokens)
+    return LossOutput(aggregate(per_token, tokens, counts, "seq_mean_token_mean"), metrics | own)
+
+
+def metrics_of_every_kind(log_probs: Tensor, entropy: Tensor, tokens: TokenBatch) -> Metrics:
+    """A sum, moments, a histogram and a maximum."""
     ratios = (log_probs - tokens.behaviour_log_probs).detach()
-    own = Metrics(
+    return Metrics(
         sums={"entropy": entropy.detach().sum()},
         weights={"ratio": weight_moments(ratios.exp())},
         log_ratios={"drift": log_ratio_histogram(ratios)},
         maxima={"largest_ratio": ratios.max()},
     )
-    return LossOutput(aggregate(per_token, tokens, counts, "seq_mean_token_mean"), metrics | own)
 
 
 def entropy_loss(output: ModelOutput, tokens: TokenBatch, counts: GlobalCounts) -> LossOutput:
@@ -165,6 +174,14 @@ def train(
     batches = make_batches(engine, sequences, token_budget)
     engine.accumulate(batches, loss, engine.global_counts(batches))
     return engine.apply()
+
+
+def export_critic(harness: Harness, model: Path, folder: Path) -> None:
+    """Writes the folder of a value model after two steps; collective."""
+    engine = harness.make(make_spec(model), "value_model")
+    for seed in (8, 9):
+        train(engine, make_sequences(seed), critic_loss)
+    engine.export_hf(folder)
 
 
 def weights(engine: Engine) -> dict[str, Tensor]:

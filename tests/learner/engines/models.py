@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig
 
 from benchmarks.learner import tiny_models
 from benchmarks.learner.tiny_models import VOCABULARY
@@ -15,22 +14,16 @@ from rollmesh.learner.engines.interface import EngineSpec
 from rollmesh.learner.engines.registry import create_engine
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.config.learner import OptimizerSection
+from rollmesh.testing.engine_cases import save_random
 
 # One of every kind of attention that takes packed rows; the probe's tests look at all others.
 ARCHITECTURES = ("qwen3", "llama", "gemma3_text", "gemma2", "gpt2", "qwen3_moe")
 
 
 def make_model(folder: Path, architecture: str, seed: int = 0) -> Path:
-    """Writes a random model of an architecture; weights large enough that attention matters."""
-    torch.manual_seed(seed)
-    config: PretrainedConfig = AutoConfig.for_model(architecture, **tiny_models.ARCHITECTURES[architecture].settings)
-    model = AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0.0, 0.2)
-    model.save_pretrained(folder)
-    return folder
+    """Writes a random model of an architecture."""
+    settings = tiny_models.ARCHITECTURES[architecture].settings
+    return save_random(AutoConfig.for_model(architecture, **settings), folder, seed)
 
 
 def make_spec(folder: Path, **changes: object) -> EngineSpec:

@@ -11,13 +11,13 @@ from torch.distributed.tensor import DTensor
 from rollmesh.learner.algorithms.aggregation import Aggregation, aggregate
 from rollmesh.learner.algorithms.interface import Loss
 from rollmesh.learner.algorithms.losses.ppo import ppo
-from rollmesh.learner.algorithms.metrics import Metrics, log_ratio_histogram, weight_moments
 from rollmesh.learner.algorithms.types import GlobalCounts, LossOutput, ModelOutput, TokenBatch
-from rollmesh.learner.algorithms.value import value_loss
 from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.batching.plan import PlanItem, plan_batch
 from rollmesh.learner.batching.types import PackedBatch
 from rollmesh.learner.engines.interface import Engine, StepResult
+from rollmesh.testing.engine_cases import critic_loss as critic_loss
+from rollmesh.testing.engine_cases import metrics_of_every_kind, with_returns
 from tests.learner.engines.models import make_sequences
 
 # By engine, the gradients of its last step.
@@ -34,33 +34,10 @@ def policy_loss(mode: Aggregation = "token_mean", entropy_bonus: float = 0.0) ->
         per_token, metrics = ppo(log_probs, tokens.behaviour_log_probs, tokens)
         if entropy_bonus:
             per_token = per_token - entropy_bonus * entropy
-        ratios = (log_probs - tokens.behaviour_log_probs).detach()
-        own = Metrics(
-            sums={"entropy": entropy.detach().sum()},
-            weights={"ratio": weight_moments(ratios.exp())},
-            log_ratios={"drift": log_ratio_histogram(ratios)},
-            maxima={"largest_ratio": ratios.max()},
-        )
+        own = metrics_of_every_kind(log_probs, entropy, tokens)
         return LossOutput(aggregate(per_token, tokens, counts, mode, 12.0), metrics | own)
 
     return loss
-
-
-def critic_loss(output: ModelOutput, tokens: TokenBatch, counts: GlobalCounts) -> LossOutput:
-    """Regression on the returns, see `with_returns`."""
-    assert output.values is not None
-    assert tokens.old_values is not None
-    assert tokens.returns is not None
-    per_token, metrics = value_loss(output.values, tokens.old_values, tokens.returns)
-    return LossOutput(aggregate(per_token, tokens, counts, "token_mean"), metrics)
-
-
-def with_returns(batch: PackedBatch) -> PackedBatch:
-    """Fills in what a batch stage would: targets and old values that depend on the token alone."""
-    tokens = batch.tokens
-    tokens.returns = tokens.advantages + tokens.behaviour_log_probs.sin()
-    tokens.old_values = 0.3 * tokens.advantages
-    return batch
 
 
 def make_batches(
