@@ -46,7 +46,7 @@ def test_generators_fill_the_other_nodes_and_then_what_ranks_leave() -> None:
         plan = planned(configured("qwen2.5-7b", rollout=rollout, learner={"ranks": ranks}), H100, 3)
         return plan.placement.beside, plan.placement.elsewhere, plan.problems
 
-    # Two to each of two nodes, whose devices 7 and 8 nobody can use; one beside five ranks.
+    # Two to each of two nodes, with devices 7 and 8 unused; one next to five ranks.
     assert place(3) == (0, 2, ())
     assert place(4) == (0, 2, ())
     assert place(5) == (1, 2, ())
