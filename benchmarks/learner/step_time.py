@@ -41,7 +41,7 @@ from rollmesh.learner.batching.types import Packing, TrainSequence
 from rollmesh.learner.engines.interface import EngineSpec
 from rollmesh.learner.engines.registry import create_engine
 from rollmesh.mesh.config.inputs import ModelSection
-from rollmesh.mesh.config.learner import OptimizerSection
+from rollmesh.mesh.config.learner import MemorySection, OptimizerSection
 
 _VOCABULARY = 4096
 _MODEL = {
@@ -60,26 +60,26 @@ Step = Callable[[], float]
 """A step of training; gives the gradient norm."""
 
 
-def make_groups(rng: np.random.Generator, *, tail: bool) -> list[TrainSequence]:
+def make_groups(rng: np.random.Generator, *, tail: bool, vocabulary: int = _VOCABULARY) -> list[TrainSequence]:
     """Groups that share prompts; responses of one length, or log-normal ones of the same median."""
     sequences = []
     for _ in range(_GROUPS):
-        prompt = rng.integers(3, _VOCABULARY, _PROMPT).astype(np.int32)
+        prompt = rng.integers(3, vocabulary, _PROMPT).astype(np.int32)
         lengths = np.clip(rng.lognormal(np.log(_MEDIAN), 1.0 if tail else 0.0, _MEMBERS), 2, 8 * _MEDIAN).astype(int)
         for length, advantage in zip(lengths, rng.normal(size=_MEMBERS), strict=True):
-            ids = rng.integers(3, _VOCABULARY, length).astype(np.int32)
+            ids = rng.integers(3, vocabulary, length).astype(np.int32)
             # A random model is nearly uniform, so these are near its own.
-            log_probs = np.full(length, -np.log(_VOCABULARY), dtype=np.float32)
+            log_probs = np.full(length, -np.log(vocabulary), dtype=np.float32)
             sequences.append(TrainSequence(prompt, ids, np.ones(length, np.uint8), log_probs, float(advantage)))
     return sequences
 
 
-def padded(sequences: Sequence[TrainSequence]) -> list[dict[str, Tensor]]:
+def padded(sequences: Sequence[TrainSequence], count: int = _ROWS) -> list[dict[str, Tensor]]:
     """Micro-batches as TRL takes them; completions are padded to the longest of all, as it pads them."""
     longest = max(len(s.response_ids) for s in sequences)
     found = []
-    for first in range(0, len(sequences), _ROWS):
-        rows = sequences[first : first + _ROWS]
+    for first in range(0, len(sequences), count):
+        rows = sequences[first : first + count]
         completions = pad_sequence([torch.from_numpy(s.response_ids).long() for s in rows], batch_first=True)
         completions = nn.functional.pad(completions, (0, longest - completions.shape[1]))
         lengths = torch.tensor([len(s.response_ids) for s in rows])
@@ -92,18 +92,21 @@ def padded(sequences: Sequence[TrainSequence]) -> list[dict[str, Tensor]]:
                 "completion_ids": completions,
                 "completion_mask": mask,
                 "advantages": torch.tensor([float(np.mean(s.advantages)) for s in rows]),
-                "old_per_token_logps": torch.full(completions.shape, -float(np.log(_VOCABULARY))),
+                "old_per_token_logps": nn.functional.pad(
+                    pad_sequence([torch.from_numpy(s.behaviour_log_probs) for s in rows], batch_first=True),
+                    (0, longest - max(len(s.response_ids) for s in rows)),
+                ),
                 "num_items_in_batch": torch.tensor(float(sum(len(s.response_ids) for s in sequences))),
             }
         )
     return found
 
 
-def plain(folder: Path, sequences: Sequence[TrainSequence]) -> Step:
+def plain(folder: Path, sequences: Sequence[TrainSequence], rows: int = _ROWS) -> Step:
     """A loop over padded micro-batches."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     optimizer = AdamW(model.parameters(), lr=_RATE, weight_decay=0.0)
-    batches = padded(sequences)
+    batches = padded(sequences, rows)
 
     def step() -> float:
         for batch in batches:
@@ -125,14 +128,22 @@ def plain(folder: Path, sequences: Sequence[TrainSequence]) -> Step:
     return step
 
 
-def engine(folder: Path, sequences: Sequence[TrainSequence], *, rows: bool) -> Step:
-    """The FSDP2 engine on one rank, packed or padded."""
+def engine(
+    folder: Path,
+    sequences: Sequence[TrainSequence],
+    count: int = _ROWS,
+    *,
+    rows: bool,
+    memory: MemorySection | None = None,
+) -> Step:
+    """The FSDP2 engine on one rank, packed or padded, with as many tokens to a micro-batch as so many rows."""
     section = OptimizerSection(lr=_RATE, max_grad_norm=1.0)
-    made: Any = create_engine(EngineSpec(ModelSection(path=str(folder)), section, 1 << 20))
+    spec = EngineSpec(ModelSection(path=str(folder)), section, 1 << 20, memory=memory or MemorySection())
+    made: Any = create_engine(spec)
     if rows:
         made._runner.repack("of a comparison")
         made.packing = Packing.ROWS
-    budget = _ROWS * (_PROMPT + max(len(s.response_ids) for s in sequences))
+    budget = count * (_PROMPT + max(len(s.response_ids) for s in sequences))
 
     def step() -> float:
         items = [PlanItem(i // _MEMBERS, len(s.prompt_ids), len(s.response_ids)) for i, s in enumerate(sequences)]
@@ -144,7 +155,13 @@ def engine(folder: Path, sequences: Sequence[TrainSequence], *, rows: bool) -> S
     return step
 
 
-def trl(folder: Path, sequences: Sequence[TrainSequence], scratch: Path) -> Step:
+def trl(
+    folder: Path,
+    sequences: Sequence[TrainSequence],
+    scratch: Path,
+    rows: int = _ROWS,
+    vocabulary: int = _VOCABULARY,
+) -> Step:
     """TRL's own training step, its gradient accumulation and its optimizer, on given samples."""
     from datasets import Dataset
     from tokenizers import Tokenizer, models
@@ -155,13 +172,13 @@ def trl(folder: Path, sequences: Sequence[TrainSequence], scratch: Path) -> Step
         def _prepare_inputs(self, generation_batch: Any) -> Any:
             return generation_batch
 
-    batches = padded(sequences)
+    batches = padded(sequences, rows)
     config = GRPOConfig(
         output_dir=str(scratch / "trl"),
         use_cpu=True,
         bf16=False,
         gradient_checkpointing=False,
-        per_device_train_batch_size=_ROWS,
+        per_device_train_batch_size=rows,
         gradient_accumulation_steps=len(batches),
         num_generations=_MEMBERS,
         beta=0.0,
@@ -172,9 +189,9 @@ def trl(folder: Path, sequences: Sequence[TrainSequence], scratch: Path) -> Step
         weight_decay=0.0,
         report_to="none",
     )
-    vocabulary = {f"t{number}": number for number in range(_VOCABULARY)}
+    words = {f"t{number}": number for number in range(vocabulary)}
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="t0")), pad_token="t0", eos_token="t2"
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="t0")), pad_token="t0", eos_token="t2"
     )
     trainer = GivenBatchTrainer(
         model=AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),
