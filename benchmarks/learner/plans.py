@@ -68,7 +68,7 @@ def row(model: str, devices: int) -> Row:
         f"{sum(plan.host.values()) / GIB:.0f}",
         plan.fits,
         "" if plan.fits else _switches(found),
-        _layout(found.proposal),
+        _layout(found.search.proposal),
     )
 
 

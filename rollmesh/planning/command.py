@@ -44,7 +44,7 @@ def plan_run(config: Config, cluster: Cluster, *, trace: bool = False, run: Path
         return make_plan(changed, cluster, roles, models)
 
     plan = planner(config)
-    proposal, largest_budget = propose(config, cluster, planner)
+    search = propose(config, cluster, planner)
     traced = {}
     if trace:
         from rollmesh.planning.trace import trace_step
@@ -53,4 +53,4 @@ def plan_run(config: Config, cluster: Cluster, *, trace: bool = False, run: Path
             if role.setup.trained and role.setup.shape.output:
                 traced[role.setup.name] = trace_step(models.config(role.setup.name), role.setup)
     compared = None if measured is None else compare(measured, config, plan)
-    return Findings(plan, list(savings(config, plan, planner)), proposal, largest_budget, traced, compared)
+    return Findings(plan, list(savings(config, plan, planner)), search, traced, compared)

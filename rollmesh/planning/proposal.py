@@ -1,4 +1,7 @@
-"""A layout and a micro-batch size for the learner: the smallest number of ranks, and the largest budget, that fit."""
+"""A layout and a micro-batch size for the learner: the smallest number of ranks, and the largest budget, that fit.
+
+If hosts are too small for the configured weights, the search continues with keys that take less of them.
+"""
 
 from __future__ import annotations
 
@@ -36,29 +39,79 @@ class Proposal:
     nodes: int
 
 
-def propose(config: Config, cluster: Cluster, planner: Planner) -> tuple[Proposal | None, int | None]:
+@dataclass(frozen=True, slots=True)
+class Search:
+    """The result of a search for layouts.
+
+    Attributes:
+        proposal: the smallest number of ranks (`learner.parallel.sp` times a power of two) that fit a micro-batch of
+            the longest sequence. It comes with its largest budget; None: none fits.
+        largest_budget: of the configured layout; None: none fits.
+        obstacles: without a proposal, what does not fit at the layout that comes nearest, in words.
+    """
+
+    proposal: Proposal | None
+    largest_budget: int | None
+    obstacles: tuple[str, ...] = ()
+
+
+def propose(config: Config, cluster: Cluster, planner: Planner) -> Search:
     """Looks for layouts.
 
     Args:
         config: of the run.
         cluster: its devices.
         planner: plans another configuration on the same devices.
-
-    Returns:
-        The smallest number of ranks (`learner.parallel.sp` times a power of two) at which a micro-batch of the longest
-        sequence fits, with its largest budget. Then the largest budget of the configured layout. None where nothing
-        fits.
     """
     configured = _largest_budget(config, {}, planner)
+    proposal = _smallest(config, cluster, planner, {})
+    if proposal is not None:
+        return Search(proposal, configured)
+    nearest = _nearest(config, cluster, planner)
+    if not any(use.problem for use in nearest.devices):
+        for fewer in _fewer_on_hosts(config):
+            if (proposal := _smallest(config, cluster, planner, fewer)) is not None:
+                return Search(proposal, configured)
+    layout = f"{nearest.placement.ranks} rank(s) on {nearest.placement.learner_nodes} node(s)"
+    return Search(None, configured, tuple(f"{layout}: {problem}" for problem in nearest.problems))
+
+
+def _smallest(config: Config, cluster: Cluster, planner: Planner, more: dict[str, Any]) -> Proposal | None:
+    """The smallest layout that fits, with other keys in addition."""
     for ranks in _rank_counts(config, cluster):
         for nodes in node_counts(cluster, ranks):
-            settings = _full_shard(config, ranks, nodes)
+            settings = more | _full_shard(config, ranks, nodes)
             tokens = _largest_budget(config, settings, planner)
             if tokens is not None:
                 settings[_TOKENS] = tokens
                 peak = _alone(config, settings, planner).learner_peak
-                return Proposal(ranks, settings, peak, cluster.count - ranks, nodes), configured
-    return None, configured
+                return Proposal(ranks, settings, peak, cluster.count - ranks, nodes)
+    return None
+
+
+def _nearest(config: Config, cluster: Cluster, planner: Planner) -> Plan:
+    """The layout that fits its devices and takes the least of its hosts, although it does not fit; else the widest."""
+    plans = [
+        _alone(config, _full_shard(config, ranks, nodes) | {_TOKENS: config.rollout.context_tokens}, planner)
+        for ranks in _rank_counts(config, cluster)
+        for nodes in node_counts(cluster, ranks)
+    ]
+    roomy = [plan for plan in plans if not any(use.problem for use in plan.devices)]
+    return min(roomy or plans[-1:], key=lambda plan: sum(plan.host.values()))
+
+
+def _fewer_on_hosts(config: Config) -> Iterator[dict[str, Any]]:
+    """Keys with which versions take less of a host, one more each time."""
+    weights = config.weights
+    keys: dict[str, Any] = {}
+    for key, value, applies in (
+        ("model.dtype", "bfloat16", config.model.dtype == "float32"),
+        ("weights.chain", 1, weights.encoding != "full" and weights.chain > 1),
+        ("weights.keep_versions", 1, weights.keep_versions > 1),
+    ):
+        if applies:
+            keys = keys | {key: value}
+            yield keys
 
 
 def _rank_counts(config: Config, cluster: Cluster) -> Iterator[int]:

@@ -12,7 +12,7 @@ from rollmesh.planning.measured import ComparedRun
 from rollmesh.planning.memory_uses import MemoryUse
 from rollmesh.planning.placement import RENDEZVOUS, Placement
 from rollmesh.planning.plan import Plan, RolePlan
-from rollmesh.planning.proposal import Proposal
+from rollmesh.planning.proposal import Search
 from rollmesh.planning.settings import flags
 from rollmesh.planning.switches import Saving
 
@@ -33,16 +33,14 @@ class Findings:
     Attributes:
         plan: memory by role, phase and device.
         savings: switches, best first.
-        proposal: a layout of its own; None: none fits.
-        largest_budget: of a micro-batch at the configured ranks; None: none fits.
+        search: a layout of its own, or what is in its way.
         traced: a step by trained role, as torch's tracker counts it; empty: not asked for.
         measured: a run compared with its plan; None: not asked for.
     """
 
     plan: Plan
     savings: Sequence[Saving]
-    proposal: Proposal | None
-    largest_budget: int | None
+    search: Search
     traced: dict[str, TracedStep]
     measured: ComparedRun | None
 
@@ -63,8 +61,9 @@ def to_json(found: Findings) -> dict[str, Any]:
         "host": plan.host,
         "hosts": [_use_json(use) for use in plan.hosts],
         "savings": [asdict(saving) for saving in found.savings],
-        "proposal": None if found.proposal is None else asdict(found.proposal),
-        "largest_tokens_per_micro_batch": found.largest_budget,
+        "proposal": None if found.search.proposal is None else asdict(found.search.proposal),
+        "obstacles": list(found.search.obstacles),
+        "largest_tokens_per_micro_batch": found.search.largest_budget,
         "measured": None if found.measured is None else asdict(found.measured),
         "not_modelled": NOT_MODELLED,
     }
@@ -201,14 +200,15 @@ def _verdict(found: Findings) -> Iterator[str]:
 
 
 def _proposal_lines(found: Findings) -> Iterator[str]:
-    if found.largest_budget is not None:
+    if found.search.largest_budget is not None:
         yield (
             f"largest micro-batch at {found.plan.placement.ranks} rank(s): "
-            f"--learner.batch.tokens_per_micro_batch={found.largest_budget}"
+            f"--learner.batch.tokens_per_micro_batch={found.search.largest_budget}"
         )
-    proposal = found.proposal
+    proposal = found.search.proposal
     if proposal is None:
-        yield "no number of ranks on these devices holds the learner with a micro-batch of one sequence"
+        yield "no layout was found for the learner with a micro-batch of one sequence; what comes nearest is"
+        yield from (f"  {obstacle}" for obstacle in found.search.obstacles)
         return
     layout = "one rank" if proposal.ranks == 1 else f"FSDP2, {_shards(proposal.ranks, 1)}"
     where = (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal
 
 from rollmesh.mesh.config.models import Config
@@ -85,18 +86,13 @@ def _fewer_on_the_host(key: str) -> Switch:
     return Switch(f"learner.memory.{key}", value, "memory of the devices")
 
 
-def _of_engine(engine: Literal["vllm", "sglang"], share: str) -> Iterator[Switch]:
-    """The switches of a generator's engine: its share of a device, and devices for each generator."""
+def _of_engine(engine: Literal["vllm", "sglang"], share: str) -> Switch:
+    """The switch of a generator's engine for its share of a device."""
 
     def smaller(config: Config, plan: Plan) -> float | None:
         return _smaller_share(plan) if config.rollout.engine == engine else None
 
-    def wider(config: Config, plan: Plan) -> int | None:
-        has_room = 2 * plan.placement.devices_per_generator <= plan.cluster.per_node
-        return _if(config.rollout.engine == engine and has_room, 2 * getattr(config.rollout, engine).tensor_parallel)
-
-    yield Switch(f"rollout.{engine}.{share}", smaller, "a smaller KV cache")
-    yield Switch(f"rollout.{engine}.tensor_parallel", wider, "twice the devices for each generator")
+    return Switch(f"rollout.{engine}.{share}", smaller, "a smaller KV cache")
 
 
 def _if(condition: bool, value: Any) -> Any:
@@ -182,8 +178,8 @@ SWITCHES = (
         lambda config, _: _if(config.model.dtype == "float32", "bfloat16"),
         "generators compute, and weights travel, in bfloat16",
     ),
-    *_of_engine("vllm", "gpu_memory_utilization"),
-    *_of_engine("sglang", "mem_fraction"),
+    _of_engine("vllm", "gpu_memory_utilization"),
+    _of_engine("sglang", "mem_fraction"),
     Switch(
         "weights.keep_versions",
         lambda config, _: _if(config.weights.keep_versions > 1, 1),
@@ -207,7 +203,9 @@ def savings(config: Config, plan: Plan, planner: Planner) -> Iterator[Saving]:
         plan: of it.
         planner: plans another configuration on the same devices.
     """
-    found = [saving for switch in _applicable(config, plan) if (saving := _try(config, plan, planner, *switch))]
+    found = [
+        saving for switch in _applicable(config, plan, planner) if (saving := _try(config, plan, planner, *switch))
+    ]
     found.sort(key=lambda saving: (-saving.device_bytes, -saving.host_bytes))
     yield from found
     together: dict[str, Any] = {}
@@ -231,18 +229,19 @@ def _fewest(config: Config, plan: Plan, planner: Planner, found: Sequence[Saving
     return fewest
 
 
-def _applicable(config: Config, plan: Plan) -> Iterator[tuple[dict[str, Any], str]]:
+def _applicable(config: Config, plan: Plan, planner: Planner) -> Iterator[tuple[dict[str, Any], str]]:
     for switch in SWITCHES:
         if (value := switch.value(config, plan)) is not None:
             yield {switch.key: value}, switch.price
-    yield from _layouts(config, plan)
+    yield from _layouts(config, plan, planner)
+    yield from _wider_engine(config, plan, planner)
     for role in plan.roles:
         if not role.setup.trained and not role.setup.offload and plan.cluster.cuda:
             yield {f"learner.roles.{role.setup.name}.offload": True}, "copies from and to the host for every use"
 
 
-def _layouts(config: Config, plan: Plan) -> Iterator[tuple[dict[str, Any], str]]:
-    """More ranks, and the same over more nodes."""
+def _layouts(config: Config, plan: Plan, planner: Planner) -> Iterator[tuple[dict[str, Any], str]]:
+    """Twice the ranks, or as often that as their devices need, and the same ranks over more nodes."""
     cluster, placement = plan.cluster, plan.placement
     if not cluster.cuda:
         return
@@ -250,16 +249,48 @@ def _layouts(config: Config, plan: Plan) -> Iterator[tuple[dict[str, Any], str]]
     while ranks <= placement.ranks:
         ranks *= 2
     taken = 0 if placement.shared else placement.generators * placement.devices_per_generator
-    if ranks + taken <= cluster.count:
-        for nodes in node_counts(cluster, ranks):
-            yield spread(config, ranks, nodes), "devices, which generators lack then"
-            break
+    wider_layouts = []
+    while ranks + taken <= cluster.count:
+        wider_layouts += [spread(config, ranks, nodes) for nodes in islice(node_counts(cluster, ranks), 1)]
+        ranks *= 2
+    for layout in _first_with_room(config, planner, wider_layouts, "learner"):
+        yield layout, "devices, which generators lack then"
     for nodes in node_counts(cluster, placement.ranks):
         if nodes > placement.learner_nodes:
             wider = spread(config, placement.ranks, nodes)
             del wider["learner.ranks"]
             yield wider, "ranks exchange over the network"
             break
+
+
+def _wider_engine(config: Config, plan: Plan, planner: Planner) -> Iterator[tuple[dict[str, Any], str]]:
+    """Twice the devices for each generator, or as often that as its weights need."""
+    engine = config.rollout.engine
+    if engine == "hf" or plan.generator is None:
+        return
+    times = [2**power for power in range(1, plan.cluster.per_node.bit_length())]
+    devices, parts = plan.placement.devices_per_generator, getattr(config.rollout, engine).tensor_parallel
+    key = f"rollout.{engine}.tensor_parallel"
+    wider = [{key: more * parts} for more in times if more * devices <= plan.cluster.per_node]
+    for settings in _first_with_room(config, planner, wider, "generator"):
+        yield settings, f"{settings[key] // parts} times the devices for each generator"
+
+
+def _first_with_room(
+    config: Config, planner: Planner, candidates: Sequence[dict[str, Any]], user: str
+) -> Iterator[dict[str, Any]]:
+    """The first settings at which a user's devices have room, else the last that are possible; none without any."""
+    last = None
+    for settings in candidates:
+        try:
+            tried = planner(with_settings(config, settings))
+        except ConfigError:
+            continue
+        last = settings
+        if not any(use.problem for use in tried.devices if user in use.users):
+            break
+    if last is not None:
+        yield last
 
 
 def _try(config: Config, plan: Plan, planner: Planner, settings: dict[str, Any], price: str) -> Saving | None:

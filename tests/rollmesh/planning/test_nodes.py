@@ -81,7 +81,7 @@ def test_a_host_holds_what_its_own_ranks_and_generators_keep(learner_nodes: int,
 def test_what_is_proposed_can_be_pasted(model: str, ranks: int, nodes: int) -> None:
     config = configured(model)
     findings = found(config, H100, 8)
-    proposal = findings.proposal
+    proposal = findings.search.proposal
     assert proposal is not None
     assert (proposal.ranks, proposal.nodes) == (ranks, nodes)
     assert proposal.settings.get("learner.distributed.nodes", 1) == nodes
@@ -98,9 +98,9 @@ def test_what_is_proposed_can_be_pasted(model: str, ranks: int, nodes: int) -> N
 def test_a_rendezvous_that_is_known_stays() -> None:
     config = configured("llama-3-70b", learner={"ranks": 4, "distributed": over(2)})
     findings = found(config, H100, 8)
-    assert findings.proposal is not None
-    assert findings.proposal.settings["learner.distributed.nodes"] == findings.proposal.nodes
-    assert "learner.distributed.rendezvous" not in findings.proposal.settings
+    assert findings.search.proposal is not None
+    assert findings.search.proposal.settings["learner.distributed.nodes"] == findings.search.proposal.nodes
+    assert "learner.distributed.rendezvous" not in findings.search.proposal.settings
 
 
 def test_a_host_without_room_does_not_fit_and_more_nodes_or_less_offloading_help() -> None:
@@ -124,7 +124,9 @@ def test_a_host_without_room_does_not_fit_and_more_nodes_or_less_offloading_help
 
 
 def test_the_proposal_is_spread_over_more_nodes_where_a_host_is_small() -> None:
-    proposals = [found(configured("qwen3-30b-a3b"), H100, 4, host_memory=size).proposal for size in ("1T", "640G")]
+    proposals = [
+        found(configured("qwen3-30b-a3b"), H100, 4, host_memory=size).search.proposal for size in ("1T", "640G")
+    ]
     assert None not in proposals
     assert [(each.ranks, each.nodes) for each in proposals if each is not None] == [(8, 1), (8, 2)]
 
@@ -186,3 +188,30 @@ def test_the_command_takes_the_sizes_of_hosts_and_ends_with_2_where_they_are_too
     assert "DOES NOT FIT:\n  host of the learner" in done.stdout
     assert rollmesh("plan", str(config), "--devices", H100, "--host-memory", "1T").returncode == 0
     assert "is no size" in rollmesh("plan", str(config), "--devices", H100, "--shm", "64").stderr
+
+
+def test_where_hosts_are_too_small_the_search_goes_on_with_keys_that_take_less_of_them() -> None:
+    config = with_settings(configured("llama-3-70b"), {"model.dtype": "float32"})
+    findings = found(config, H100, 8)
+    proposal = findings.search.proposal
+    assert proposal is not None
+    assert proposal.settings["model.dtype"] == "bfloat16"
+    assert planned(with_settings(config, proposal.settings), H100, 8).fits
+
+
+def test_without_a_layout_the_true_obstacle_is_named() -> None:
+    small_host = found(configured("llama-3-70b"), H100, 8, host_memory="300G")
+    assert small_host.search.proposal is None
+    assert small_host.search.obstacles
+    assert all("host of the learner: " in obstacle for obstacle in small_host.search.obstacles)
+    assert to_json(small_host)["obstacles"] == list(small_host.search.obstacles)
+    few = "\n".join(lines(found(configured("llama-3-70b"), H100, 1)))
+    assert "  8 rank(s) on 1 node(s): learner: " in few
+
+
+def test_ranks_and_devices_of_an_engine_are_doubled_until_they_fit() -> None:
+    rollout = {"engine": "vllm", "replicas": 1, "max_prompt_tokens": 2048, "max_response_tokens": 8192}
+    config = with_settings(configured("llama-3-70b", rollout=rollout), {"model.dtype": "float32"})
+    *_, together = found(config, H100, 8).savings
+    assert together.fits
+    assert planned(with_settings(config, together.settings), H100, 8).fits

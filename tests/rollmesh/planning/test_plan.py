@@ -66,16 +66,18 @@ def test_the_smallest_layout_is_not_held_up_by_the_configured_division() -> None
 
     findings = found(config, "8xH100-80G", 2)
 
-    assert findings.proposal is not None
-    assert findings.proposal.ranks == 1
-    assert findings.proposal.settings["learner.parallel.shards"] is None
-    assert planned(with_settings(config, {**findings.proposal.settings, "rollout.replicas": 0}), "8xH100-80G", 2).fits
+    assert findings.search.proposal is not None
+    assert findings.search.proposal.ranks == 1
+    assert findings.search.proposal.settings["learner.parallel.shards"] is None
+    assert planned(
+        with_settings(config, {**findings.search.proposal.settings, "rollout.replicas": 0}), "8xH100-80G", 2
+    ).fits
     text = "\n".join(lines(findings))
     assert "smallest layout: --learner.ranks=1 --learner.distributed.nodes=1" in text
     assert "--learner.parallel.shards=null --learner.devices=null" in text
 
     in_threes = with_settings(config, {"learner.ranks": 12, "learner.parallel.sp": 4, "learner.parallel.shards": None})
-    proposal = found(in_threes, "6xH100-80G", 2).proposal
+    proposal = found(in_threes, "6xH100-80G", 2).search.proposal
     assert proposal is not None
     assert proposal.ranks == 4
 
@@ -95,8 +97,8 @@ def test_what_does_not_fit_is_said_with_the_keys_that_help() -> None:
         fewer = max(a.needed - b.needed for a, b in zip(findings.plan.devices, changed.devices, strict=True))
         assert saving.device_bytes == fewer, key
         assert saving.fits == changed.fits, key
-    assert findings.proposal is not None
-    assert planned(with_settings(config, findings.proposal.settings), "8xH100-80G").fits
+    assert findings.search.proposal is not None
+    assert planned(with_settings(config, findings.search.proposal.settings), "8xH100-80G").fits
     assert json.loads(json.dumps(to_json(findings)))["fits"] is False
 
 
