@@ -29,19 +29,19 @@ class SkipLimit:
         """True where the last batch trained something, and every role has changed with its own last one."""
         return self._trained and not self._in_a_row.total()
 
-    def record(self, version: int, stopped: Mapping[str, bool]) -> None:
+    def record(self, version: int, all_skipped: Mapping[str, bool]) -> None:
         """Counts a batch.
 
         Args:
             version: that was trained.
-            stopped: by role with a step to take, whether none could be taken.
+            all_skipped: by role with a step to take, whether none could be taken.
 
         Raises:
             DivergedError: too many in a row.
         """
-        self._trained = bool(stopped)
-        for role, all_skipped in stopped.items():
-            self._in_a_row[role] = self._in_a_row[role] + 1 if all_skipped else 0
+        self._trained = bool(all_skipped)
+        for role, skipped in all_skipped.items():
+            self._in_a_row[role] = self._in_a_row[role] + 1 if skipped else 0
             if self._in_a_row[role] > self._most:
                 raise DivergedError(
                     f"the {role}'s gradient was not finite in {self._in_a_row[role]} batches in a row, at last in that "

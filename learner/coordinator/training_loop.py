@@ -272,7 +272,7 @@ class TrainingLoop:
         finally:
             # The batch is trained, also where its publication fails.
             self._record_step(batch, result, warning)
-        self._skips.record(batch.version, result.stopped)
+        self._skips.record(batch.version, result.all_skipped)
         self._timings.checkpoint_s = self._checkpoints.write_if_due(self.version, healthy=self._skips.healthy)
 
     def _record_step(self, batch: CandidateBatch, result: TrainResult, warning: str) -> None:

@@ -46,21 +46,21 @@ class TrainResult:
     Attributes:
         metrics: of engines and algorithm, averaged over the optimizer steps.
         skipped: optimizer steps without a finite gradient.
-        stopped: by role that had something to train, whether all its steps were such.
+        all_skipped: by role that had something to train, whether all its steps were such.
         mismatch: of generators and policy at the version that was trained; None where the policy was not computed.
         speed: time, arithmetic and memory by role, see `StepMeter`; the times are this process's.
     """
 
     metrics: dict[str, float]
     skipped: int
-    stopped: dict[str, bool] = field(default_factory=dict)
+    all_skipped: dict[str, bool] = field(default_factory=dict)
     mismatch: Mismatch | None = None
     speed: dict[str, float] = field(default_factory=dict)
 
     @property
     def policy_changed(self) -> bool:
         """True if the policy has other weights than before: one of its steps was not skipped."""
-        return not self.stopped.get(ACTOR, True)
+        return not self.all_skipped.get(ACTOR, True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,13 +194,13 @@ class Worker:
         for role, done in batch.results.items():
             metrics |= _with_role(role, _mean([result.metrics for result in done]))
         due = {role: [result for result in done if result.metrics] for role, done in batch.results.items()}
-        stopped = {role: all(result.skipped for result in steps) for role, steps in due.items() if steps}
+        all_skipped = {role: all(result.skipped for result in steps) for role, steps in due.items() if steps}
         if batch.mismatch is not None:
             metrics |= batch.mismatch.metrics()
         return TrainResult(
             metrics | batch.metrics,
             sum(result.skipped for result in results),
-            stopped,
+            all_skipped,
             batch.mismatch,
             speed=batch.meter.metrics(),
         )

@@ -115,7 +115,8 @@ def full_tensors(
     Yields:
         Name and tensor of those that this process holds, in order. Memory is used again once the next is asked for.
     """
-    rounds = _Rounds(world, gather_bytes)
+    staging = _Staging(world.device)
+    rounds = _Rounds(world, gather_bytes, staging)
     for batch in _batches(named, world.processes, dtype, holders, gather_bytes):
         if not batch.whole:
             yield from rounds.add(batch)
@@ -123,7 +124,7 @@ def full_tensors(
         yield from rounds.flush()
         if world.process == batch.holder:
             for entry in batch.entries:
-                yield entry.name, rounds.on_host(entry.tensor, entry.dtype)
+                yield entry.name, staging.on_host(entry.tensor, entry.dtype)
     yield from rounds.flush()
 
 
@@ -138,7 +139,7 @@ def own_shards(named: Iterable[tuple[str, Tensor]], world: World, dtype: torch.d
     Yields:
         Shards. Memory is used again once the next is asked for.
     """
-    staging = _Rounds(world, 0)
+    staging = _Staging(world.device)
     for index, (name, tensor) in enumerate(named):
         wire_dtype = dtype if tensor.is_floating_point() else tensor.dtype
         place: tuple[slice, ...] = ()
@@ -215,16 +216,45 @@ def _local(tensor: Tensor) -> Tensor:
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
-class _Rounds:
-    """Exchanges batches, one per holder at a time; keeps its memory from one round to the next."""
+class _Staging:
+    """Memory for tensors on their way: each use has its own, which is kept from one tensor to the next."""
 
-    def __init__(self, world: World, gather_bytes: int) -> None:
+    def __init__(self, device: torch.device) -> None:
+        cpu = torch.device("cpu")
+        devices = {"full": cpu, "on_host": cpu, "sent": device, "arrived": device}
+        self._memory = {use: torch.empty(0, dtype=torch.uint8, device=device) for use, device in devices.items()}
+
+    def on_host(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        """This process's part of a tensor, cast; valid until the next call."""
+        # Cast on the device: fewer bytes come to the host.
+        own = _local(tensor).to(dtype).contiguous()
+        return self.to_host(own.reshape(-1).view(torch.uint8)).view(dtype).view(own.shape)
+
+    def to_host(self, messages: Tensor) -> Tensor:
+        """Copies bytes to host memory, valid until the next call."""
+        if messages.device.type == "cpu":
+            return messages
+        return self.reserve("on_host", len(messages), pinned=True).copy_(messages)
+
+    def reserve(self, use: str, nbytes: int, *, pinned: bool = False) -> Tensor:
+        """Bytes for a use, valid until its next call."""
+        memory = self._memory[use]
+        if len(memory) < nbytes:
+            device = memory.device
+            # Frees the old memory before it allocates the new.
+            memory = self._memory[use] = torch.empty(0, dtype=torch.uint8, device=device)
+            memory = self._memory[use] = torch.empty(nbytes, dtype=torch.uint8, device=device, pin_memory=pinned)
+        return memory[:nbytes]
+
+
+class _Rounds:
+    """Exchanges batches, one per holder at a time."""
+
+    def __init__(self, world: World, gather_bytes: int, staging: _Staging) -> None:
         self._world = world
         self._gather_bytes = gather_bytes
         self._round: dict[int, _Batch] = {}
-        cpu = torch.device("cpu")
-        devices = {"full": cpu, "on_host": cpu, "sent": world.device, "arrived": world.device}
-        self._memory = {use: torch.empty(0, dtype=torch.uint8, device=device) for use, device in devices.items()}
+        self._staging = staging
 
     def add(self, batch: _Batch) -> Iterator[tuple[str, Tensor]]:
         """Takes a batch into the round; the tensors of the round before, where that has a batch for the same holder."""
@@ -244,41 +274,20 @@ class _Rounds:
         own, asked = batches.get(process, _Batch()), {p: batches[p] for p in neighbours if p in batches}
         outgoing = [asked[p].message_bytes(shard) if p in asked else 0 for p in range(processes)]
         incoming = [own.message_bytes(p % shards) if p in neighbours else 0 for p in range(processes)]
-        messages = self._reserve("sent", sum(outgoing)).split(outgoing)
+        messages = self._staging.reserve("sent", sum(outgoing)).split(outgoing)
         for holder, batch in asked.items():
             for entry, part in batch.parts(messages[holder], shard):
                 part.view(entry.dtype).copy_(_local(entry.tensor).reshape(-1))
-        full = self._reserve("full", own.nbytes)
+        full = self._staging.reserve("full", own.nbytes)
         longest = max(batch.message_bytes(number) for batch in batches.values() for number in range(shards))
         piece = self._gather_bytes // shards
         for first in range(0, longest, piece):
             sizes = [min(max(length - first, 0), piece) for length in incoming]
             sent = [message[first : first + piece] for message in messages]
-            arrived = self._reserve("arrived", sum(sizes))
+            arrived = self._staging.reserve("arrived", sum(sizes))
             dist.all_to_all_single(arrived, torch.cat(sent), sizes, [len(part) for part in sent])
-            for source, part in enumerate(self._to_host(arrived).split(sizes)):
+            for source, part in enumerate(self._staging.to_host(arrived).split(sizes)):
                 own.place(full, part, first, source % shards)
         for entry in own.entries:
             data = full[entry.start : entry.start + entry.nbytes]
             yield entry.name, data.view(entry.dtype).view(entry.tensor.shape)
-
-    def on_host(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        """This process's part of a tensor, cast; valid until the next call."""
-        # Cast on the device: fewer bytes come to the host.
-        own = _local(tensor).to(dtype).contiguous()
-        return self._to_host(own.reshape(-1).view(torch.uint8)).view(dtype).view(own.shape)
-
-    def _to_host(self, messages: Tensor) -> Tensor:
-        """Copies bytes to host memory, valid until the next call."""
-        if messages.device.type == "cpu":
-            return messages
-        return self._reserve("on_host", len(messages), pinned=True).copy_(messages)
-
-    def _reserve(self, use: str, nbytes: int, *, pinned: bool = False) -> Tensor:
-        memory = self._memory[use]
-        if len(memory) < nbytes:
-            device = memory.device
-            # Frees the old memory before it allocates the new.
-            memory = self._memory[use] = torch.empty(0, dtype=torch.uint8, device=device)
-            memory = self._memory[use] = torch.empty(nbytes, dtype=torch.uint8, device=device, pin_memory=pinned)
-        return memory[:nbytes]
