@@ -74,7 +74,7 @@ class OptimizerSection(Section):
     @model_validator(mode="after")
     def _agrees(self) -> OptimizerSection:
         if self.warmup_steps and self.warmup_ratio:
-            raise ValueError("warmup_steps and warmup_ratio say the same: set one of them")
+            raise ValueError("warmup_steps and warmup_ratio both set the warm-up: leave one of them out")
         if self.name == "muon" and self.state_dtype != "float32":
             raise ValueError("state_dtype is AdamW's: leave it out, or set name: adamw")
         return self
@@ -275,7 +275,7 @@ class LearnerSection(Section):
         False,
         description="Compile each layer with `torch.compile`, which fuses the operations between matrix "
         "products; a run starts later. Attention is not compiled, nor are models with attention "
-        "of their own; then the log says so at the start.",
+        "of their own; the log then warns at the start.",
     )
     gradient_sync: Literal["micro_batch", "step"] = Field(
         "micro_batch",

@@ -115,7 +115,7 @@ class ModelRunner(ABC):
 
     @abstractmethod
     def _build(self, language_model: PreTrainedModel) -> nn.Module:
-        """The module to train, with parameters named as in a Hugging Face folder; without memory, as what is given."""
+        """The module to train, with parameters named as in a Hugging Face folder; without memory, as the given one."""
 
     def _fill_new(self, parameters: Mapping[str, nn.Parameter], files: WeightFiles) -> None:
         """Fills parameters that are not of the language model.
@@ -144,7 +144,7 @@ class ModelRunner(ABC):
         return cost_of(config, shapes, tied=tied, stateful=layers)
 
     def even(self, batches: Sequence[PackedBatch]) -> tuple[list[PackedBatch], list[PackedBatch]]:
-        """Micro-batches with trained tokens, and what fills them up to the same number on every rank.
+        """Micro-batches with trained tokens, filled up to the same number on every rank.
 
         Raises:
             DataError: on every rank, where one has a sequence that needs too large a mask.
@@ -247,7 +247,7 @@ class ModelRunner(ABC):
             self._layers.use(self.transformer.config._attn_implementation == ATTENTION and not self._proving)
 
     def _warn(self) -> None:
-        """Warns of what the packing makes slow or large."""
+        """Warns of operations that the packing makes slow or large."""
         heads = getattr(self.transformer.config.get_text_config(), "num_attention_heads", 0)
         warnings = []
         if self._kernel == EXACT:
