@@ -23,6 +23,7 @@ from rollmesh.learner.data.stream import PromptStream, TaskWindow
 from rollmesh.learner.distributed.rank_group import RankGroup
 from rollmesh.learner.distributed.trajectories import InlineTrajectories
 from rollmesh.learner.distributed.worker import TrainResult
+from rollmesh.learner.engines.interface import ACTOR
 from rollmesh.learner.recovery.consumption_log import LOG_NAME, ConsumptionLog
 from rollmesh.learner.recovery.redis_recovery import RedisRecovery
 from rollmesh.learner.rollouts.group_stream import GroupStream
@@ -73,7 +74,7 @@ class _Ranks:
         return {}
 
     def train(self, may_update: Any) -> TrainResult | None:
-        return TrainResult({}, 0) if may_update() else None
+        return TrainResult({}, 0, {ACTOR: False}) if may_update() else None
 
     def keep_alive(self) -> None:
         pass
