@@ -37,6 +37,7 @@ from rollmesh.learner.liveness.rank_watch import log_lost
 from rollmesh.learner.liveness.start_notice import note_every_minute
 from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.learner.recovery.run_identity import RunRecord
+from rollmesh.learner.start_requirements import check_start
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.access.roles import Identity, Role
 from rollmesh.mesh.access.secret_files import check_security
@@ -126,6 +127,7 @@ def _run(
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "^lo,docker")
     set_learner_threads(config)
     given, config = config, config.model_copy(update={"model": resolve_model(config.model)})
+    check_start(config)
     algorithm = build_algorithm(config)
     for notice in notices(config, algorithm) if rank == 0 else ():
         log.warning("%s", notice)

@@ -40,6 +40,22 @@ class RemovedMeanwhileError(CopyError):
     """The newest checkpoint was removed while it was copied."""
 
 
+def check_file_system(url: str) -> None:
+    """Checks that there is a file system for a URL; asks no store.
+
+    Args:
+        url: as `checkpoint.copy_to`.
+
+    Raises:
+        ConfigError: there is none, or its package is not installed.
+    """
+    for part in url.split("::"):
+        try:
+            fsspec.get_filesystem_class(fsspec.core.split_protocol(part)[0] or part)
+        except (ValueError, ImportError) as error:
+            raise ConfigError(f"cannot copy to {url}: {error}", hint="see checkpoint.copy_to") from error
+
+
 class RemoteCopies:
     """The copies of one run.
 

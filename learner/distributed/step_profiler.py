@@ -24,6 +24,23 @@ FOLDER = "profile"
 _MEMORY_EVENTS = 1_000_000
 
 
+def check_snapshots(settings: ProfileSection, device: str) -> None:
+    """Checks that a device has the snapshots that are asked for.
+
+    Args:
+        settings: of the profiler.
+        device: kind of the device.
+
+    Raises:
+        ConfigError: a snapshot of memory is asked for, and the device is no CUDA device.
+    """
+    if settings.memory and device != "cuda":
+        raise ConfigError(
+            f"learner.profile.memory records allocations on CUDA devices, and the learner runs on {device}",
+            hint="leave it out: traces of a CPU have memory too (learner.profile.steps)",
+        )
+
+
 class StepProfiler:
     """Profiles steps of this rank.
 
@@ -37,11 +54,7 @@ class StepProfiler:
     """
 
     def __init__(self, settings: ProfileSection, device: torch.device, folder: Path) -> None:
-        if settings.memory and device.type != "cuda":
-            raise ConfigError(
-                f"learner.profile.memory records allocations on CUDA devices, and the learner runs on {device.type}",
-                hint="leave it out: traces of a CPU have memory too (learner.profile.steps)",
-            )
+        check_snapshots(settings, device.type)
         self._rank = int(os.environ.get("RANK", "0"))
         self._steps = frozenset(settings.steps if self._rank in settings.ranks else ())
         self._settings = settings

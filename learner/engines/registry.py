@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Literal
 
 from rollmesh.learner.engines.interface import Engine, EngineSpec
@@ -35,12 +35,25 @@ def create_engine(spec: EngineSpec, *, model_type: ModelType = "language_model",
         ConfigError: no such backend, or none for that kind of model and device.
         DataError: the model cannot be loaded.
     """
+    check_backend(backend)
     if backend in _ENGINES:
         module, _, name = _ENGINES[backend].partition(":")
         create: CreateEngine = getattr(importlib.import_module(module), name)
     else:
-        brought = {point.name: point for point in entry_points(group=GROUP)}
-        if backend not in brought:
-            raise ConfigError(f"no engine {backend!r}", hint=f"known: {', '.join(sorted({*_ENGINES, *brought}))}")
-        create = brought[backend].load()
+        create = _brought()[backend].load()
     return create(spec, model_type)
+
+
+def check_backend(backend: str) -> None:
+    """Checks that there is such an engine; loads none.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    known = {*_ENGINES, *_brought()}
+    if backend not in known:
+        raise ConfigError(f"no engine {backend!r}", hint=f"known: {', '.join(sorted(known))}")
+
+
+def _brought() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=GROUP)}

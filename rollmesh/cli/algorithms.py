@@ -16,7 +16,7 @@ from rollmesh.learner.algorithms.interface import Algorithm
 from rollmesh.learner.algorithms.registry import ADVANTAGES, ALGORITHMS, POLICY_LOSSES, Registry, keyword_settings
 from rollmesh.learner.algorithms.settings import Component, Settings, merge
 from rollmesh.learner.algorithms.types import ModelRole
-from rollmesh.learner.builders import build_algorithm
+from rollmesh.learner.builders import build_algorithm, notices
 from rollmesh.mesh.config.models import Config
 
 _REGISTRIES: dict[str, Registry[Any]] = {"advantage": ADVANTAGES, "loss": POLICY_LOSSES}
@@ -44,7 +44,7 @@ def explain_algorithm(config: Config) -> Iterator[str]:
     for line, source in zip(shown, sources, strict=True):
         yield f"  {line.ljust(width)}  {source}"
     yield from _needs(config, algorithm)
-    yield from algorithm.notices()
+    yield from notices(config, algorithm)
 
 
 def expanded_settings(settings: Settings, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

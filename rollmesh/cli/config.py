@@ -47,7 +47,12 @@ def _explain(context: typer.Context, config_path: ConfigPath) -> None:
     config = read_config(config_path, context)
     from rollmesh.cli.algorithms import explain_algorithm
     from rollmesh.cli.explain import explain
+    from rollmesh.learner.start_requirements import check_device, check_start
 
+    check_start(config)
+    if config.learner.device == "cpu":
+        # Others are those of the run's machine, which may be another one.
+        check_device(config, "cpu")
     for line in (*explain(config), *explain_algorithm(config)):
         typer.echo(line)
 

@@ -77,15 +77,20 @@ def explain(config: Config) -> Iterator[str]:
     if not config.reward.endpoints:
         where = "in each generator" if config.reward.in_process else "in the reward service"
         computing, waiting = reward_workers(config.reward.workers)
-        number = f"{computing}" if computing == waiting else f"{computing}, or {waiting} where they wait for something,"
+        number = f"{computing} processes"
+        if computing != waiting:
+            number = f"{computing} processes for rewards that compute, {waiting} for rewards that wait"
         yield (
-            f"reward workers: at most {number} processes {where}; a call that is "
+            f"reward workers: at most {number}, {where}; a call that is "
             f"not done after {config.reward.scorer_timeout_s:g} s costs its worker, which is replaced"
         )
     yield f"buffer: {_front(config)}"
     port = config.network.port or "a free port, see mesh.json in the run folder"
     yield f"mesh address: {config.network.advertise or config.network.host}, port {port}"
-    yield "not checked here: whether the files and models exist; `rollmesh run` refuses to start without them"
+    yield (
+        "not checked here: whether the files and models exist, and what the devices of the run's machine can; "
+        "`rollmesh run` refuses to start without them"
+    )
 
 
 def _packing(config: Config) -> str:

@@ -313,7 +313,7 @@ def test_explain_has_every_deadline_that_ends_something(rollmesh: Command, confi
     assert (
         "engine: 10 / 300 / 90 s), or where a learner's step lasts 20 times as long as the longest, 600 s" in explained
     )
-    assert "at most 5 processes in the reward service; a call that is not done after 8 s" in explained
+    assert "at most 5 processes, in the reward service; a call that is not done after 8 s" in explained
     assert "buffer: 3 front(s) on an embedded Redis; its last two seconds may be lost" in explained
     never = rollmesh("config", "explain", str(config_file), "--resources.frozen_after_s=0").stdout
     assert "frozen services: not detected" in never
@@ -371,6 +371,23 @@ def test_a_run_whose_launcher_was_killed_is_not_going(
         result = rollmesh(*command, str(config.run.folder))
         assert_error(result, 3, f"run {config.run.folder} is not in progress: its launcher was killed")
         assert "hint: the same `rollmesh run` continues it" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("--learner.parallel.shards=3", "learner.parallel.shards: 3 does not divide"),
+        ("--checkpoint.copy_to=s4://x/y", "Protocol not known: s4"),
+        ("--learner.attention=flash_attention_3", "flash_attention_3 needs a CUDA device"),
+    ],
+)
+def test_explain_refuses_what_a_run_refuses(rollmesh: Command, config_file: Path, override: str, said: str) -> None:
+    assert_error(rollmesh("config", "explain", str(config_file), "--learner.device=cpu", override), 2, said)
+
+
+def test_explain_names_settings_without_effect(rollmesh: Command, config_file: Path) -> None:
+    explained = rollmesh("config", "explain", str(config_file), "--learner.profile.steps=[2,999]").stdout
+    assert "without effect: learner.profile.steps 999" in explained
 
 
 def test_explain_says_what_ends_the_run(rollmesh: Command, config_file: Path) -> None:

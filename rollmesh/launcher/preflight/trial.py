@@ -186,9 +186,11 @@ def try_learner(config: Config, *, fresh: bool) -> list[str]:
     from rollmesh.learner.builders import build_algorithm, notices
     from rollmesh.learner.checkpoint.compatibility import check_newest
     from rollmesh.learner.coordinator.priorities import priority_function
-    from rollmesh.learner.layout_requirements import check_layout
+    from rollmesh.learner.start_requirements import check_device, check_start
+    from rollmesh.mesh.runtime.devices import choose_device
 
-    check_layout(config)
+    check_start(config)
+    check_device(config, choose_device(config.learner.device, "learner.device"))
     algorithm = build_algorithm(config)
     priority_function(config)
     if not fresh and not nothing_trained(config.run.folder):

@@ -1,0 +1,64 @@
+"""Settings and devices that a start needs are checked before anything is started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rollmesh.learner.start_requirements import check_device, check_start
+from rollmesh.mesh.config import load_config
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.errors import ConfigError
+
+
+def configured(folder: Path, *overrides: str) -> Config:
+    (folder / "config.json").write_text(json.dumps({"num_attention_heads": 4}))
+    settings = {"model": {"path": str(folder)}, "data": {"train": "t.jsonl"}, "learner": {"steps": 10, "ranks": 2}}
+    return load_config(settings, list(overrides))
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("learner.engine=mein", "no engine 'mein'"),
+        ("learner.parallel.shards=3", "learner.parallel.shards: 3 does not divide"),
+        ("learner.distributed={nodes: 2, rendezvous: 'HOST:29500'}", "learner.distributed.rendezvous is HOST:29500"),
+        ("checkpoint.copy_to=s4://x/y", "cannot copy to s4://x/y: Protocol not known: s4"),
+        ("learner.optimizer={schedule: wsd, decay_ratio: 0.9, warmup_ratio: 0.5}", "learner.optimizer: a warm-up of 5"),
+        ("learner.optimizer={schedule: wsd, decay_ratio: 0.5, warmup_steps: 6}", "learner.optimizer: a warm-up of 6"),
+    ],
+)
+def test_a_setting_that_no_start_can_have_is_refused_by_name(tmp_path: Path, override: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_start(configured(tmp_path, override))
+    assert refused.value.message.startswith(said)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "checkpoint.copy_to=file:///somewhere",
+        "checkpoint.copy_to=simplecache::memory://x",
+        "learner.optimizer={schedule: wsd, decay_ratio: 0.5, warmup_ratio: 0.5}",
+        "learner.optimizer={schedule: cosine, warmup_steps: 20}",
+        "learner.distributed={nodes: 2, rendezvous: 'host.example:29500'}",
+    ],
+)
+def test_others_are_not(tmp_path: Path, override: str) -> None:
+    check_start(configured(tmp_path, override))
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("learner.attention=flash_attention_3", "learner.attention: flash_attention_3 needs a CUDA device"),
+        ("learner.profile.memory=true", "learner.profile.memory records allocations on CUDA devices"),
+    ],
+)
+def test_what_a_cpu_cannot_is_refused_there(tmp_path: Path, override: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_device(configured(tmp_path, override), "cpu")
+    assert refused.value.message.startswith(said)
+    check_device(configured(tmp_path), "cpu")
