@@ -13,11 +13,14 @@ from rollmesh.learner.model_files.stored_model import StoredModel
 from rollmesh.testing.contract import EngineContract
 from rollmesh.testing.engine_cases import assert_same
 from rollmesh.testing.worlds import EngineLayout
-from tests.learner.engines import two_ranks
+from tests.learner.engines import compiled, two_ranks
 from tests.learner.engines.models import make_model
 
 torch.set_num_threads(1)
 ONE, TWO = EngineLayout("one_process"), EngineLayout("two_ranks", processes=2)
+# Where other programs have the cores.
+COMPILED_S = 250.0
+SEQUENCES = EngineLayout("divided_sequences", processes=2, changes={"sp": 2})
 
 
 class TestFsdp2(EngineContract):
@@ -84,6 +87,15 @@ def test_two_ranks_make_the_steps_of_muon_that_one_makes(engine_worlds, engine_m
     ((_, expected),) = engine_worlds(ONE).run(two_ranks.step_with_muon, engine_models["dense"])
     assert_same(found, expected, 1e-3)
     assert max(float((found[name] - before[name]).abs().max()) for name in found) > 5e-3
+
+
+@pytest.mark.slow
+def test_compiled_layers_give_the_same_where_ranks_divide_sequences(engine_worlds, engine_models):
+    """And models, in half precision."""
+    results = engine_worlds(SEQUENCES).run(compiled.step, engine_models["dense"], deadline_s=COMPILED_S)
+    (plain, found, graphs), (*_, others) = results
+    assert 0 < graphs == others
+    assert_same(found, plain, 0.0)
 
 
 def test_each_rank_continues_from_its_own_random_state(engine_worlds, engine_models, tmp_path):
