@@ -81,6 +81,9 @@ class ProbeSubject(Protocol):
     def read(self, batches: Sequence[PackedBatch]) -> ComputedValues:
         """Computes micro-batches in the present way."""
 
+    def named_tensors(self) -> Iterable[tuple[str, Tensor]]:
+        """Its parameters and buffers by the names of the folder; shards of this process."""
+
     def in_eager_rows(self) -> AbstractContextManager[None]:
         """Gives, within the context, every sequence a row of its own and transformers' eager attention."""
 
@@ -188,6 +191,7 @@ class Probe:
         """
         with self._subject.in_eager_rows():
             self._truth = self._read(self._alone, dtype)
+        self._require_finite()
         if self._subject.packing is not Packing.ROWS:
             try:
                 return self._measure(dtype)
@@ -196,6 +200,23 @@ class Probe:
                     raise
                 self._subject.repack(wrong.reason)
         return self._measure(dtype)
+
+    def _require_finite(self) -> None:
+        """Refuses a model whose results are NaN or infinite, which no other way of computing could agree with.
+
+        Raises:
+            DataError: names the tensor that holds such numbers, where one does.
+        """
+        results = (self._truth.outputs, *self._truth.gradients.values())
+        if not self._world.max_int(int(any(map(_is_broken, results)))):
+            return
+        held = next((name for name, tensor in self._subject.named_tensors() if _is_broken(tensor)), "")
+        held = next((found.decode() for found in self._world.gather_bytes(held.encode()) if found), "")
+        raise DataError(
+            f"{self._name} computes values that are not finite"
+            + (f": {held} holds some" if held else ", though its weights are finite"),
+            hint="is the model's folder what its author wrote?",
+        )
 
     def compare_with_float32(self, dtype: str) -> Difference:
         """Compares the compute dtype with the results that were proven in float32.
@@ -345,6 +366,13 @@ def _with_other_neighbours(
 def _relative_rms(found: Tensor, truth: Tensor, spread: Tensor) -> Tensor:
     """Root mean square of the differences, over the standard deviation of `spread`."""
     return (found - truth).square().mean().sqrt() / _not_zero(spread.std())
+
+
+def _is_broken(tensor: Tensor) -> bool:
+    """True where a number of this process's part is NaN or infinite."""
+    local = tensor.detach()
+    local = local.to_local() if isinstance(local, DTensor) else local
+    return local.is_floating_point() and not bool(local.isfinite().all())
 
 
 def _not_zero(value: Tensor) -> Tensor:

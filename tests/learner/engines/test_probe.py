@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 from transformers import AutoConfig
@@ -90,6 +92,20 @@ def test_a_model_with_which_transformers_disagrees_with_itself_is_refused(tiny, 
     """Falcon's alibi: its eager attention adds it twice, the other once."""
     engine = make_engine(tiny("falcon"), param_dtype=param_dtype)
     with pytest.raises(DataError, match=r"\(falcon\) cannot be trained right: outputs differ .* by 0\.034"):
+        engine.probe()
+    engine.close()
+
+
+@pytest.mark.parametrize("make", [make_engine, make_frozen, make_critic])
+def test_weights_that_are_not_finite_are_named(tiny, make, tmp_path):
+    folder = tmp_path / "broken"
+    shutil.copytree(tiny("qwen3"), folder)
+    weights_of = safetensors.torch.load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.down_proj.weight"
+    weights_of[name][0, 0] = float("nan")
+    safetensors.torch.save_file(weights_of, folder / "model.safetensors", metadata={"format": "pt"})
+    engine = make(folder)
+    with pytest.raises(DataError, match=rf"computes values that are not finite: {name} holds some"):
         engine.probe()
     engine.close()
 
@@ -188,7 +204,7 @@ def test_a_model_that_is_right_in_no_packing_is_refused(tiny, make):
 def test_weights_that_are_not_finite_are_refused(tiny):
     engine = make_frozen(tiny("qwen3"))
     engine._runner.transformer.base_model.norm.weight.fill_(torch.nan)
-    with pytest.raises(DataError, match="by nan"):
+    with pytest.raises(DataError, match=r"values that are not finite: model\.norm\.weight holds some"):
         engine.probe()
 
 
