@@ -30,6 +30,7 @@ _NEEDS = {
     "model_type": "a section",
     "path_type": "a path",
     "string_type": "a text",
+    "tuple_type": "a list in brackets, [VALUE, ...]",
 }
 _KINDS = {bool: "true or false", dict: "a mapping", float: "a number", int: "a number", list: "a list", str: "a text"}
 

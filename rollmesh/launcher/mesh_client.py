@@ -129,7 +129,15 @@ class Snapshot:
             parts.append(f"generators wait: {self.table.generators_wait}")
         if not self.learners() and not self.run_finished:
             parts.append(self.absent_learner())
-        return "; ".join(parts) or "nothing waits"
+        return "; ".join(parts) or self._learner_phase()
+
+    def _learner_phase(self) -> str:
+        """The learner's present work, as its heartbeat has it, in words; it has lasted for moments."""
+        names = (name for member in self.learners() for name, value in member.gauges.items() if value)
+        phase = next((name.removeprefix("phase/") for name in names if name.startswith("phase/")), "")
+        if phase == "starting":
+            return "the learner has just come up"
+        return f"learner: {phase.replace('_', ' ')}" if phase else "nothing waits"
 
     def _learner_works(self) -> bool:
         """True where the learner's heartbeat says that it is in another phase than waiting for groups."""

@@ -62,6 +62,7 @@ def test_a_bad_key_or_value_is_named(override: str, words: list[str]) -> None:
         ("reward.timeout_s=[1]", "reward.timeout_s: needs a number, not a list"),
         ("reward.in_process=oui", "reward.in_process: needs true or false, not a text"),
         ("reward.endpoints=grpc://a:1", "reward.endpoints: needs a list in brackets, [VALUE, ...], not a text"),
+        ("checkpoint.hf=best", "checkpoint.hf: needs a list in brackets, [VALUE, ...], not a text"),
         ("reward.by_data_source=a", "reward.by_data_source: needs a mapping, {KEY: VALUE}, not a text"),
         ("run.name=[1]", "run.name: needs a text, not a list"),
         ("learner=3", "learner: needs a section, not a number"),

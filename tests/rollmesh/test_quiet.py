@@ -61,6 +61,15 @@ def test_it_says_what_else_the_learner_does() -> None:
     assert no_step_text(40, Snapshot(trouble="no answer"), (), {}) == "no step for 40 s: no answer"
 
 
+def test_a_learner_that_has_just_come_up_is_named() -> None:
+    learner = membership_pb2.Member(role=membership_pb2.ROLE_LEARNER, gauges={"phase/starting": 1, "phase/training": 0})
+    snapshot = Snapshot(table=buffer_pb2.DescribeResponse(), members=[learner])
+    assert no_step_text(61, snapshot, (), {}) == "no step for 61 s: the learner has just come up"
+    learner = membership_pb2.Member(role=membership_pb2.ROLE_LEARNER, gauges={"phase/training": 1})
+    snapshot = Snapshot(table=buffer_pb2.DescribeResponse(), members=[learner])
+    assert no_step_text(61, snapshot, (), {}) == "no step for 61 s: learner: training"
+
+
 def test_a_full_disk_is_told_once_and_tried_again(tmp_path: Path) -> None:
     said: list[str] = []
     log = MeshLog(tmp_path, said.append)

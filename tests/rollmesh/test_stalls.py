@@ -80,7 +80,7 @@ def test_a_learner_that_does_other_things_waits_for_no_groups() -> None:
     snapshot.table.learner_waits = "waits for groups: 2 begun"
     (learner,) = snapshot.learners()
     learner.gauges["phase/checkpointing"], learner.gauges["phase/waiting_for_groups"] = 1.0, 0.0
-    assert snapshot.who_waits() == "nothing waits"
+    assert snapshot.who_waits() == "learner: checkpointing"
     learner.waiting_reason = "checkpointing for 12 s"
     assert snapshot.who_waits() == "learner: checkpointing for 12 s"
 
