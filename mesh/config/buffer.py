@@ -82,7 +82,7 @@ class BufferSection(Section):
         1800.0,
         ge=0,
         description="Seconds after which such a run ends with a named error (exit code 12); 0: never. Time in which a "
-        "first generator loads its model does not count.",
+        "first generator loads its model does not count. A learner may load its models for as long, 600 s at least.",
     )
     seed_ahead: PositiveInt = Field(4, description="Prompt tasks kept ready, in batches.")
     compression: Literal["none", "zstd"] = Field(

@@ -21,7 +21,8 @@ class GeneratorMemory:
 
     Attributes:
         parts: bytes by component.
-        kv_tokens: tokens for which its KV cache has room, over all of its devices.
+        kv_tokens: tokens for which its KV cache has room, over all of its devices; of the engine `hf` no more than
+            `wanted_tokens`, for which alone it takes memory.
         wanted_tokens: tokens of `rollout.slots` sequences of the longest kind.
         longest: tokens of one such sequence.
     """
@@ -64,8 +65,9 @@ def generator_memory(
         free = memory - beside - 2 * weights * sharing
         gib = rollout.hf.kv_cache_gib
         room = round(gib * GIB) if gib is not None else max(0, round(_HF_SHARE[cuda] * free) // sharing)
-        parts = {"weights": weights, "new weights": weights, "KV cache": min(room, wanted * kv)}
-        return GeneratorMemory(parts, room // kv if kv else wanted, wanted, rollout.context_tokens)
+        taken = min(room, wanted * kv)
+        parts = {"weights": weights, "new weights": weights, "KV cache": taken}
+        return GeneratorMemory(parts, taken // kv if kv else wanted, wanted, rollout.context_tokens)
     kv = shape.compressed_kv_elements * dtype_bytes
     if rollout.engine == "vllm":
         copies, devices = rollout.vllm.data_parallel, rollout.vllm.tensor_parallel

@@ -51,6 +51,7 @@ def to_json(found: Findings) -> dict[str, Any]:
     return {
         "fits": plan.fits,
         "problems": list(plan.problems),
+        "notices": list(plan.notices),
         "cluster": asdict(plan.cluster)
         | {"reserve": plan.cluster.describe_reserve(), "host_reserve": plan.cluster.describe_host_reserve()},
         "placement": asdict(plan.placement),
@@ -184,6 +185,7 @@ def _verdict(found: Findings) -> Iterator[str]:
     plan = found.plan
     yield "fits" if plan.fits else "DOES NOT FIT:"
     yield from (f"  {problem}" for problem in plan.problems)
+    yield from plan.notices
     if found.savings:
         yield "switches that save memory, GiB on a device (on the host):"
     for saving in found.savings:

@@ -264,3 +264,19 @@ def test_micro_batches_are_no_larger_than_a_ranks_part_of_a_step() -> None:
 def test_a_model_without_a_configuration_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nothing-here"):
         planned(configured(str(tmp_path / "nothing-here")), "8xH100-80G")
+
+
+def test_a_cache_has_room_for_the_tokens_that_it_takes_memory_for() -> None:
+    config = with_settings(configured("qwen3-0.6b"), {"rollout.engine": "hf", "rollout.replicas": 1})
+    generator = planned(config, "1xCPU-240G").generator
+    assert generator is not None
+    assert generator.kv_tokens == generator.wanted_tokens
+
+
+def test_float32_for_generators_on_gpus_is_told() -> None:
+    config = configured("qwen3-0.6b")
+    said = "weights travel, and generators compute, in float32"
+    assert said not in "\n".join(lines(found(config, "1xH100-80G")))
+    single = with_settings(config, {"model.dtype": "float32"})
+    assert said in "\n".join(lines(found(single, "1xH100-80G")))
+    assert said not in "\n".join(lines(found(single, "1xCPU-240G")))
