@@ -12,7 +12,7 @@ class LearnerStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class LearnerStatusResponse(_message.Message):
-    __slots__ = ("published", "total_steps", "metrics", "phase", "committed_version")
+    __slots__ = ("published", "total_steps", "metrics", "phase", "committed_version", "reason")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -25,12 +25,14 @@ class LearnerStatusResponse(_message.Message):
     METRICS_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     published: _trajectory_pb2.PolicyVersion
     total_steps: int
     metrics: _containers.ScalarMap[str, float]
     phase: str
     committed_version: int
-    def __init__(self, published: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., total_steps: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., phase: _Optional[str] = ..., committed_version: _Optional[int] = ...) -> None: ...
+    reason: str
+    def __init__(self, published: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., total_steps: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., phase: _Optional[str] = ..., committed_version: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class CheckpointRequest(_message.Message):
     __slots__ = ()

@@ -39,6 +39,11 @@ class CopyThread:
         threading.Thread(target=self._run, name="copies", daemon=True).start()
 
     @property
+    def url(self) -> str:
+        """The place of the copies."""
+        return self._copies.url
+
+    @property
     def uploading(self) -> str | None:
         """Name of the checkpoint that is being copied, which must stay; None: none is."""
         return self._copies.uploading

@@ -78,6 +78,11 @@ class RemoteCopies:
             raise ConfigError(f"cannot copy to {self._url}: {error}", hint="see checkpoint.copy_to") from error
         self._root = str(root).rstrip("/")
 
+    @property
+    def url(self) -> str:
+        """The place of the copies, as given."""
+        return self._url
+
     def check(self, checkpoints: Path) -> None:
         """Refuses a place that cannot be written, and one with copies of a run that has nothing here.
 

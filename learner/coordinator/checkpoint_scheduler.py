@@ -211,10 +211,15 @@ class CheckpointScheduler:
         if self._copies is None:
             return
         before, self._status.phase = self._status.phase, "checkpointing"
+        (_, newest), now = self._committed, time.time()
+        since, until = (time.strftime("%H:%M:%S", time.localtime(at)) for at in (now, now + WRITE_S))
+        name = "checkpoints" if newest is None else newest.name
+        self._status.waiting_reason = f"copies {name} to {self._copies.url} since {since}, until {until} at most"
         try:
             self._await(self._copies.start(), WRITE_S)
-        except UnwrittenCheckpointError as error:
-            log.warning("the last checkpoint is not copied: %s", error.message)
+        except UnwrittenCheckpointError:
+            log.warning("%s is not copied: no answer of %s within %.0f s", name, self._copies.url, WRITE_S)
+        self._status.waiting_reason = ""
         self._status.phase = before
 
     def close(self) -> None:

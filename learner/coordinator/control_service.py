@@ -30,6 +30,7 @@ class LearnerControlService(learner_pb2_grpc.LearnerControlServicer):
             metrics=status.last_metrics,
             phase=status.phase,
             committed_version=status.committed,
+            reason=status.waiting_reason,
         )
 
     async def Checkpoint(

@@ -70,7 +70,7 @@ class DrainClock:
 
 
 async def learner_work(address: str, security: SecuritySection) -> str:
-    """The phase of a learner that should be waited for; empty in others, and where it does not answer."""
+    """The work of a learner that should be waited for, in words; empty without any, and where it does not answer."""
     try:
         async with open_channel(address, security) as channel:
             status: learner_pb2.LearnerStatusResponse = await learner_pb2_grpc.LearnerControlStub(channel).Status(
@@ -78,4 +78,4 @@ async def learner_work(address: str, security: SecuritySection) -> str:
             )
     except (RollmeshError, grpc.aio.AioRpcError):
         return ""
-    return status.phase if status.phase in _LEARNER_WORK else ""
+    return (status.reason or status.phase) if status.phase in _LEARNER_WORK else ""

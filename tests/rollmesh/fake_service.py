@@ -2,7 +2,7 @@
 
 `python fake_service.py READY_FILE [--exit STATUS] [--log LINE] [--die-after-ready STATUS] [--die-unasked STATUS]
                        [--die-asked STATUS] [--asked STATUS] [--complete-on FILE] [--child PIDFILE] [--own-session]
-                       [--ignore-term] [--drained FILE NAME] [--spin THREADS] [--writes FILE]
+                       [--ignore-term] [--drained FILE NAME] [--spin THREADS] [--writes FILE] [--reason TEXT]
                        [--answers-first READY_FILE --loads FILE]`
 
 SIGUSR1: holds its interpreter and computes. SIGUSR2: holds its interpreter and sleeps.
@@ -57,11 +57,14 @@ class Dying(health.HealthServicer):
 class Writing(learner_pb2_grpc.LearnerControlServicer):
     """A learner that writes its checkpoint until a file is there."""
 
-    def __init__(self, until: Path) -> None:
+    def __init__(self, until: Path, reason: str) -> None:
         self._until = until
+        self._reason = reason
 
     def Status(self, _request: object, _context: object) -> learner_pb2.LearnerStatusResponse:
-        return learner_pb2.LearnerStatusResponse(phase="ending" if self._until.exists() else "checkpointing")
+        if self._until.exists():
+            return learner_pb2.LearnerStatusResponse(phase="ending")
+        return learner_pb2.LearnerStatusResponse(phase="checkpointing", reason=self._reason)
 
 
 def main() -> int:
@@ -83,6 +86,7 @@ def main() -> int:
     parser.add_argument("--writes", type=Path, help="write a checkpoint until this file is there, whoever asks")
     parser.add_argument("--answers-first", type=Path, help="the ready file of the time before it has loaded")
     parser.add_argument("--loads", type=Path, help="with it: is ready once this file is there")
+    parser.add_argument("--reason", default="", help="with --writes: what it waits for")
     parser.add_argument("--name", default="fake")
     options = parser.parse_args()
 
@@ -116,7 +120,7 @@ def main() -> int:
     servicer = health.HealthServicer() if options.die_asked is None else Dying(options.die_asked)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     if options.writes:
-        learner_pb2_grpc.add_LearnerControlServicer_to_server(Writing(options.writes), server)
+        learner_pb2_grpc.add_LearnerControlServicer_to_server(Writing(options.writes, options.reason), server)
     servicer.set("", health_pb2.HealthCheckResponse.SERVING)
     port = server.add_insecure_port("127.0.0.1:0")
     if options.die_unasked is None:

@@ -202,17 +202,19 @@ async def test_drains_in_order_and_kills_what_does_not_end(
     ]
 
 
+@pytest.mark.parametrize("reason", ["", "copies i0001-v00000002 to s3://bucket/run"])
 async def test_a_learner_is_waited_for_as_long_as_it_writes_its_checkpoint(
-    tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder
+    tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder, reason: str
 ) -> None:
     written = tmp_path / "written"
-    spec = fake_spec(tmp_path, "learner", "--writes", str(written))
+    spec = fake_spec(tmp_path, "learner", "--writes", str(written), "--reason", reason)
     spec = replace(spec, drain_s=1.0, final_work=FinalWork(learner_work, DEADLINE_S))
     supervisor = make_supervisor()
     running = asyncio.create_task(supervisor.run([lambda: [spec]], same_rank))
     await until(lambda: recorder.starts_of("learner") == 1)
     supervisor.interrupt()
-    await until(lambda: "waits for the learner: checkpointing (Ctrl-C again kills at once)" in recorder.events)
+    said = f"waits for the learner: {reason or 'checkpointing'} (Ctrl-C again kills at once)"
+    await until(lambda: said in recorder.events)
     written.touch()
     await asyncio.wait_for(running, DEADLINE_S)
     assert [event for event in recorder.events if "killed" in event] == []

@@ -245,6 +245,32 @@ def test_the_checkpoint_that_is_being_copied_elsewhere_is_not_removed(make_run: 
     assert [version.version for version, _ in list_checkpoints(run.root)] == [1, 3]
 
 
+def test_the_wait_for_the_last_copy_says_what_is_copied_where_and_until_when(make_run: MakeRun) -> None:
+    run = make_run(every_steps=1)
+    run.scheduler.write_if_due(1, healthy=True)
+    run.finish()
+    run.scheduler.write(1)
+    copied: Future[None] = Future()
+    asked = threading.Event()
+
+    def start() -> Future[None]:
+        asked.set()
+        return copied
+
+    run.copies.start, run.copies.url = start, "s3://bucket/run"
+    waiting = threading.Thread(target=run.scheduler.wait_for_copies)
+    waiting.start()
+    assert asked.wait(_S)
+    status = run.scheduler._status
+    said = status.waiting_reason
+    copied.set_result(None)
+    waiting.join()
+    name = checkpoint_name(PolicyVersion(1, 1))
+    assert said.startswith(f"copies {name} to s3://bucket/run since ")
+    assert said.endswith(" at most")
+    assert status.waiting_reason == ""
+
+
 def test_without_a_mesh_the_disk_has_the_last_step(make_run: MakeRun) -> None:
     run = make_run(every_steps=1)
     run.scheduler.write_if_due(1, healthy=True)
