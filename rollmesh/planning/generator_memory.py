@@ -21,8 +21,8 @@ class GeneratorMemory:
 
     Attributes:
         parts: bytes by component.
-        kv_tokens: tokens for which its KV cache has room, over all of its devices; of the engine `hf` no more than
-            `wanted_tokens`, for which alone it takes memory.
+        kv_tokens: tokens for which its KV cache has room, over all of its devices. The engine `hf` takes no more memory
+            than `wanted_tokens` need.
         wanted_tokens: tokens of `rollout.slots` sequences of the longest kind.
         longest: tokens of one such sequence.
     """
