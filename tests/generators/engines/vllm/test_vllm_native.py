@@ -333,7 +333,7 @@ def test_what_a_transfer_needs_is_refused_by_name(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 3)
     sender = native_sender("nccl", torch.device("cuda:1"), 1)
     assert (sender._device, sender._info.world_size) == (torch.device("cuda", 2), 2)  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match="besides the 2 of vLLM"):
+    with pytest.raises(ConfigError, match="in addition to the 2 of vLLM"):
         native_sender("nccl", torch.device("cuda:1"), 2)
     monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "0")
     assert native_sender("ipc", torch.device("cuda:1"), 1)._device == torch.device("cuda", 1)
