@@ -57,7 +57,7 @@ class TokenCost:
     per_token: float
 
     def at(self, tokens: int) -> int:
-        """Bytes for so many tokens; never negative."""
+        """Bytes for the given number of tokens; never negative."""
         return max(0, round(self.fixed + self.per_token * tokens))
 
 
