@@ -217,7 +217,7 @@ async def test_redis_knows_the_buffer_alone_and_lets_it_do_no_more_than_it_needs
                     break
                 await asyncio.sleep(0.02)
         await access.check_acl(Keys("demo").payload("train", "none", 0, 0))
-        with pytest.raises(StoreError, match="refuses us: NOAUTH"):
+        with pytest.raises(StoreError, match="refuses this user: NOAUTH"):
             await stranger.wait_until_loaded(1)
         for harmful in ("CONFIG", "GET", "*"), ("MODULE", "LIST"), ("FLUSHALL",), ("KEYS", "*"):
             with pytest.raises(StoreError, match="does not let this user"):

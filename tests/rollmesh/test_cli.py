@@ -370,7 +370,7 @@ def test_a_run_whose_launcher_was_killed_is_not_going(
     for command in (("status",), ("ledger",), ("weights", "verify")):
         result = rollmesh(*command, str(config.run.folder))
         assert_error(result, 3, f"run {config.run.folder} is not in progress: its launcher was killed")
-        assert "hint: the same `rollmesh run` continues it" in result.stderr
+        assert "`rollmesh run`, without --fresh and --from-checkpoint, continues it" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_a_broken_tracker_is_left_out_and_said_once(tmp_path: Path, caplog: pyte
     writer.log(2, {"x": 2})
     writer.close()
     assert broken.calls == 1
-    assert caplog.text.count("Broken failed and is left out: disk full") == 1
+    assert caplog.text.count("Broken failed and is not used any more: disk full") == 1
     assert len(lines(tmp_path / "m.jsonl")) == 2
 
 
