@@ -16,8 +16,8 @@ SGLANG := .venv-sglang
 LOCKER := .make/lock
 ENGINES_LOG := .make/test-engines.log
 VLLM_TESTS := tests/integration/test_engines.py tests/generators/engines/vllm
-# Real engines, and packages whose tests are about processes.
-NOT_FAST := $(addprefix tests/,integration faults generators/engines generators/program_agents reward_service rollmesh)
+# Engines that generate or train, and packages whose tests are about processes.
+NOT_FAST := $(addprefix tests/,integration faults generators/engines generators/program_agents learner/distributed learner/engines learner/live reward_service rollmesh)
 # Without a GPU: the builds and versions that were tested, complete. With one: what PyPI has, with its own requirements.
 DEVICE ?= $(if $(shell command -v nvidia-smi),cuda,cpu)
 
