@@ -464,9 +464,9 @@ async def test_an_engine_that_has_too_much_is_given_less() -> None:
     book.rollout.observe(status(preemptions=40), 1.0)
     assert (book.rollout.capacity.limit, book.loads) == (7, loads + 1)
     book.finish(4)
-    assert book.rollout.capacity.credits("train") == 0, "8 are in hand"
+    assert book.rollout.capacity.credits("train") == 0, "8 are outstanding"
     book.finish(4)
-    assert book.rollout.capacity.credits("train") == 0, "8 would be in hand"
+    assert book.rollout.capacity.credits("train") == 0, "8 would be outstanding"
     book.finish(4)
     assert book.rollout.capacity.credits("train") == book.rollout.capacity.credits("eval") // 4 == 1
 
