@@ -124,6 +124,12 @@ class MismatchMeter:
         return _mismatch(self._engine.world.sum(own))
 
 
+def any_fresh_response(rollouts: Rollouts) -> bool:
+    """True if some response can be compared. The same on every rank, as all hold all rollouts."""
+    # In most batches of an asynchronous run no token is fresh: one look suffices.
+    return bool((rollouts.staleness <= 0).any()) and bool(fresh_responses(rollouts).any())
+
+
 def fresh_responses(rollouts: Rollouts) -> Tensor:
     """Flags of the responses that can be compared, bool [S]."""
     owners, count = rollouts.sequence_ids, rollouts.num_sequences

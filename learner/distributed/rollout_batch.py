@@ -21,7 +21,13 @@ from rollmesh.learner.batching.pack import response_lengths, sampled_values, tra
 from rollmesh.learner.batching.transfer import to_device
 from rollmesh.learner.batching.types import PackedBatch, TrainSequence
 from rollmesh.learner.distributed.batch_agreement import agree_on_values
-from rollmesh.learner.distributed.mismatch import Mismatch, MismatchMeter, fresh_responses, mismatch_of
+from rollmesh.learner.distributed.mismatch import (
+    Mismatch,
+    MismatchMeter,
+    any_fresh_response,
+    fresh_responses,
+    mismatch_of,
+)
 from rollmesh.learner.distributed.rank_batch import Integers, OptimizerStep, RankBatch
 from rollmesh.learner.distributed.step_meter import StepMeter
 from rollmesh.learner.distributed.train_plan import TrainPlan
@@ -79,6 +85,7 @@ class RolloutBatch:
             for layout in {engine.layout for engine in engines.values()}
         }
         self._rollouts = self._gather_rollouts(own, mask, lengths)
+        self._can_compare = any_fresh_response(self._rollouts)
 
     @property
     def rollouts(self) -> Rollouts:
@@ -100,7 +107,8 @@ class RolloutBatch:
     def infer(self, role: str, *, sum_pi_squared: bool = False) -> ModelOutput:
         output = self._infer(role, range(self.minibatches), sum_pi_squared=sum_pi_squared)
         if role == ACTOR and self.mismatch is None:
-            self.mismatch = mismatch_of(output.policy()[0], self._rollouts)
+            log_probs, _ = output.policy()
+            self.mismatch = mismatch_of(log_probs, self._rollouts) if self._can_compare else Mismatch()
         return output
 
     def train(self, role: str, loss: Loss) -> None:
@@ -124,13 +132,14 @@ class RolloutBatch:
     def update(self, role: str, loss: Loss, step: OptimizerStep) -> None:
         """One optimizer step; the model stays as it is where `before_update` raises."""
         engine = self._engine(role)
-        mismatch = MismatchMeter(engine) if role == ACTOR and self.mismatch is None else None
+        watched = role == ACTOR and self.mismatch is None
+        mismatch = MismatchMeter(engine) if watched and self._can_compare else None
         try:
             with self.meter.timing("update", role):
                 engine.accumulate(step.batches, mismatch.watching(loss) if mismatch else loss, step.counts)
             self.meter.count_update(role, step.batches)
-            if mismatch is not None:
-                self.mismatch = mismatch.total(partial(self._fresh_micro_batch, engine))
+            if watched:
+                self.mismatch = mismatch.total(partial(self._fresh_micro_batch, engine)) if mismatch else Mismatch()
             self._before_update()
         except BaseException:
             engine.discard()

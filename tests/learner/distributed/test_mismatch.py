@@ -16,7 +16,13 @@ from rollmesh.learner.algorithms.types import GlobalCounts, LossOutput, ModelOut
 from rollmesh.learner.batching.pack import lay_out
 from rollmesh.learner.batching.types import PackedBatch, PackedRow, TrainSequence
 from rollmesh.learner.distributed import rank_batch
-from rollmesh.learner.distributed.mismatch import Mismatch, MismatchMeter, fresh_responses, mismatch_of
+from rollmesh.learner.distributed.mismatch import (
+    Mismatch,
+    MismatchMeter,
+    any_fresh_response,
+    fresh_responses,
+    mismatch_of,
+)
 from rollmesh.learner.distributed.rollout_batch import RolloutBatch
 from rollmesh.learner.engines.interface import ACTOR, Engine
 from rollmesh.learner.engines.registry import create_engine
@@ -123,6 +129,17 @@ def test_where_no_fresh_response_was_computed_one_micro_batch_is() -> None:
 
 def test_fresh_are_responses_that_can_be_compared() -> None:
     assert fresh_responses(rollouts()).tolist() == [True, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("staleness", "expected"),
+    [(STALENESS, True), ([1] * 7, False), ([0, 1, 1, 0, 0, 1, 1], False), ([1, 1, 1, 1, 1, 1, 0], False)],
+    ids=["some", "none", "parts of responses alone", "a token without a recorded log-prob alone"],
+)
+def test_a_batch_without_a_fresh_response_is_known_at_once(staleness: list[int], expected: bool) -> None:
+    batch = rollouts()
+    batch.staleness = torch.tensor(staleness, dtype=torch.int32)
+    assert any_fresh_response(batch) == expected
 
 
 @pytest.mark.parametrize("fresh", [None, 7])

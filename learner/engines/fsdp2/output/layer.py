@@ -90,8 +90,10 @@ class _Tiles:
         self._hidden, self._weight, self._bias, self._rounded = hidden, weight, bias, rounded
         rows, columns = TILES[hidden.device.type]
         self.shape = len(hidden), form.columns or len(weight)
-        self._rows = max(1, min(rows, self.shape[0]))
-        self._columns = min(self.shape[1], rows * columns // self._rows)
+        elements = rows * columns
+        self._columns = min(self.shape[1], elements // max(1, min(rows, self.shape[0])))
+        # A small vocabulary leaves room for more tokens.
+        self._rows = max(1, min(self.shape[0], elements // self._columns))
 
     def room(self) -> Tensor:
         """Room for a tile, float32."""
@@ -164,7 +166,7 @@ class _OutputLogProbs(torch.autograd.Function):
         of_bias = torch.zeros_like(bias, dtype=torch.float32) if needs[2] else None
         first, second = tiles.room(), tiles.room()
         for columns, part in tiles.vocabulary():
-            of_part = torch.zeros(part.shape, device=part.device) if needs[1] else None
+            of_part = None if of_weight is None else _room_for_sums(of_weight[columns])
             for rows, states in tiles.tokens():
                 if kept is None:
                     products = tiles.products(states, part, columns, first)
@@ -180,7 +182,7 @@ class _OutputLogProbs(torch.autograd.Function):
                     _multiply(gradient.T, states, of_part, add=True)
                 if of_bias is not None:
                     of_bias[columns] += gradient.sum(0)
-            if of_weight is not None and of_part is not None:
+            if of_weight is not None and of_part is not None and of_part.dtype != of_weight.dtype:
                 of_weight[columns] = of_part
         return (
             None if of_hidden is None else of_hidden.to(hidden.dtype),
@@ -199,6 +201,11 @@ def _multiply(a: Tensor, b: Tensor, out: Tensor, *, add: bool = False) -> None:
         out.add_(product) if add else out.copy_(product)
     else:
         torch.addmm(out, a.float(), b.float(), beta=1.0 if add else 0.0, out=out)
+
+
+def _room_for_sums(zeros: Tensor) -> Tensor:
+    """Zeros in float32: the given ones where they are."""
+    return zeros if zeros.dtype == torch.float32 else torch.zeros(zeros.shape, device=zeros.device)
 
 
 def _view(room: Tensor, rows: int, columns: int) -> Tensor:

@@ -75,7 +75,8 @@ def prepare(model: nn.Module, how: Preparation) -> None:
 
 def free_gathered(model: nn.Module) -> None:
     """Frees the whole parameters that blocks keep after a pass; they gather them again."""
-    for module in model.modules():
+    # Where the model is not sharded none of its blocks is.
+    for module in model.modules() if isinstance(model, FSDPModule) else ():
         if isinstance(module, FSDPModule):
             module.reshard()
 
