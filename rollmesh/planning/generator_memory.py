@@ -44,7 +44,14 @@ class GeneratorMemory:
 
 
 def generator_memory(
-    rollout: RolloutSection, shape: ModelShape, dtype_bytes: int, memory: int, *, cuda: bool, beside: int, sharing: int
+    rollout: RolloutSection,
+    shape: ModelShape,
+    dtype_bytes: int,
+    memory: int,
+    *,
+    cuda: bool,
+    taken_by_others: int,
+    sharing: int,
 ) -> GeneratorMemory:
     """The memory of a generator.
 
@@ -54,7 +61,7 @@ def generator_memory(
         dtype_bytes: of an element in which generators compute.
         memory: bytes of the device.
         cuda: the device is no CPU.
-        beside: bytes of the device that other processes take.
+        taken_by_others: bytes of the device that other processes take.
         sharing: generators on the device.
     """
     wanted = rollout.slots * rollout.context_tokens
@@ -62,7 +69,7 @@ def generator_memory(
     if rollout.engine == "hf":
         kv = shape.kv_elements * dtype_bytes
         # Each brings a second set with every update.
-        free = memory - beside - 2 * weights * sharing
+        free = memory - taken_by_others - 2 * weights * sharing
         gib = rollout.hf.kv_cache_gib
         room = round(gib * GIB) if gib is not None else max(0, round(_HF_SHARE[cuda] * free) // sharing)
         taken = min(room, wanted * kv)

@@ -32,8 +32,8 @@ def learner_node(
     """
     parts = of_learner(config, setups, shape, dtype_bytes, placement)
     for name, nbytes in of_generator(config, shape, dtype_bytes, same_node=True).items():
-        if placement.beside:
-            parts[name] = placement.beside * nbytes
+        if placement.on_learner_nodes:
+            parts[name] = placement.on_learner_nodes * nbytes
     return parts
 
 

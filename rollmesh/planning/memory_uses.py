@@ -77,10 +77,10 @@ def device_uses(cluster: Cluster, placement: Placement, demand: Demand) -> Itera
     peak, generator = demand.peak, demand.generator
     if not cluster.cuda:
         # One memory for all of a node's processes, and for what they share.
-        ranks, beside = placement.ranks_per_node, placement.beside
+        ranks, generators = placement.ranks_per_node, placement.on_learner_nodes
         users = _of_ranks(placement, peak) | {"versions and copies": sum(demand.host.values())}
         yield MemoryUse(
-            "node", users | _of_generators(beside, generator), cluster.reserve(ranks + beside), cluster.memory
+            "node", users | _of_generators(generators, generator), cluster.reserve(ranks + generators), cluster.memory
         )
         if placement.elsewhere:
             users = _of_generators(placement.elsewhere, generator) | {"versions": sum(demand.away.values())}
@@ -110,9 +110,9 @@ def host_uses(cluster: Cluster, placement: Placement, demand: Demand, *, needs_s
         if not demand.learner_on_cuda:
             users |= _of_ranks(placement, demand.peak)
         if not demand.generators_on_cuda:
-            users |= _of_generators(placement.beside, demand.generator)
+            users |= _of_generators(placement.on_learner_nodes, demand.generator)
             away |= _of_generators(placement.elsewhere, demand.generator)
-        processes = placement.ranks_per_node + placement.beside * each
+        processes = placement.ranks_per_node + placement.on_learner_nodes * each
         yield MemoryUse("host of the learner", users, cluster.host_reserve(processes), host.memory)
         if placement.elsewhere:
             yield MemoryUse("host of generators", away, cluster.host_reserve(placement.elsewhere * each), host.memory)

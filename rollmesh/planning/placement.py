@@ -31,7 +31,7 @@ class Placement:
         learner_nodes: nodes that have ranks.
         generators: number of generators.
         devices_per_generator: of each.
-        beside: generators on each of the learner's nodes, at most.
+        on_learner_nodes: generators on each of the learner's nodes, at most.
         elsewhere: generators on each of the other nodes, at most.
         shared: generators use devices of ranks.
         generators_per_device: at most.
@@ -43,7 +43,7 @@ class Placement:
     learner_nodes: int
     generators: int
     devices_per_generator: int
-    beside: int
+    on_learner_nodes: int
     elsewhere: int
     shared: bool = False
     generators_per_device: int = 1
@@ -60,16 +60,16 @@ def place(config: Config, cluster: Cluster) -> Placement:
     """Places a run on a cluster; an impossible placement has `problems`, and is planned all the same."""
     learner, rollout = config.learner, config.rollout
     nodes, each = learner.distributed.nodes, devices_per_generator(rollout)
-    beside, elsewhere = _generators_by_node(config, cluster, each)
+    on_learner_nodes, elsewhere = _generators_by_node(config, cluster, each)
     problems = tuple(_problems_of_nodes(config, cluster, each))
-    placed = Placement(learner.ranks, nodes, rollout.replicas, each, beside, elsewhere, problems=problems)
+    placed = Placement(learner.ranks, nodes, rollout.replicas, each, on_learner_nodes, elsewhere, problems=problems)
     if problems:
         return placed
     # The launcher's rule is for one machine: one of the learner's, with its part of ranks and generators.
     part = config.model_copy(
         update={
             "learner": learner.model_copy(update={"ranks": placed.ranks_per_node}),
-            "rollout": rollout.model_copy(update={"replicas": beside}),
+            "rollout": rollout.model_copy(update={"replicas": on_learner_nodes}),
         }
     )
     seen = cluster.per_node if cluster.cuda else 0

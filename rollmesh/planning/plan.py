@@ -120,7 +120,7 @@ def make_plan(config: Config, cluster: Cluster, roles: Sequence[ModelRole], mode
     shape = models.shape(ACTOR)
     travelling = DTYPE_BYTES[config.model.dtype]
     on_cuda = device_of(config.rollout.device, cluster) == "cuda"
-    beside = peak if placement.shared else 0
+    taken = peak if placement.shared else 0
     generator = None
     if config.rollout.replicas:
         generator = generator_memory(
@@ -129,7 +129,7 @@ def make_plan(config: Config, cluster: Cluster, roles: Sequence[ModelRole], mode
             travelling,
             cluster.memory,
             cuda=on_cuda,
-            beside=beside + cluster.reserve(placement.processes),
+            taken_by_others=taken + cluster.reserve(placement.processes),
             sharing=placement.generators_per_device,
         )
     setups = [role.setup for role in plans]

@@ -173,8 +173,8 @@ def _generator_lines(plan: Plan) -> Iterator[str]:
     enough = "all slots" if generator.kv_tokens >= generator.wanted_tokens else f"{generator.full_sequences} sequences"
     placement = plan.placement
     if placement.elsewhere:
-        beside = f", {placement.beside} on each of the learner's" if placement.beside else ""
-        yield f"generators: {placement.generators}, {placement.elsewhere} on each node without ranks{beside}, at most"
+        others = f", {placement.on_learner_nodes} on each of the learner's" if placement.on_learner_nodes else ""
+        yield f"generators: {placement.generators}, {placement.elsewhere} on each node without ranks{others}, at most"
     yield (
         f"generator, GiB on each of its {placement.devices_per_generator} device(s): {parts}; KV cache for "
         f"{generator.kv_tokens} tokens: {enough} of full length"

@@ -44,14 +44,14 @@ def test_generators_fill_the_other_nodes_and_then_what_ranks_leave() -> None:
     def place(replicas: int, parts: int = 3, ranks: int = 5) -> tuple[int, int, tuple[str, ...]]:
         rollout = {"engine": "vllm", "replicas": replicas, "vllm": {"tensor_parallel": parts}}
         plan = planned(configured("qwen2.5-7b", rollout=rollout, learner={"ranks": ranks}), H100, 3)
-        return plan.placement.beside, plan.placement.elsewhere, plan.problems
+        return plan.placement.on_learner_nodes, plan.placement.elsewhere, plan.problems
 
     # Two to each of two nodes, with devices 7 and 8 unused; one next to five ranks.
     assert place(3) == (0, 2, ())
     assert place(4) == (0, 2, ())
     assert place(5) == (1, 2, ())
-    beside, elsewhere, problems = place(6)
-    assert (beside, elsewhere) == (2, 2)
+    on_learner_nodes, elsewhere, problems = place(6)
+    assert (on_learner_nodes, elsewhere) == (2, 2)
     assert "on a node of the learner" in problems[0]
 
 
