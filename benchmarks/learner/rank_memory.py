@@ -9,8 +9,11 @@ bfloat16. Memory is the peak of the resident set (VmHWM) in a phase, over that a
 to it stands what the process may hold:
 
 - load: its shard, and as buffers a piece of 64 MiB, or three times its part of what one conversion reads.
-- train: masters, gradients and two moments. As buffers, where there are several ranks, three times the largest group of
-  parameters that is gathered: a layer, or a matrix of the vocabulary.
+- train: masters, gradients and two moments. As buffers the larger of two moments. One is the largest phase that
+  `rollmesh plan` reckons with: activations, logits, gathered parameters, gradients before their reduction. The other,
+  on several ranks, is the reduction of the largest group of parameters, a layer or a matrix of the vocabulary. There
+  are its gradient, the buffer that is reduced, gloo's copy of it, the shard of the result, the next layer, and
+  activations.
 - publish: masters and moments. As buffers one tensor of the shard in bfloat16, and pages in shared memory that it has
   written or digested. They are of the versions that rank 0 keeps, and of the next.
 - save: masters and moments, their copy, and one tensor of the shard.
@@ -43,13 +46,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.common import HelpFormatter, machine, table, write_json
 from benchmarks.learner.planned_memory import MALLOC
+from benchmarks.learner.training_buffers import training_buffers
 from benchmarks.rank_processes import run_ranks
 from rollmesh.learner.checkpoint.store import CheckpointStore
 from rollmesh.learner.distributed.rank_channel import RankChannel
 from rollmesh.learner.distributed.weight_export import WeightExport
 from rollmesh.learner.engines.fsdp2.checkpoint_tensors import read_tensors
 from rollmesh.learner.engines.fsdp2.loading import PIECE_BYTES
-from rollmesh.learner.engines.fsdp2.preparation.blocks import transformer_blocks
 from rollmesh.learner.engines.interface import EngineSpec
 from rollmesh.learner.engines.registry import create_engine
 from rollmesh.learner.model_files.folder_writer import write_folder
@@ -96,8 +99,6 @@ RANKS = (1, 2, 4)
 _SAVING = 2
 # Copies of a conversion: the stored tensors, the stacked ones, and the joined one.
 _COPIES = 3
-# Copies of a group of parameters: gathered, the next one's or its gradient, and the gradient on its way to its shards.
-_GATHERED = 3
 _MIB = 1 << 20
 
 
@@ -108,13 +109,13 @@ class Phase:
     Attributes:
         state: that stay: shards of masters, gradients, moments, and their copy.
         buffers: that it may hold beyond them.
-        measured: that were resident at most.
+        measured: that were resident at most, by rank.
         seconds: that it took.
     """
 
     state: int
     buffers: int
-    measured: int
+    measured: tuple[int, ...]
     seconds: float
 
 
@@ -131,6 +132,7 @@ def make(name: str, scratch: Path, layers: int) -> None:
 def run_phases(name: str, scratch: Path) -> dict[str, Phase]:
     """Loads, trains and saves a model on this rank."""
     ranks = int(os.environ["WORLD_SIZE"])
+    buffers = training_buffers(scratch / name, ranks)
     tiny = _loaded(scratch / f"tiny-{name}")
     _steps(tiny)
     base = _begin()
@@ -145,21 +147,18 @@ def run_phases(name: str, scratch: Path) -> dict[str, Phase]:
             for conversion in stored.plan.conversions
             if conversion.converter is not None
         ]
-    found = {"load": Phase(shard, max([PIECE_BYTES, *(_COPIES * nbytes for nbytes in read)]), _peak(base), seconds)}
+    found = {"load": Phase(shard, max([PIECE_BYTES, *(_COPIES * nbytes for nbytes in read)]), (_peak(base),), seconds)}
     _begin()
     _, seconds = _timed(lambda: _steps(engine))
-    layers = transformer_blocks(engine._runner.module)
-    groups = [max(t.nbytes for t in tensors), *(sum(p.nbytes for p in layer.parameters()) for layer in layers)]
-    gathered = _GATHERED * max(groups) if ranks > 1 else 0
-    found["train"] = Phase(4 * shard, gathered, _peak(base), seconds)
+    found["train"] = Phase(4 * shard, buffers, (_peak(base),), seconds)
     _publish(tiny)
     _begin()
     _, seconds = _timed(lambda: _publish(engine))
-    found["publish"] = Phase(3 * shard, max(shards) // 2 + _pages(shard * ranks // 2, ranks), _peak(base), seconds)
+    found["publish"] = Phase(3 * shard, max(shards) // 2 + _pages(shard * ranks // 2, ranks), (_peak(base),), seconds)
     _save(tiny, scratch / f"saved-{ranks}" / f"tiny-{name}")
     _begin()
     _, seconds = _timed(lambda: _save(engine, scratch / f"saved-{ranks}" / name))
-    found["save"] = Phase(2 * 3 * shard, max(shards), _peak(base), seconds)
+    found["save"] = Phase(2 * 3 * shard, max(shards), (_peak(base),), seconds)
     engine.close()
     tiny.close()
     return found
@@ -177,7 +176,7 @@ def export(name: str, scratch: Path) -> dict[str, Phase]:
             parameter.numel() * ((2 + 2 * (n in split)) + 2 * 4 / _SAVING)
             for n, parameter in stored.model.named_parameters()
         )
-    return {"export": Phase(0, int(held), peak, seconds)}
+    return {"export": Phase(0, int(held), (peak,), seconds)}
 
 
 def _export(name: str, scratch: Path) -> None:
@@ -244,22 +243,26 @@ def _high_water() -> int:
 
 
 def _measure(part: str, name: str, scratch: Path, ranks: int = 1, *options: str) -> dict[str, Phase]:
-    """Runs a part on ranks of their own; gives the largest of each number over them."""
+    """Runs a part on ranks of their own; gives what each held at most, and the largest of the other numbers."""
     command = [sys.executable, "-m", __spec__.name, "--scratch", str(scratch), *options, "--part", part, name]
     found = run_ranks(command, ranks, environment=MALLOC)
     return {
-        phase: Phase(**{key: max(rank[phase][key] for rank in found) for key in numbers})
+        phase: Phase(
+            **{key: max(rank[phase][key] for rank in found) for key in numbers if key != "measured"},
+            measured=tuple(rank[phase]["measured"][0] for rank in found),
+        )
         for phase, numbers in found[0].items()
     }
 
 
 def _line(name: str, phase: str, ranks: int, found: Phase) -> list[str]:
-    mib = [number / _MIB for number in (found.state, found.buffers, found.state + found.buffers, found.measured)]
-    ratio = f"{found.measured / (found.state + found.buffers):.2f}"
-    return [name, phase, str(ranks), *(f"{number:.0f}" for number in mib), ratio, f"{found.seconds:.0f}"]
+    held = found.state + found.buffers
+    mib = [f"{number / _MIB:.0f}" for number in (found.state, found.buffers, held)]
+    measured = ", ".join(f"{number / _MIB:.0f}" for number in found.measured)
+    return [name, phase, str(ranks), *mib, measured, f"{max(found.measured) / held:.2f}", f"{found.seconds:.0f}"]
 
 
-_HEADER = ("model", "phase", "ranks", "state, MiB", "buffers", "both", "measured", "ratio", "seconds")
+_HEADER = ("model", "phase", "ranks", "state, MiB", "buffers", "both", "measured by rank", "ratio", "seconds")
 
 
 def main() -> None:
