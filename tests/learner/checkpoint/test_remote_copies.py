@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import fsspec
@@ -44,6 +44,17 @@ def _refuse(*_: object, **__: object) -> None:
     raise PermissionError("the token has ended")
 
 
+def _before_puts(patch: pytest.MonkeyPatch, hook: Callable[[str], None]) -> None:
+    """Calls a hook with the target of each file, before the store gets it."""
+    put = MemoryFileSystem.put_file
+
+    def hooked(store: MemoryFileSystem, source: str, target: str) -> None:
+        hook(target)
+        put(store, source, target)
+
+    patch.setattr(MemoryFileSystem, "put_file", hooked)
+
+
 def test_what_is_kept_here_is_kept_there(run: SavedRun) -> None:
     run.save("i0001-v00000010")
     run.save("i0001-v00000020")
@@ -67,15 +78,14 @@ def test_an_upload_that_breaks_off_leaves_no_copy_and_is_made_up_for(
     run.remove("i0001-v00000010")
     run.save("i0001-v00000020")
     thread = run.thread()
-    put, left = MemoryFileSystem.put_file, iter([True, True])
+    left = iter([True, True])
 
-    def put_two(self: MemoryFileSystem, source: str, target: str) -> None:
+    def refuse_third(_target: str) -> None:
         if not next(left, False):
             raise PermissionError("the token has ended")
-        put(self, source, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(MemoryFileSystem, "put_file", put_two)
+        _before_puts(patch, refuse_third)
         thread.start().result(30)
     assert run.names() == ["i0001-v00000010"], "the one before stays until there is a newer one"
     assert thread.failed == 1
@@ -87,14 +97,12 @@ def test_an_upload_that_breaks_off_leaves_no_copy_and_is_made_up_for(
 def test_a_checkpoint_that_is_removed_meanwhile_is_left_out(run: SavedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     run.save("i0001-v00000010")
     run.save("i0001-v00000020")
-    put = MemoryFileSystem.put_file
 
-    def put_and_remove(self: MemoryFileSystem, source: str, target: str) -> None:
+    def remove(target: str) -> None:
         if target.endswith("i0001-v00000010/__0_0.distcp"):
             run.remove("i0001-v00000010")
-        put(self, source, target)
 
-    monkeypatch.setattr(MemoryFileSystem, "put_file", put_and_remove)
+    _before_puts(monkeypatch, remove)
     assert run.update() == ["i0001-v00000020"]
     assert run.names() == ["i0001-v00000020"]
 
@@ -108,18 +116,16 @@ def test_the_last_whole_copy_stays_until_a_newer_one_is_whole(
     run.remove("i0001-v00000010")
     run.save("i0001-v00000020")
     run.save("i0001-v00000030")
-    put = MemoryFileSystem.put_file
 
-    def overtaken(self: MemoryFileSystem, source: str, target: str) -> None:
+    def overtake(target: str) -> None:
         assert run.names(), "there is a copy at every moment"
         if target.endswith("i0001-v00000030/__0_0.distcp"):
             run.save("i0001-v00000040")
             run.save("i0001-v00000050")
             run.remove("i0001-v00000020")
             run.remove("i0001-v00000030")
-        put(self, source, target)
 
-    monkeypatch.setattr(MemoryFileSystem, "put_file", overtaken)
+    _before_puts(monkeypatch, overtake)
     thread = run.thread()
     thread.start().result(30)
     assert run.names() == ["i0001-v00000040", "i0001-v00000050"]
@@ -133,14 +139,12 @@ def test_retention_spares_the_checkpoint_that_is_being_copied_and_no_other(
 ) -> None:
     run.save("i0001-v00000010")
     begun, may_end = threading.Event(), threading.Event()
-    put = MemoryFileSystem.put_file
 
-    def slow(self: MemoryFileSystem, source: str, target: str) -> None:
+    def wait(_target: str) -> None:
         begun.set()
         assert may_end.wait(30)
-        put(self, source, target)
 
-    monkeypatch.setattr(MemoryFileSystem, "put_file", slow)
+    _before_puts(monkeypatch, wait)
     thread = run.thread()
     copied = thread.start()
     assert begun.wait(30)
@@ -159,18 +163,17 @@ def test_retention_spares_the_checkpoint_that_is_being_copied_and_no_other(
 
 
 def test_copies_that_are_always_overtaken_do_not_pile_up(run: SavedRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    put, versions, most = MemoryFileSystem.put_file, iter(range(20, 100, 10)), 0
+    versions, most = iter(range(20, 100, 10)), 0
     thread = run.thread()
 
-    def overtaken(self: MemoryFileSystem, source: str, target: str) -> None:
+    def overtake(target: str) -> None:
         nonlocal most
         if target.endswith(".distcp") and (version := next(versions, None)):
             most = max(most, len(run.names()))
             folder = run.save(f"i0001-v{version:08d}")
             prune(run.checkpoints, committed=folder.name, keep=1, uploading=thread.uploading)
-        put(self, source, target)
 
-    monkeypatch.setattr(MemoryFileSystem, "put_file", overtaken)
+    _before_puts(monkeypatch, overtake)
     run.save("i0001-v00000010")
     thread.start().result(30)
     assert thread.failed == 0
@@ -200,15 +203,13 @@ def test_a_fenced_learner_completes_no_copy_of_which_its_successor_has_removed_f
     run: SavedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run.save("i0001-v00000010")
-    put = MemoryFileSystem.put_file
 
-    def put_and_remove(self: MemoryFileSystem, source: str, target: str) -> None:
+    def remove(target: str) -> None:
         if target.endswith("consumption.jsonl"):
-            self.rm_file("bucket/runs/demo/i0001-v00000010/state.json")
-        put(self, source, target)
+            fsspec.filesystem("memory").rm_file("bucket/runs/demo/i0001-v00000010/state.json")
 
     with monkeypatch.context() as patch:
-        patch.setattr(MemoryFileSystem, "put_file", put_and_remove)
+        _before_puts(patch, remove)
         with pytest.raises(CopyError, match=r"state\.json was removed while i0001-v00000010 was copied"):
             run.update()
     assert run.names() == []

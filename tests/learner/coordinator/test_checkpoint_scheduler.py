@@ -88,6 +88,14 @@ class Run:
         thread.start()
         return thread
 
+    def close_before_commit(self) -> None:
+        """The learner ends while a whole checkpoint waits for its version to be announced."""
+        writing = self.finish_later()
+        assert self.commit_waits.wait(_S)
+        self.scheduler.close()
+        self.announced.set()
+        writing.join()
+
     @property
     def versions(self) -> list[int]:
         return [version for version, _ in self.begun]
@@ -228,11 +236,7 @@ def test_a_commit_waits_for_its_version_and_is_left_out_where_the_learner_ends_m
     run = make_run(every_steps=1)
     run.announced.clear()
     run.scheduler.write_if_due(1, healthy=True)
-    writing = run.finish_later()
-    assert run.commit_waits.wait(_S)
-    run.scheduler.close()
-    run.announced.set()
-    writing.join()
+    run.close_before_commit()
     assert run.committed == []
 
 
@@ -353,11 +357,7 @@ def test_a_request_is_not_answered_with_a_checkpoint_that_was_not_committed(make
     run.announced.clear()
     asked = run.controls.request_checkpoint()
     run.scheduler.serve_requests(1)
-    writing = run.finish_later()
-    assert run.commit_waits.wait(_S)
-    run.scheduler.close()
-    run.announced.set()
-    writing.join()
+    run.close_before_commit()
     assert run.committed == []
     with pytest.raises(UnreachableError, match="was not committed"):
         asked.result(_S)
