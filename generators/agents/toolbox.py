@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NotRequired, get_type_hints
 
-from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict  # pydantic takes no other below Python 3.12
 
 from rollmesh.generators.agents.tool_calls import ToolCall, typed_arguments
@@ -91,9 +91,9 @@ def _argument_validator(tool: Tool) -> TypeAdapter[dict[str, Any]]:
     for name, parameter in inspect.signature(tool.function).parameters.items():
         hint = hints.get(name, Any)
         fields[name] = hint if parameter.default is inspect.Parameter.empty else NotRequired[hint]
-    kind = TypedDict("Arguments", fields)  # type: ignore[misc]  # made at run time
-    kind.__pydantic_config__ = ConfigDict(extra="forbid", arbitrary_types_allowed=True)  # type: ignore[attr-defined]
+    kind = TypedDict("Arguments", fields)  # type: ignore[misc]  # its fields are known at run time alone
+    strict: Any = with_config(ConfigDict(extra="forbid", arbitrary_types_allowed=True))(kind)
     try:
-        return TypeAdapter(kind)  # type: ignore[arg-type]
+        return TypeAdapter(strict)
     except PydanticUserError as error:
         raise ConfigError(f"tool {tool.name}: its type hints cannot be checked: {error}") from error
