@@ -21,11 +21,10 @@ from rollmesh.launcher.supervisor import Supervisor
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.report.restarts import read_restarts
 from tests.rollmesh.conftest import FAKE, Recorder, fake_spec
-from tests.rollmesh.test_supervisor import gone, same_rank, until
+from tests.rollmesh.test_supervisor import DEADLINE_S, ended, gone, started, until
 
 pytestmark = pytest.mark.slow
 MakeSupervisor = Callable[..., Supervisor]
-DEADLINE_S = 60.0
 NAME = "reward"
 
 
@@ -40,18 +39,6 @@ def busy_machine() -> Iterator[None]:
         for loop in loops:
             loop.kill()
             loop.wait()
-
-
-async def started(supervisor: Supervisor, recorder: Recorder, *specs: object) -> asyncio.Task[None]:
-    running = asyncio.create_task(supervisor.run([lambda: list(specs)], same_rank))  # type: ignore[arg-type]
-    await until(lambda: recorder.starts_of(NAME) == 1)
-    return running
-
-
-async def ended(supervisor: Supervisor, running: asyncio.Task[None]) -> None:
-    supervisor.interrupt()
-    await asyncio.wait_for(running, DEADLINE_S)
-    assert supervisor.pids() == {}
 
 
 @pytest.mark.parametrize(
@@ -121,8 +108,7 @@ async def test_a_busy_service_on_a_busy_machine_is_never_killed(
             assert supervisor.pids() == {NAME: pid}, recorder.events
     assert read_restarts(tmp_path) == {}
     supervisor.interrupt()
-    supervisor.interrupt()
-    await asyncio.wait_for(running, DEADLINE_S)
+    await ended(supervisor, running)
 
 
 async def test_what_a_stopped_service_has_started_does_not_stay_stopped(

@@ -17,7 +17,7 @@ import pytest
 
 from rollmesh.launcher.errors import ServiceExitError
 from rollmesh.launcher.final_work import FinalWork, learner_work
-from rollmesh.launcher.service_process import log_file
+from rollmesh.launcher.service_process import ServiceSpec, log_file
 from rollmesh.launcher.supervisor import Supervisor
 from rollmesh.mesh.errors import RunBusyError, StuckError, UnreachableError
 from rollmesh.mesh.liveness.process_ends import survivors
@@ -45,6 +45,20 @@ def gone(pid: int) -> bool:
     return not survivors([pid])
 
 
+async def started(supervisor: Supervisor, recorder: Recorder, spec: ServiceSpec) -> asyncio.Task[None]:
+    """A run of one service, which is up."""
+    running = asyncio.create_task(supervisor.run([lambda: [spec]], same_rank))
+    await until(lambda: recorder.starts_of(spec.name) == 1)
+    return running
+
+
+async def ended(supervisor: Supervisor, running: asyncio.Task[None]) -> None:
+    """Interrupts a run, and waits for its end."""
+    supervisor.interrupt()
+    await asyncio.wait_for(running, DEADLINE_S)
+    assert supervisor.pids() == {}
+
+
 async def test_run_ends_when_the_completing_service_does(
     tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder
 ) -> None:
@@ -60,16 +74,14 @@ async def test_run_ends_when_the_completing_service_does(
 
 async def test_killed_service_is_restarted(tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder) -> None:
     supervisor = make_supervisor()
-    running = asyncio.create_task(supervisor.run([lambda: [fake_spec(tmp_path, "generator-0")]], same_rank))
-    await until(lambda: recorder.starts_of("generator-0") == 1)
+    running = await started(supervisor, recorder, fake_spec(tmp_path, "generator-0"))
     first = supervisor.pids()["generator-0"]
     os.kill(first, signal.SIGKILL)
     await until(lambda: recorder.starts_of("generator-0") == 2)
     assert supervisor.pids()["generator-0"] != first
     assert any("killed by signal SIGKILL" in event and "restarting" in event for event in recorder.events)
     assert read_restarts(tmp_path) == {"generator-0": {"exit": 1}}
-    supervisor.interrupt()
-    await asyncio.wait_for(running, DEADLINE_S)
+    await ended(supervisor, running)
 
 
 async def test_a_loaded_process_becomes_the_first_one_alone(
@@ -83,13 +95,11 @@ async def test_a_loaded_process_becomes_the_first_one_alone(
 
     supervisor = make_supervisor()
     spec = replace(fake_spec(tmp_path, "learner"), loaded=become)
-    running = asyncio.create_task(supervisor.run([lambda: [spec]], same_rank))
-    await until(lambda: recorder.starts_of("learner") == 1)
+    running = await started(supervisor, recorder, spec)
     assert supervisor.pids() == {"learner": loaded[0].pid}
     os.kill(loaded[0].pid, signal.SIGKILL)
     await until(lambda: recorder.starts_of("learner") == 2)
-    supervisor.interrupt()
-    await asyncio.wait_for(running, DEADLINE_S)
+    await ended(supervisor, running)
     assert len(loaded) == 1
 
 
@@ -98,10 +108,8 @@ async def test_one_is_started_where_the_loaded_one_has_ended(
 ) -> None:
     supervisor = make_supervisor()
     spec = replace(fake_spec(tmp_path, "learner"), loaded=lambda *_: None)
-    running = asyncio.create_task(supervisor.run([lambda: [spec]], same_rank))
-    await until(lambda: recorder.starts_of("learner") == 1)
-    supervisor.interrupt()
-    await asyncio.wait_for(running, DEADLINE_S)
+    running = await started(supervisor, recorder, spec)
+    await ended(supervisor, running)
 
 
 async def test_restarts_are_bounded(tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder) -> None:
@@ -194,8 +202,7 @@ async def test_drains_in_order_and_kills_what_does_not_end(
     supervisor = make_supervisor()
     running = asyncio.create_task(supervisor.run([lambda: specs], lambda name: order[name]))
     await until(lambda: len(supervisor.pids()) == 4 and all(recorder.starts_of(name) for name in order))
-    supervisor.interrupt()
-    await asyncio.wait_for(running, DEADLINE_S)
+    await ended(supervisor, running)
     assert drained.read_text().split() == ["generator-0", "learner", "reward", "buffer"]
     assert [event for event in recorder.events if "killed" in event] == [
         f"reward: did not end within 0 s of being asked to, killed (see {tmp_path / 'logs' / 'reward.log'})"
@@ -210,8 +217,7 @@ async def test_a_learner_is_waited_for_as_long_as_it_writes_its_checkpoint(
     spec = fake_spec(tmp_path, "learner", "--writes", str(written), "--reason", reason)
     spec = replace(spec, drain_s=1.0, final_work=FinalWork(learner_work, DEADLINE_S))
     supervisor = make_supervisor()
-    running = asyncio.create_task(supervisor.run([lambda: [spec]], same_rank))
-    await until(lambda: recorder.starts_of("learner") == 1)
+    running = await started(supervisor, recorder, spec)
     supervisor.interrupt()
     said = f"waits for the learner: {reason or 'checkpointing'} (Ctrl-C again kills at once)"
     await until(lambda: said in recorder.events)
@@ -231,8 +237,7 @@ async def test_who_ends_in_error_or_freezes_while_draining_is_named(
     )
     await until(lambda: recorder.starts_of("learner") == recorder.starts_of("buffer") == 1)
     os.kill(supervisor.pids()["buffer"], signal.SIGSTOP)
-    supervisor.interrupt()
-    await asyncio.wait_for(running, DEADLINE_S)
+    await ended(supervisor, running)
     named = [event for event in recorder.events if event.startswith(("learner: ", "buffer: "))]
     assert named[0].startswith("learner: the mesh is away")
     assert named[1].startswith("buffer: frozen (stopped by a signal for 1 s), killed")
@@ -247,19 +252,16 @@ async def test_who_is_asked_to_end_before_it_was_ready_has_ended_in_order(
     supervisor = make_supervisor()
     running = asyncio.create_task(supervisor.run([lambda: [spec]], same_rank))
     await until(lambda: bool(supervisor.pids()))
-    supervisor.interrupt()
-    await asyncio.wait_for(running, DEADLINE_S)
+    await ended(supervisor, running)
     assert [event for event in recorder.events if event.startswith("generator-0")] == []
 
 
 async def test_second_interrupt_kills(tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder) -> None:
     supervisor = make_supervisor()
     spec = fake_spec(tmp_path, "learner", "--ignore-term", drain_s=600.0)
-    running = asyncio.create_task(supervisor.run([lambda: [spec]], same_rank))
-    await until(lambda: recorder.starts_of("learner") == 1)
+    running = await started(supervisor, recorder, spec)
     supervisor.interrupt()
-    supervisor.interrupt()
-    await asyncio.wait_for(running, DEADLINE_S)
+    await ended(supervisor, running)
 
 
 async def test_children_of_a_service_end_with_it(
@@ -268,12 +270,10 @@ async def test_children_of_a_service_end_with_it(
     child = tmp_path / "child.pid"
     supervisor = make_supervisor()
     spec = fake_spec(tmp_path, "buffer", "--child", str(child))
-    running = asyncio.create_task(supervisor.run([lambda: [spec]], same_rank))
-    await until(lambda: recorder.starts_of("buffer") == 1)
+    running = await started(supervisor, recorder, spec)
     pid = int(child.read_text())
     assert not gone(pid)
-    supervisor.interrupt()
-    await asyncio.wait_for(running, DEADLINE_S)
+    await ended(supervisor, running)
     await until(lambda: gone(pid))
 
 
@@ -283,16 +283,12 @@ async def test_children_of_a_killed_service_are_gone_before_it_is_back(
     """A process that an inference engine has started holds memory that the next one needs."""
     child = tmp_path / "child.pid"
     supervisor = make_supervisor()
-    running = asyncio.create_task(
-        supervisor.run([lambda: [fake_spec(tmp_path, "generator-0", "--child", str(child))]], same_rank)
-    )
-    await until(lambda: recorder.starts_of("generator-0") == 1)
+    running = await started(supervisor, recorder, fake_spec(tmp_path, "generator-0", "--child", str(child)))
     first = int(child.read_text())
     os.kill(supervisor.pids()["generator-0"], signal.SIGKILL)
     await until(lambda: recorder.starts_of("generator-0") == 2)
     assert gone(first)
-    supervisor.interrupt()
-    await asyncio.wait_for(running, DEADLINE_S)
+    await ended(supervisor, running)
 
 
 async def test_children_of_a_service_that_will_not_end_go_with_it(
@@ -301,11 +297,9 @@ async def test_children_of_a_service_that_will_not_end_go_with_it(
     child = tmp_path / "child.pid"
     supervisor = make_supervisor()
     spec = fake_spec(tmp_path, "generator-0", "--child", str(child), "--ignore-term", drain_s=0.2)
-    running = asyncio.create_task(supervisor.run([lambda: [spec]], same_rank))
-    await until(lambda: recorder.starts_of("generator-0") == 1)
+    running = await started(supervisor, recorder, spec)
     pid = int(child.read_text())
-    supervisor.interrupt()
-    await asyncio.wait_for(running, DEADLINE_S)
+    await ended(supervisor, running)
     await until(lambda: gone(pid))
 
 

@@ -18,7 +18,7 @@ from rollmesh.launcher.supervisor import Supervisor
 from rollmesh.mesh.errors import UnreachableError
 from rollmesh.report.restarts import read_restarts
 from tests.rollmesh.conftest import Recorder, fake_spec
-from tests.rollmesh.test_supervisor import DEADLINE_S, same_rank, until
+from tests.rollmesh.test_supervisor import DEADLINE_S, ended, same_rank, until
 
 MakeSupervisor = Callable[..., Supervisor]
 NAME = "learner"
@@ -51,8 +51,7 @@ async def test_it_may_load_for_longer_than_its_start_may_take(
     loads.touch()
     await until(lambda: recorder.starts_of(NAME) == 1)
     assert read_restarts(tmp_path) == {}
-    supervisor.interrupt()
-    await asyncio.wait_for(running, DEADLINE_S)
+    await ended(supervisor, running)
 
 
 async def test_one_that_is_frozen_while_it_loads_is_started_again(
@@ -66,8 +65,7 @@ async def test_one_that_is_frozen_while_it_loads_is_started_again(
     assert read_restarts(tmp_path) == {NAME: {"frozen": 1}}
     loads.touch()
     await until(lambda: recorder.starts_of(NAME) == 1)
-    supervisor.interrupt()
-    await asyncio.wait_for(running, DEADLINE_S)
+    await ended(supervisor, running)
 
 
 async def test_its_limit_names_the_key(tmp_path: Path, make_supervisor: MakeSupervisor) -> None:
