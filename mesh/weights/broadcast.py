@@ -132,7 +132,7 @@ class BroadcastGroup:
         """
         assert self._group is not None, "begin() comes first"
         with self._typed_errors("a bucket cannot be sent"):
-            return self._group.broadcast([tensor], broadcast_options(self._timeout))  # type: ignore[attr-defined]
+            return start_broadcast(self._group, tensor, self._timeout)
 
     def finish_bucket(self, work: Work) -> None:
         """Waits until a bucket is through.
@@ -229,14 +229,18 @@ def connect_group(
     return ProcessGroupGloo(store, rank, size, gloo)
 
 
-def broadcast_options(timeout: timedelta) -> BroadcastOptions:
-    """The options for a bucket that rank 0 sends."""
+def start_broadcast(group: Backend, tensor: torch.Tensor, timeout: timedelta) -> Work:
+    """Starts a broadcast of a tensor that rank 0 sends and the others receive in place.
+
+    Raises:
+        RuntimeError: the group is broken.
+    """
     options = BroadcastOptions()
     options.rootRank = 0
     options.rootTensor = 0
     options.timeout = timeout
     options.asyncOp = True
-    return options
+    return group.broadcast([tensor], options)  # type: ignore[attr-defined]  # missing in torch's stubs
 
 
 def wait_for_collective(work: Work, timeout: timedelta, left: Callable[[], bool]) -> None:

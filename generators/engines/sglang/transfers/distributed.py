@@ -33,7 +33,7 @@ from rollmesh.generators.engines.sglang.transfers.interface import (
     begin,
 )
 from rollmesh.mesh.errors import WeightsError
-from rollmesh.mesh.weights.broadcast import BroadcastBackend, broadcast_options, connect_group, wait_for_collective
+from rollmesh.mesh.weights.broadcast import BroadcastBackend, connect_group, start_broadcast, wait_for_collective
 from rollmesh.mesh.weights.rendezvous import open_store, own_host
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class _Group:
         try:
             self._use_device()
             for tensor in tensors:
-                work = self._group.broadcast([tensor.to(self._device)], broadcast_options(timeout))  # type: ignore[attr-defined]
+                work = start_broadcast(self._group, tensor.to(self._device), timeout)
                 wait_for_collective(work, timeout, lambda: self._left)
             if self._device.type == "cuda":
                 torch.cuda.current_stream().synchronize()

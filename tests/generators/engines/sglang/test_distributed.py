@@ -17,7 +17,7 @@ from rollmesh.generators.engines.sglang.http_client import RefusedError
 from rollmesh.generators.engines.sglang.transfers import distributed
 from rollmesh.generators.engines.sglang.transfers.distributed import DistributedTransfer
 from rollmesh.mesh.errors import WeightsError
-from rollmesh.mesh.weights.broadcast import broadcast_options, connect_group
+from rollmesh.mesh.weights.broadcast import connect_group, start_broadcast
 
 TIMEOUT = timedelta(seconds=30)
 WEIGHTS = {"a": torch.arange(5.0), "b": torch.ones(2, 3)}
@@ -63,7 +63,7 @@ class Server:
         received = [torch.zeros(shape, dtype=getattr(torch, dtype)) for shape, dtype in layout]
         try:
             for tensor in received[: self.takes]:
-                group.broadcast([tensor], broadcast_options(TIMEOUT)).wait()
+                start_broadcast(group, tensor, TIMEOUT).wait()
             if self.takes is not None:
                 # It waits for what never comes.
                 group.barrier().wait()
