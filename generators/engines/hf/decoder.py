@@ -151,7 +151,7 @@ class Decoder:
             if not table.rows:
                 return Step()
             tokens, log_probs, generator = self._draw(new_rows, starting)
-        except Exception:
+        except Exception:  # whatever the model's own code raises, no row of it may stay
             for row in new_rows:
                 table.clear_row(row)
             raise

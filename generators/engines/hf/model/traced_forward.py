@@ -170,7 +170,7 @@ def _trace(loaded: LoadedModel, masks: MaskBuilder, prefiller: Prefiller) -> Tra
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             replay = torch.jit.trace(_Recordable(loaded.model, cache, kinds), example, check_trace=False)
-    except Exception as error:
+    except Exception as error:  # the model's own code and the tracer may raise anything, and the direct pass serves
         raise _Unrecordable(f"{type(error).__name__} while recording: {error}") from error
     if any(phrase in str(warning.message) for warning in said for phrase in _VALUE_WARNINGS):
         raise _Unrecordable("its forward pass turns tensors into Python or NumPy values")
