@@ -2,7 +2,8 @@
 
 Invariants: a copy that exists is complete. Object stores cannot rename a folder. So the list of digests, which names
 all files of a checkpoint, is written last, and a copy without it does not count. A copy is removed, its list first,
-only while a newer one is complete. Nothing is removed that is newer than the run's newest checkpoint: a successor has
+only while a newer one is complete, or to be replaced by another checkpoint of its name. The best one stays until the
+next best one has a copy. Nothing is removed that is newer than the run's newest checkpoint: a successor has
 written it. With each copy goes the consumption log: a run is restored from the two. Next to the copies is the file
 about the best checkpoint.
 """
@@ -13,14 +14,14 @@ import json
 import logging
 import shutil
 import uuid
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import fsspec
 
 from rollmesh.learner.checkpoint.best import FILE as BEST_NAME
-from rollmesh.learner.checkpoint.best import Best, parse_best, restore_best
+from rollmesh.learner.checkpoint.best import Best, best_checkpoint, parse_best, restore_best
 from rollmesh.learner.checkpoint.collective_write import Ranks
 from rollmesh.learner.checkpoint.digests import DIGESTS_NAME, check_digests
 from rollmesh.learner.checkpoint.names import list_checkpoints, version_of
@@ -110,9 +111,11 @@ class RemoteCopies:
             )
 
     def copy_next(self, checkpoints: Path, log: Path) -> str | None:
-        """Copies the newest checkpoint that the URL lacks; then removes copies that are not needed there any more.
+        """Copies a checkpoint that the URL lacks; then removes copies that are not needed there any more.
 
-        Those are copies of checkpoints that the run has removed, and uploads that broke off.
+        The newest comes first. The best one comes before it, where an upload of a newer one has passed it over: else a
+        store that is slower than checkpoints would never have it. Not needed are copies of checkpoints that the run has
+        removed, and uploads that broke off.
 
         Args:
             checkpoints: their folder; one thread of one learner at a time calls this for it.
@@ -132,13 +135,16 @@ class RemoteCopies:
                 if there and not here:
                     # As where a disk is not mounted any more: then the copies are all there is.
                     raise CopyError(f"{checkpoints} has no checkpoint: the copies in {self._url} stay")
-                name = next((name for name, digests in here.items() if there.get(name) != digests), None)
+                lacking = [name for name, digests in here.items() if there.get(name) != digests]
+                best = _best_of(checkpoints)
+                passed_over = best in lacking and any(_version(copy) > _version(best) for copy in there)
+                name = best if passed_over else next(iter(lacking), None)
                 if name is None or self._add(checkpoints / name, log, here[name], replace=name in there):
                     break
                 if name == next(iter(here)):
                     raise RemovedMeanwhileError(f"{name} was removed while it was copied to {self._url}")
             if here:
-                self._copy_best(checkpoints / BEST_NAME)
+                self._copy_best(checkpoints / BEST_NAME, here)
                 self._remove_needless(checkpoints)
             return name
 
@@ -242,9 +248,10 @@ class RemoteCopies:
             self.uploading = None
         return True
 
-    def _copy_best(self, file: Path) -> None:
-        out = f"{self._root}/{file.name}"
-        if file.exists() and not self._is_equal(file, out):
+    def _copy_best(self, file: Path, here: Mapping[str, bytes]) -> None:
+        """Copies the file about the best checkpoint, where that has a copy."""
+        best, out = _best_of(file.parent), f"{self._root}/{file.name}"
+        if best in here and self._complete().get(best) == here[best] and not self._is_equal(file, out):
             self._files.pipe_file(out, file.read_bytes())
 
     def _is_equal(self, file: Path, out: str) -> bool:
@@ -253,10 +260,11 @@ class RemoteCopies:
     def _remove_needless(self, checkpoints: Path) -> None:
         here, there = _digests_by_name(checkpoints), self._complete()
         copied = [name for name, digests in there.items() if here.get(name, digests) == digests]
+        spared = None if (best := self._read_best()) is None else best.checkpoint
         newest_here, newest_copy = (max(map(_version, names), default=_NONE) for names in (here, copied))
         for path in self._files.ls(self._root, detail=False):
             name = path.rstrip("/").rpartition("/")[2]
-            if version_of(name) is None or name in here or _version(name) > newest_here:
+            if version_of(name) is None or name in here or name == spared or _version(name) > newest_here:
                 continue
             # Without its list it is an upload that broke off. This thread alone makes those of this learner, and one
             # that was fenced looks for its files before it writes a list.
@@ -265,12 +273,16 @@ class RemoteCopies:
 
     def _best(self, copies: Container[str]) -> Best | None:
         """The best checkpoint as the run saw it; None where it has no copy."""
-        out = f"{self._root}/{BEST_NAME}"
-        best = parse_best(self._files.cat_file(out)) if self._files.exists(out) else None
+        best = self._read_best()
         if best is not None and best.checkpoint not in copies:
             log.warning("%s, the best checkpoint, has no copy: the run will choose another one", best.checkpoint)
             return None
         return best
+
+    def _read_best(self) -> Best | None:
+        """The content of the copy of the file about the best checkpoint."""
+        out = f"{self._root}/{BEST_NAME}"
+        return parse_best(self._files.cat_file(out)) if self._files.exists(out) else None
 
     def _download(self, name: str, checkpoints: Path) -> Path:
         """A copy under a name that is no checkpoint's."""
@@ -318,6 +330,12 @@ def _digests_by_name(checkpoints: Path) -> dict[str, bytes]:
             if folder.exists():
                 raise
     return found
+
+
+def _best_of(checkpoints: Path) -> str:
+    """Name of a run's best checkpoint; empty without one."""
+    best = best_checkpoint(checkpoints)
+    return "" if best is None else best.checkpoint
 
 
 def _version(name: str) -> PolicyVersion:

@@ -219,8 +219,9 @@ class CheckpointScheduler:
             self._await(self._copies.start(), WRITE_S)
         except UnwrittenCheckpointError:
             log.warning("%s is not copied: no answer of %s within %.0f s", name, self._copies.url, WRITE_S)
-        self._status.waiting_reason = ""
-        self._status.phase = before
+        finally:
+            self._status.waiting_reason = ""
+            self._status.phase = before
 
     def close(self) -> None:
         """Commits nothing more: a checkpoint that is still being written is left to the next learner."""

@@ -54,9 +54,10 @@ class BackgroundTasks:
             task.cancel()
 
     async def close(self) -> None:
-        """Cancels all tasks, and waits until they have ended."""
+        """Cancels all tasks, and waits until they have ended, with those that they start at their end."""
         self.cancel()
-        await self.drain()
+        while self._tasks:
+            await self.drain()
 
     def _on_task_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

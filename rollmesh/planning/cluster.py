@@ -204,7 +204,8 @@ def _parse_size(option: str, text: str) -> int:
 def _is_here(name: str, count: int) -> bool:
     """True where this machine has at least this many of the devices; CUDA is not asked."""
     models = [path.read_text(encoding="utf-8").upper() for path in _DRIVER.glob("*/information")]
-    return sum(name in model for model in models) >= count
+    whole_name = re.compile(rf"\b{re.escape(name)}\b")
+    return sum(whole_name.search(model) is not None for model in models) >= count
 
 
 def _host_memory() -> int:

@@ -110,8 +110,10 @@ def _generators_by_node(config: Config, cluster: Cluster, each: int) -> tuple[in
     """Generators on each of the learner's nodes, and on each of the others."""
     rollout, nodes = config.rollout, min(config.learner.distributed.nodes, cluster.nodes)
     others = cluster.nodes - nodes
-    if not others or rollout.devices is not None:
+    if rollout.devices is not None:
         # Numbers of devices are those of the machine that starts them all.
+        return rollout.replicas, 0
+    if not others:
         return math.ceil(rollout.replicas / nodes), 0
     if not cluster.cuda or rollout.device == "cpu":
         of_each = math.ceil(rollout.replicas / cluster.nodes)

@@ -68,6 +68,9 @@ def propose(config: Config, cluster: Cluster, planner: Planner) -> Search:
     if proposal is not None:
         return Search(proposal, configured)
     nearest = _nearest(config, cluster, planner)
+    if nearest is None:
+        sp = config.learner.parallel.sp
+        return Search(None, configured, (f"learner.parallel.sp is {sp}, and there are {cluster.count} device(s)",))
     if not any(use.problem for use in nearest.devices):
         for fewer in _fewer_on_hosts(config):
             if (proposal := _smallest(config, cluster, planner, fewer)) is not None:
@@ -89,15 +92,18 @@ def _smallest(config: Config, cluster: Cluster, planner: Planner, more: dict[str
     return None
 
 
-def _nearest(config: Config, cluster: Cluster, planner: Planner) -> Plan:
-    """The layout that fits its devices and takes the least of its hosts, although it does not fit; else the widest."""
+def _nearest(config: Config, cluster: Cluster, planner: Planner) -> Plan | None:
+    """The layout that fits its devices and takes the least of its hosts, although it does not fit; else the widest.
+
+    None: no number of ranks can be divided over the devices.
+    """
     plans = [
         _alone(config, _full_shard(config, ranks, nodes) | {_TOKENS: config.rollout.context_tokens}, planner)
         for ranks in _rank_counts(config, cluster)
         for nodes in node_counts(cluster, ranks)
     ]
     roomy = [plan for plan in plans if not any(use.problem for use in plan.devices)]
-    return min(roomy or plans[-1:], key=lambda plan: sum(plan.host.values()))
+    return min(roomy or plans[-1:], key=lambda plan: sum(plan.host.values()), default=None)
 
 
 def _fewer_on_hosts(config: Config) -> Iterator[dict[str, Any]]:

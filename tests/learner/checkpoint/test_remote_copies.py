@@ -368,3 +368,38 @@ def test_a_folder_and_a_login_are_no_url(url: str) -> None:
     with pytest.raises(ValidationError) as refused:
         CheckpointSection(copy_to=url)
     assert "secret" not in str(refused.value)
+
+
+def test_a_best_checkpoint_has_a_copy_also_where_uploads_are_slower_than_checkpoints(
+    run: SavedRun, tmp_path: Path
+) -> None:
+    first, second = (
+        Best(f"i0001-v000000{step}", 1, step, "reward", "max", step / 100, "measured") for step in (10, 20)
+    )
+    run.save(first.checkpoint)
+    file = BestCheckpoint(run.checkpoints, 1)
+    file.claim()
+    file.keep_candidate(first.checkpoint)
+    assert file.record_value(first)
+    run.update()
+    run.save(second.checkpoint)
+    file.keep_candidate(second.checkpoint)
+    assert file.record_value(second)
+    run.remove(first.checkpoint)
+
+    def fetched(name: str) -> Best | None:
+        checkpoints = tmp_path / name / "checkpoints"
+        run.copies.fetch(checkpoints, checkpoints.parent / run.log.name)
+        return best_checkpoint(checkpoints)
+
+    # Each upload ends when the next checkpoint is there.
+    run.save("i0001-v00000030")
+    assert run.copies.copy_next(run.checkpoints, run.log) == "i0001-v00000030"
+    assert fetched("the former one stays") == first
+    run.save("i0001-v00000040")
+    assert run.copies.copy_next(run.checkpoints, run.log) == second.checkpoint, (
+        "its turn, although it is not the newest"
+    )
+    assert fetched("the new one is there") == second
+    assert first.checkpoint not in run.names()
+    assert run.copies.copy_next(run.checkpoints, run.log) == "i0001-v00000040"

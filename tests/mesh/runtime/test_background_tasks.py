@@ -54,3 +54,26 @@ async def test_errors_are_logged_with_the_name_of_their_task(caplog) -> None:
         await tasks.drain()
     assert [record.getMessage() for record in caplog.records] == ["the report failed"]
     assert "unexpected" in caplog.text
+
+
+async def test_what_a_task_starts_at_its_end_is_waited_for_too() -> None:
+    tasks = BackgroundTasks(log_errors(logging.getLogger(__name__)))
+    ended, started = [], asyncio.Event()
+
+    async def clean_up() -> None:
+        await asyncio.sleep(0)
+        ended.append(True)
+
+    async def work() -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            tasks.spawn(clean_up())
+
+    tasks.spawn(work())
+    async with asyncio.timeout(30):
+        await started.wait()
+        await tasks.close()
+    assert ended == [True]
+    assert not len(tasks)

@@ -83,6 +83,13 @@ def test_this_machines_devices_have_this_machines_host(tmp_path: Path, monkeypat
         assert "assumed" in parse_devices(others).host.source
 
 
+def test_a_device_whose_name_begins_alike_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "0000:01:00.0").mkdir()
+    (tmp_path / "0000:01:00.0" / "information").write_text("Model: \t\t NVIDIA RTX A1000\n")
+    monkeypatch.setattr("rollmesh.planning.cluster._DRIVER", tmp_path)
+    assert "assumed" in parse_devices("1xA100").host.source
+
+
 @pytest.mark.parametrize("options", [{"host_memory": "much"}, {"shm": "64"}, {"host_memory": "-1T"}])
 def test_a_host_of_no_size_is_refused(options: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="is no size") as refused:

@@ -209,6 +209,19 @@ def test_without_a_layout_the_true_obstacle_is_named() -> None:
     assert "  8 rank(s) on 1 node(s): learner: " in few
 
 
+def test_more_sequence_parallel_ranks_than_devices_are_an_obstacle_with_a_name() -> None:
+    config = configured("qwen2.5-7b", learner={"ranks": 2, "parallel": {"sp": 2}})
+    search = found(config, "1xH100-80G", 1).search
+    assert search.proposal is None
+    assert search.obstacles == ("learner.parallel.sp is 2, and there are 1 device(s)",)
+
+
+def test_named_devices_of_generators_are_those_of_one_node() -> None:
+    rollout = {"engine": "vllm", "replicas": 4, "devices": [4, 5, 6, 7]}
+    learner = {"ranks": 8, "distributed": over(2)}
+    assert planned(configured("qwen2.5-7b", rollout=rollout, learner=learner), H100, 2).placement.problems == ()
+
+
 def test_ranks_and_devices_of_an_engine_are_doubled_until_they_fit() -> None:
     rollout = {"engine": "vllm", "replicas": 1, "max_prompt_tokens": 2048, "max_response_tokens": 8192}
     config = with_settings(configured("llama-3-70b", rollout=rollout), {"model.dtype": "float32"})
