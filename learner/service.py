@@ -126,19 +126,21 @@ def _run(
         # NCCL uses the same interfaces for all its groups; these are its own choice.
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "^lo,docker")
     set_learner_threads(config)
-    given, config = config, config.model_copy(update={"model": resolve_model(config.model)})
-    check_start(config)
-    algorithm = build_algorithm(config)
-    for notice in notices(config, algorithm) if rank == 0 else ():
-        log.warning("%s", notice)
-    record = RunRecord(given, Path(config.model.path)) if rank == 0 else None
-    if record is not None:
-        record.check(allow_changes=allow_changes)
     with ExitStack() as closers:
         bridge = AsyncBridge()
         closers.callback(bridge.close)
         if ready_file is not None:
             _answer_health(config, bridge, closers, ready_file.with_stem(f"{ready_file.stem}-{rank}"))
+        with note_every_minute("fetches the model"):
+            model = resolve_model(config.model)
+        given, config = config, config.model_copy(update={"model": model})
+        check_start(config)
+        algorithm = build_algorithm(config)
+        for notice in notices(config, algorithm) if rank == 0 else ():
+            log.warning("%s", notice)
+        record = RunRecord(given, Path(config.model.path)) if rank == 0 else None
+        if record is not None:
+            record.check(allow_changes=allow_changes)
         watch = closers.enter_context(open_watch(config))
         with watch.phase("load models"), note_every_minute("loads and checks models"):
             engines = build_engines(config, algorithm)

@@ -24,7 +24,7 @@ class LearnerStatus:
         committed: uses below this version are committed.
         durable: version of the last checkpoint (of the last step with `commit: step`), and the checkpoint's folder.
         last_metrics: numeric metrics of the last step.
-        waiting_reason: why it waits for groups; empty when it does not.
+        waiting_reason: why it waits, for groups or for copies of checkpoints; empty when it does not.
     """
 
     phase: Phase = "starting"

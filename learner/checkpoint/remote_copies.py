@@ -113,9 +113,9 @@ class RemoteCopies:
     def copy_next(self, checkpoints: Path, log: Path) -> str | None:
         """Copies a checkpoint that the URL lacks; then removes copies that are not needed there any more.
 
-        The newest comes first. The best one comes before it, where an upload of a newer one has passed it over: else a
-        store that is slower than checkpoints would never have it. Not needed are copies of checkpoints that the run has
-        removed, and uploads that broke off.
+        The newest comes first. The best one comes before it once a newer one was copied before the best one. Otherwise
+        a store that is slower than checkpoints would never have the best one. Not needed are copies of checkpoints that
+        the run has removed, and uploads that broke off.
 
         Args:
             checkpoints: their folder; one thread of one learner at a time calls this for it.

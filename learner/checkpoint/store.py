@@ -219,7 +219,12 @@ def _await(part: Future[None], folder: Path) -> None:
 def _rename(unfinished: Path, final: Path) -> None:
     _sync_tree(unfinished)
     unfinished.rename(final)
-    fsync_path(final.parent)
+    try:
+        fsync_path(final.parent)
+    except OSError:
+        # It may be lost with the machine, so the next learner must not find it without that.
+        final.rename(unfinished)
+        raise
 
 
 def _sync_tree(folder: Path) -> None:

@@ -207,18 +207,17 @@ class CheckpointScheduler:
         return f"steps {durable + 1} to {version} are undone at the next start"
 
     def wait_for_copies(self) -> None:
-        """Waits until the last checkpoint has been copied, or could not be."""
+        """Waits until the copies are as the folder is, or could not be brought up to date."""
         if self._copies is None:
             return
         before, self._status.phase = self._status.phase, "checkpointing"
-        (_, newest), now = self._committed, time.time()
+        now = time.time()
         since, until = (time.strftime("%H:%M:%S", time.localtime(at)) for at in (now, now + WRITE_S))
-        name = "checkpoints" if newest is None else newest.name
-        self._status.waiting_reason = f"copies {name} to {self._copies.url} since {since}, until {until} at most"
+        self._status.waiting_reason = f"copies checkpoints to {self._copies.url} since {since}, until {until} at most"
         try:
             self._await(self._copies.start(), WRITE_S)
         except UnwrittenCheckpointError:
-            log.warning("%s is not copied: no answer of %s within %.0f s", name, self._copies.url, WRITE_S)
+            log.warning("%s may lack the last checkpoints: not up to date after %.0f s", self._copies.url, WRITE_S)
         finally:
             self._status.waiting_reason = ""
             self._status.phase = before

@@ -143,6 +143,19 @@ class World:
         sent = torch.frombuffer(bytearray(message), dtype=torch.uint8) if message else torch.zeros(0, dtype=torch.uint8)
         return [part.cpu().numpy().tobytes() for part in self.gather(sent)]
 
+    def gather_failures(self, failed: Exception | None, reason: str) -> list[str]:
+        """Every process's reason for failing, in the order of the processes; empty where it did not fail.
+
+        Args:
+            failed: the error of this process; None: it did not fail. The others may still wait inside a collective
+                that this process has left. Then they cannot answer, and this error is the cause of the one raised.
+            reason: its text; empty without an error.
+        """
+        try:
+            return [theirs.decode() for theirs in self.gather_bytes(reason.encode())]
+        except Exception as lost:
+            raise lost from failed
+
     def neighbours(self, size: int) -> dist.ProcessGroup:
         """The process group of this process and its neighbours; collective over all processes.
 

@@ -27,7 +27,7 @@ class FinalWork:
     """Work that a service finishes after it was asked to end.
 
     Attributes:
-        read_phase: gives the present work of a service at an address, in a word; empty: none for which to wait.
+        read_phase: gives the present work of a service at an address, in words; empty: none for which to wait.
         most_s: longest wait for it in all, in seconds.
     """
 
@@ -51,7 +51,7 @@ class DrainClock:
         self._work = ""
 
     def observe(self, now: float, work: str) -> bool:
-        """Takes an answer, the service's work in a word or nothing; True where it is other work than before."""
+        """Takes an answer, the service's work in words or nothing; True where it is other work than before."""
         if not work:
             return False
         self._idle_since = min(now, self._work_until)

@@ -32,6 +32,19 @@ def _keep_logging() -> Iterator[None]:
     root.handlers[:], root.level = handlers, level
 
 
+def test_the_starter_hears_of_a_learner_before_it_fetches_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A download may take longer than the starter waits for a process that does not answer."""
+
+    def fetch(_model: ModelSection) -> ModelSection:
+        assert (tmp_path / "ready-0").exists()
+        raise DataError("fetched nothing")
+
+    monkeypatch.setattr("rollmesh.learner.service.resolve_model", fetch)
+    assert run(make_config(tmp_path, {}), NOWHERE, ready_file=tmp_path / "ready") == DataError.exit_code
+
+
 def test_steps_that_are_profiled_after_the_last_one_are_said_to_be_without_effect(tmp_path: Path) -> None:
     config = make_config(tmp_path, {"learner.steps": 3, "learner.profile.steps": [2, 4, 9]})
     (notice,) = [notice for notice in try_learner(config, fresh=True) if "profile" in notice]

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -148,17 +149,19 @@ class Fsdp2Engine(Engine):
         if self.layout.leads:
             try:
                 self._write_hf(folder, tensors)
+            except dist.DistError:
+                raise
             except Exception as error:  # noqa: BLE001 - whatever it is, the others wait for the rest of the tensors
                 failed = error
         for _ in tensors:
             assert failed is not None, "full tensors are on the leader alone, which has written all"
         reason = "" if failed is None else str(failed) or type(failed).__name__
-        reasons = self.world.gather_bytes(reason.encode())
+        reasons = self.world.gather_failures(failed, reason)
         if failed is not None:
             raise failed
         for process, theirs in enumerate(reasons):
             if theirs:
-                raise DataError(f"rank {process}: {theirs.decode()}")
+                raise DataError(f"rank {process}: {theirs}")
 
     def _write_hf(self, folder: Path, tensors: Iterator[tuple[str, Tensor]]) -> None:
         described = {

@@ -251,7 +251,7 @@ class Probe:
         return evidence
 
     def _read(self, batches: Sequence[PackedBatch], dtype: str) -> ComputedValues:
-        """Computes micro-batches; where one rank cannot, no rank has."""
+        """Computes micro-batches; where one rank cannot, no rank has, unless others wait for it inside a collective."""
         failed: Exception | None = None
         found = None
         try:
@@ -260,10 +260,9 @@ class Probe:
             raise
         except (*_FOREIGN, DataError) as error:
             failed = error
-        if self._world.max_int(int(failed is not None)) == 0 and found is not None:
+        reason = next(filter(None, self._world.gather_failures(failed, _reason(failed))), "")
+        if not reason and found is not None:
             return found
-        reasons = self._world.gather_bytes(_reason(failed).encode())
-        reason = next(reason for reason in reasons if reason).decode()
         raise _BrokenPassError(self._name, dtype, reason, self._subject.recover()) from failed
 
     def _noise(self, rounding: float) -> float:

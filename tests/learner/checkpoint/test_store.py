@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rollmesh.learner.checkpoint import store as store_module
 from rollmesh.learner.checkpoint.collective_write import Ranks
 from rollmesh.learner.checkpoint.retention import sweep
 from rollmesh.learner.checkpoint.store import (
@@ -85,6 +86,17 @@ def test_a_folder_that_someone_else_removes_costs_that_checkpoint_alone(tmp_path
     with pytest.raises(UnwrittenCheckpointError, match="No such file"):
         store.begin({"actor": Cleaned()}, PolicyVersion(1, 1), {}).result(60)
     assert store.begin({"actor": Engine()}, PolicyVersion(1, 2), {}).result(60).is_dir()
+
+
+def test_a_checkpoint_whose_name_is_not_durable_does_not_stay(tmp_path, monkeypatch):
+    def fsync(path: Path) -> None:
+        if path == tmp_path:
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(store_module, "fsync_path", fsync)
+    with pytest.raises(UnwrittenCheckpointError, match="Input/output error"):
+        CheckpointStore(tmp_path).begin({"actor": Engine()}, PolicyVersion(1, 1), {}).result(60)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("failing", [0, 1])
