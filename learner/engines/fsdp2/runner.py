@@ -95,6 +95,7 @@ class ModelRunner(ABC):
             text = stored.model.config.get_text_config()
             capped = getattr(text, "attn_logit_softcapping", None) is not None
             self._causal = not capped and window_of(text) is None
+            self._capped = capped
             self._kernel = choose_kernel(spec.attention, self.device, self._param_dtype, capped=capped)
             self.why_rows = choice.reason
             self._recurrent = choice.recurrent
@@ -106,7 +107,7 @@ class ModelRunner(ABC):
             self._layers = CompiledLayers(self.transformer) if spec.compile and not self._why_whole else None
             self._use(choice.packing)
             if self._kernel == EXACT:
-                refuse_long_masks(self.packing, self.device, self._param_dtype, spec.longest)
+                refuse_long_masks(self.packing, self.device, self._param_dtype, spec.longest, capped=capped)
             self.vocab_size = len(cast(Tensor, stored.model.get_input_embeddings().weight))
             self.module = self._build(stored.model)
             self._shard_and_load(stored)
@@ -253,7 +254,13 @@ class ModelRunner(ABC):
         if self._kernel == EXACT:
             warnings.append(
                 describe_dense_attention(
-                    self.packing, self._own_attention, self.device, self._param_dtype, heads, self._spec.longest
+                    self.packing,
+                    self._own_attention,
+                    self.device,
+                    self._param_dtype,
+                    heads,
+                    self._spec.longest,
+                    capped=self._capped,
                 )
             )
         if self._spec.compile and (reason := self.why_rows or self._why_whole):

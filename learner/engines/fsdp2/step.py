@@ -103,13 +103,15 @@ class TrainingStep:
                     parameter.grad = torch.zeros_like(parameter)
             norm = self._clip(self._section.max_grad_norm)
             rate = learning_rate(self._section, self.steps, self._total_steps)
+            # Before the weights change: they may be refused.
+            metrics = pending.metrics(self._runner.world)
             skipped = not np.isfinite(norm)
             if not skipped:
                 for group in self._optimizer.param_groups:
                     group["lr"] = rate
                 self._update()
                 self.steps += 1
-            return StepResult(pending.metrics(self._runner.world) | {"grad_norm": norm, "lr": rate}, skipped)
+            return StepResult(metrics | {"grad_norm": norm, "lr": rate}, skipped)
         finally:
             self.pending = None
             self._optimizer.zero_grad()

@@ -38,6 +38,15 @@ def test_masks_are_named_with_what_would_do_without_them():
     assert "shorten rollout.max_prompt_tokens" in describe(CPU, torch.float32, 4097)
 
 
+def test_a_cap_on_scores_is_named_with_the_memory_of_all_heads():
+    said = describe_dense_attention(Packing.SHARED, "eager", CUDA, torch.bfloat16, 16, 8192, capped=True)
+    assert "with a cap on scores" in said
+    assert "8.2 GiB a layer" in said
+    assert "install flash-attn, or set learner.attention: flex" in said
+    with pytest.raises(ConfigError, match="with a cap on scores"):
+        refuse_long_masks(Packing.SHARED, CUDA, torch.bfloat16, 16385, capped=True)
+
+
 @pytest.mark.parametrize("device", [CPU, CUDA])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_masks_of_longer_sequences_are_refused(device, dtype):

@@ -8,13 +8,17 @@ import pytest
 import torch
 from pydantic import ValidationError
 from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from benchmarks.learner.tiny_models import ARCHITECTURES
+from rollmesh.learner.engines.fsdp2.optimizers import compact_adamw
 from rollmesh.learner.engines.fsdp2.optimizers.build import build_optimizer
 from rollmesh.learner.engines.fsdp2.optimizers.compact_adamw import _rows
 from rollmesh.learner.engines.fsdp2.optimizers.muon import Muon, orthogonalize
 from rollmesh.learner.engines.fsdp2.optimizers.quantized_adamw import dequantize, quantize
 from rollmesh.learner.engines.fsdp2.optimizers.rounded_adamw import round_stochastically
 from rollmesh.learner.engines.fsdp2.optimizers.schedule import learning_rate
+from rollmesh.learner.engines.fsdp2.preparation.blocks import transformer_blocks
 from rollmesh.mesh.config.learner import OptimizerSection
 
 torch.set_num_threads(1)
@@ -77,6 +81,56 @@ def test_vectors_do_not_decay(keys):
         torch.testing.assert_close(parameter.detach(), before[name] * factor, msg=name)
 
 
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+@pytest.mark.parametrize(
+    ("kind", "settings", "vectors"),
+    [
+        ("gpt_oss", ARCHITECTURES["gpt_oss"].settings, "_bias"),
+        ("cohere", ARCHITECTURES["cohere2"].settings | {"use_qk_norm": True}, "q_norm.weight"),
+        ("jamba", ARCHITECTURES["jamba"].settings, "A_log"),
+    ],
+)
+def test_vectors_that_are_stored_as_a_matrix_are_vectors(name, kind, settings, vectors):
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **settings))
+    optimizer = build_optimizer(OptimizerSection(name=name, weight_decay=0.1), model, transformer_blocks(model))
+    groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    assert len(groups) == len(list(model.parameters()))
+    rows = [p for parameter, p in model.named_parameters() if parameter.endswith(vectors) and p.dim() > 1]
+    assert rows
+    for parameter in rows:
+        group = groups[id(parameter)]
+        assert (group["weight_decay"], "momentum" in group) == (0.0, False)
+
+
+@pytest.mark.parametrize("form", ["bfloat16", "8bit"])
+def test_long_rows_are_computed_by_columns(monkeypatch, form):
+    """As the rows of stacked experts are: a step's memory does not grow with them."""
+
+    def after_steps() -> torch.Tensor:
+        torch.manual_seed(0)
+        model = nn.Module()
+        model.experts = nn.Parameter(torch.randn(3, 40, 50))
+        optimizer = build_optimizer(OptimizerSection(lr=1e-3, state_dtype=form), model, [model])
+        for seed in range(3):
+            model.experts.grad = torch.randn(3, 40, 50, generator=torch.Generator().manual_seed(seed))
+            optimizer.step()
+        return model.experts.detach()
+
+    whole = after_steps()
+    seen = []
+    update = compact_adamw._update
+
+    def counted(group, number, values, *others):
+        seen.append(values.shape)
+        return update(group, number, values, *others)
+
+    monkeypatch.setattr(compact_adamw, "_PIECE", 768)
+    monkeypatch.setattr(compact_adamw, "_update", counted)
+    # Each of three steps moves a weight by up to 1e-3, but for the rounding of moments.
+    torch.testing.assert_close(after_steps(), whole, rtol=0, atol=5e-4)
+    assert {tuple(shape) for shape in seen} == {(1, 768), (1, 464)}
+
+
 def test_muon_is_that_of_torch_and_adamw_has_the_rest():
     ours, theirs = Tiny(), Tiny()
     optimizer = build_optimizer(OptimizerSection(name="muon", lr=0.01, weight_decay=0.1), ours, ours.layers)
@@ -118,16 +172,17 @@ def test_rounding_is_to_a_neighbour_and_right_on_average():
     assert set(negative.tolist()) == {-1.0, -1.0 - 2**-7}
 
 
-@pytest.mark.parametrize("signed", [True, False])
-def test_codes_are_those_of_a_neighbour_and_right_on_average(signed):
+@pytest.mark.parametrize(("signed", "sign"), [(True, 1), (True, -1), (False, 1)])
+def test_codes_are_those_of_a_neighbour_and_right_on_average(signed, sign):
     """Whatever the size of other blocks, and of other numbers of a block."""
-    values = torch.tensor([1.0, 0.7, 0.033, -0.2 if signed else 0.2, 4e-5, 0.0]).repeat(100, 50)
+    values = sign * torch.tensor([1.0, 0.7, 0.033, -0.2 if signed else 0.2, 4e-5, 0.0]).repeat(100, 50)
     values[:, 256:] *= 1e-4
     generator = torch.Generator().manual_seed(0)
     found = torch.stack([dequantize(*quantize(values, generator, signed=signed), signed=signed) for _ in range(100)])
     assert torch.equal(found[:, :, 5], torch.zeros(100, 100))
     mean = found.mean((0, 1))
     torch.testing.assert_close(mean, values[0], rtol=0.01, atol=0)
+    torch.testing.assert_close(mean[0], values[0, 0])
     gap = (found - values).abs() / values.abs().clamp_min(1e-12)
     assert float(gap[..., :3].max()) < 0.08
     if not signed:

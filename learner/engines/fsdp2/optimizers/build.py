@@ -18,8 +18,9 @@ from rollmesh.mesh.config.learner import OptimizerSection
 def build_optimizer(section: OptimizerSection, model: nn.Module, blocks: Iterable[nn.Module]) -> Optimizer:
     """The optimizer of all trained parameters.
 
-    Matrices decay; norms, biases and other vectors do not, as is usual. Muon takes the matrices of the layers alone.
-    Embeddings and the output layer are AdamW's, as its authors advise.
+    Matrices decay; norms, biases and other vectors do not, as is usual, also where a model stores several vectors as
+    one matrix. Muon takes the matrices of the layers alone. Embeddings and the output layer are AdamW's, as its authors
+    advise.
 
     Args:
         section: names the optimizer.
@@ -27,10 +28,11 @@ def build_optimizer(section: OptimizerSection, model: nn.Module, blocks: Iterabl
         blocks: its layers.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    hidden = _hidden_matrices(blocks) if section.name == "muon" else set()
+    vectors = _vectors(model)
+    hidden = _hidden_matrices(blocks) - vectors if section.name == "muon" else set()
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in trained if p.dim() > 1 and id(p) not in hidden]},
-        {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
+        {"params": [p for p in trained if id(p) not in vectors | hidden]},
+        {"params": [p for p in trained if id(p) in vectors], "weight_decay": 0.0},
         {"params": [p for p in trained if id(p) in hidden], "momentum": section.momentum},
     ]
     groups = [group for group in groups if group["params"]]
@@ -46,6 +48,19 @@ def build_optimizer(section: OptimizerSection, model: nn.Module, blocks: Iterabl
     if section.state_dtype in compact:
         return compact[section.state_dtype](groups, **common)
     return torch.optim.AdamW(groups, fused=True, **common)
+
+
+def _vectors(model: nn.Module) -> set[int]:
+    """Identities of weights that no input is multiplied with as with a matrix.
+
+    Some models store several as the rows of one: biases of experts, norms of heads, decay rates of recurrent layers.
+    """
+    return {
+        id(parameter)
+        for module in model.modules()
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter.dim() <= 1 or name.endswith(("bias", "A_log")) or "norm" in type(module).__name__.lower()
+    }
 
 
 def _hidden_matrices(blocks: Iterable[nn.Module]) -> set[int]:

@@ -11,7 +11,7 @@ from. A row is kept in a way that depends on that row alone, so any number of ra
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
-# Elements that are computed at a time: a step also needs float32 copies of this many, and nothing else.
+# Elements that are computed at a time: a step also needs up to 52 bytes for each of this many, 210 MiB.
 _PIECE = 1 << 22
 _STEP = "step"
 
@@ -65,8 +65,7 @@ class CompactAdamW(Optimizer):
             rows = [_rows(tensor) for tensor in (parameter, parameter.grad, *(state[name] for name in names))]
             generator = torch.Generator(rows[0].device)
             generator.manual_seed(hash((number, place, _shard_of(parameter))))
-            count = max(1, _PIECE // max(1, rows[0].shape[1]))
-            for values, gradient, *moments in zip(*(tensor.split(count) for tensor in rows), strict=True):
+            for values, gradient, *moments in _pieces(rows):
                 kept = dict(zip(names, moments, strict=True))
                 self._write(kept, *_update(group, number, values, gradient, *self._read(kept)), generator)
 
@@ -99,6 +98,22 @@ def _rows(tensor: Tensor) -> Tensor:
     """This rank's part, as a matrix."""
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return local.flatten(1) if local.dim() > 1 else local.view(-1, 1)
+
+
+def _pieces(rows: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+    """Views of some rows of each matrix; of some columns of one row, where that is longer than a piece.
+
+    Args:
+        rows: matrices of as many rows; one may have a column for several of the first one's, which divide a piece.
+    """
+    width = rows[0].shape[1]
+    count = max(1, _PIECE // max(1, width))
+    for piece in zip(*(tensor.split(count) for tensor in rows), strict=True):
+        if width <= _PIECE:
+            yield piece
+        else:
+            columns = (_PIECE // -(-width // part.shape[1]) for part in piece)
+            yield from zip(*(part.split(most, 1) for part, most in zip(piece, columns, strict=True)), strict=True)
 
 
 def _shard_of(tensor: Tensor) -> int:

@@ -111,11 +111,17 @@ def _scales(parameter: Tensor) -> Tensor:
 
 @cache
 def _table(signed: bool, device: torch.device) -> Tensor:
-    """256 numbers, ascending: 0, 1, and decades between them, each divided half as finely as the next larger one."""
+    """256 numbers, ascending: 0, 1, and decades between them, each divided half as finely as the next larger one.
+
+    The lowest signed one is -1 in place of a middle of its decade: a block's largest number may be negative.
+    """
     bits = 7 if signed else 8
     values = torch.tensor([0.0, 1.0], dtype=torch.float64)
     for decade in range(_DECADES):
         edges = torch.linspace(0.1, 1.0, 2 ** (bits - 1 - decade) + 1, dtype=torch.float64)
         middles = (edges[:-1] + edges[1:]) / 2 * 10.0**-decade
         values = torch.cat((values, middles, -middles) if signed else (values, middles))
-    return values.sort().values.to(device, torch.float32)
+    values = values.sort().values
+    if signed:
+        values[0] = -1.0
+    return values.to(device, torch.float32)
