@@ -52,7 +52,7 @@ def check_backend(backend: str) -> None:
     """
     known = {*_ENGINES, *_brought()}
     if backend not in known:
-        raise ConfigError(f"no engine {backend!r}", hint=f"known: {', '.join(sorted(known))}")
+        raise ConfigError(f"learner.engine: no engine {backend!r}", hint=f"known: {', '.join(sorted(known))}")
 
 
 def _brought() -> dict[str, EntryPoint]:

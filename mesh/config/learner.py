@@ -56,8 +56,8 @@ class OptimizerSection(Section):
     )
     state_dtype: Literal["float32", "bfloat16", "8bit"] = Field(
         "float32",
-        description="Form in which AdamW's two moments are stored. Rounded stochastically, bfloat16 takes 4 "
-        "bytes per parameter less, `8bit` (codes and scales by blocks of 256) 6 bytes less.",
+        description="Form in which AdamW's two moments are stored; only with `name: adamw`. Rounded stochastically, "
+        "bfloat16 takes 4 bytes per parameter less, `8bit` (codes and scales by blocks of 256) 6 bytes less.",
     )
     schedule: Literal["constant", "cosine", "linear", "wsd"] = Field(
         "constant",

@@ -295,11 +295,12 @@ def test_one_variable_chooses_the_engine(engine: str) -> None:
 
 
 def test_readme_names_only_commands_that_exist() -> None:
-    text = (DEPLOY / "README.md").read_text(encoding="utf-8")
+    text = (DEPLOY / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
     found = re.findall(
         r"(?:\brollmesh|^mesh|^after) ((?:status|ledger|generator|evals|report|export)\b[^\n`]*)", text, re.M
     )
-    assert len(found) == 7
+    found += re.findall(r"^rollmesh ((?:buffer|reward|learner) [^\n]*)", text, re.M)
+    assert len(found) == 11
     for line in found:
         _check(line.split())
 

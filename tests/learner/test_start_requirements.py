@@ -22,7 +22,7 @@ def configured(folder: Path, *overrides: str) -> Config:
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("learner.engine=mein", "no engine 'mein'"),
+        ("learner.engine=mein", "learner.engine: no engine 'mein'"),
         ("learner.parallel.shards=3", "learner.parallel.shards: 3 does not divide"),
         ("learner.distributed={nodes: 2, rendezvous: 'HOST:29500'}", "learner.distributed.rendezvous is HOST:29500"),
         ("checkpoint.copy_to=s4://x/y", "cannot copy to s4://x/y: Protocol not known: s4"),
