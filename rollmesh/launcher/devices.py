@@ -96,6 +96,8 @@ def assign_devices(config: Config, visible: VisibleDevices) -> DevicePlan:
             whole that others share.
     """
     learner, rollout = config.learner, config.rollout
+    _check_named("learner", learner.devices, learner.device, visible.learner)
+    _check_named("rollout", rollout.devices, rollout.device, visible.generators)
     ranks = learner.ranks if _on_cuda("learner.device", learner.device, visible.learner) else 0
     each = devices_per_generator(rollout) if _on_cuda("rollout.device", rollout.device, visible.generators) else 0
     for_generators = each * rollout.replicas
@@ -125,6 +127,15 @@ def assign_devices(config: Config, visible: VisibleDevices) -> DevicePlan:
         raise ConfigError("weights.transport is nccl, and the generators have no CUDA device", hint="set it to auto")
     _check_sharing(config, for_learner, generators)
     return DevicePlan(visible, tuple(for_learner), replicas)
+
+
+def _check_named(section: str, named: Sequence[int] | None, device: str, usable: int) -> None:
+    """Refuses to compute on the CPU where devices are named."""
+    if named and device == "auto" and not usable:
+        raise ConfigError(
+            f"{section}.devices names CUDA devices, and none can be used here",
+            hint=f"see nvidia-smi and {_VARIABLE}, or leave {section}.devices out: then this part computes on the CPU",
+        )
 
 
 def devices_per_generator(rollout: RolloutSection) -> int:

@@ -186,9 +186,13 @@ def _verdict(found: Findings) -> Iterator[str]:
     yield "fits" if plan.fits else "DOES NOT FIT:"
     yield from (f"  {problem}" for problem in plan.problems)
     yield from plan.notices
-    if found.savings:
+    savings = found.savings
+    if savings and not plan.fits and not any(saving.fits for saving in savings):
+        yield "no switch that saves memory makes it fit, nor do all of them together"
+        savings = ()
+    if savings:
         yield "switches that save memory, GiB on a device (on the host):"
-    for saving in found.savings:
+    for saving in savings:
         verdict = "" if plan.fits else "; then it fits" if saving.fits else "; not enough by itself"
         saved = f"{_gib(saving.device_bytes)} ({_gib(saving.host_bytes)})"
         yield f"  {flags(saving.settings)}: {saved}{verdict}: {saving.price}"

@@ -157,3 +157,10 @@ def test_each_interpreter_is_asked_for_what_its_torch_sees(tmp_path: Path) -> No
     assert visible_devices(only, {}) == VisibleDevices(("0", "1"), 2, 0)
     with pytest.raises(ConfigError, match="broken does not say how many CUDA devices"):
         visible_devices(config(f"rollout.python={tmp_path / 'broken'}", pythons[0]), {})
+
+
+@pytest.mark.parametrize("section", ["learner", "rollout"])
+def test_named_devices_that_are_not_here_are_refused_and_not_replaced_by_the_cpu(section: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{section}\.devices names CUDA devices, and none can be used here"):
+        assign_devices(config(f"{section}.devices=[0]"), VisibleDevices())
+    assert not assign_devices(config(f"{section}.devices=[0]", f"{section}.device=cpu"), VisibleDevices()).learner
