@@ -30,17 +30,16 @@ def listeners(root: int) -> list[Listener]:
     """Those of a process and of all below it, in sessions of their own too."""
     found = []
     top = psutil.Process(root)
-    for process in (top, *top.children(recursive=True)):
-        # It may end while it is looked at.
-        with contextlib.suppress(psutil.NoSuchProcess):
-            program = " ".join(process.cmdline())[-120:]
-            found += [
-                Listener(program, connection.laddr.ip, connection.laddr.port)
-                for connection in process.net_connections("inet")
-                if connection.laddr
-                and not connection.raddr
-                and (connection.status == psutil.CONN_LISTEN or connection.type == socket.SOCK_DGRAM)
-            ]
+    family = {process.pid: process for process in (top, *top.children(recursive=True))}
+    # All at once: the kernel walks its whole table for each question.
+    for connection in psutil.net_connections("inet"):
+        process = family.get(connection.pid)
+        listens = connection.status == psutil.CONN_LISTEN or connection.type == socket.SOCK_DGRAM
+        if process is not None and connection.laddr and not connection.raddr and listens:
+            # It may end while it is looked at.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                program = " ".join(process.cmdline())[-120:]
+                found.append(Listener(program, connection.laddr.ip, connection.laddr.port))
     return found
 
 
