@@ -76,7 +76,7 @@ class AgentRunner:
             episode = Episode(request, self._make_driver, self._chat, self._turns, self._limits)
             task = loop.create_task(episode.run())
             self._episodes[request.request_id] = (episode, task)
-            task.add_done_callback(lambda done, name=request.request_id: self._end(name, done))  # type: ignore[misc]
+            task.add_done_callback(lambda done, name=request.request_id: self._end(name, done))  # type: ignore[misc]  # mypy cannot type it
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Ends episodes early; each still gets its result."""

@@ -188,7 +188,7 @@ def _verdict(found: Findings) -> Iterator[str]:
     yield from plan.notices
     savings = found.savings
     if savings and not plan.fits and not any(saving.fits for saving in savings):
-        yield "no switch that saves memory makes it fit, nor do all of them together"
+        yield "no switch that saves memory makes it fit"
         savings = ()
     if savings:
         yield "switches that save memory, GiB on a device (on the host):"

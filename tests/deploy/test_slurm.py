@@ -76,7 +76,8 @@ def test_it_is_bash() -> None:
 
 
 def test_services_start_where_they_belong_and_a_learner_that_ends_is_started_again(tmp_path: Path) -> None:
-    with job(tmp_path, "13\n0\n", LEARNER_NODES="2", LEARNER_INTERFACE="ib0") as (process, calls):
+    options = {"LEARNER_NODES": "2", "LEARNER_INTERFACE": "ib0", "GENERATOR_BIN": "/engine/bin"}
+    with job(tmp_path, "13\n0\n", **options) as (process, calls):
         assert process.wait(DEADLINE_S) == 0
         said = calls.read_text()
     steps = [line for line in said.splitlines() if line.startswith("srun")]
@@ -91,6 +92,8 @@ def test_services_start_where_they_belong_and_a_learner_that_ends_is_started_aga
     assert "cfg.yaml --run.name=x y" in buffer
     (generators,) = [step for step in steps if "rollmesh generator" in step]
     assert "--nodelist=b1,b2 --nodes=2 --ntasks-per-node=8 --gpus-per-task=1" in generators
+    assert "PATH=$2 rollmesh generator" in generators
+    assert f"{tmp_path}/secrets /engine/bin:{tmp_path}/bin:" in generators
     assert [line for line in said.splitlines() if line.startswith("ends")] == [
         "ends rollmesh generator",
         "ends rollmesh reward",

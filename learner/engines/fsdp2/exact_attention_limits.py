@@ -68,9 +68,9 @@ def describe_dense_attention(
         return ""
     held = "masks of tokens x tokens"
     if capped:
-        held = (
-            f"scores of heads x tokens x tokens ({heads * (longest or 0) ** 2 * _CAPPED_BYTES / 2**30:.1f} GiB a layer)"
-        )
+        held = "scores of heads x tokens x tokens"
+        if longest is not None:
+            held += f" ({heads * longest**2 * _CAPPED_BYTES / 2**30:.1f} GiB a layer)"
     return f"{_lack(device, dtype, capped)}: it holds {held}, and is slow; {_remedy(device, dtype, capped)}"
 
 

@@ -43,6 +43,8 @@ def test_a_cap_on_scores_is_named_with_the_memory_of_all_heads():
     assert "with a cap on scores" in said
     assert "8.2 GiB a layer" in said
     assert "install flash-attn, or set learner.attention: flex" in said
+    unknown = describe_dense_attention(Packing.SHARED, "eager", CUDA, torch.bfloat16, 16, None, capped=True)
+    assert "scores of heads x tokens x tokens, and is slow" in unknown
     with pytest.raises(ConfigError, match="with a cap on scores"):
         refuse_long_masks(Packing.SHARED, CUDA, torch.bfloat16, 16385, capped=True)
 

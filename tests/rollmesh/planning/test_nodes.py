@@ -95,6 +95,16 @@ def test_what_is_proposed_can_be_pasted(model: str, ranks: int, nodes: int) -> N
         assert not planned(with_settings(config, saving.settings), H100, 8).placement.problems
 
 
+def test_switches_are_not_listed_where_none_of_them_helps() -> None:
+    config = configured("llama-3-70b", learner={"ranks": 1, "devices": [9]})
+    findings = found(config, H100, 1)
+    assert findings.savings
+    text = "\n".join(lines(findings))
+    assert "learner.devices: no CUDA device 9" in text
+    assert "no switch that saves memory makes it fit" in text
+    assert "not enough by itself" not in text
+
+
 def test_a_rendezvous_that_is_known_stays() -> None:
     config = configured("llama-3-70b", learner={"ranks": 4, "distributed": over(2)})
     findings = found(config, H100, 8)

@@ -30,8 +30,9 @@ def build_optimizer(section: OptimizerSection, model: nn.Module, blocks: Iterabl
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     vectors = _vectors(model)
     hidden = _hidden_matrices(blocks) - vectors if section.name == "muon" else set()
+    apart = vectors | hidden
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in trained if id(p) not in vectors | hidden]},
+        {"params": [p for p in trained if id(p) not in apart]},
         {"params": [p for p in trained if id(p) in vectors], "weight_decay": 0.0},
         {"params": [p for p in trained if id(p) in hidden], "momentum": section.momentum},
     ]
