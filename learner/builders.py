@@ -101,7 +101,8 @@ def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
         if role.trained:
             optimizer = _section(config, role).optimizer or config.learner.optimizer
         offload = _section(config, role).offload
-        engines[role.name] = _engine(config, models[role.name], optimizer, _model_type(role), offload=offload)
+        model, kind = models[role.name], _model_type(role)
+        engines[role.name] = _engine(config, role.name, model, optimizer, kind, offload=offload)
     actor = engines[ACTOR]
     if actor.device.type == "cuda" and actor.layout.leads and config.model.dtype == "float32":
         log.warning("weights are sent, and generators compute, in float32: on CUDA set model.dtype: bfloat16")
@@ -129,11 +130,13 @@ def build_actor(config: Config, *, entropy_gradient: bool = False) -> Engine:
         ConfigError: as `build_engines`.
         DataError: as `build_engines`.
     """
-    return _engine(config, config.model, config.learner.optimizer, "language_model", entropy_gradient=entropy_gradient)
+    optimizer = config.learner.optimizer
+    return _engine(config, ACTOR, config.model, optimizer, "language_model", entropy_gradient=entropy_gradient)
 
 
 def _engine(
     config: Config,
+    role: str,
     model: ModelSection,
     optimizer: OptimizerSection | None,
     model_type: ModelType,
@@ -158,14 +161,14 @@ def _engine(
         attention=config.learner.attention,
         sync_once=config.learner.gradient_sync == "step",
         memory=config.learner.memory,
-        shards=config.learner.parallel.shards,
-        sp=config.learner.parallel.sp,
+        parallel=config.learner.parallel_of(role),
+        megatron=config.learner.megatron,
         offload=offload,
         longest=config.rollout.max_prompt_tokens + config.rollout.max_response_tokens,
         timeout_s=config.learner.distributed.timeout_s,
         peak_tflops=config.learner.device_peak_tflops or _peak_tflops(device, param_dtype),
     )
-    return create_engine(spec, model_type=model_type, backend=config.learner.engine)
+    return create_engine(spec, model_type=model_type, backend=config.learner.engine_of(role))
 
 
 def _peak_tflops(device: DeviceType, param_dtype: str) -> float | None:

@@ -2,25 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
-from rollmesh.learner.engines.fsdp2.preparation.shard_mesh import check_shards
-from rollmesh.learner.engines.fsdp2.ulysses.division import check_division
+from rollmesh.learner.engines.fsdp2.parallel_requirements import check_parallel
+from rollmesh.learner.engines.interface import ACTOR
+from rollmesh.learner.engines.megatron.requirements import ModelFacts, resolve_sizes
+from rollmesh.learner.engines.megatron.unsupported import check_balance, check_optimizer, check_settings
 from rollmesh.learner.model_files.checks import attention_heads, read_model_config
 from rollmesh.mesh.config.models import Config
 
 
 def check_layout(config: Config) -> None:
-    """Checks that ranks and attention heads can be divided as configured; models of a hub are checked later.
+    """Checks that each role's engine can divide its model and the ranks as configured.
+
+    Models of a hub are checked later. Settings that an engine does not have are refused too.
 
     Raises:
         ConfigError: names the setting, and the nearest that works.
         DataError: a model's folder has no configuration.
     """
     learner = config.learner
-    if learner.engine != "fsdp2":
-        return
-    check_shards(learner.parallel.shards or learner.ranks, learner.ranks)
-    for folder in {config.model.path, *(role.path for role in learner.roles.values() if role.path)}:
-        found = attention_heads(read_model_config(Path(folder), "model.path")) if Path(folder).is_dir() else None
-        check_division(learner.parallel.sp, heads=found or learner.ranks, processes=learner.ranks, name=folder)
+    facts: list[ModelFacts] = []
+    for role, model in _models(config):
+        own = learner.roles.get(role)
+        engine, parallel, key = learner.engine_of(role), learner.parallel_of(role), learner.parallel_key(role)
+        setting = "model.path" if own is None or own.path is None else f"learner.roles.{role}.path"
+        described = read_model_config(Path(model), setting) if Path(model).is_dir() else None
+        if engine == "fsdp2":
+            heads = attention_heads(described or {}) or 0
+            check_parallel(parallel, heads=heads, processes=learner.ranks, name=model, key=key)
+        elif engine == "megatron":
+            check_settings(learner)
+            if role == ACTOR:
+                check_optimizer(learner.optimizer)
+            elif own is not None and own.optimizer is not None:
+                check_optimizer(own.optimizer, f"learner.roles.{role}.optimizer")
+            facts.append(ModelFacts(model) if described is None else ModelFacts.read(model, described))
+            resolve_sizes(parallel, learner.ranks, facts[-1], key=key)
+    if facts:
+        check_balance(learner.megatron, facts)
+
+
+def _models(config: Config) -> Iterator[tuple[str, str]]:
+    """The models of the actor, and of the roles that the configuration names."""
+    yield ACTOR, config.model.path
+    for name, role in config.learner.roles.items():
+        yield name, role.path or config.model.path

@@ -28,6 +28,9 @@ def check_start(config: Config) -> None:
     """
     learner = config.learner
     check_backend(learner.engine)
+    for name, role in learner.roles.items():
+        if role.engine is not None:
+            check_backend(role.engine, f"learner.roles.{name}.engine")
     check_layout(config)
     if (learner.distributed.rendezvous or "").startswith(f"{_PLACEHOLDER}:"):
         raise ConfigError(
@@ -55,7 +58,7 @@ def check_device(config: Config, device: DeviceType) -> None:
     """
     learner = config.learner
     check_snapshots(learner.profile, device)
-    if learner.engine == "fsdp2" and learner.attention != "auto":
+    if "fsdp2" in learner.engines and learner.attention != "auto":
         from rollmesh.learner.engines.fsdp2.kernels.choice import choose_kernel
 
         dtype, _ = learner.compute_on(device)

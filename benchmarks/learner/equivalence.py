@@ -37,9 +37,10 @@ from rollmesh.learner.algorithms.losses.ppo import ppo
 from rollmesh.learner.algorithms.types import GlobalCounts, LossOutput, ModelOutput, TokenBatch
 from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.batching.types import Packing, TrainSequence
-from rollmesh.learner.engines.fsdp2.output import layer as output_layer
 from rollmesh.learner.engines.interface import Engine
+from rollmesh.learner.engines.output import layer as output_layer
 from rollmesh.mesh.config.learner import MemorySection, OptimizerSection
+from rollmesh.mesh.config.parallel import ParallelSection
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.testing.engine_cases import MEMBERS, make_batches, make_sequences, make_spec, weights
 from rollmesh.testing.worlds import EngineLayout, EngineWorld, Harness, Processes
@@ -113,15 +114,15 @@ ROWS = (
     Row("FSDP2 x2, offloaded amid each step", 2, rests=True),
     Row("FSDP2 x2, log-probs amid each step", 2, infers=True),
     Row("FSDP2 x4", 4),
-    Row("HSDP 2x2", 4, {"shards": 2}),
-    Row("HSDP 2x2, padded", 4, {"shards": 2}, padded=True),
-    Row("HSDP 2x2, gradients travel once", 4, {"shards": 2, "sync_once": True}),
-    Row("Ulysses x2", 2, {"sp": 2}),
-    Row("Ulysses x2 in FSDP2 x4", 4, {"sp": 2}),
-    Row("Ulysses x2 in HSDP 2x2", 4, {"sp": 2, "shards": 2}),
-    Row("Ulysses x4", 4, {"sp": 4}),
-    Row("Ulysses x4, packed, a prompt each", 4, {"sp": 4}, shared=False),
-    Row("Ulysses x4, output layer in tiles", 4, {"sp": 4, **_RECOMPUTED}, tiles=True),
+    Row("HSDP 2x2", 4, {"parallel": ParallelSection(shards=2)}),
+    Row("HSDP 2x2, padded", 4, {"parallel": ParallelSection(shards=2)}, padded=True),
+    Row("HSDP 2x2, gradients travel once", 4, {"parallel": ParallelSection(shards=2), "sync_once": True}),
+    Row("Ulysses x2", 2, {"parallel": ParallelSection(sp=2)}),
+    Row("Ulysses x2 in FSDP2 x4", 4, {"parallel": ParallelSection(sp=2)}),
+    Row("Ulysses x2 in HSDP 2x2", 4, {"parallel": ParallelSection(sp=2, shards=2)}),
+    Row("Ulysses x4", 4, {"parallel": ParallelSection(sp=4)}),
+    Row("Ulysses x4, packed, a prompt each", 4, {"parallel": ParallelSection(sp=4)}, shared=False),
+    Row("Ulysses x4, output layer in tiles", 4, {"parallel": ParallelSection(sp=4), **_RECOMPUTED}, tiles=True),
 )
 
 

@@ -34,8 +34,8 @@ from benchmarks.common import REPOSITORY, Summary, machine, summarize, table, wr
 from rollmesh.learner.algorithms.aggregation import aggregate
 from rollmesh.learner.algorithms.losses import ppo
 from rollmesh.learner.algorithms.types import GlobalCounts, TokenBatch
-from rollmesh.learner.engines.fsdp2.output.log_probs import token_log_probs
-from rollmesh.learner.engines.fsdp2.output.softmax_pieces import Targets
+from rollmesh.learner.engines.output.log_probs import token_log_probs
+from rollmesh.learner.engines.output.softmax_pieces import Targets
 
 _SEQUENCE = 64
 _ENTROPY_BONUS = 1e-3

@@ -32,10 +32,11 @@ from torch.nn import functional
 from benchmarks.common import REPOSITORY, machine, summarize, table, write_json
 from benchmarks.learner.loss_cost import peak_rss_kib
 from rollmesh.learner.engines.fsdp2.opaque import Opaque
-from rollmesh.learner.engines.fsdp2.output.layer import LogitMemory, OutputLayer
-from rollmesh.learner.engines.fsdp2.output.log_probs import token_log_probs
-from rollmesh.learner.engines.fsdp2.output.logit_form import LogitForm
-from rollmesh.learner.engines.fsdp2.output.softmax_pieces import Targets
+from rollmesh.learner.engines.fsdp2.output_layer import OutputLayer
+from rollmesh.learner.engines.output.layer import LogitMemory
+from rollmesh.learner.engines.output.log_probs import token_log_probs
+from rollmesh.learner.engines.output.logit_form import LogitForm
+from rollmesh.learner.engines.output.softmax_pieces import Targets
 
 CONTENDERS = ("whole", "kept", "recomputed")
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from rollmesh.mesh.config import load_config
 from rollmesh.planning.cluster import parse_devices
 from rollmesh.planning.command import plan_run
-from rollmesh.planning.learner_memory import ACTIVATIONS, GRADIENTS, MASTER, OPTIMIZER, PARAMETERS, RoleSetup
+from rollmesh.planning.fsdp_memory import FsdpSetup
+from rollmesh.planning.role_memory import ACTIVATIONS, GRADIENTS, MASTER, OPTIMIZER, PARAMETERS
 from rollmesh.testing.engine_cases import MEMBERS
 
 # As `make_sequences` and `make_batches` have them.
@@ -40,10 +41,12 @@ def training_buffers(model: Path, ranks: int) -> int:
     role = plan_run(config, parse_devices("1xCPU")).plan.roles[0]
     planned = [sum(n for part, n in phase.parts.items() if part not in _STATE) for phase in role.phases]
     kept = max(phase.parts.get(ACTIVATIONS, 0) for phase in role.phases)
-    return max(*planned, _reduction(role.setup) + kept if role.setup.sharded else 0)
+    setup = role.setup
+    assert isinstance(setup, FsdpSetup)
+    return max(*planned, _reduction(setup) + kept if setup.sharded else 0)
 
 
-def _reduction(setup: RoleSetup) -> int:
+def _reduction(setup: FsdpSetup) -> int:
     """The reduction of the largest group's gradient; meanwhile the next block is gathered already.
 
     FSDP holds the gradient and the float32 buffer that it is copied into. Gloo reduces a copy of that buffer whole, and

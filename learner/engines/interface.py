@@ -29,6 +29,7 @@ from rollmesh.learner.engines.tolerances import Evidence
 from rollmesh.learner.engines.world import World
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.config.learner import AttentionName, MemorySection, OptimizerSection
+from rollmesh.mesh.config.parallel import MegatronSection, ParallelSection
 
 STATE_NAME = "state.json"
 """File that every engine writes into a checkpoint, next to its tensors: JSON, with the caller's `extra` in it."""
@@ -58,9 +59,8 @@ class EngineSpec:
         sync_once: gradients travel between ranks once per `accumulate`; until then they stay on this device, whole and
             in float32. Else they travel after each micro-batch, and each rank keeps its shard of the sum.
         memory: switches between memory and time.
-        shards: processes that hold the model together, each a part; there are as many copies of it as fit into all
-            processes. None: all hold it together.
-        sp: processes that compute a micro-batch together, each a run of its tokens (sequence parallelism).
+        parallel: how the model and its batches are divided over the processes; an engine refuses what it cannot divide.
+        megatron: settings of that engine alone; others do not read them.
         offload: between calls the weights rest in host memory (models that are not trained).
         longest: tokens of the longest sequence, prompt and response, that can come; None: not known.
         timeout_s: longest wait of processes for one of them, in a collective.
@@ -80,8 +80,8 @@ class EngineSpec:
     entropy_gradient: bool = False
     sync_once: bool = False
     memory: MemorySection = field(default_factory=MemorySection)
-    shards: int | None = None
-    sp: int = 1
+    parallel: ParallelSection = field(default_factory=ParallelSection)
+    megatron: MegatronSection = field(default_factory=MegatronSection)
     offload: bool = False
     longest: int | None = None
     timeout_s: float = 600.0

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from rollmesh.learner.batching.types import PackedRow, Segments
 from rollmesh.learner.engines.layer_kinds import layer_kinds, properties_of, window_of
 
-# Names, over the architectures of transformers, of the experts of a layer and of those that a token visits.
-_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+"""Names, over the architectures of transformers, of the number of a layer's experts."""
+# The same, of those that a token visits.
 _VISITED = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "moe_top_k")
 _OF_EXPERTS = re.compile(r"\.experts\.")
 _HEADS = re.compile(r"(^|\.)(lm_head|score|embed_out|output_layer)\.weight$")
@@ -117,7 +118,7 @@ def _pairs(lengths: NDArray[np.int64], before: NDArray[np.int64], window: int | 
 
 
 def _share_of_experts(config: Any) -> float:
-    experts, visited = (_first(config, names) for names in (_EXPERTS, _VISITED))
+    experts, visited = (_first(config, names) for names in (EXPERTS, _VISITED))
     return visited / experts if experts and visited else 1.0
 
 

@@ -8,8 +8,10 @@ only when it is chosen.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from typing import Literal
 
 from rollmesh.learner.engines.interface import Engine, EngineSpec
@@ -20,7 +22,10 @@ CreateEngine = Callable[[EngineSpec, ModelType], Engine]
 
 GROUP = "rollmesh.engines"
 """Entry points of other packages' engines."""
-_ENGINES = {"fsdp2": "rollmesh.learner.engines.fsdp2.create:create_engine"}
+_ENGINES = {
+    "fsdp2": "rollmesh.learner.engines.fsdp2.create:create_engine",
+    "megatron": "rollmesh.learner.engines.megatron.create:create_engine",
+}
 
 
 def create_engine(spec: EngineSpec, *, model_type: ModelType = "language_model", backend: str = "fsdp2") -> Engine:
@@ -44,15 +49,25 @@ def create_engine(spec: EngineSpec, *, model_type: ModelType = "language_model",
     return create(spec, model_type)
 
 
-def check_backend(backend: str) -> None:
-    """Checks that there is such an engine; loads none.
+def check_backend(backend: str, key: str = "learner.engine") -> None:
+    """Checks that there is such an engine, with what it needs; loads none.
+
+    Args:
+        backend: training backend.
+        key: of the configuration that names it.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none, or its package is not installed here.
     """
     known = {*_ENGINES, *_brought()}
     if backend not in known:
-        raise ConfigError(f"learner.engine: no engine {backend!r}", hint=f"known: {', '.join(sorted(known))}")
+        raise ConfigError(f"{key}: no engine {backend!r}", hint=f"known: {', '.join(sorted(known))}")
+    # Other packages share the namespace, and without any of them there is none.
+    if backend == "megatron" and not all(map(find_spec, ("megatron", "megatron.core"))):
+        raise ConfigError(
+            f"{key}: megatron needs the package megatron-core, which is not installed beside {sys.executable}",
+            hint='pip install "rollmesh[megatron]" there, or set learner.python to an interpreter that has it',
+        )
 
 
 def _brought() -> dict[str, EntryPoint]:

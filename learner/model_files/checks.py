@@ -42,7 +42,7 @@ def check_model_files(folder: Path, setting: str, *, tokenizer: bool) -> None:
     _check_weights(folder, setting)
     if not tokenizer:
         return
-    if isinstance(places := _text(config).get("vocab_size"), int):
+    if isinstance(places := text_section(config).get("vocab_size"), int):
         check_tokenizer(folder, setting, places)
     if not any(path for pattern in _TOKENIZER for path in folder.glob(pattern)):
         raise DataError(
@@ -94,21 +94,27 @@ def names_in_index(index: Path, label: str) -> list[str]:
     return names
 
 
+def text_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a `config.json` about the language model."""
+    inner = config.get("text_config")
+    return inner if isinstance(inner, dict) else config
+
+
 def declared_context(config: Mapping[str, Any]) -> int | None:
     """Longest sequence in tokens, from a `config.json`; None where it has none."""
-    text = _text(config)
+    text = text_section(config)
     return next((text[name] for name in _CONTEXT if isinstance(text.get(name), int)), None)
 
 
 def attention_heads(config: Mapping[str, Any]) -> int | None:
     """Heads of the queries, from a `config.json`; None where it has none."""
-    text = _text(config)
+    text = text_section(config)
     return next((text[name] for name in _HEADS if isinstance(text.get(name), int)), None)
 
 
 def architecture(config: Mapping[str, Any]) -> str:
     """`qwen2: hidden_size 64, ...`: the type and sizes in a `config.json`; another one has other weights."""
-    text = _text(config)
+    text = text_section(config)
     sizes = ", ".join(f"{name} {text[name]}" for name in _SIZES if isinstance(text.get(name), int))
     return f"{text.get('model_type', config.get('model_type'))}: {sizes}"
 
@@ -129,12 +135,6 @@ def check_context(context: int | None, longest: int) -> None:
             f"model takes has {context} tokens",
             hint="lower one of the two; or choose a model with a longer context (max_position_embeddings)",
         )
-
-
-def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part about the language model."""
-    inner = config.get("text_config")
-    return inner if isinstance(inner, dict) else config
 
 
 def _check_weights(folder: Path, setting: str) -> None:

@@ -38,13 +38,14 @@ class StoredModel:
             would make the current policy differ from the one with the compared log-probs.
         files: the weights.
         plan: the way from the stored tensors to the parameters.
+        folder, backbone_only: as given.
 
     Raises:
         DataError: no model, one with code of its own, or weights that are not those of its configuration; names them.
     """
 
     def __init__(self, folder: Path, device: torch.device | str = "cpu", *, backbone_only: bool = False) -> None:
-        self.folder = folder
+        self.folder, self.backbone_only = folder, backbone_only
         self.model = _without_weights(_read_trainable(folder), folder, torch.device(device))
         self.files = WeightFiles(folder)
         try:

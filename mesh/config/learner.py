@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, NonNegativeInt, model_validator
 
 from rollmesh.mesh.config.base import DeviceName, DeviceNumbers, ModelPath, PositiveFloat, PositiveInt, Section
+from rollmesh.mesh.config.parallel import MegatronSection, ParallelSection
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -89,6 +90,12 @@ class RoleSection(Section):
         None, description="Keys as in `learner.optimizer`, for a role that is trained; none: `learner.optimizer`."
     )
     offload: bool = Field(False, description="Keep a role that is not trained in host memory between its uses.")
+    engine: str | None = Field(None, description="Training engine of the role; none: `learner.engine`.")
+    parallel: ParallelSection | None = Field(
+        None,
+        description="Keys as in `learner.parallel`, for this role; none: `learner.parallel`, or no division but the "
+        "engine's own where `engine` is another than the learner's.",
+    )
 
 
 class BatchSection(Section):
@@ -154,22 +161,6 @@ class MismatchSection(Section):
 AttentionName = Literal["auto", "flash_attention_2", "flash_attention_3", "torch_varlen", "flex", "exact"]
 
 
-class ParallelSection(Section):
-    shards: PositiveInt | None = Field(
-        None,
-        description="Ranks over which parameters, gradients and optimizer state are divided (HSDP); none: "
-        "all. Every group of this many consecutive ranks has a copy of the model. If it is the "
-        "number of a machine's ranks, only sums of gradients travel between machines. It divides "
-        "`ranks`; `sp` is independent of it.",
-    )
-    sp: PositiveInt = Field(
-        1,
-        description="Ranks that compute each micro-batch together, for sequences too long for one device "
-        "(Ulysses). Each has a consecutive part of the tokens and, in attention, a part of the "
-        "heads. It divides `ranks` and the model's heads; `ranks` / `sp` are data-parallel.",
-    )
-
-
 class ProfileSection(Section):
     steps: tuple[PositiveInt, ...] = Field(
         (), description="Steps that torch's profiler records, by their number in the metrics; each makes a file."
@@ -227,7 +218,8 @@ class DistributedSection(Section):
 class LearnerSection(Section):
     engine: str = Field(
         "fsdp2",
-        description="Training engine: `fsdp2`, or one that another package provides (docs/training-engines.md).",
+        description="Training engine: `fsdp2`, `megatron` (Megatron-Core: the extra `megatron`), or one that another "
+        "package provides (docs/training-engines.md).",
     )
     device: DeviceName = Field("auto", description="Device of the learner; auto: cuda where there is one.")
     devices: DeviceNumbers | None = Field(
@@ -241,7 +233,12 @@ class LearnerSection(Section):
     distributed: DistributedSection = Field(
         default_factory=DistributedSection, description="How ranks meet, and how long they wait for one another."
     )
-    parallel: ParallelSection = Field(default_factory=ParallelSection, description="Division of a batch over ranks.")
+    parallel: ParallelSection = Field(
+        default_factory=ParallelSection, description="Division of a batch, and of models, over ranks."
+    )
+    megatron: MegatronSection = Field(
+        default_factory=MegatronSection, description="Settings of `engine: megatron` alone."
+    )
     python: Path | None = Field(None, description="Interpreter of the learner; none: that of `rollmesh`.")
     steps: PositiveInt = Field(100, description="Batches to train; the run ends after them.")
     param_dtype: Literal["float32", "bfloat16"] | None = Field(
@@ -327,6 +324,28 @@ class LearnerSection(Section):
                 "to true or false"
             )
         return self
+
+    @property
+    def engines(self) -> set[str]:
+        """Backends of all roles, the actor's among them."""
+        return {self.engine, *map(self.engine_of, self.roles)}
+
+    def engine_of(self, role: str) -> str:
+        """Backend of a role's engine."""
+        own = self.roles.get(role)
+        return self.engine if own is None or own.engine is None else own.engine
+
+    def parallel_of(self, role: str) -> ParallelSection:
+        """Division of a role: its own, else the learner's, which belongs to the learner's engine alone."""
+        own = self.roles.get(role)
+        if own is not None and own.parallel is not None:
+            return own.parallel
+        return self.parallel if self.engine_of(role) == self.engine else ParallelSection()
+
+    def parallel_key(self, role: str) -> str:
+        """Key of a role's division."""
+        own = self.roles.get(role)
+        return "learner.parallel" if own is None or own.parallel is None else f"learner.roles.{role}.parallel"
 
     def compute_on(
         self, device: Literal["cpu", "cuda"]

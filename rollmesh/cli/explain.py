@@ -95,6 +95,10 @@ def explain(config: Config) -> Iterator[str]:
 
 def _packing(config: Config) -> str:
     """The packing of the actor's sequences, read from its folder."""
+    if config.learner.engine == "megatron":
+        return "sequences side by side, each with its prompt"
+    if config.learner.engine != "fsdp2":
+        return f"known to the engine {config.learner.engine} alone"
     if not Path(config.model.path).is_dir():
         return "known once the model is downloaded"
     from rollmesh.learner.engines.fsdp2.packing_choice import describe_packing

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from rollmesh.learner.engines.fsdp2.output.logit_form import UnknownFormError, read_logit_form
 from rollmesh.learner.engines.fsdp2.preparation.blocks import transformer_blocks
 from rollmesh.learner.engines.layer_kinds import layer_kinds, properties_of
+from rollmesh.learner.engines.output.logit_form import UnknownFormError, read_logit_form
 from rollmesh.learner.model_files.stored_model import quiet_transformers
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.model_config import naming_config

@@ -9,9 +9,10 @@ from rollmesh.learner.builders import build_algorithm
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.planning.cluster import Cluster
+from rollmesh.planning.fsdp_memory import FsdpSetup
 from rollmesh.planning.measured import compare, read_measured
 from rollmesh.planning.models import RunModels
-from rollmesh.planning.plan import Plan, make_plan
+from rollmesh.planning.plan import MEGATRON, Plan, make_plan
 from rollmesh.planning.proposal import propose
 from rollmesh.planning.report import Findings
 from rollmesh.planning.switches import savings
@@ -23,18 +24,22 @@ def plan_run(config: Config, cluster: Cluster, *, trace: bool = False, run: Path
     Args:
         config: of the run.
         cluster: its devices, as `cluster.parse_devices` reads them.
-        trace: follow a step of each trained language model with torch's tracker too.
+        trace: follow a step of each language model that FSDP2 trains with torch's tracker too.
         run: folder of an ended run, to show what it took.
 
     Raises:
-        ConfigError: a configuration that contradicts itself, or has another engine than `fsdp2`.
+        ConfigError: a configuration that contradicts itself, or names an engine of another package.
         DataError: a model's configuration cannot be read; a run folder without a summary.
     """
-    if config.learner.engine != "fsdp2":
-        raise ConfigError(
-            f"the formulas are those of fsdp2, and learner.engine is {config.learner.engine}",
-            hint="for a plan of the run with fsdp2 add --learner.engine=fsdp2",
-        )
+    engines = {"learner.engine": config.learner.engine}
+    for name in config.learner.roles:
+        engines[f"learner.roles.{name}.engine"] = config.learner.engine_of(name)
+    for key, engine in engines.items():
+        if engine not in ("fsdp2", MEGATRON):
+            raise ConfigError(
+                f"the formulas are those of fsdp2 and megatron, and {key} is {engine}",
+                hint=f"for a plan of the run with one of these add --{key}=fsdp2 or --{key}=megatron",
+            )
     logging.getLogger("transformers").setLevel(logging.ERROR)
     measured = None if run is None else read_measured(run)
     roles = build_algorithm(config).needs.roles
@@ -50,7 +55,7 @@ def plan_run(config: Config, cluster: Cluster, *, trace: bool = False, run: Path
         from rollmesh.planning.trace import trace_step
 
         for role in plan.roles:
-            if role.setup.trained and role.setup.shape.output:
+            if isinstance(role.setup, FsdpSetup) and role.setup.trained and role.setup.shape.output:
                 traced[role.setup.name] = trace_step(models.config(role.setup.name), role.setup)
     compared = None if measured is None else compare(measured, config, plan)
     return Findings(plan, list(savings(config, plan, planner)), search, traced, compared)

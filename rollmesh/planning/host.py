@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rollmesh.learner.engines.fsdp2.export import GATHER_BYTES
+from rollmesh.learner.engines.export import GATHER_BYTES
 from rollmesh.learner.weights.publish_rules import LINK_SHARE, VERSIONS_IN_FLIGHT
 from rollmesh.mesh.config.models import Config
-from rollmesh.planning.learner_memory import RoleSetup, inputs_on_host, on_host, staged
 from rollmesh.planning.placement import Placement
+from rollmesh.planning.role_memory import RoleSetup
 from rollmesh.planning.shape import ModelShape
 
 IN_SHM = "versions in shared memory"
@@ -49,10 +49,11 @@ def of_learner(
     """Bytes of the ranks on the first node, by component; see `learner_node`."""
     ranks = placement.ranks_per_node
     parts = _published(config, shape, dtype_bytes)
-    for name, nbytes_of in (("copy for checkpoints", staged), ("offloaded roles", on_host)):
-        if nbytes := ranks * sum(map(nbytes_of, setups)):
+    staged, away = sum(setup.staged for setup in setups), sum(setup.on_host for setup in setups)
+    for name, nbytes in (("copy for checkpoints", ranks * staged), ("offloaded roles", ranks * away)):
+        if nbytes:
             parts[name] = nbytes
-    if inputs := ranks * max(map(inputs_on_host, setups)):
+    if inputs := ranks * max(setup.inputs_on_host for setup in setups):
         parts["offloaded activations"] = inputs
     return parts
 

@@ -12,6 +12,7 @@ from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.model_config import read_config
 from rollmesh.planning.architecture import build_on_meta, read_shape
 from rollmesh.planning.block_costs import count_block_costs
+from rollmesh.planning.megatron.model_sizes import ModelSizes, read_sizes
 from rollmesh.planning.shape import BlockCosts, ModelShape
 
 
@@ -53,6 +54,14 @@ class RunModels:
         """
         return _costs(*self._key(role), dtype, sp)
 
+    def sizes(self, role: str) -> ModelSizes:
+        """The sizes of a role's model as Megatron's engine divides it.
+
+        Raises:
+            ConfigError: the engine does not know such models.
+        """
+        return _sizes(*self._key(role))
+
     def _key(self, role: str) -> tuple[str, str | None]:
         section = self._sections.get(role, self._sections[ACTOR])
         return section.path, section.revision
@@ -66,6 +75,13 @@ def _config(path: str, revision: str | None) -> PreTrainedConfig:
 @cache
 def _shape(path: str, revision: str | None) -> ModelShape:
     return read_shape(path, build_on_meta(_config(path, revision)))
+
+
+@cache
+def _sizes(path: str, revision: str | None) -> ModelSizes:
+    config = _config(path, revision)
+    shapes = {name: tuple(value.shape) for name, value in build_on_meta(config).named_parameters()}
+    return read_sizes(path, config, shapes)
 
 
 @cache

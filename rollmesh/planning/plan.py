@@ -8,29 +8,28 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from rollmesh.learner.algorithms.types import ModelRole
-from rollmesh.learner.engines.fsdp2.output.layer import TILES
-from rollmesh.learner.engines.fsdp2.preparation.shard_mesh import check_shards
-from rollmesh.learner.engines.fsdp2.ulysses.division import check_division
+from rollmesh.learner.engines.fsdp2.parallel_requirements import check_parallel
 from rollmesh.learner.engines.interface import ACTOR
+from rollmesh.learner.engines.megatron.requirements import resolve_sizes
+from rollmesh.learner.engines.megatron.unsupported import check_optimizer, check_settings
+from rollmesh.learner.engines.output.layer import TILES
 from rollmesh.mesh.config.base import DeviceName
 from rollmesh.mesh.config.learner import OptimizerSection, RoleSection
 from rollmesh.mesh.config.models import Config
 from rollmesh.planning.cluster import Cluster
+from rollmesh.planning.fsdp_memory import FsdpSetup
 from rollmesh.planning.generator_memory import GeneratorMemory, generator_memory
 from rollmesh.planning.host import generators_node, learner_node
-from rollmesh.planning.learner_memory import (
-    LogitRoom,
-    Moments,
-    Phase,
-    RoleSetup,
-    phases,
-    resting,
-)
+from rollmesh.planning.megatron.memory import MegatronSetup
+from rollmesh.planning.megatron.model_sizes import ModelSizes
 from rollmesh.planning.memory_uses import Demand, MemoryUse, device_uses, host_uses, problems
 from rollmesh.planning.placement import Placement, place
+from rollmesh.planning.role_memory import LogitRoom, Moments, Phase, RoleSetup
 from rollmesh.planning.shape import BlockCosts, ModelShape
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+MEGATRON = "megatron"
+"""The engine of that name; the other one is FSDP2."""
 _VALUE_MODEL = "value_model"
 
 
@@ -43,6 +42,9 @@ class Models(Protocol):
     def costs(self, role: str, dtype: str, sp: int) -> tuple[BlockCosts, ...]:
         """The costs of its blocks in a compute dtype, for the tokens of one of `sp` processes that divide them."""
 
+    def sizes(self, role: str) -> ModelSizes:
+        """The sizes of a role's model as Megatron's engine divides it."""
+
 
 @dataclass(frozen=True, slots=True)
 class RolePlan:
@@ -54,7 +56,7 @@ class RolePlan:
     @property
     def resting(self) -> int:
         """Bytes between its uses."""
-        return sum(resting(self.setup).values())
+        return sum(self.setup.resting().values())
 
     @property
     def largest(self) -> Phase:
@@ -112,7 +114,7 @@ def make_plan(config: Config, cluster: Cluster, roles: Sequence[ModelRole], mode
     """
     placement = place(config, cluster)
     plans = tuple(
-        RolePlan(setup, tuple(phases(setup)))
+        RolePlan(setup, tuple(setup.phases()))
         for setup in (_setup(config, cluster, role, models) for role in (ModelRole(ACTOR, trained=True), *roles))
     )
     at_rest = sum(role.resting for role in plans)
@@ -156,34 +158,46 @@ def _notices(config: Config, cluster: Cluster) -> Iterator[str]:
 def _setup(config: Config, cluster: Cluster, role: ModelRole, models: Models) -> RoleSetup:
     learner = config.learner
     device = device_of(learner.device, cluster)
+    cuda = device == "cuda"
     dtype, recompute = learner.compute_on(device)
     shape = models.shape(role.name)
     section = learner.roles.get(role.name) or RoleSection()
-    sp = learner.parallel.sp
-    check_division(sp, heads=shape.heads, processes=learner.ranks, name=shape.name)
-    tokens, micro_batches = micro_batch(config)
-    shards = learner.parallel.shards or learner.ranks
-    check_shards(shards, learner.ranks)
-    return RoleSetup(
-        name=role.name,
-        shape=shape.as_value_model() if role.kind == _VALUE_MODEL else shape,
+    optimizer = section.optimizer or learner.optimizer
+    tokens, micro_batches = micro_batch(config, role.name)
+    common = {
+        "name": role.name,
+        "shape": shape.as_value_model() if role.kind == _VALUE_MODEL else shape,
+        "trained": role.trained,
+        "compute_bytes": DTYPE_BYTES[dtype],
+        "recompute": role.trained and recompute,
+        "offload": cuda and (learner.memory.offload_params if role.trained else section.offload),
+        "offload_optimizer": cuda and learner.memory.offload_optimizer,
+        "offload_gradients": cuda and learner.memory.offload_gradients,
+        "micro_batches": micro_batches,
+        "logits": LogitRoom(learner.memory.logits_mib << 20, math.prod(TILES[device]), TILES[device][0]),
+        "moments": _moments(optimizer),
+    }
+    parallel, key = learner.parallel_of(role.name), learner.parallel_key(role.name)
+    if learner.engine_of(role.name) == MEGATRON:
+        check_settings(learner)
+        check_optimizer(optimizer)
+        model = models.sizes(role.name)
+        sizes = resolve_sizes(parallel, learner.ranks, model.facts, key=key)
+        model = model.as_value_model() if role.kind == _VALUE_MODEL else model
+        return MegatronSetup(model=model, sizes=sizes, tokens=math.ceil(tokens / sizes.cp), **common)
+    check_parallel(parallel, heads=shape.heads, processes=learner.ranks, name=shape.name, key=key)
+    sp = parallel.sp or 1
+    return FsdpSetup(
         costs=models.costs(role.name, dtype, sp),
-        trained=role.trained,
-        shards=shards,
+        ranks=learner.ranks,
+        shards=parallel.shards or learner.ranks,
         sharded=learner.ranks > 1 or dtype != "float32",
-        compute_bytes=DTYPE_BYTES[dtype],
-        recompute=role.trained and recompute,
-        offload=device == "cuda" and (learner.memory.offload_params if role.trained else section.offload),
-        offload_optimizer=device == "cuda" and learner.memory.offload_optimizer,
-        offload_gradients=device == "cuda" and learner.memory.offload_gradients,
         tokens=math.ceil(tokens / sp),
         sp=sp,
-        micro_batches=micro_batches,
-        logits=LogitRoom(learner.memory.logits_mib << 20, math.prod(TILES[device]), TILES[device][0]),
-        moments=_moments(section.optimizer or learner.optimizer),
         sync_once=learner.gradient_sync == "step",
-        host_inputs=learner.memory.offload_activations and device == "cuda",
+        host_inputs=learner.memory.offload_activations and cuda,
         reshard=learner.memory.reshard_after_forward or not role.trained,
+        **common,
     )
 
 
@@ -196,15 +210,28 @@ def _moments(optimizer: OptimizerSection) -> Moments:
     return Moments(2 * moment, 2 * moment)
 
 
-def micro_batch(config: Config) -> tuple[int, int]:
-    """Tokens of the largest micro-batch, and micro-batches of a data-parallel rank's optimizer step, both at most."""
+def micro_batch(config: Config, role: str = ACTOR) -> tuple[int, int]:
+    """Tokens of the largest micro-batch, and micro-batches of a data-parallel rank's optimizer step, both at most.
+
+    Args:
+        config: of the run.
+        role: whose ranks they are.
+    """
     learner, batch, rollout = config.learner, config.learner.batch, config.rollout
     longest = rollout.context_tokens
     groups = math.ceil(batch.groups / batch.minibatches)
-    sequences = math.ceil(groups * rollout.n * learner.parallel.sp / learner.ranks)
+    sequences = math.ceil(groups * rollout.n * _together(config, role) / learner.ranks)
     share = sequences * longest
     tokens = max(min(batch.tokens_per_micro_batch, share), longest)
     return tokens, math.ceil(share / tokens)
+
+
+def _together(config: Config, role: str) -> int:
+    """Ranks that compute a micro-batch together."""
+    parallel = config.learner.parallel_of(role)
+    if config.learner.engine_of(role) == MEGATRON:
+        return parallel.tp * parallel.pp * parallel.cp
+    return parallel.sp or 1
 
 
 def device_of(setting: DeviceName, cluster: Cluster) -> Literal["cpu", "cuda"]:

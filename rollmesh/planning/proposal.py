@@ -5,14 +5,17 @@ If hosts are too small for the configured weights, the search continues with key
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from rollmesh.mesh.config.models import Config
 from rollmesh.planning.cluster import Cluster
+from rollmesh.planning.megatron.layouts import divisions, in_parallel
+from rollmesh.planning.megatron.memory import MegatronSetup
 from rollmesh.planning.placement import node_counts, spread
-from rollmesh.planning.plan import Plan, micro_batch
+from rollmesh.planning.plan import MEGATRON, Plan, micro_batch
+from rollmesh.planning.role_memory import RoleSetup
 from rollmesh.planning.settings import with_settings
 from rollmesh.planning.switches import Planner
 
@@ -22,10 +25,12 @@ _TOKENS = "learner.batch.tokens_per_micro_batch"
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A layout that fits: FSDP2 over all of its ranks (full shard).
+    """A layout that fits: FSDP2 over all of its ranks (full shard), or the least division of Megatron's engine.
 
     Attributes:
         ranks: of the learner.
+        division: of the actor over them, in words.
+        parallel: keys of `learner.parallel` that are not 1, of Megatron's engine.
         settings: the keys that make it, those alone that the configuration has otherwise.
         rank_bytes: peak of a rank.
         left: devices that the learner leaves to generators.
@@ -33,6 +38,8 @@ class Proposal:
     """
 
     ranks: int
+    division: str
+    parallel: dict[str, int]
     settings: dict[str, Any]
     rank_bytes: int
     left: int
@@ -44,8 +51,8 @@ class Search:
     """The result of a search for layouts.
 
     Attributes:
-        proposal: the smallest number of ranks (`learner.parallel.sp` times a power of two) that fit a micro-batch of
-            the longest sequence. It comes with its largest budget; None: none fits.
+        proposal: the smallest number of ranks that fit a micro-batch of the longest sequence: a power of two times the
+            ranks that divide a sequence. It comes with its largest budget; None: none fits.
         largest_budget: of the configured layout; None: none fits.
         obstacles: without a proposal, what does not fit at the layout that comes nearest, in words.
     """
@@ -69,41 +76,68 @@ def propose(config: Config, cluster: Cluster, planner: Planner) -> Search:
         return Search(proposal, configured)
     nearest = _nearest(config, cluster, planner)
     if nearest is None:
-        sp = config.learner.parallel.sp
-        return Search(None, configured, (f"learner.parallel.sp is {sp}, and there are {cluster.count} device(s)",))
+        key, parts = _division_of_sequences(config)
+        obstacle = f"learner.parallel.{key} is {parts}, and there are {cluster.count} device(s)"
+        return Search(None, configured, (obstacle,))
     if not any(use.problem for use in nearest.devices):
         for fewer in _fewer_on_hosts(config):
             if (proposal := _smallest(config, cluster, planner, fewer)) is not None:
                 return Search(proposal, configured)
-    layout = f"{nearest.placement.ranks} rank(s) on {nearest.placement.learner_nodes} node(s)"
+    actor, placement = nearest.roles[0].setup, nearest.placement
+    layout = f"{placement.ranks} rank(s) on {placement.learner_nodes} node(s)"
+    if isinstance(actor, MegatronSetup):
+        layout += f", {actor.division}"
     return Search(None, configured, tuple(f"{layout}: {problem}" for problem in nearest.problems))
 
 
 def _smallest(config: Config, cluster: Cluster, planner: Planner, more: dict[str, Any]) -> Proposal | None:
     """The smallest layout that fits, with other keys in addition."""
     for ranks in _rank_counts(config, cluster):
+        if not _possible(config, ranks, cluster, planner):
+            continue
         for nodes in node_counts(cluster, ranks):
-            settings = more | _full_shard(config, ranks, nodes)
-            tokens = _largest_budget(config, settings, planner)
-            if tokens is not None:
-                settings[_TOKENS] = tokens
-                peak = _alone(config, settings, planner).learner_peak
-                return Proposal(ranks, settings, peak, cluster.count - ranks, nodes)
+            for layout in _layouts(config, ranks, nodes, planner):
+                settings = more | layout
+                tokens = _largest_budget(config, settings, planner)
+                if tokens is not None:
+                    return _proposal(config, cluster, planner, settings | {_TOKENS: tokens})
     return None
 
 
+def _proposal(config: Config, cluster: Cluster, planner: Planner, settings: dict[str, Any]) -> Proposal:
+    plan = _alone(config, settings, planner)
+    placement, actor = plan.placement, plan.roles[0].setup
+    return Proposal(
+        placement.ranks,
+        actor.division,
+        sizes_of(actor),
+        settings,
+        plan.learner_peak,
+        cluster.count - placement.ranks,
+        placement.learner_nodes,
+    )
+
+
 def _nearest(config: Config, cluster: Cluster, planner: Planner) -> Plan | None:
-    """The layout that fits its devices and takes the least of its hosts, although it does not fit; else the widest.
+    """The layout that fits its devices and takes the least of its hosts, although it does not fit.
+
+    Where none fits its devices, the one that takes the least of them.
 
     None: no number of ranks can be divided over the devices.
     """
+    counts = list(_rank_counts(config, cluster))
+    if config.learner.engine == MEGATRON:
+        # It has many divisions of each number.
+        counts = counts[-1:]
     plans = [
-        _alone(config, _full_shard(config, ranks, nodes) | {_TOKENS: config.rollout.context_tokens}, planner)
-        for ranks in _rank_counts(config, cluster)
+        _alone(config, layout | {_TOKENS: config.rollout.context_tokens}, planner)
+        for ranks in counts
         for nodes in node_counts(cluster, ranks)
+        for layout in _layouts(config, ranks, nodes, planner)
     ]
-    roomy = [plan for plan in plans if not any(use.problem for use in plan.devices)]
-    return min(roomy or plans[-1:], key=lambda plan: sum(plan.host.values()), default=None)
+    if roomy := [plan for plan in plans if not any(use.problem for use in plan.devices)]:
+        return min(roomy, key=lambda plan: sum(plan.host.values()))
+    return min(plans, key=lambda plan: plan.learner_peak, default=None)
 
 
 def _fewer_on_hosts(config: Config) -> Iterator[dict[str, Any]]:
@@ -122,18 +156,40 @@ def _fewer_on_hosts(config: Config) -> Iterator[dict[str, Any]]:
 
 def _rank_counts(config: Config, cluster: Cluster) -> Iterator[int]:
     """Numbers of ranks that the configured division of sequences divides."""
-    sp = config.learner.parallel.sp
-    return (power * sp for power in _powers(cluster.count // sp))
+    _, parts = _division_of_sequences(config)
+    return (power * parts for power in _powers(cluster.count // parts))
 
 
-def _full_shard(config: Config, ranks: int, nodes: int) -> dict[str, Any]:
-    learner = config.learner
-    settings = spread(config, ranks, nodes)
-    if learner.parallel.shards is not None:
-        settings["learner.parallel.shards"] = None
+def _possible(config: Config, ranks: int, cluster: Cluster, planner: Planner) -> bool:
+    """False where no division of Megatron's engine can fit so many ranks; they need not be tried then."""
+    actor = planner(config).roles[0].setup
+    if not isinstance(actor, MegatronSetup):
+        return True
+    return actor.least * actor.sizes.processes <= ranks * cluster.memory
+
+
+def _division_of_sequences(config: Config) -> tuple[str, int]:
+    """Key and value of the ranks that divide each sequence of the actor."""
+    key = "cp" if config.learner.engine == MEGATRON else "sp"
+    return key, getattr(config.learner.parallel, key) or 1
+
+
+def _layouts(config: Config, ranks: int, nodes: int, planner: Planner) -> Iterator[dict[str, Any]]:
+    """Settings of layouts: FSDP2 over all ranks, or every division of Megatron's engine, the least one first."""
+    learner, actor = config.learner, planner(config).roles[0].setup
+    ours = [name for name in learner.roles if learner.engine_of(name) == learner.engine]
+    rest: dict[str, Any] = {
+        f"learner.roles.{name}.parallel": None for name in ours if learner.roles[name].parallel is not None
+    }
     if learner.devices is not None:
-        settings["learner.devices"] = None
-    return settings
+        rest["learner.devices"] = None
+    found: Iterable[dict[str, Any]] = [
+        {key: None for key in ("shards", "dp") if getattr(learner.parallel, key) is not None}
+    ]
+    if isinstance(actor, MegatronSetup):
+        found = divisions(learner.parallel, ranks, ranks // nodes, actor.model.facts)
+    for keys in found:
+        yield spread(config, ranks, nodes) | in_parallel(keys) | rest
 
 
 def _largest_budget(config: Config, settings: dict[str, Any], planner: Planner) -> int | None:
@@ -153,6 +209,11 @@ def _largest_budget(config: Config, settings: dict[str, Any], planner: Planner) 
 
 def _alone(config: Config, settings: dict[str, Any], planner: Planner) -> Plan:
     return planner(with_settings(config, settings | {"rollout.replicas": 0}))
+
+
+def sizes_of(setup: RoleSetup) -> dict[str, int]:
+    """Keys of `learner.parallel` that are not 1, of a model that Megatron's engine divides."""
+    return setup.sizes_given if isinstance(setup, MegatronSetup) else {}
 
 
 def _powers(most: int) -> Iterator[int]:

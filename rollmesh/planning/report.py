@@ -7,12 +7,13 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from rollmesh.planning.cluster import GIB
-from rollmesh.planning.learner_memory import COMPONENTS
 from rollmesh.planning.measured import ComparedRun
+from rollmesh.planning.megatron.memory import MegatronSetup
 from rollmesh.planning.memory_uses import MemoryUse
 from rollmesh.planning.placement import RENDEZVOUS, Placement
 from rollmesh.planning.plan import Plan, RolePlan
 from rollmesh.planning.proposal import Search
+from rollmesh.planning.role_memory import COMPONENTS, RoleSetup
 from rollmesh.planning.settings import flags
 from rollmesh.planning.switches import Saving
 
@@ -82,8 +83,7 @@ def _role_json(role: RolePlan, traced: TracedStep | None) -> dict[str, Any]:
         "model_type": setup.shape.model_type,
         "parameters": setup.shape.elements,
         "trained": setup.trained,
-        "shards": setup.shards,
-        "sharded": setup.sharded,
+        "division": setup.division_json(),
         "compute_bytes": setup.compute_bytes,
         "recompute": setup.recompute,
         "offload": setup.offload,
@@ -105,12 +105,10 @@ def lines(found: Findings) -> Iterator[str]:
     )
     yield f"hosts: {cluster.describe_host()}; kept free: {cluster.describe_host_reserve()}"
     placement = plan.placement
-    copies = placement.ranks // actor.shards
-    layout = f"FSDP2, {_shards(actor.shards, copies)}" if actor.sharded else "not sharded"
     yield (
-        f"learner: {_ranks(placement)}, {layout}, compute dtype of {actor.compute_bytes} bytes, activations "
+        f"learner: {_ranks(placement)}, {actor.division}, compute dtype of {actor.compute_bytes} bytes, activations "
         f"{_ACTIVATIONS[actor.recompute]}, {actor.tokens} tokens to a micro-batch"
-        f"{f' on each of the {actor.sp} ranks that divide it' if actor.sp > 1 else ''}, "
+        f"{f' on each of the {actor.parts} ranks that divide it' if actor.parts > 1 else ''}, "
         f"{'one' if actor.micro_batches == 1 else f'up to {actor.micro_batches}'} to a step"
     )
     for role in plan.roles:
@@ -143,16 +141,12 @@ def _use_line(use: MemoryUse, kind: str) -> str:
     return f"{kind}{use.name}: {users}{reserve} = {_gib(use.needed)} of {_gib(use.memory)} GiB: {verdict}"
 
 
-def _shards(shards: int, copies: int) -> str:
-    return "full shard" if copies == 1 else f"{copies} copies of {shards} shard(s)"
-
-
 def _role_lines(role: RolePlan) -> Iterator[str]:
     setup = role.setup
     kind = "trained" if setup.trained else "frozen, in host memory between uses" if setup.offload else "frozen"
     yield (
         f"{setup.name} ({kind}): {setup.shape.model_type}, {setup.shape.elements / 1e9:.3f} billion parameters; "
-        "GiB per rank"
+        f"GiB per rank{_of_worst(setup)}"
     )
     used = [name for name in COMPONENTS if any(phase.parts.get(name) for phase in role.phases)]
     rows = [["", *(phase.name for phase in role.phases)]]
@@ -162,6 +156,27 @@ def _role_lines(role: RolePlan) -> Iterator[str]:
     for row in rows:
         first, *rest = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
         yield "  ".join(["  " + first.strip().ljust(widths[0]), *rest])
+    yield from _stage_lines(setup)
+
+
+def _of_worst(setup: RoleSetup) -> str:
+    stages = isinstance(setup, MegatronSetup) and setup.sizes.pp > 1
+    return f" of stage {setup.worst.number}, which needs most" if stages else ""
+
+
+def _stage_lines(setup: RoleSetup) -> Iterator[str]:
+    """A line for each stage, where there are several."""
+    if not isinstance(setup, MegatronSetup) or setup.sizes.pp == 1:
+        return
+    for stage in setup.stages:
+        largest = stage.largest
+        layers = " + ".join(str(len(part)) for part in stage.layers)
+        parts = ", ".join(f"{name} {_gib(size)}" for name, size in largest.parts.items() if size)
+        flying = f"{stage.in_flight} {'micro-batch(es)' if setup.sizes.vpp == 1 else 'passes'} in flight"
+        yield (
+            f"  stage {stage.number}: {layers} layers, {stage.parameters / 1e9:.3f} billion parameters per rank, "
+            f"{flying}: {_gib(largest.total)} at {largest.name} ({parts})"
+        )
 
 
 def _generator_lines(plan: Plan) -> Iterator[str]:
@@ -216,7 +231,7 @@ def _proposal_lines(found: Findings) -> Iterator[str]:
         yield "no layout was found for the learner with a micro-batch of one sequence; what comes nearest is"
         yield from (f"  {obstacle}" for obstacle in found.search.obstacles)
         return
-    layout = "one rank" if proposal.ranks == 1 else f"FSDP2, {_shards(proposal.ranks, 1)}"
+    layout = "one rank" if proposal.ranks == 1 else proposal.division
     where = (
         f", {proposal.ranks // proposal.nodes} ranks on each of {proposal.nodes} nodes" if proposal.nodes > 1 else ""
     )
@@ -224,6 +239,8 @@ def _proposal_lines(found: Findings) -> Iterator[str]:
         f"smallest layout: {flags(proposal.settings)} ({layout}{where}): {_gib(proposal.rank_bytes)} GiB per rank, "
         f"{proposal.left} device(s) left to generators"
     )
+    if proposal.parallel:
+        yield f"  learner.parallel: {{{', '.join(f'{key}: {value}' for key, value in proposal.parallel.items())}}}"
     if proposal.nodes > 1:
         yield from _several_nodes(proposal.settings)
 

@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 from rollmesh.mesh.config.models import Config
 from rollmesh.mesh.errors import ConfigError
+from rollmesh.planning.megatron.layouts import divisions, in_parallel
+from rollmesh.planning.megatron.memory import MegatronSetup
 from rollmesh.planning.placement import node_counts, spread
 from rollmesh.planning.plan import Plan, micro_batch
 from rollmesh.planning.settings import with_settings
@@ -61,8 +63,9 @@ def _halved_budget(config: Config, _: Plan) -> int | None:
 
 
 def _more_division(config: Config, plan: Plan) -> int | None:
-    parts = 2 * config.learner.parallel.sp
-    divides = config.learner.ranks % parts == 0 and plan.roles[0].setup.shape.heads % parts == 0
+    parallel = config.learner.parallel
+    parts = 2 * (parallel.sp or 1)
+    divides = parallel.dp is None and config.learner.ranks % parts == 0 and plan.roles[0].setup.shape.heads % parts == 0
     return parts if divides else None
 
 
@@ -234,6 +237,7 @@ def _applicable(config: Config, plan: Plan, planner: Planner) -> Iterator[tuple[
         if (value := switch.value(config, plan)) is not None:
             yield {switch.key: value}, switch.price
     yield from _layouts(config, plan, planner)
+    yield from _divisions(config, plan, planner)
     yield from _wider_engine(config, plan, planner)
     for role in plan.roles:
         if not role.setup.trained and not role.setup.offload and plan.cluster.cuda:
@@ -261,6 +265,16 @@ def _layouts(config: Config, plan: Plan, planner: Planner) -> Iterator[tuple[dic
             del wider["learner.ranks"]
             yield wider, "ranks exchange over the network"
             break
+
+
+def _divisions(config: Config, plan: Plan, planner: Planner) -> Iterator[tuple[dict[str, Any], str]]:
+    """The least division of the model by Megatron's engine that leaves the configured ranks room."""
+    actor, placement = plan.roles[0].setup, plan.placement
+    if not isinstance(actor, MegatronSetup) or not any(use.problem for use in plan.devices):
+        return
+    found = divisions(config.learner.parallel, placement.ranks, placement.ranks_per_node, actor.model.facts)
+    for settings in _first_with_room(config, planner, [in_parallel(keys) for keys in found if keys], "learner"):
+        yield settings, "exchanges in each layer (tp, ep), or stages that wait for one another (pp)"
 
 
 def _wider_engine(config: Config, plan: Plan, planner: Planner) -> Iterator[tuple[dict[str, Any], str]]:

@@ -27,16 +27,17 @@ from transformers import PreTrainedConfig
 
 from rollmesh.learner.engines.fsdp2.language_model import LanguageModel
 from rollmesh.learner.engines.fsdp2.opaque import Opaque
-from rollmesh.learner.engines.fsdp2.output import layer
-from rollmesh.learner.engines.fsdp2.output.layer import LogitMemory
-from rollmesh.learner.engines.fsdp2.output.logit_form import read_logit_form
-from rollmesh.learner.engines.fsdp2.output.softmax_pieces import Targets
 from rollmesh.learner.engines.fsdp2.preparation.fsdp import Preparation, prepare
 from rollmesh.learner.engines.fsdp2.preparation.shard_mesh import mesh_of_all
+from rollmesh.learner.engines.output import layer
+from rollmesh.learner.engines.output.layer import LogitMemory
+from rollmesh.learner.engines.output.logit_form import read_logit_form
+from rollmesh.learner.engines.output.softmax_pieces import Targets
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.planning.architecture import build_on_meta
 from rollmesh.planning.block_costs import grouped_products_by_shape, model_inputs
-from rollmesh.planning.learner_memory import INFERENCE, UPDATE, LogitRoom, Phase, RoleSetup
+from rollmesh.planning.fsdp_memory import FsdpSetup
+from rollmesh.planning.role_memory import INFERENCE, UPDATE, LogitRoom, Phase
 
 _TOTAL = "Total"
 
@@ -69,7 +70,7 @@ class TracedStep:
         yield from ((name, traced[name], nbytes) for name, nbytes in largest.items())
 
 
-def trace_step(config: PreTrainedConfig, setup: RoleSetup) -> TracedStep:
+def trace_step(config: PreTrainedConfig, setup: FsdpSetup) -> TracedStep:
     """Memory of one rank in a step of a trained language model with a micro-batch.
 
     Args:
@@ -108,7 +109,7 @@ def trace_step(config: PreTrainedConfig, setup: RoleSetup) -> TracedStep:
         return _follow(model, setup, inputs)
 
 
-def _follow(model: nn.Module, setup: RoleSetup, inputs: dict[str, Any]) -> TracedStep:
+def _follow(model: nn.Module, setup: FsdpSetup, inputs: dict[str, Any]) -> TracedStep:
     targets = Opaque(Targets(torch.zeros(setup.tokens, dtype=torch.int64)))
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 
@@ -133,7 +134,7 @@ def _follow(model: nn.Module, setup: RoleSetup, inputs: dict[str, Any]) -> Trace
     return TracedStep(inference, _total(tracker, "peak"), left)
 
 
-def _tracking(model: nn.Module, optimizer: Optimizer, setup: RoleSetup) -> MemTracker:
+def _tracking(model: nn.Module, optimizer: Optimizer, setup: FsdpSetup) -> MemTracker:
     if setup.sharded:
         return FSDPMemTracker(model, optimizer)
     tracker = MemTracker()

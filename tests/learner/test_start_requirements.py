@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rollmesh.learner.engines import registry
 from rollmesh.learner.start_requirements import check_device, check_start
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.config.models import Config
@@ -23,6 +24,7 @@ def configured(folder: Path, *overrides: str) -> Config:
     ("override", "said"),
     [
         ("learner.engine=mein", "learner.engine: no engine 'mein'"),
+        ("learner.roles={critic: {engine: mein}}", "learner.roles.critic.engine: no engine 'mein'"),
         ("learner.parallel.shards=3", "learner.parallel.shards: 3 does not divide"),
         ("learner.distributed={nodes: 2, rendezvous: 'HOST:29500'}", "learner.distributed.rendezvous is HOST:29500"),
         ("checkpoint.copy_to=s4://x/y", "cannot copy to s4://x/y: Protocol not known: s4"),
@@ -62,3 +64,28 @@ def test_what_a_cpu_cannot_is_refused_there(tmp_path: Path, override: str, said:
         check_device(configured(tmp_path, override), "cpu")
     assert refused.value.message.startswith(said)
     check_device(configured(tmp_path), "cpu")
+
+
+@pytest.mark.parametrize("absent", ["megatron", "megatron.core"])
+def test_megatron_needs_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, absent: str) -> None:
+    """Other packages share its namespace."""
+    config = configured(tmp_path, "learner.roles={critic: {engine: megatron}}")
+    monkeypatch.setattr(registry, "find_spec", lambda name: None if name == absent else object())
+    with pytest.raises(ConfigError) as refused:
+        check_start(config)
+    assert refused.value.message.startswith("learner.roles.critic.engine: megatron needs the package megatron-core")
+    assert "rollmesh[megatron]" in str(refused.value.hint)
+    monkeypatch.setattr(registry, "find_spec", lambda name: object())
+    check_start(config)
+
+
+def test_an_attention_kernel_of_a_role_is_checked_too(tmp_path: Path) -> None:
+    config = configured(
+        tmp_path,
+        "learner.engine=mine",
+        "learner.attention=flash_attention_3",
+        "learner.roles={critic: {engine: fsdp2}}",
+    )
+    assert config.learner.engines == {"mine", "fsdp2"}
+    with pytest.raises(ConfigError, match=r"learner\.attention: flash_attention_3 needs a CUDA device"):
+        check_device(config, "cpu")

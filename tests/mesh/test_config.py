@@ -8,6 +8,7 @@ import pytest
 
 from rollmesh.mesh.config import Config, load_config, parse_overrides
 from rollmesh.mesh.config.base import Section, section_of
+from rollmesh.mesh.config.parallel import ParallelSection
 from rollmesh.mesh.errors import ConfigError
 
 MINIMAL = {"model": {"path": "m"}, "data": {"train": "d.parquet"}}
@@ -148,6 +149,47 @@ def test_roles_have_their_own_model_and_optimizer() -> None:
     assert critic.optimizer is not None
     assert critic.optimizer.lr == 1e-5
     assert (reference.path, reference.optimizer) == ("org/base", None)
+
+
+def test_roles_have_their_own_engine_and_division() -> None:
+    learner = load_config(
+        MINIMAL,
+        [
+            "learner={engine: megatron, ranks: 8, parallel: {tp: 2, pp: 2, layers: [3, 5]}}",
+            "learner.roles.critic.parallel={tp: 4}",
+            "learner.roles.reference.engine=fsdp2",
+            "learner.roles.teacher={engine: fsdp2, parallel: {sp: 2}}",
+            "learner.roles.judge.engine=megatron",
+        ],
+    ).learner
+    assert learner.engines == {"megatron", "fsdp2"}
+    assert {role: (learner.engine_of(role), learner.parallel_of(role)) for role in ("actor", *learner.roles)} == {
+        "actor": ("megatron", ParallelSection(tp=2, pp=2, layers=(3, 5))),
+        "critic": ("megatron", ParallelSection(tp=4)),
+        "reference": ("fsdp2", ParallelSection()),
+        "teacher": ("fsdp2", ParallelSection(sp=2)),
+        "judge": ("megatron", ParallelSection(tp=2, pp=2, layers=(3, 5))),
+    }
+    assert [learner.parallel_key(role) for role in ("actor", "critic", "judge")] == [
+        "learner.parallel",
+        "learner.roles.critic.parallel",
+        "learner.parallel",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("learner.megatron.overlap_param_gather=true", "overlap_param_gather needs overlap_grad_reduce"),
+        ("learner.megatron.load_balance=sinkhorn", "learner.megatron.load_balance"),
+        ("learner.parallel.layers=[2, 0]", "learner.parallel.layers"),
+        ("learner.parallel.tp=0", "learner.parallel.tp"),
+    ],
+)
+def test_divisions_that_no_model_can_have_are_refused(override: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(MINIMAL, [override])
+    assert said in caught.value.message
 
 
 @pytest.mark.parametrize(("given", "slots"), [([], 64), (["rollout.engine=vllm"], 256), (["rollout.slots=5"], 5)])

@@ -16,16 +16,19 @@ from torch.optim import Optimizer
 from rollmesh.learner.algorithms.interface import Loss
 from rollmesh.learner.algorithms.types import GlobalCounts, ModelOutput
 from rollmesh.learner.batching.types import PackedBatch
-from rollmesh.learner.engines.fsdp2.export import exported_tensors, full_tensors, own_shards
+from rollmesh.learner.engines.divided_tensor import DividedTensor
+from rollmesh.learner.engines.export import exported_tensors, full_tensors, own_shards
 from rollmesh.learner.engines.fsdp2.memory import GRADIENTS, OPTIMIZER, PARAMS, EngineMemory
+from rollmesh.learner.engines.fsdp2.optimizer_state import saved_state
 from rollmesh.learner.engines.fsdp2.optimizers.build import build_optimizer
 from rollmesh.learner.engines.fsdp2.preparation.blocks import transformer_blocks
 from rollmesh.learner.engines.fsdp2.preparation.fsdp import free_gathered
 from rollmesh.learner.engines.fsdp2.probe import run_probe
 from rollmesh.learner.engines.fsdp2.runner import ModelRunner
-from rollmesh.learner.engines.fsdp2.state import StateWriter, load_state
+from rollmesh.learner.engines.fsdp2.shards import divided_tensors
 from rollmesh.learner.engines.fsdp2.step import TrainingStep
 from rollmesh.learner.engines.interface import Engine, EngineSpec, ExportedTensor, StepResult, WeightShard
+from rollmesh.learner.engines.state import StateWriter, load_state
 from rollmesh.learner.engines.tolerances import Evidence
 from rollmesh.learner.engines.world import World
 from rollmesh.learner.model_files.folder_writer import write_folder
@@ -116,31 +119,32 @@ class Fsdp2Engine(Engine):
         self, dtype: torch.dtype | None = None, *, holders: Sequence[int] = (0,)
     ) -> Sequence[ExportedTensor]:
         dtype = dtype or getattr(torch, self._spec.model.dtype)
-        return exported_tensors(self._runner.named_tensors(), self.world.processes, dtype, holders)
+        return exported_tensors(self._divided_tensors(), dtype, holders)
 
     def exported_shards(self, dtype: torch.dtype | None = None) -> Iterator[WeightShard]:
         dtype = dtype or getattr(torch, self._spec.model.dtype)
         with self._using(PARAMS):
-            yield from own_shards(self._runner.named_tensors(), self.world, dtype)
+            yield from own_shards(self._divided_tensors(), self.world, dtype)
 
     def export_weights(
         self, dtype: torch.dtype | None = None, *, holders: Sequence[int] = (0,)
     ) -> Iterator[tuple[str, Tensor]]:
         dtype = dtype or getattr(torch, self._spec.model.dtype)
         with self._using(PARAMS):
-            yield from full_tensors(self._runner.named_tensors(), self.world, dtype, holders)
+            yield from full_tensors(self._divided_tensors(), self.world, dtype, holders)
 
     def begin_checkpoint(self, folder: Path, extra: dict[str, object]) -> Future[None]:
         step, optimizer, writer = self._training()
         if step.pending is not None:
             raise RuntimeError("a checkpoint is of the state between two steps")
         with self._using(PARAMS, OPTIMIZER):
-            return writer.begin(folder, self._runner.module, optimizer, step.steps, extra)
+            return writer.begin(folder, saved_state(self._runner.named_tensors(), optimizer), step.steps, extra)
 
     def load_checkpoint(self, folder: Path) -> dict[str, object]:
         step, optimizer, _ = self._training()
         with self._using(PARAMS, OPTIMIZER):
-            step.steps, extra = load_state(folder, self.world, self._runner.module, optimizer)
+            state = saved_state(self._runner.named_tensors(), optimizer)
+            step.steps, extra = load_state(folder, self.world, state)
         return extra
 
     def export_hf(self, folder: Path) -> None:
@@ -199,6 +203,9 @@ class Fsdp2Engine(Engine):
         yield
         free_gathered(self._runner.module)
         self._memory.offload(resting)
+
+    def _divided_tensors(self) -> Iterator[DividedTensor]:
+        return divided_tensors(self._runner.named_tensors(), self.world.processes)
 
     def _update(self) -> None:
         """Takes the optimizer's step."""

@@ -15,11 +15,12 @@ from transformers import PreTrainedModel
 from rollmesh.learner.algorithms.types import ModelOutput
 from rollmesh.learner.batching.types import PackedBatch
 from rollmesh.learner.engines.fsdp2.opaque import Opaque
-from rollmesh.learner.engines.fsdp2.output.layer import LogitMemory, OutputLayer
-from rollmesh.learner.engines.fsdp2.output.log_probs import token_log_probs
-from rollmesh.learner.engines.fsdp2.output.logit_form import LogitForm, UnknownFormError, find_backbone, read_logit_form
-from rollmesh.learner.engines.fsdp2.output.softmax_pieces import Targets
+from rollmesh.learner.engines.fsdp2.output_layer import OutputLayer
 from rollmesh.learner.engines.fsdp2.runner import ModelRunner
+from rollmesh.learner.engines.output.layer import LogitMemory
+from rollmesh.learner.engines.output.log_probs import token_log_probs
+from rollmesh.learner.engines.output.logit_form import LogitForm, UnknownFormError, find_backbone, read_logit_form
+from rollmesh.learner.engines.output.softmax_pieces import Targets
 
 log = logging.getLogger(__name__)
 

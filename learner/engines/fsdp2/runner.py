@@ -30,6 +30,7 @@ from rollmesh.learner.engines.fsdp2.kernels.choice import KEY as ATTENTION_KEY
 from rollmesh.learner.engines.fsdp2.loading import load_weights, open_model
 from rollmesh.learner.engines.fsdp2.opaque import Opaque
 from rollmesh.learner.engines.fsdp2.packing_choice import choose_packing
+from rollmesh.learner.engines.fsdp2.parallel_requirements import check_parallel
 from rollmesh.learner.engines.fsdp2.preparation.compilation import CompiledLayers
 from rollmesh.learner.engines.fsdp2.preparation.compute_dtype import computing_in
 from rollmesh.learner.engines.fsdp2.preparation.fsdp import Preparation, prepare, recover
@@ -39,7 +40,7 @@ from rollmesh.learner.engines.fsdp2.probe import ComputedValues, read
 from rollmesh.learner.engines.fsdp2.recurrent.layers import LAYOUT, compute_apart, kernels_separate_sequences
 from rollmesh.learner.engines.fsdp2.recurrent.layout import build_recurrent_layout
 from rollmesh.learner.engines.fsdp2.rows import build_rows
-from rollmesh.learner.engines.fsdp2.ulysses.division import check_division, refuse_division
+from rollmesh.learner.engines.fsdp2.ulysses.division import refuse_division
 from rollmesh.learner.engines.fsdp2.ulysses.exchange import DividedLayout, Exchange
 from rollmesh.learner.engines.fsdp2.ulysses.row_parts import RowPart, part_of
 from rollmesh.learner.engines.interface import EngineSpec
@@ -276,7 +277,7 @@ class ModelRunner(ABC):
             Preparation(
                 shard=self.world.processes > 1 or self._param_dtype != torch.float32,
                 param_dtype=self._param_dtype,
-                mesh=shard_mesh(self.world, spec.shards),
+                mesh=shard_mesh(self.world, spec.parallel.shards),
                 trained=spec.optimizer is not None,
                 recompute=spec.activation_checkpointing,
                 offload_activations=spec.memory.offload_activations,
@@ -290,9 +291,10 @@ class ModelRunner(ABC):
 
     def _divide(self, config: PreTrainedConfig) -> None:
         """Takes this process's place among those that share a micro-batch."""
-        sp, processes = self._spec.sp, self.world.processes
+        parallel, processes = self._spec.parallel, self.world.processes
         heads = getattr(config.get_text_config(), "num_attention_heads", 0)
-        check_division(sp, heads=heads, processes=processes, name=self._spec.model.path)
+        check_parallel(parallel, heads=heads, processes=processes, name=self._spec.model.path)
+        sp = parallel.sp or 1
         self.layout = Layout.of_neighbours(self.world.process, processes, sp)
         self._exchange = Exchange(self.world.neighbours(sp)) if sp > 1 else None
 

@@ -19,12 +19,9 @@ from rollmesh.learner.algorithms.types import ModelOutput
 from rollmesh.learner.batching.types import PackedBatch
 from rollmesh.learner.engines.fsdp2.loading import fill
 from rollmesh.learner.engines.fsdp2.runner import ModelRunner
+from rollmesh.learner.model_files.value_head import HEAD, stored_head
 from rollmesh.learner.model_files.weight_files import WeightFiles
 from rollmesh.mesh.errors import DataError
-
-HEAD = "value_head"
-# The second is how Hugging Face names the head of a reward model (sequence classification with one label).
-_HEADS_IN_FOLDERS = (HEAD, "score")
 
 
 class ValueModel(nn.Module):
@@ -78,23 +75,12 @@ class ValueModelRunner(ModelRunner):
         return ValueModel(language_model)
 
     def _fill_new(self, parameters: Mapping[str, nn.Parameter], files: WeightFiles) -> None:
-        """Fills the head from the folder, where that has one.
-
-        Else it starts at zero: every first estimate is exactly 0. So the first advantages are plain returns, and do not
-        depend on a seed.
-        """
-        heads = {name.rpartition(".")[2]: name for name in files.stored if name.rpartition(".")[0] in _HEADS_IN_FOLDERS}
+        """Fills the head from the folder, where that has one."""
         for name, parameter in parameters.items():
-            if (source := heads.get(name.rpartition(".")[2])) is None:
+            if (source := stored_head(files, name, parameter.shape)) is None:
                 nn.init.zeros_(parameter)
-                continue
-            if files.stored[source].shape != parameter.shape:
-                raise DataError(
-                    f"{files.folder} holds a head of shape {list(files.stored[source].shape)}; a value has one number, "
-                    f"{list(parameter.shape)}",
-                    hint="choose a model without a head, or with a scalar one",
-                )
-            fill(parameter, files, source)
+            else:
+                fill(parameter, files, source)
 
     def forward(self, batch: PackedBatch, *, sum_pi_squared: bool = False) -> tuple[ModelOutput, Tensor]:
         del sum_pi_squared

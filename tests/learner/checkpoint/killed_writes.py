@@ -23,8 +23,9 @@ from torch.distributed.fsdp import fully_shard
 
 from rollmesh.learner.checkpoint.retention import prune, sweep
 from rollmesh.learner.checkpoint.store import CheckpointStore, load_checkpoint
-from rollmesh.learner.engines.fsdp2.state import StateWriter, load_state
+from rollmesh.learner.engines.fsdp2.optimizer_state import saved_state
 from rollmesh.learner.engines.layout import Layout
+from rollmesh.learner.engines.state import StateWriter, load_state
 from rollmesh.learner.engines.world import World
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.runtime.ranks import environment_of
@@ -144,10 +145,13 @@ class _Engine:
         self._writer = StateWriter(self.world)
 
     def begin_checkpoint(self, folder: Path, extra: dict[str, object]) -> Future[None]:
-        return self._writer.begin(folder, self._model, self._optimizer, 1, extra)
+        return self._writer.begin(folder, self._state(), 1, extra)
 
     def load_checkpoint(self, folder: Path) -> dict[str, object]:
-        return load_state(folder, self.world, self._model, self._optimizer)[1]
+        return load_state(folder, self.world, self._state())[1]
+
+    def _state(self) -> dict[str, Any]:
+        return saved_state(self._model.named_parameters(), self._optimizer)
 
     def _tensors(self) -> Sequence[Any]:
         (parameter,) = self._model.parameters()

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.engines.interface import Engine
 from rollmesh.mesh.config.learner import OptimizerSection
+from rollmesh.mesh.config.parallel import ParallelSection
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.testing.contract_state import save
 from rollmesh.testing.worlds import Harness
@@ -41,8 +42,8 @@ def train(harness: Harness, models: Path, case: str, division: dict[str, int]) -
     critic = case == "critic"
     # A larger eps: the first steps of AdamW follow signs, which rounding may change where a gradient is nearly 0.
     optimizer = OptimizerSection(lr=1e-2, eps=1e-4, max_grad_norm=1e9)
-    folder = models / ("grouped_queries" if critic else case)
-    spec = make_spec(folder, **division, optimizer=optimizer, entropy_gradient=not critic, **CASES[case])
+    folder, parallel = models / ("grouped_queries" if critic else case), ParallelSection(**division)
+    spec = make_spec(folder, parallel=parallel, optimizer=optimizer, entropy_gradient=not critic, **CASES[case])
     engine = harness.make(spec, "value_model" if critic else "language_model")
     evidence = engine.probe()
     assert engine.layout.dp_size == engine.layout.processes // division.get("sp", 1)
@@ -101,7 +102,9 @@ def continue_state(harness: Harness, models: Path, kind: str, folder: Path) -> t
 
 def _with_optimizer(harness: Harness, models: Path, kind: str, **division: int) -> Any:
     optimizer = OptimizerSection(lr=1e-2, eps=1e-4, **OPTIMIZERS[kind])
-    return harness.make(make_spec(models / "grouped_queries", **division, optimizer=optimizer))
+    return harness.make(
+        make_spec(models / "grouped_queries", parallel=ParallelSection(**division), optimizer=optimizer)
+    )
 
 
 def _moments_and_weights(engine: Any) -> tuple[Tensors, Tensors]:
@@ -117,7 +120,7 @@ def _moments_and_weights(engine: Any) -> tuple[Tensors, Tensors]:
 def steps_of_muon(harness: Harness, models: Path, model: str, division: dict[str, int]) -> tuple[Tensors, Tensors]:
     """The weights before and after two steps of Muon."""
     muon = OptimizerSection(name="muon", lr=1e-2, max_grad_norm=1e9)
-    engine = harness.make(make_spec(models / model, **division, optimizer=muon))
+    engine = harness.make(make_spec(models / model, parallel=ParallelSection(**division), optimizer=muon))
     before = weights(engine)
     for seed in (1, 2):
         train_step(engine, seed=seed)
@@ -127,7 +130,7 @@ def steps_of_muon(harness: Harness, models: Path, model: str, division: dict[str
 def refusal(harness: Harness, models: Path, model: str, division: dict[str, int]) -> str:
     """The error of a model that cannot be divided."""
     try:
-        harness.make(make_spec(models / model, **division))
+        harness.make(make_spec(models / model, parallel=ParallelSection(**division)))
     except ConfigError as error:
         return f"{error.message}; {error.hint}"
     return "not refused"

@@ -7,9 +7,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from rollmesh.learner.engines.fsdp2.checkpoint_tensors import read_tensors
+from rollmesh.learner.engines.checkpoint_tensors import read_tensors
 from rollmesh.learner.model_files.folder_writer import write_folder
 from rollmesh.learner.model_files.stored_model import StoredModel
+from rollmesh.mesh.config.parallel import ParallelSection
 from rollmesh.testing.contract import EngineContract
 from rollmesh.testing.engine_cases import assert_same
 from rollmesh.testing.worlds import EngineLayout
@@ -20,7 +21,7 @@ torch.set_num_threads(1)
 ONE, TWO = EngineLayout("one_process"), EngineLayout("two_ranks", processes=2)
 # Where other programs have the cores.
 COMPILED_S = 250.0
-SEQUENCES = EngineLayout("divided_sequences", processes=2, changes={"sp": 2})
+SEQUENCES = EngineLayout("divided_sequences", processes=2, changes={"parallel": ParallelSection(sp=2)})
 
 
 class TestFsdp2(EngineContract):

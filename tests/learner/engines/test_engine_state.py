@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch.distributed.checkpoint import FileSystemReader
 from transformers import AutoModelForCausalLM
 
 from rollmesh.learner.checkpoint.store import CheckpointStore, load_checkpoint
-from rollmesh.learner.engines.fsdp2.state import StateWriter, load_state
+from rollmesh.learner.engines.fsdp2.optimizer_state import saved_state
+from rollmesh.learner.engines.state import StateWriter, load_state
 from rollmesh.learner.engines.world import World
 from rollmesh.mesh.config.learner import MemorySection, OptimizerSection
 from rollmesh.mesh.errors import ConfigError, DataError
@@ -43,6 +47,29 @@ def test_resume_continues_exactly(model_folder, tmp_path, keys):
 
 def _dtypes(engine):
     return {value.dtype for state in engine._optimizer.state.values() for value in state.values()}
+
+
+@pytest.mark.parametrize("keys", [{}, {"state_dtype": "bfloat16"}, {"state_dtype": "8bit"}, {"name": "muon"}])
+def test_settings_are_those_of_the_configuration(model_folder, tmp_path, keys):
+    """A checkpoint has none, whatever the groups are."""
+    first, second = (
+        make_engine(model_folder, optimizer=OptimizerSection(lr=1e-2, weight_decay=decay, **keys))
+        for decay in (0.1, 0.3)
+    )
+    train_step(first, seed=1)
+    path = CheckpointStore(tmp_path).begin({"actor": first}, PolicyVersion(1, 1), {}).result(60)
+    names = FileSystemReader(path).read_metadata().state_dict_metadata
+    parameters = [name for name, _ in first._runner.named_tensors()]
+    moments = {name.removeprefix("optimizer.state.") for name in names if name.startswith("optimizer.")}
+    assert {name.rpartition(".")[0] for name in moments} == set(parameters)
+    assert {name for name in names if not name.startswith(("optimizer.state.", "random."))} == {
+        f"model.{name}" for name in parameters
+    }
+    before = [{**group, "params": len(group["params"])} for group in second._optimizer.param_groups]
+    load_checkpoint({"actor": second}, path)
+    assert [{**group, "params": len(group["params"])} for group in second._optimizer.param_groups] == before
+    assert {group["weight_decay"] for group in before} == {0.3, 0.0}
+    assert_same(weights(second), weights(first), 0.0)
 
 
 @pytest.mark.parametrize("keys", [{"state_dtype": "bfloat16"}, {"state_dtype": "8bit"}, {"name": "muon"}])
@@ -91,8 +118,12 @@ def test_a_parameter_that_has_had_no_gradient_yet_is_resumed(tmp_path):
     untouched, saved, resumed = make(), make(), make()
     for experts, optimizer in (untouched, saved):
         step(experts, optimizer, 0)
-    StateWriter(world).begin(tmp_path, *saved, 1, {}).result(30)
-    load_state(tmp_path, world, *resumed)
+
+    def state(experts: torch.nn.ModuleList, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        return saved_state(experts.named_parameters(), optimizer)
+
+    StateWriter(world).begin(tmp_path, state(*saved), 1, {}).result(30)
+    load_state(tmp_path, world, state(*resumed))
     for experts, optimizer in (untouched, saved, resumed):
         for used in (1, 0):
             step(experts, optimizer, used)

@@ -9,6 +9,7 @@ import torch
 from torch.distributed.checkpoint import FileSystemReader
 
 from benchmarks.learner.tiny_models import save_model
+from rollmesh.mesh.config.parallel import ParallelSection
 from rollmesh.testing.contract import EngineContract
 from rollmesh.testing.fixtures import GetWorld
 from rollmesh.testing.worlds import EngineLayout
@@ -30,7 +31,7 @@ torch.set_num_threads(1)
 ONE, TWO_RANKS = EngineLayout("one_process"), EngineLayout("two_ranks", processes=2)
 FOUR_RANKS = EngineLayout("four_ranks", processes=4)
 # Both at once, for the time of one: a mistake of either shows.
-COPIES = EngineLayout("sequences_in_copies", processes=4, changes={"shards": 2, "sp": 2})
+COPIES = EngineLayout("sequences_in_copies", processes=4, changes={"parallel": ParallelSection(shards=2, sp=2)})
 # A moment of each optimizer, and its kind.
 KEPT = {
     "8bit": ("exp_avg", torch.uint8),

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from rollmesh.learner.engines.fsdp2 import loading
+from rollmesh.learner.model_files import reading
 from rollmesh.mesh.errors import DataError
 from tests.learner.engines.models import make_critic, make_engine, make_frozen, make_model
 from tests.learner.engines.test_gradients import assert_same
@@ -28,7 +28,7 @@ def reference(folder) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("architecture", ["qwen3", "gpt2", "qwen3_moe", "olmo_hybrid"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_masters_are_the_stored_weights(tmp_path, monkeypatch, architecture, dtype):
-    monkeypatch.setattr(loading, "PIECE_BYTES", 300)
+    monkeypatch.setattr(reading, "PIECE_BYTES", 300)
     folder = make_model(tmp_path / "model", architecture)
     AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).save_pretrained(tmp_path / "stored")
     found, expected = weights(make_engine(tmp_path / "stored")), reference(tmp_path / "stored")

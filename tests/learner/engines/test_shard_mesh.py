@@ -11,7 +11,8 @@ from transformers import AutoConfig
 
 from rollmesh.planning.architecture import build_on_meta, read_shape
 from rollmesh.planning.block_costs import count_block_costs
-from rollmesh.planning.learner_memory import LogitRoom, RoleSetup
+from rollmesh.planning.fsdp_memory import FsdpSetup
+from rollmesh.planning.role_memory import LogitRoom
 from rollmesh.planning.trace import trace_step
 from tests.learner.engines.models import make_engine
 
@@ -41,11 +42,12 @@ def test_a_planned_step_is_traced_on_the_cpu() -> None:
         "llama", vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4
     )
     shape, costs = read_shape("llama", build_on_meta(config)), count_block_costs(config, torch.bfloat16, 1)
-    setup = RoleSetup(
-        "actor",
-        shape,
-        costs,
+    setup = FsdpSetup(
+        name="actor",
+        shape=shape,
+        costs=costs,
         trained=True,
+        ranks=2,
         shards=2,
         sharded=True,
         compute_bytes=2,

@@ -18,7 +18,9 @@ from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint._state_dict_stager import StateDictStager, pin_memory_utils
 from torch.distributed.checkpoint.staging import DefaultStager
 
-from rollmesh.learner.engines.fsdp2 import state
+from rollmesh.learner.engines import state
+from rollmesh.learner.engines.box_state import BoxedTensor
+from rollmesh.learner.engines.world import World
 from rollmesh.mesh.config.learner import MemorySection
 from tests.learner.engines.models import make_engine
 from tests.learner.engines.test_gradients import assert_same
@@ -94,6 +96,28 @@ def test_the_copy_is_pinned_once_and_complete_before_training_continues(
         assert_same(weights(loaded), at_begin, 0.0)
     engine.close()
     assert sum(device.pinned.values()) == 0, "it is given back"
+
+
+def test_boxes_are_pinned_once_without_the_memory_around_them(tmp_path: Path, device: Device) -> None:
+    world: Any = SimpleNamespace(device=torch.device("cuda"), processes=1, process=0, lend_group=lambda: None)
+    writer, around = state.StateWriter(world), torch.arange(5000.0).view(50, 100)
+    box = (slice(0, 20), slice(0, 30))
+    saved = {"model": {"x": BoxedTensor((20, 30), torch.float32, [(box, around[10:30, 40:70])])}}
+    for number in (1, 2):
+        around.fill_(number)
+        before = dict(device.pinned)
+        written = writer.begin(_made(tmp_path / str(number)), saved, 0, {})
+        around.zero_()
+        assert device.waits == number
+        assert not before or device.pinned == before, "the same memory as for the first one"
+        assert 20 * 30 * 4 in device.pinned.values()
+        assert around.nbytes not in device.pinned.values()
+        written.result(60)
+        loaded = {"model": {"x": torch.zeros(20, 30)}}
+        state.load_state(tmp_path / str(number), World("cpu", need_group=False), loaded)
+        assert bool((loaded["model"]["x"] == number).all())
+    writer.close()
+    assert not device.pinned, "it is given back"
 
 
 def test_the_thread_that_writes_asks_no_device(

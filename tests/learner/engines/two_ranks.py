@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor
 from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.distributed.rank_channel import RankChannel
 from rollmesh.learner.distributed.weight_export import WeightExport
+from rollmesh.learner.engines.export import full_tensors
 from rollmesh.learner.engines.fsdp2 import attention_calls
-from rollmesh.learner.engines.fsdp2.export import full_tensors
 from rollmesh.learner.weights import WeightPublisher
 from rollmesh.learner.weights.version_storage import VersionFile
 from rollmesh.mesh.config.learner import DistributedSection, MemorySection, OptimizerSection
@@ -72,9 +72,9 @@ def load_and_draw(harness: Harness, model: Path, folder: Path) -> torch.Tensor:
 def export(harness: Harness, model: Path) -> tuple[Weights, Weights, int]:
     """Weights gathered at once and in small batches, and the most bytes of full tensors that were held."""
     engine = harness.make(make_spec(model))
-    named = engine._runner.named_tensors()  # type: ignore[attr-defined]  # of FSDP2
+    tensors = engine._divided_tensors()  # type: ignore[attr-defined]  # of FSDP2
     small, held = {}, 0
-    for name, tensor in full_tensors(named, engine.world, torch.float32, gather_bytes=GATHER_BYTES):
+    for name, tensor in full_tensors(tensors, engine.world, torch.float32, gather_bytes=GATHER_BYTES):
         small[name] = tensor.clone()
         held = max(held, tensor.untyped_storage().nbytes())
     return weights(engine), small, held

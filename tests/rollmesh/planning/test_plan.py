@@ -10,10 +10,10 @@ from transformers import AutoConfig
 
 from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.planning.architecture import build_on_meta, read_shape
-from rollmesh.planning.learner_memory import GATHERED, GRADIENTS, LOGITS, OPTIMIZER, PARAMETERS
 from rollmesh.planning.models import RunModels
 from rollmesh.planning.plan import micro_batch
 from rollmesh.planning.report import lines, to_json
+from rollmesh.planning.role_memory import GATHERED, GRADIENTS, LOGITS, OPTIMIZER, PARAMETERS
 from rollmesh.planning.settings import with_settings
 from rollmesh.planning.switches import SWITCHES, savings
 from tests.config_keys import is_key

@@ -15,7 +15,8 @@ from transformers import AutoConfig
 
 from rollmesh.planning.architecture import build_on_meta, read_shape
 from rollmesh.planning.block_costs import count_block_costs
-from rollmesh.planning.learner_memory import LogitRoom, RoleSetup, phases
+from rollmesh.planning.fsdp_memory import FsdpSetup
+from rollmesh.planning.role_memory import LogitRoom
 from rollmesh.planning.trace import trace_step
 from tests.repository import REPOSITORY
 
@@ -47,9 +48,18 @@ def test_the_formulas_are_the_trackers_numbers(kind: str, settings: dict[str, An
     dtype = torch.float32 if values["compute_bytes"] == 4 else torch.bfloat16
     shape = read_shape(kind, build_on_meta(config))
     costs = count_block_costs(config, dtype, values.get("sp", 1))
-    setup = RoleSetup("actor", shape, costs, trained=True, offload=False, logits=LOGITS, **values)
+    setup = FsdpSetup(
+        name="actor",
+        shape=shape,
+        costs=costs,
+        trained=True,
+        offload=False,
+        logits=LOGITS,
+        ranks=values["shards"],
+        **values,
+    )
 
-    compared = list(trace_step(config, setup).compared(phases(setup)))
+    compared = list(trace_step(config, setup).compared(setup.phases()))
 
     assert [name for name, *_ in compared] == ["inference", "micro-batch", "optimizer"]
     for name, traced, planned in compared:

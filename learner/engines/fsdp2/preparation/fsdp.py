@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from rollmesh.learner.engines.fsdp2.output.layer import OutputLayer
+from rollmesh.learner.engines.fsdp2.output_layer import OutputLayer
 from rollmesh.learner.engines.fsdp2.preparation.blocks import transformer_blocks
 from rollmesh.learner.engines.fsdp2.preparation.recomputation import recompute_blocks
 

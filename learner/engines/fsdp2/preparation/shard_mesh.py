@@ -41,12 +41,13 @@ def mesh_of_all(device_type: str) -> DeviceMesh:
     return DeviceMesh.from_group(dist.group.WORLD, device_type)
 
 
-def check_shards(shards: int, processes: int) -> int:
+def check_shards(shards: int, processes: int, key: str = KEY) -> int:
     """The number of copies.
 
     Args:
         shards: ranks that hold a model together.
         processes: of the learner.
+        key: of the configuration, for the error.
 
     Raises:
         ConfigError: names the nearest number of shards that works.
@@ -56,6 +57,6 @@ def check_shards(shards: int, processes: int) -> int:
     works = [number for number in range(1, processes + 1) if processes % number == 0]
     nearest = min(works, key=lambda number: (abs(number - shards), -number))
     raise ConfigError(
-        f"{KEY}: {shards} does not divide the learner's {processes} ranks",
-        hint=f"set {KEY}: {nearest}, the nearest that does, or leave it out",
+        f"{key}: {shards} does not divide the learner's {processes} ranks",
+        hint=f"set {key}: {nearest}, the nearest that does, or leave it out",
     )

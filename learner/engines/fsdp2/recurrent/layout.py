@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rollmesh.learner.batching.sequences import Sequences, whole_sequences
 from rollmesh.learner.batching.transfer import to_device
 from rollmesh.learner.batching.types import Segments
-from rollmesh.learner.engines.fsdp2.rows import Sequences, whole_sequences
 
 # Padding that a call may hold: this share of its real tokens, or this many, which cost less than another call.
 _PADDING = 0.25

@@ -10,16 +10,17 @@ from rollmesh.mesh.errors import ConfigError
 KEY = "learner.parallel.sp"
 
 
-def check_division(parts: int, *, heads: int, processes: int, name: str) -> None:
+def check_division(parts: int, *, heads: int, processes: int, name: str, key: str = KEY) -> None:
     """Refuses a number of parts into which a model's heads, or the learner's processes, cannot be divided.
 
     Heads of keys and values need not divide: each part gets copies of those that its queries see.
 
     Args:
         parts: processes that share a micro-batch.
-        heads: of the model's queries.
+        heads: of the model's queries; 0: not known.
         processes: of the learner.
         name: the model, for the error.
+        key: of the configuration, for the error.
 
     Raises:
         ConfigError: names the nearest number that works.
@@ -31,7 +32,7 @@ def check_division(parts: int, *, heads: int, processes: int, name: str) -> None
     nearest = min(works, key=lambda number: (abs(number - parts), -number))
     what = f"the {heads} attention heads of model {name!r}" if heads % parts else f"the learner's {processes} ranks"
     raise ConfigError(
-        f"{KEY}: {parts} does not divide {what}", hint=f"set {KEY}: {nearest}, the nearest that divides both"
+        f"{key}: {parts} does not divide {what}", hint=f"set {key}: {nearest}, the nearest that divides both"
     )
 
 

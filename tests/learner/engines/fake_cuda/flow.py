@@ -29,18 +29,19 @@ from rollmesh.learner.algorithms.load import load_algorithm
 from rollmesh.learner.algorithms.types import UpdatePlan
 from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.batching.types import PackedBatch, TrainSequence
-from rollmesh.learner.engines.fsdp2 import export
+from rollmesh.learner.engines import export
 from rollmesh.learner.engines.fsdp2.create import create_engine
 from rollmesh.learner.engines.fsdp2.loading import load_weights
 from rollmesh.learner.engines.fsdp2.optimizers.piecewise import pieces_of
-from rollmesh.learner.engines.fsdp2.output.logit_form import LogitForm
 from rollmesh.learner.engines.fsdp2.preparation.blocks import transformer_blocks
 from rollmesh.learner.engines.interface import EngineSpec
+from rollmesh.learner.engines.output.logit_form import LogitForm
 from rollmesh.learner.engines.world import World
 from rollmesh.learner.model_files import stored_model
 from rollmesh.learner.model_files.conversion import LoadingPlan
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.config.learner import MemorySection, OptimizerSection
+from rollmesh.mesh.config.parallel import ParallelSection
 from tests.learner.engines.fake_cuda.watch import Watch
 
 # As wide as Qwen2.5-7B and Qwen3-30B-A3B are; a layer more costs time, and shows nothing.
@@ -175,7 +176,7 @@ def _use(case: Case, loss: Loss, watch: Watch, seen: Seen) -> None:
         ModelSection(path="none", dtype="bfloat16"),
         OptimizerSection(**case.optimizer),
         total_steps=10,
-        sp=case.sp,
+        parallel=ParallelSection(sp=case.sp),
         device="cuda",
         param_dtype=case.dtype,
         activation_checkpointing=True,

@@ -1,0 +1,16 @@
+"""The smallest micro-batch: ranks without a share compute it, so that all run the same number of passes."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from rollmesh.learner.batching.pack import pack
+from rollmesh.learner.batching.types import PackedBatch, TrainSequence
+
+
+def empty_batch(device: torch.device) -> PackedBatch:
+    """One prompt token, and a trained one whose results nobody reads."""
+    one = np.zeros(1, dtype=np.int32)
+    sequence = TrainSequence(one, one, np.ones(1, dtype=np.uint8), np.zeros(1, dtype=np.float32))
+    return pack([sequence], device=device)

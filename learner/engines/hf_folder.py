@@ -1,0 +1,66 @@
+"""A Hugging Face folder of an engine's weights, whatever the engine: the leader writes what all send it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rollmesh.learner.engines.interface import Engine
+from rollmesh.learner.model_files.folder_writer import write_folder
+from rollmesh.learner.model_files.location import local_folder
+from rollmesh.learner.model_files.stored_model import StoredModel
+from rollmesh.mesh.config.inputs import ModelSection
+from rollmesh.mesh.errors import DataError
+
+
+def write_weights(engine: Engine, model: ModelSection, folder: Path, *, backbone_only: bool) -> None:
+    """Writes configuration, tokenizer and weights; collective.
+
+    Args:
+        engine: with the weights.
+        model: gives the rest, and the dtype of the weights.
+        folder: see `Engine.export_hf`.
+        backbone_only: the model has no output layer.
+
+    Raises:
+        DataError: the leader could not write them, in every process.
+    """
+    dtype: torch.dtype = getattr(torch, model.dtype)
+    tensors = engine.export_weights(dtype)
+    failed: Exception | None = None
+    if engine.layout.leads:
+        try:
+            _write(engine, model, folder, tensors, dtype, backbone_only)
+        except dist.DistError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, the others wait for the rest of the tensors
+            failed = error
+    for _ in tensors:
+        assert failed is not None, "full tensors are on the leader alone, which has written all"
+    reason = "" if failed is None else str(failed) or type(failed).__name__
+    reasons = engine.world.gather_failures(failed, reason)
+    if failed is not None:
+        raise failed
+    for process, theirs in enumerate(reasons):
+        if theirs:
+            raise DataError(f"rank {process}: {theirs}")
+
+
+def _write(
+    engine: Engine,
+    model: ModelSection,
+    folder: Path,
+    tensors: Iterator[tuple[str, Tensor]],
+    dtype: torch.dtype,
+    backbone_only: bool,
+) -> None:
+    described = {
+        tensor.name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        for tensor in engine.exported_tensors(dtype)
+    }
+    with StoredModel(local_folder(model), backbone_only=backbone_only) as source:
+        write_folder(folder, source, described, tensors, dtype)

@@ -1,0 +1,269 @@
+"""The Megatron engine: a runner, the optimizer and its steps, memory and state, with the interface of engines."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rollmesh.learner.algorithms.interface import Loss
+from rollmesh.learner.algorithms.types import GlobalCounts, ModelOutput
+from rollmesh.learner.batching.types import PackedBatch, Packing
+from rollmesh.learner.engines.boxes import Box
+from rollmesh.learner.engines.divided_tensor import DividedTensor
+from rollmesh.learner.engines.export import exported_tensors, full_tensors, own_shards
+from rollmesh.learner.engines.hf_folder import write_weights
+from rollmesh.learner.engines.interface import Engine, EngineSpec, ExportedTensor, StepResult, WeightShard
+from rollmesh.learner.engines.megatron.families.registry import family_of
+from rollmesh.learner.engines.megatron.gradients import Gradients
+from rollmesh.learner.engines.megatron.groups import MegatronGroups
+from rollmesh.learner.engines.megatron.loading import read_pieces
+from rollmesh.learner.engines.megatron.memory import GRADIENTS, OPTIMIZER, PARAMS, MegatronMemory
+from rollmesh.learner.engines.megatron.model import padded_vocabulary
+from rollmesh.learner.engines.megatron.optimizer import MegatronOptimizer, OwnedRange
+from rollmesh.learner.engines.megatron.probe import run_probe
+from rollmesh.learner.engines.megatron.requirements import ModelFacts, resolve_sizes
+from rollmesh.learner.engines.megatron.runner import MegatronRunner
+from rollmesh.learner.engines.megatron.state import boxed_state, fill_master, read_steps
+from rollmesh.learner.engines.megatron.step import MegatronStep
+from rollmesh.learner.engines.megatron.unsupported import check_optimizer, check_settings
+from rollmesh.learner.engines.megatron.weight_map import ParameterKey, WeightMap
+from rollmesh.learner.engines.state import StateWriter, load_state
+from rollmesh.learner.engines.tolerances import Evidence
+from rollmesh.learner.engines.world import World
+from rollmesh.learner.model_files.location import local_folder
+from rollmesh.learner.model_files.stored_model import StoredModel
+from rollmesh.mesh.errors import ConfigError
+
+
+class MegatronEngine(Engine):
+    """A Hugging Face model, computed and trained by Megatron-Core.
+
+    Args:
+        spec: of the engine.
+        value_model: with a scalar head in place of the vocabulary.
+    """
+
+    def __init__(self, spec: EngineSpec, *, value_model: bool) -> None:
+        check_settings(spec)
+        if spec.optimizer is not None:
+            check_optimizer(spec.optimizer)
+        self._spec, self._value_model = spec, value_model
+        self.world = World(spec.device, need_group=True, timeout_s=spec.timeout_s)
+        self.device = self.world.device
+        self.trained = spec.optimizer is not None
+        self.packing = Packing.REPEATED
+        self.peak_tflops = spec.peak_tflops
+        if self.world.first:
+            torch.manual_seed(spec.seed)
+        self._folder = local_folder(spec.model)
+        with StoredModel(self._folder, backbone_only=value_model) as stored:
+            text = stored.model.config.get_text_config()
+            self.vocab_size = text.vocab_size
+            sizes = resolve_sizes(
+                spec.parallel, self.world.processes, ModelFacts.read(spec.model.path, stored.model.config.to_dict())
+            )
+            family = family_of(stored.model.config)
+            settings = family.settings(text, value_model=value_model)
+            self._weights = WeightMap(
+                family, text, sizes, stored.describe(), padded_vocabulary(self.vocab_size, sizes), value_model=value_model
+            )
+            self._groups = MegatronGroups(sizes, self.world)
+            with self._groups.active():
+                self._runner = runner = MegatronRunner(
+                    spec, self.world, sizes, stored, settings, self._weights, value_model=value_model
+                )
+            self._pieces = {key: self._weights.pieces(runner.place, *key) for key in runner.parameters}
+            self._keys = {parameter: key for key, parameter in runner.parameters.items()}
+            parts: dict[str, Any] = {PARAMS: runner.parameters.values}
+            self._step: MegatronStep | None = None
+            self._writer: StateWriter | None = None
+            if (section := spec.optimizer) is not None:
+                with self._groups.active(optimizer=True):
+                    self._optimizer = optimizer = MegatronOptimizer(section, spec, runner.chunks)
+                gradients = Gradients(runner.chunks)
+                self._step = MegatronStep(runner, optimizer, gradients, section, spec.total_steps, self._groups)
+                self._writer = StateWriter(self.world)
+                parts |= {OPTIMIZER: optimizer.states, GRADIENTS: gradients.tensors}
+            self._memory = MegatronMemory(parts, self.device)
+            self._load(stored)
+        self._sizes = sizes
+        self.layout, self.cost = runner.layout, runner.cost
+        self._resting = _resting_parts(spec)
+        self._memory.offload(self._resting)
+
+    def probe(self) -> Evidence:
+        with self._using(PARAMS):
+            return run_probe(self, self._spec, value_model=self._value_model)
+
+    def accumulate(self, batches: Sequence[PackedBatch], loss: Loss, counts: GlobalCounts) -> None:
+        step, _ = self._training()
+        with self._using(PARAMS, GRADIENTS), self._groups.active():
+            step.accumulate(batches, loss, counts)
+
+    def apply(self) -> StepResult:
+        step, _ = self._training()
+        with self._using(PARAMS, OPTIMIZER, GRADIENTS):
+            return step.apply()
+
+    def discard(self) -> None:
+        if self._step is not None:
+            self._memory.forget_gradients()
+            self._step.discard()
+
+    @torch.no_grad()
+    def infer(
+        self, batches: Sequence[PackedBatch], *, sum_pi_squared: bool = False, adapter: bool = True
+    ) -> list[ModelOutput]:
+        if not adapter:
+            raise ConfigError(
+                f"model {self._spec.model.path!r} has no adapter that could be left out",
+                hint="give the reference a role of its own",
+            )
+        runner = self._runner
+        with self._using(PARAMS), self._groups.active():
+            real, filling = runner.even(batches)
+            outputs = iter(runner.infer([*real, *filling], sum_pi_squared=sum_pi_squared))
+        if not self.layout.has_results:
+            return []
+        return [
+            next(outputs) if batch.tokens.num_tokens else runner.empty_output(sum_pi_squared=sum_pi_squared)
+            for batch in batches
+        ]
+
+    def exported_tensors(
+        self, dtype: torch.dtype | None = None, *, holders: Sequence[int] = (0,)
+    ) -> Sequence[ExportedTensor]:
+        return exported_tensors(self._divided(), dtype or getattr(torch, self._spec.model.dtype), holders)
+
+    def exported_shards(self, dtype: torch.dtype | None = None) -> Iterator[WeightShard]:
+        with self._using(PARAMS):
+            yield from own_shards(self._divided(), self.world, dtype or getattr(torch, self._spec.model.dtype))
+
+    def export_weights(
+        self, dtype: torch.dtype | None = None, *, holders: Sequence[int] = (0,)
+    ) -> Iterator[tuple[str, Tensor]]:
+        with self._using(PARAMS):
+            dtype = dtype or getattr(torch, self._spec.model.dtype)
+            yield from full_tensors(self._divided(), self.world, dtype, holders)
+
+    def begin_checkpoint(self, folder: Path, extra: dict[str, object]) -> Future[None]:
+        step, writer = self._training()
+        if step.pending is not None:
+            raise RuntimeError("a checkpoint is of the state between two steps")
+        with self._using(PARAMS, OPTIMIZER):
+            return writer.begin(folder, self._state(step.steps, saved=True), step.steps, extra)
+
+    def load_checkpoint(self, folder: Path) -> dict[str, object]:
+        step, _ = self._training()
+        with self._using(PARAMS, OPTIMIZER):
+            state = self._state(0, saved=False)
+            step.steps, extra = load_state(folder, self.world, state)
+            with self._groups.active(optimizer=True):
+                self._optimizer.set_steps(read_steps(state))
+                self._optimizer.parameters_from_masters()
+        return extra
+
+    def export_hf(self, folder: Path) -> None:
+        write_weights(self, self._spec.model, folder, backbone_only=self._value_model)
+
+    def offload(self, *, params: bool = True, optimizer: bool = True, gradients: bool = True) -> None:
+        self._memory.offload(_parts(params, optimizer, gradients))
+
+    def onload(self, *, params: bool = True, optimizer: bool = True, gradients: bool = True) -> None:
+        self._memory.onload(_parts(params, optimizer, gradients))
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._runner = self._step = self._optimizer = self._memory = None  # type: ignore[assignment]  # no use now
+        self._keys = self._pieces = {}
+        gc.collect()
+        self.world.close()
+
+    @contextmanager
+    def _using(self, *parts: str) -> Iterator[None]:
+        """Has parts on the device; those that rest between calls return to the host at the end."""
+        resting = [part for part in parts if part in self._resting]
+        self._memory.onload(resting)
+        self._memory.require(*parts)
+        yield
+        self._memory.offload(resting)
+
+    def _training(self) -> tuple[MegatronStep, StateWriter]:
+        if self._step is None or self._writer is None:
+            raise ConfigError(
+                f"model {self._spec.model.path!r} was made without an optimizer", hint="declare its role as trained"
+            )
+        return self._step, self._writer
+
+    def _load(self, stored: StoredModel) -> None:
+        """Fills parameters, and masters in float32 where they are not the parameters themselves."""
+        masters: dict[ParameterKey, OwnedRange] = {}
+        if self._step is not None and self._spec.param_dtype != "float32":
+            masters = {self._keys[own.parameter]: own for own in self._optimizer.ranges()}
+        for key, parameter in self._runner.parameters.items():
+            if self._pieces[key].padded:
+                parameter.detach().zero_()
+                if key in masters:
+                    masters[key].master.detach().zero_()
+        for key, piece, values in read_pieces(stored, self._pieces):
+            piece.view(self._runner.parameters[key]).copy_(values)
+            if key in masters:
+                fill_master(masters[key], self._pieces[key], piece, values)
+
+    def _divided(self) -> list[DividedTensor]:
+        """The model's full tensors, as all processes hold them."""
+        weights, runner, sizes = self._weights, self._runner, self._sizes
+
+        def place(name: str) -> Callable[[int], tuple[int, Sequence[Box]]]:
+            def of(process: int) -> tuple[int, Sequence[Box]]:
+                there = sizes.place_of(process)
+                return weights.copy_of(name, there), weights.boxes(name, there)
+
+            return of
+
+        return [
+            DividedTensor(
+                full.name,
+                full.shape,
+                getattr(torch, self._spec.param_dtype),
+                weights.copies(full.name),
+                place(full.name),
+                weights.local_views(full.name, runner.place, runner.parameters),
+            )
+            for full in weights.full_tensors()
+        ]
+
+    def _state(self, steps: int, *, saved: bool) -> dict[str, Any]:
+        """The state in boxes.
+
+        Args:
+            steps: that the moments have seen.
+            saved: without what other processes save as well.
+        """
+        owned = []
+        for own in self._optimizer.ranges():
+            part, name = key = self._keys[own.parameter]
+            if not saved or self._weights.contributes(self._runner.place, part, name):
+                owned.append((own, self._pieces[key]))
+        return boxed_state(owned, {full.name: full.shape for full in self._weights.full_tensors()}, steps)
+
+
+def _resting_parts(spec: EngineSpec) -> list[str]:
+    """The parts that rest in host memory between calls."""
+    if spec.optimizer is None:
+        return [PARAMS] if spec.offload else []
+    memory = spec.memory
+    return _parts(memory.offload_params, memory.offload_optimizer, memory.offload_gradients)
+
+
+def _parts(params: bool, optimizer: bool, gradients: bool) -> list[str]:
+    chosen = {PARAMS: params, OPTIMIZER: optimizer, GRADIENTS: gradients}
+    return [part for part, asked in chosen.items() if asked]

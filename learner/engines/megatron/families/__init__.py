@@ -1,0 +1,1 @@
+"""One small table per kind of model: its weights, and what its configuration is called in Megatron."""

@@ -1,0 +1,108 @@
+"""Megatron's process groups, for several layouts in one process.
+
+Megatron-Core keeps its groups in global names of one module, one layout per process. Roles have layouts of their own, so
+the names are put back for each call. Groups are made once for each layout, and live as long as the learner's own group.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state as state
+from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
+from rollmesh.learner.engines.megatron.parallel import ParallelSizes
+from rollmesh.learner.engines.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """What groups depend on."""
+
+    owner: int
+    sizes: ParallelSizes
+
+
+class MegatronGroups:
+    """The groups of one layout; making it is collective.
+
+    Args:
+        sizes: of the layout.
+        world: all processes; it has a process group.
+    """
+
+    _made: dict[_Key, dict[str, Any]] = {}
+
+    def __init__(self, sizes: ParallelSizes, world: World) -> None:
+        self._on_cpu = world.device.type == "cpu"
+        if self._on_cpu:
+            from rollmesh.learner.engines.megatron.cpu import import_on_cpu
+
+            import_on_cpu()
+        # Number and kind of layers change no group.
+        key = _Key(id(dist.group.WORLD), replace(sizes, layers=(), sequence_parallel=False))
+        with self._device():
+            if key not in self._made:
+                self._made[key] = _make(sizes, math.ceil(world.timeout.total_seconds() / 60))
+        self._names = self._made[key]
+
+    @contextmanager
+    def active(self, *, optimizer: bool = False) -> Iterator[None]:
+        """Lets Megatron's code use these groups.
+
+        Args:
+            optimizer: the code is the optimizer's.
+        """
+        before = _names(state)
+        vars(state).update(self._names)
+        try:
+            with self._device(optimizer=optimizer):
+                yield
+        finally:
+            self._names.update(_names(state))
+            vars(state).update(before)
+
+    @contextmanager
+    def _device(self, *, optimizer: bool = False) -> Iterator[None]:
+        with ExitStack() as stack:
+            if self._on_cpu:
+                from rollmesh.learner.engines.megatron.cpu import on_cpu
+
+                stack.enter_context(on_cpu(types=optimizer))
+            yield
+
+
+def _make(sizes: ParallelSizes, minutes: int) -> dict[str, Any]:
+    before = _names(state)
+    vars(state).update(dict.fromkeys((name for name, value in before.items() if not isinstance(value, dict))))
+    state.initialize_model_parallel(
+        tensor_model_parallel_size=sizes.tp,
+        pipeline_model_parallel_size=sizes.pp,
+        virtual_pipeline_model_parallel_size=sizes.vpp if sizes.vpp > 1 else None,
+        context_parallel_size=sizes.cp,
+        expert_model_parallel_size=sizes.ep,
+        expert_tensor_parallel_size=sizes.etp,
+        distributed_timeout_minutes=minutes,
+        create_gloo_process_groups=False,
+    )
+    if torch.cuda.is_available():
+        with torch.random.fork_rng():
+            model_parallel_cuda_manual_seed(0)
+    made = _names(state)
+    vars(state).update(before)
+    return made
+
+
+def _names(state: Any) -> dict[str, Any]:
+    """The module's global names that a layout sets."""
+    return {
+        name: value
+        for name, value in vars(state).items()
+        if name.startswith("_") and name[1:2].isupper() and not callable(value)
+    }

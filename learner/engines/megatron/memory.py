@@ -1,0 +1,51 @@
+"""The engine's memory in three parts, each on the device or at rest on the host: parameters, optimizer, gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+
+import torch
+from torch import Tensor
+
+from rollmesh.learner.engines.offload import HostCopy, give_back
+
+PARAMS, OPTIMIZER, GRADIENTS = "params", "optimizer", "gradients"
+
+
+class MegatronMemory:
+    """The memory of a model and its optimizer.
+
+    Args:
+        tensors: gives the tensors of each part as they are at present.
+        device: of all.
+    """
+
+    def __init__(self, tensors: dict[str, Callable[[], Iterable[Tensor]]], device: torch.device) -> None:
+        self._tensors, self._device = tensors, device
+        self._copies = {part: HostCopy(device) for part in tensors}
+
+    def offload(self, parts: Collection[str]) -> None:
+        """Moves parts to the host."""
+        for part in self._of(parts):
+            self._copies[part].to_host(self._tensors[part]())
+        if parts:
+            give_back(self._device)
+
+    def onload(self, parts: Collection[str]) -> None:
+        """Brings parts back to the device."""
+        for part in self._of(parts):
+            self._copies[part].to_device()
+
+    def require(self, *parts: str) -> None:
+        """Refuses a call that needs parts which are at rest: torch would read freed memory."""
+        if away := [part for part in self._of(parts) if self._copies[part].moved]:
+            raise RuntimeError(f"{', '.join(away)} of the model are in host memory: call `onload` first")
+
+    def forget_gradients(self) -> None:
+        """Records that the gradients are gone."""
+        if GRADIENTS in self._copies:
+            self._copies[GRADIENTS].forget()
+
+    def _of(self, parts: Collection[str]) -> list[str]:
+        """The existing parts among these: a model that is not trained has parameters alone."""
+        return [part for part in parts if part in self._tensors]

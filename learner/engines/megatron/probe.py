@@ -1,0 +1,2 @@
+def run_probe(*a, **k):
+    raise NotImplementedError

@@ -1,0 +1,140 @@
+"""A model on its ranks, built and filled by Megatron, and the passes of micro-batches through it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from megatron.core.process_groups_config import ProcessGroupCollection
+from torch import Tensor, nn
+
+from rollmesh.learner.algorithms.types import ModelOutput
+from rollmesh.learner.batching.empty import empty_batch
+from rollmesh.learner.batching.types import PackedBatch
+from rollmesh.learner.engines.interface import EngineSpec
+from rollmesh.learner.engines.megatron.families.family import Settings
+from rollmesh.learner.engines.megatron.heads import LogProbHead, ResultHead, ValueHead
+from rollmesh.learner.engines.megatron.model import build_chunks, build_config, head_of, named_parameters
+from rollmesh.learner.engines.megatron.optimizer import wrap_chunks
+from rollmesh.learner.engines.megatron.parallel import ParallelSizes
+from rollmesh.learner.engines.megatron.passes import Passes
+from rollmesh.learner.engines.megatron.weight_map import WeightMap
+from rollmesh.learner.engines.model_cost import cost_of
+from rollmesh.learner.engines.output.layer import LogitMemory
+from rollmesh.learner.engines.world import World
+from rollmesh.learner.model_files.stored_model import StoredModel
+
+
+class MegatronRunner:
+    """A language model or a value model.
+
+    Args:
+        spec: of the engine.
+        world: all processes.
+        sizes: of the divisions.
+        stored: the model's folder, open.
+        settings: of the model for Megatron.
+        weights: of the model.
+        value_model: it has a scalar head.
+
+    Attributes:
+        layout, device: as of the engine.
+        chunks: this process's parts of the model; wrapped where it is trained.
+        parameters: by number of the chunk and Megatron's name.
+        weights: the map between these and the names of the folder.
+        passes: runs micro-batches.
+        cost: operations of a forward pass.
+    """
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        world: World,
+        sizes: ParallelSizes,
+        stored: StoredModel,
+        settings: Settings,
+        weights: WeightMap,
+        *,
+        value_model: bool,
+    ) -> None:
+        self.world, self.device, self.weights = world, world.device, weights
+        self._sizes, self._value_model = sizes, value_model
+        self.place = sizes.place_of(world.process)
+        self.layout = sizes.layout_of(world.process)
+        self._memory = LogitMemory(spec.memory.logits_mib << 20, rounded=not spec.float32_logits)
+        self._entropy_gradient = spec.entropy_gradient
+        self._vocabulary = stored.model.config.get_text_config().vocab_size
+        self._config = build_config(spec, settings, sizes, self.device)
+        chunks = build_chunks(
+            self._config, settings, weights.padded_vocab, sizes, self.place, self._make_head, self.device)
+        self._head = head_of(chunks)
+        self.parameters = named_parameters(chunks)
+        self.chunks: list[Any] = list(chunks)
+        if spec.optimizer is None:
+            for parameter in self.parameters.values():
+                parameter.requires_grad_(False)
+        else:
+            # Moves parameters into buffers of its own.
+            self.chunks = wrap_chunks(chunks, self._config, spec)
+        self.passes = Passes(self.chunks, self._head, sizes, self.place, self.device)
+        text = stored.model.config.get_text_config()
+        shapes = [(name, tuple(tensor.shape)) for name, tensor in stored.model.named_parameters()]
+        cost = cost_of(text, shapes, tied=bool(text.tie_word_embeddings) and not value_model)
+        # A prompt is computed again for each of its responses.
+        self.cost = replace(cost, stateful=cost.weights)
+
+    def even(self, batches: Sequence[PackedBatch]) -> tuple[list[PackedBatch], list[PackedBatch]]:
+        """Micro-batches with trained tokens, filled up to the same number on every rank."""
+        real = [batch for batch in batches if batch.tokens.num_tokens]
+        most = self.world.max_int(len(real))
+        most = -(-most // self.passes.multiple) * self.passes.multiple
+        missing = most - len(real)
+        return real, [empty_batch(self.device)] * missing if missing else []
+
+    def infer(self, batches: Sequence[PackedBatch], *, sum_pi_squared: bool) -> list[ModelOutput]:
+        """Outputs of micro-batches, one after another, where they arise."""
+        found: list[ModelOutput] = []
+
+        def consume(_: int, output: ModelOutput) -> Tensor:
+            found.append(output)
+            return torch.zeros((), device=self.device)
+
+        if isinstance(self._head, LogProbHead):
+            self._head.sum_pi_squared = sum_pi_squared
+        try:
+            self.passes.run(batches, consume, backward=False)
+        finally:
+            if isinstance(self._head, LogProbHead):
+                self._head.sum_pi_squared = False
+        return found
+
+    @contextmanager
+    def finalizing(self, finalize: Callable[..., None]) -> Iterator[None]:
+        """Has gradients summed at the end of a schedule, within the context."""
+        self._config.finalize_model_grads_func = finalize
+        try:
+            yield
+        finally:
+            self._config.finalize_model_grads_func = None
+
+    def empty_output(self, *, sum_pi_squared: bool) -> ModelOutput:
+        """The output for no tokens."""
+        none = torch.zeros(0, device=self.device)
+        if self._value_model:
+            return ModelOutput(values=none)
+        return ModelOutput(log_probs=none, entropy=none, sum_pi_squared=none if sum_pi_squared else None)
+
+    def trainable(self) -> list[nn.Parameter]:
+        """Parameters that are trained."""
+        return [parameter for parameter in self.parameters.values() if parameter.requires_grad]
+
+    def _make_head(self, layer: Any, groups: ProcessGroupCollection) -> ResultHead:
+        rest = {"sequence_parallel": self._sizes.sequence_parallel, "leads": self.layout.has_results}
+        if self._value_model:
+            return ValueHead(self._config.hidden_size, self.device, groups, **rest)
+        head = LogProbHead(layer, groups, self._vocabulary, self._memory, **rest)
+        head.entropy_gradient = self._entropy_gradient
+        return head

@@ -1,0 +1,113 @@
+"""Settings that would be without effect here: they are refused by name.
+
+Some are of other engines alone; others are for models of another kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from rollmesh.learner.engines.megatron.requirements import ModelFacts
+from rollmesh.mesh.config.learner import AttentionName, MemorySection, OptimizerSection
+from rollmesh.mesh.config.parallel import MegatronSection
+from rollmesh.mesh.errors import ConfigError
+
+
+class Settings(Protocol):
+    """The settings that all roles share, as in `learner` and as in an engine's specification."""
+
+    @property
+    def attention(self) -> AttentionName:
+        """Kernel of packed attention."""
+
+    @property
+    def compile(self) -> bool:
+        """Layers are compiled."""
+
+    @property
+    def memory(self) -> MemorySection:
+        """Switches between memory and time."""
+
+
+def check_settings(settings: Settings) -> None:
+    """Refuses settings of all roles that this engine does not have.
+
+    Args:
+        settings: of the learner.
+
+    Raises:
+        ConfigError: names the key.
+    """
+    if settings.attention != "auto":
+        _refuse("learner.attention", settings.attention, "auto")
+    if settings.compile:
+        _refuse("learner.compile", "true", "false")
+    if settings.memory.offload_activations:
+        _refuse("learner.memory.offload_activations", "true", "false")
+
+
+def check_optimizer(optimizer: OptimizerSection, key: str = "learner.optimizer") -> None:
+    """Refuses an optimizer, or a form of its state, that this engine does not have.
+
+    Args:
+        optimizer: of a role.
+        key: of the configuration that holds it.
+
+    Raises:
+        ConfigError: names the key.
+    """
+    if optimizer.name != "adamw":
+        _refuse(f"{key}.name", optimizer.name, "adamw")
+    if optimizer.state_dtype != "float32":
+        _refuse(f"{key}.state_dtype", optimizer.state_dtype, "float32")
+
+
+def check_balance(section: MegatronSection, models: Sequence[ModelFacts]) -> None:
+    """Refuses to balance experts that no model has.
+
+    Args:
+        section: of the engine.
+        models: of all roles that have this engine, at least one.
+
+    Raises:
+        ConfigError: names the key.
+    """
+    wanted = {
+        "load_balance": section.load_balance if section.load_balance != "none" else None,
+        "z_loss_coeff": section.z_loss_coeff,
+        "expert_bias": "true" if section.expert_bias else None,
+    }
+    for name, value in wanted.items():
+        if value is not None and all(model.experts == 0 for model in models):
+            raise ConfigError(
+                f"learner.megatron.{name}: {value} is for models with experts, and {models[0].name!r} has none",
+                hint="leave it out",
+            )
+    for model in models:
+        check_bias(section, model)
+
+
+def check_bias(section: MegatronSection, model: ModelFacts) -> None:
+    """Refuses a bias of experts that a model's routers cannot have.
+
+    Args:
+        section: of the engine.
+        model: one without experts has no such bias.
+
+    Raises:
+        ConfigError: names the key.
+    """
+    if section.expert_bias and model.experts and not model.sigmoid_router:
+        raise ConfigError(
+            f"learner.megatron.expert_bias is for routers with sigmoid scores, and those of model {model.name!r} have "
+            "softmax scores",
+            hint="leave it out, and set learner.megatron.load_balance: aux_loss",
+        )
+
+
+def _refuse(key: str, value: str, works: str) -> None:
+    raise ConfigError(
+        f"{key}: {value} is for engine fsdp2, and a role has engine megatron",
+        hint=f"set {key}: {works}, or give the role engine fsdp2",
+    )

@@ -1,0 +1,132 @@
+"""Activations of a layer under Megatron-Core, in bytes: kept for the backward pass, and needed while it computes.
+
+The method is that of arXiv:2205.05198, table 2, for the layers that the engine builds on CUDA. These are Transformer
+Engine's norms and products, fused rotary positions and SwiGLU, and attention that keeps no scores; there is no dropout.
+In elements of a token, with H the width, q and k the widths of queries and keys, F that of an MLP, and E that of an
+expert, of which a token has C:
+
+| kept | elements | divided by |
+|---|---|---|
+| inputs and outputs of both norms | 4 H | tp, with sequence parallelism |
+| projections, rotated queries and keys, attention's output | (q + 2 k) + (q + k) + q | tp |
+| of an MLP: both halves, and their product | 3 F | tp |
+| of experts: input, both halves, product | C (H + 3 E / etp) etp | tp |
+
+Attention keeps a float32 for each head in addition, and a router two of each expert. `selective` recomputes an MLP from
+its input, and of experts the product of the halves alone. Full recomputation keeps a layer's input. It is assumed that
+experts get equal numbers of tokens. Their rows do not change with ep: each rank sends as many as it receives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rollmesh.learner.engines.megatron.parallel import ParallelSizes
+from rollmesh.planning.megatron.model_sizes import Widths
+from rollmesh.planning.role_memory import MASTER
+
+Recompute = bool | Literal["selective"]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The tokens of a micro-batch on one process, and its part of each width.
+
+    Attributes:
+        tokens: that a tensor-parallel group computes.
+        sizes: of the divisions.
+        compute_bytes: of an element.
+    """
+
+    tokens: int
+    sizes: ParallelSizes
+    compute_bytes: int
+
+    def outside(self, width: float) -> int:
+        """Bytes outside of matrices, where sequence parallelism divides tokens."""
+        tokens = self.own_tokens if self.sizes.sequence_parallel else self.tokens
+        return round(self.compute_bytes * tokens * width)
+
+    def inside(self, width: float) -> int:
+        """Bytes within divided matrices."""
+        return round(self.compute_bytes * self.tokens * width / self.sizes.tp)
+
+    def whole(self, width: float) -> int:
+        """Bytes of all tokens in full width, as a divided matrix takes or gives them."""
+        return round(self.compute_bytes * self.tokens * width)
+
+    def routed(self, widths: Widths, width: float) -> int:
+        """Bytes of the rows that experts of this process get; processes of one expert get the same rows."""
+        return round(self.compute_bytes * self.own_tokens * widths.chosen * self.sizes.etp * width)
+
+    @property
+    def own_tokens(self) -> int:
+        """Tokens where the group divides them, rounded up."""
+        return -(-self.tokens // self.sizes.tp)
+
+
+def kept(share: Share, widths: Widths, recompute: Recompute) -> int:
+    """Bytes that a layer keeps of a micro-batch until its backward pass.
+
+    Args:
+        share: of this process.
+        widths: of the layer.
+        recompute: as `learner.activation_checkpointing`.
+    """
+    if recompute is True:
+        return share.outside(widths.hidden)
+    attention = share.inside(3 * widths.queries + 3 * widths.keys) + _statistics(share, widths)
+    if not widths.experts:
+        # The norm is computed with the MLP then.
+        norms, inner = (3, 0) if recompute else (4, 3)
+        return share.outside(norms * widths.hidden) + attention + share.inside(inner * widths.feed_forward)
+    # Recomputing a mixture's MLP would send its tokens again.
+    inner = 2 if recompute else 3
+    rows = share.routed(widths, widths.hidden + inner * widths.expert / share.sizes.etp)
+    return share.outside(4 * widths.hidden) + attention + rows + _router(share, widths)
+
+
+def working(share: Share, widths: Widths, recompute: Recompute) -> int:
+    """Bytes in a layer's backward pass, in addition to what all layers keep.
+
+    They are what the layer computes again, and its largest gradients: those of the MLP or of attention. Sequence
+    parallelism gathers the hidden states of all tokens before a product, and their gradients behind it.
+
+    Args:
+        share: of this process.
+        widths: of the layer.
+        recompute: as `learner.activation_checkpointing`.
+    """
+    again = kept(share, widths, False) - kept(share, widths, recompute)
+    hidden = share.whole(2 * widths.hidden)
+    # Keys and values of other processes come while those of one are used, and leave with their gradients.
+    exchanged = share.inside(8 * widths.keys) if share.sizes.cp > 1 else 0
+    attention = share.inside(3 * widths.queries + 4 * widths.keys) + exchanged + hidden
+    inner = (
+        share.routed(widths, 2 * widths.hidden + 3 * widths.expert / share.sizes.etp)
+        if widths.experts
+        else share.inside(3 * widths.feed_forward) + hidden
+    )
+    return again + share.outside(2 * widths.hidden) + max(attention, inner)
+
+
+def passing(share: Share, widths: Widths) -> int:
+    """Bytes in a layer's forward pass that keeps nothing: its input and output, and its largest part."""
+    attention = share.inside(3 * widths.queries + 3 * widths.keys) + share.whole(widths.hidden)
+    inner = (
+        share.routed(widths, 2 * widths.hidden + 3 * widths.expert / share.sizes.etp)
+        if widths.experts
+        else share.inside(3 * widths.feed_forward) + share.whole(widths.hidden)
+    )
+    return share.outside(2 * widths.hidden) + max(attention, inner)
+
+
+def _statistics(share: Share, widths: Widths) -> int:
+    """Attention's sums over keys, of each head."""
+    return MASTER * share.tokens * widths.heads // share.sizes.tp
+
+
+def _router(share: Share, widths: Widths) -> int:
+    """Scores and probabilities of all experts, and which are chosen."""
+    return share.own_tokens * ((2 * MASTER + 1) * widths.experts + 8 * widths.chosen)

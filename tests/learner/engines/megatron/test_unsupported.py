@@ -1,0 +1,87 @@
+"""Settings that would be without effect under Megatron-Core are refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rollmesh.learner.engines.interface import EngineSpec
+from rollmesh.learner.engines.megatron.requirements import ModelFacts
+from rollmesh.learner.engines.megatron.unsupported import check_balance, check_bias, check_optimizer, check_settings
+from rollmesh.mesh.config.inputs import ModelSection
+from rollmesh.mesh.config.learner import LearnerSection, MemorySection, OptimizerSection
+from rollmesh.mesh.config.parallel import MegatronSection
+from rollmesh.mesh.errors import ConfigError
+
+DENSE, SOFTMAX = ModelFacts("dense", experts=0), ModelFacts("softmax", experts=4)
+SIGMOID = ModelFacts("sigmoid", experts=4, sigmoid_router=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "said", "works"),
+    [
+        ({"attention": "exact"}, "learner.attention: exact is for engine fsdp2", "learner.attention: auto"),
+        ({"compile": True}, "learner.compile: true is for engine fsdp2", "learner.compile: false"),
+        (
+            {"memory": MemorySection(offload_activations=True)},
+            "learner.memory.offload_activations: true is for engine fsdp2",
+            "learner.memory.offload_activations: false",
+        ),
+    ],
+)
+def test_settings_of_other_engines_are_refused(values: dict[str, Any], said: str, works: str) -> None:
+    for settings in (LearnerSection(**values), EngineSpec(ModelSection(path="m"), None, 1, **values)):
+        with pytest.raises(ConfigError) as refused:
+            check_settings(settings)
+        assert refused.value.message.startswith(said)
+        assert f"set {works}," in str(refused.value.hint)
+
+
+def test_other_settings_are_taken() -> None:
+    check_settings(LearnerSection(gradient_sync="step", memory=MemorySection(offload_params=True)))
+    check_optimizer(OptimizerSection(schedule="cosine", max_grad_norm=2.0))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "said"),
+    [
+        (OptimizerSection(name="muon"), "x.optimizer.name: muon is for"),
+        (OptimizerSection(state_dtype="8bit"), "x.optimizer.state_dtype: 8bit is for"),
+    ],
+)
+def test_optimizers_of_other_engines_are_refused(optimizer: OptimizerSection, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_optimizer(optimizer, "x.optimizer")
+    assert refused.value.message.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (
+            {"load_balance": "aux_loss"},
+            "learner.megatron.load_balance: aux_loss is for models with experts, and 'dense'",
+        ),
+        ({"z_loss_coeff": 0.001}, "learner.megatron.z_loss_coeff: 0.001 is for models with experts"),
+        ({"expert_bias": True}, "learner.megatron.expert_bias: true is for models with experts"),
+    ],
+)
+def test_experts_that_no_model_has_are_not_balanced(values: dict[str, Any], said: str) -> None:
+    section = MegatronSection(**values)
+    with pytest.raises(ConfigError) as refused:
+        check_balance(section, [DENSE])
+    assert refused.value.message.startswith(said)
+    check_balance(section, [DENSE, SIGMOID])
+    check_balance(section, [ModelFacts("of a hub")])
+    check_balance(MegatronSection(), [DENSE])
+
+
+def test_a_bias_needs_routers_with_sigmoid_scores() -> None:
+    section = MegatronSection(expert_bias=True)
+    for model in (DENSE, SIGMOID):
+        check_bias(section, model)
+    check_bias(MegatronSection(), SOFTMAX)
+    for check in (lambda: check_bias(section, SOFTMAX), lambda: check_balance(section, [SIGMOID, SOFTMAX])):
+        with pytest.raises(ConfigError, match=r"expert_bias is for routers with sigmoid scores, .* 'softmax' have"):
+            check()
