@@ -18,7 +18,11 @@ PACKAGES = ["protos", "mesh", *sorted(SERVICES), "rollmesh"]
 BEYOND_ALGORITHMS = {"grpc", "redis", "transformers", "protos", "buffer", "generators", "mesh"}
 HEAVY = {"vllm", "sglang", "megatron", "wandb", "flash_attn", "peft", "tensorboard"}
 # Where an engine's own package lives, nothing else imports it at the top: it is loaded with the engine.
-ENGINES = {name: ROOT / "generators" / "engines" / name for name in ("vllm", "sglang")}
+ENGINES = {
+    "vllm": ROOT / "generators" / "engines" / "vllm",
+    "sglang": ROOT / "generators" / "engines" / "sglang",
+    "megatron": ROOT / "learner" / "engines" / "megatron",
+}
 FILES = [p for name in PACKAGES for p in sorted((ROOT / name).rglob("*.py")) if "_pb2" not in p.name]
 BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
 

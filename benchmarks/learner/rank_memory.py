@@ -51,9 +51,9 @@ from benchmarks.rank_processes import run_ranks
 from rollmesh.learner.checkpoint.store import CheckpointStore
 from rollmesh.learner.distributed.rank_channel import RankChannel
 from rollmesh.learner.distributed.weight_export import WeightExport
-from rollmesh.learner.engines.checkpoint_tensors import read_tensors
 from rollmesh.learner.engines.interface import EngineSpec
 from rollmesh.learner.engines.registry import create_engine
+from rollmesh.learner.engines.tensors.checkpoint_tensors import read_tensors
 from rollmesh.learner.model_files.folder_writer import write_folder
 from rollmesh.learner.model_files.reading import PIECE_BYTES
 from rollmesh.learner.model_files.stored_model import StoredModel

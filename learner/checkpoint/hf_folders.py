@@ -14,8 +14,8 @@ import torch
 from rollmesh.learner.checkpoint.best import best_checkpoint
 from rollmesh.learner.checkpoint.digests import check_actor_digests
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, checkpoint_name, newest_version
-from rollmesh.learner.engines.checkpoint_tensors import read_tensors
 from rollmesh.learner.engines.interface import STATE_NAME
+from rollmesh.learner.engines.tensors.checkpoint_tensors import read_tensors
 from rollmesh.learner.model_files.folder_writer import write_folder
 from rollmesh.learner.model_files.stored_model import StoredModel
 from rollmesh.mesh.config import Config

@@ -60,8 +60,8 @@ class ParallelSection(Section):
     )
     etp: PositiveInt | None = Field(
         None,
-        description="megatron: ranks over which each expert's matrices are divided; none: `tp` where `ep` is 1, else 1. "
-        "Another number than `tp` needs `ep`. `etp` x `ep` x `pp` divides `ranks`.",
+        description="megatron: ranks over which each expert's matrices are divided; none: `tp` where `ep` is 1, else "
+        "1. Another number than `tp` needs `ep`. `etp` x `ep` x `pp` divides `ranks`.",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rollmesh.learner.engines.export import GATHER_BYTES
+from rollmesh.learner.engines.tensors.export import GATHER_BYTES
 from rollmesh.learner.weights.publish_rules import LINK_SHARE, VERSIONS_IN_FLIGHT
 from rollmesh.mesh.config.models import Config
 from rollmesh.planning.placement import Placement

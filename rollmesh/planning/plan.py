@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from rollmesh.learner.algorithms.types import ModelRole
 from rollmesh.learner.engines.fsdp2.parallel_requirements import check_parallel
@@ -164,7 +164,7 @@ def _setup(config: Config, cluster: Cluster, role: ModelRole, models: Models) ->
     section = learner.roles.get(role.name) or RoleSection()
     optimizer = section.optimizer or learner.optimizer
     tokens, micro_batches = micro_batch(config, role.name)
-    common = {
+    common: dict[str, Any] = {
         "name": role.name,
         "shape": shape.as_value_model() if role.kind == _VALUE_MODEL else shape,
         "trained": role.trained,
@@ -184,7 +184,7 @@ def _setup(config: Config, cluster: Cluster, role: ModelRole, models: Models) ->
         model = models.sizes(role.name)
         sizes = resolve_sizes(parallel, learner.ranks, model.facts, key=key)
         model = model.as_value_model() if role.kind == _VALUE_MODEL else model
-        return MegatronSetup(model=model, sizes=sizes, tokens=math.ceil(tokens / sizes.cp), **common)
+        return MegatronSetup(model=model, sizes=sizes, fused=cuda, tokens=math.ceil(tokens / sizes.cp), **common)
     check_parallel(parallel, heads=shape.heads, processes=learner.ranks, name=shape.name, key=key)
     sp = parallel.sp or 1
     return FsdpSetup(

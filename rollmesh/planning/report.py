@@ -160,8 +160,9 @@ def _role_lines(role: RolePlan) -> Iterator[str]:
 
 
 def _of_worst(setup: RoleSetup) -> str:
-    stages = isinstance(setup, MegatronSetup) and setup.sizes.pp > 1
-    return f" of stage {setup.worst.number}, which needs most" if stages else ""
+    if not isinstance(setup, MegatronSetup) or setup.sizes.pp == 1:
+        return ""
+    return f" of stage {setup.worst.number}, which needs most"
 
 
 def _stage_lines(setup: RoleSetup) -> Iterator[str]:

@@ -15,7 +15,7 @@ from rollmesh.mesh.errors import ConfigError
 from rollmesh.planning.megatron.layouts import divisions, in_parallel
 from rollmesh.planning.megatron.memory import MegatronSetup
 from rollmesh.planning.placement import node_counts, spread
-from rollmesh.planning.plan import Plan, micro_batch
+from rollmesh.planning.plan import MEGATRON, Plan, micro_batch
 from rollmesh.planning.settings import with_settings
 
 Value = Callable[[Config, Plan], Any]
@@ -64,9 +64,16 @@ def _halved_budget(config: Config, _: Plan) -> int | None:
 
 def _more_division(config: Config, plan: Plan) -> int | None:
     parallel = config.learner.parallel
+    if config.learner.engine == MEGATRON:
+        return None
     parts = 2 * (parallel.sp or 1)
     divides = parallel.dp is None and config.learner.ranks % parts == 0 and plan.roles[0].setup.shape.heads % parts == 0
     return parts if divides else None
+
+
+def _divided_tokens(config: Config, _: Plan) -> int | None:
+    parallel = config.learner.parallel
+    return _if(config.learner.engine == MEGATRON and parallel.sp == 1 and parallel.tp > 1, parallel.tp)
 
 
 def _smaller_share(plan: Plan) -> float | None:
@@ -175,6 +182,12 @@ SWITCHES = (
         "learner.parallel.sp",
         _more_division,
         "half the data-parallel ranks; two exchanges in each layer between ranks of a micro-batch",
+    ),
+    Switch("learner.parallel.sp", _divided_tokens, "other exchanges around each divided matrix, no more of them"),
+    Switch(
+        "learner.parallel.cp",
+        lambda config, _: _if(config.learner.engine == MEGATRON, 2 * config.learner.parallel.cp),
+        "half the data-parallel ranks; keys and values travel in each layer between ranks of a sequence",
     ),
     Switch(
         "model.dtype",

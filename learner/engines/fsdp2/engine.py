@@ -16,8 +16,6 @@ from torch.optim import Optimizer
 from rollmesh.learner.algorithms.interface import Loss
 from rollmesh.learner.algorithms.types import GlobalCounts, ModelOutput
 from rollmesh.learner.batching.types import PackedBatch
-from rollmesh.learner.engines.divided_tensor import DividedTensor
-from rollmesh.learner.engines.export import exported_tensors, full_tensors, own_shards
 from rollmesh.learner.engines.fsdp2.memory import GRADIENTS, OPTIMIZER, PARAMS, EngineMemory
 from rollmesh.learner.engines.fsdp2.optimizer_state import saved_state
 from rollmesh.learner.engines.fsdp2.optimizers.build import build_optimizer
@@ -28,7 +26,9 @@ from rollmesh.learner.engines.fsdp2.runner import ModelRunner
 from rollmesh.learner.engines.fsdp2.shards import divided_tensors
 from rollmesh.learner.engines.fsdp2.step import TrainingStep
 from rollmesh.learner.engines.interface import Engine, EngineSpec, ExportedTensor, StepResult, WeightShard
-from rollmesh.learner.engines.state import StateWriter, load_state
+from rollmesh.learner.engines.tensors.divided_tensor import DividedTensor
+from rollmesh.learner.engines.tensors.export import exported_tensors, full_tensors, own_shards
+from rollmesh.learner.engines.tensors.state import StateWriter, load_state
 from rollmesh.learner.engines.tolerances import Evidence
 from rollmesh.learner.engines.world import World
 from rollmesh.learner.model_files.folder_writer import write_folder

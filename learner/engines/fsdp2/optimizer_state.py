@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a model and its optimizer, for torch.distributed.checkpoint.
+"""The state of a model and its optimizer as checkpoints hold it, for torch.distributed.checkpoint.
 
 Settings have no part in it: rates, decay and what else optimizers keep by group come from the configuration.
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from rollmesh.learner.engines.state import MODEL_KEY, OPTIMIZER_KEY
+from rollmesh.learner.engines.tensors.state import MODEL_KEY, OPTIMIZER_KEY
 
 
 def saved_state(named: Iterable[tuple[str, Tensor]], optimizer: Optimizer) -> dict[str, Any]:

@@ -19,14 +19,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from rollmesh.learner.batching.pack import pack
-from rollmesh.learner.batching.types import PackedBatch, Packing, TrainSequence
+from rollmesh.learner.batching.types import PackedBatch, Packing
+from rollmesh.learner.engines.probe_batches import SEED, make_probe_batches, not_zero, output_weights, relative_rms
 from rollmesh.learner.engines.tolerances import (
     REFUSED_HINT,
     ROUNDED_HINT,
@@ -40,13 +39,8 @@ from rollmesh.mesh.errors import DataError, RollmeshError
 
 log = logging.getLogger(__name__)
 
-# Prompt and response lengths of the groups: more than one response shares its prompt, one is a single token.
-_GROUPS = ((6, (9,)), (11, (7, 12)), (4, (1,)))
-# The sequence that stays where its neighbours change: it has some on both sides, and one that shares its prompt.
-_WITNESS = 2
 # Shorter than the sequences are.
 _WINDOW = 4
-_SEED = 20
 # The change by one more rounding: two units in the last place of float32, whose sums round as well; half of one of
 # bfloat16.
 _ROUNDINGS = {"float32": 2.0**-22, "bfloat16": 2.0**-9}
@@ -171,14 +165,7 @@ class Probe:
         self._subject = subject
         self._name = name
         self._world = world
-        rng = np.random.default_rng(_SEED)
-        sequences = _sequences(vocabulary, rng)
-        others = _with_other_neighbours(sequences, vocabulary, rng)
-        self._alone = [pack([sequence], device=world.device) for sequence in sequences]
-        self._packed = pack(sequences, device=world.device)
-        self._among_others = pack(others, device=world.device)
-        ends = np.cumsum([len(sequence.response_ids) for sequence in sequences])
-        self._witness = slice(int(ends[_WITNESS - 1]), int(ends[_WITNESS]))
+        self._batches = make_probe_batches(vocabulary, world.device)
 
     def prove(self, dtype: str) -> Evidence:
         """Proves the subject's packing; puts it into rows where prompts cannot be shared.
@@ -190,7 +177,7 @@ class Probe:
             DataError: it is right in neither.
         """
         with self._subject.in_eager_rows():
-            self._truth = self._read(self._alone, dtype)
+            self._truth = self._read(self._batches.alone, dtype)
         self._require_finite()
         if self._subject.packing is not Packing.ROWS:
             try:
@@ -227,7 +214,7 @@ class Probe:
         Raises:
             DataError: the distance is more than rounding explains.
         """
-        rounded = self._difference(self._read([self._packed], dtype))
+        rounded = self._difference(self._read([self._batches.packed], dtype))
         problem = problem_of_rounding(rounded)
         if problem is not None:
             with self._subject.in_float32():
@@ -239,9 +226,9 @@ class Probe:
 
     def _measure(self, dtype: str) -> Evidence:
         """The evidence for the subject's present packing, where it is right."""
-        found = self._read([self._packed], dtype)
-        among = self._read([self._among_others], dtype).outputs
-        leak = _relative_rms(among[self._witness], found.outputs[self._witness], self._truth.outputs)
+        found = self._read([self._batches.packed], dtype)
+        among = self._read([self._batches.among_others], dtype).outputs
+        leak = relative_rms(among[self._batches.witness], found.outputs[self._batches.witness], self._truth.outputs)
         evidence = Evidence(self._difference(found), float(self._world.max(leak)))
         problem = problem_of_structure(evidence.truth, evidence.leak, dtype)
         if problem is not None and dtype == "float32":
@@ -270,21 +257,21 @@ class Probe:
         generator = torch.Generator()
 
         def rounded(_module: nn.Module, _args: object, hidden: Tensor) -> Tensor:
-            generator.manual_seed(_SEED)
+            generator.manual_seed(SEED)
             by = 1.0 + rounding * torch.randn(hidden.shape, generator=generator).to(hidden.device)
             return (hidden.float() * by).to(hidden.dtype)
 
         handle = self._subject.embedding().register_forward_hook(rounded)
         try:
             with self._subject.in_eager_rows():
-                return self._difference(self._read(self._alone, "float32")).larger()
+                return self._difference(self._read(self._batches.alone, "float32")).larger()
         finally:
             handle.remove()
 
     def _difference(self, found: ComputedValues) -> Difference:
         """The distance of computed values from the truth; collective, the same on every rank."""
         truth, device = self._truth, self._world.device
-        outputs = float(self._world.max(_relative_rms(found.outputs, truth.outputs, truth.outputs)))
+        outputs = float(self._world.max(relative_rms(found.outputs, truth.outputs, truth.outputs)))
         if not truth.gradients and not found.gradients:
             return Difference(outputs, None)
         squares = torch.zeros(2, device=device)
@@ -293,7 +280,7 @@ class Probe:
             squares[0] += (found.gradients.get(index, torch.zeros((), device=device)) - theirs).square().sum()
             squares[1] += theirs.square().sum()
         apart, norm = self._world.sum(squares).sqrt()
-        return Difference(outputs, float(apart / _not_zero(norm)))
+        return Difference(outputs, float(apart / not_zero(norm)))
 
 
 def read(
@@ -306,7 +293,7 @@ def read(
         forward: gives float32 [R'] for a micro-batch, differentiable where there are parameters.
         parameters: those that are trained; none: no gradient is computed.
     """
-    rng = np.random.default_rng(_SEED)
+    draw = output_weights()
     outputs = []
     before = [parameter.grad for parameter in parameters]
     _set_gradients(parameters, [None] * len(before))
@@ -315,8 +302,7 @@ def read(
             output = forward(batch)
             outputs.append(output.detach().float())
             if parameters:
-                weights = torch.from_numpy(rng.standard_normal(len(output), dtype=np.float32))
-                (output * weights.to(output.device)).sum().backward()
+                (output * draw(output)).sum().backward()
     gradients = {i: _local(parameter.grad) for i, parameter in enumerate(parameters) if parameter.grad is not None}
     _set_gradients(parameters, before)
     return ComputedValues(torch.cat(outputs), gradients)
@@ -333,50 +319,11 @@ def _set_gradients(parameters: Sequence[nn.Parameter], gradients: Sequence[Tenso
         parameter.grad = gradient
 
 
-def _sequences(vocabulary: int, rng: np.random.Generator) -> list[TrainSequence]:
-    """Random sequences, the same on every rank."""
-    sequences = []
-    for prompt_tokens, responses in _GROUPS:
-        prompt = rng.integers(0, vocabulary, prompt_tokens, dtype=np.int32)
-        for count in responses:
-            response = rng.integers(0, vocabulary, count, dtype=np.int32)
-            ones = np.ones(count, dtype=np.uint8)
-            sequences.append(TrainSequence(prompt, response, ones, np.zeros(count, dtype=np.float32)))
-    return sequences
-
-
-def _with_other_neighbours(
-    sequences: Sequence[TrainSequence], vocabulary: int, rng: np.random.Generator
-) -> list[TrainSequence]:
-    """Sequences of the same lengths with other tokens, except for the witness and the prompt that it shares."""
-    witness = sequences[_WITNESS]
-    changed = []
-    for sequence in sequences:
-        if sequence is not witness:
-            ids = rng.integers(0, vocabulary, len(sequence.response_ids), dtype=np.int32)
-            sequence = dataclasses.replace(sequence, response_ids=ids)
-        if sequence.prompt_ids is not witness.prompt_ids:
-            ids = rng.integers(0, vocabulary, len(sequence.prompt_ids), dtype=np.int32)
-            sequence = dataclasses.replace(sequence, prompt_ids=ids)
-        changed.append(sequence)
-    return changed
-
-
-def _relative_rms(found: Tensor, truth: Tensor, spread: Tensor) -> Tensor:
-    """Root mean square of the differences, over the standard deviation of `spread`."""
-    return (found - truth).square().mean().sqrt() / _not_zero(spread.std())
-
-
 def _is_broken(tensor: Tensor) -> bool:
     """True where a number of this process's part is NaN or infinite."""
     local = tensor.detach()
     local = local.to_local() if isinstance(local, DTensor) else local
     return local.is_floating_point() and not bool(local.isfinite().all())
-
-
-def _not_zero(value: Tensor) -> Tensor:
-    # A new value head gives 0 everywhere, and a model may be flat: equal is 0 over anything.
-    return value.clamp_min(torch.finfo(torch.float32).tiny)
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ from functools import lru_cache, partial
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from rollmesh.learner.engines.boxes import Box, full_box
-from rollmesh.learner.engines.divided_tensor import DividedTensor, whole
+from rollmesh.learner.engines.tensors.boxes import Box, full_box
+from rollmesh.learner.engines.tensors.divided_tensor import DividedTensor, whole
 
 
 def divided_tensors(named: Iterable[tuple[str, Tensor]], processes: int) -> Iterator[DividedTensor]:

@@ -18,12 +18,12 @@ from torch.optim import Optimizer
 from rollmesh.learner.algorithms.interface import Loss
 from rollmesh.learner.algorithms.types import GlobalCounts
 from rollmesh.learner.batching.types import PackedBatch
-from rollmesh.learner.engines.schedule import learning_rate
 from rollmesh.learner.engines.fsdp2.preparation.fsdp import recover
 from rollmesh.learner.engines.fsdp2.preparation.gradient_sync import drop_whole_gradients, synchronize_gradients
 from rollmesh.learner.engines.fsdp2.runner import ModelRunner
 from rollmesh.learner.engines.interface import StepResult
 from rollmesh.learner.engines.pending_step import PendingStep
+from rollmesh.learner.engines.schedule import learning_rate
 from rollmesh.mesh.config.learner import OptimizerSection
 from rollmesh.mesh.errors import ConfigError
 

@@ -11,7 +11,7 @@ from rollmesh.learner.engines.registry import ModelType
 def create_engine(spec: EngineSpec, model_type: ModelType) -> Engine:
     """See `registry.create_engine`."""
     if spec.device == "cpu":
-        from rollmesh.learner.engines.megatron.cpu import import_on_cpu
+        from rollmesh.learner.engines.megatron.local.cpu import import_on_cpu
 
         # Before anything else imports Megatron-Core.
         import_on_cpu()

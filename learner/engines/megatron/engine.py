@@ -15,26 +15,28 @@ from torch import Tensor
 from rollmesh.learner.algorithms.interface import Loss
 from rollmesh.learner.algorithms.types import GlobalCounts, ModelOutput
 from rollmesh.learner.batching.types import PackedBatch, Packing
-from rollmesh.learner.engines.boxes import Box
-from rollmesh.learner.engines.divided_tensor import DividedTensor
-from rollmesh.learner.engines.export import exported_tensors, full_tensors, own_shards
-from rollmesh.learner.engines.hf_folder import write_weights
 from rollmesh.learner.engines.interface import Engine, EngineSpec, ExportedTensor, StepResult, WeightShard
+from rollmesh.learner.engines.megatron.computing.model import padded_vocabulary
 from rollmesh.learner.engines.megatron.families.registry import family_of
-from rollmesh.learner.engines.megatron.gradients import Gradients
 from rollmesh.learner.engines.megatron.groups import MegatronGroups
-from rollmesh.learner.engines.megatron.loading import read_pieces
 from rollmesh.learner.engines.megatron.memory import GRADIENTS, OPTIMIZER, PARAMS, MegatronMemory
-from rollmesh.learner.engines.megatron.model import padded_vocabulary
-from rollmesh.learner.engines.megatron.optimizer import MegatronOptimizer, OwnedRange
-from rollmesh.learner.engines.megatron.probe import run_probe
+from rollmesh.learner.engines.megatron.probe import Fingerprints, found_by, judge, truth_of, weighted_sum
 from rollmesh.learner.engines.megatron.requirements import ModelFacts, resolve_sizes
 from rollmesh.learner.engines.megatron.runner import MegatronRunner
-from rollmesh.learner.engines.megatron.state import boxed_state, fill_master, read_steps
-from rollmesh.learner.engines.megatron.step import MegatronStep
+from rollmesh.learner.engines.megatron.training.gradients import Gradients
+from rollmesh.learner.engines.megatron.training.optimizer import MegatronOptimizer, OwnedRange
+from rollmesh.learner.engines.megatron.training.step import MegatronStep
 from rollmesh.learner.engines.megatron.unsupported import check_optimizer, check_settings
-from rollmesh.learner.engines.megatron.weight_map import ParameterKey, WeightMap
-from rollmesh.learner.engines.state import StateWriter, load_state
+from rollmesh.learner.engines.megatron.weights.loading import read_pieces
+from rollmesh.learner.engines.megatron.weights.state import boxed_state, fill_master, parts_of, read_steps
+from rollmesh.learner.engines.megatron.weights.weight_map import ParameterKey, WeightMap
+from rollmesh.learner.engines.megatron.weights.weight_rules import Pieces
+from rollmesh.learner.engines.probe_batches import make_probe_batches
+from rollmesh.learner.engines.tensors.boxes import Box
+from rollmesh.learner.engines.tensors.divided_tensor import DividedTensor
+from rollmesh.learner.engines.tensors.export import exported_tensors, full_tensors, own_shards
+from rollmesh.learner.engines.tensors.hf_folder import write_weights
+from rollmesh.learner.engines.tensors.state import StateWriter, load_state
 from rollmesh.learner.engines.tolerances import Evidence
 from rollmesh.learner.engines.world import World
 from rollmesh.learner.model_files.location import local_folder
@@ -72,7 +74,12 @@ class MegatronEngine(Engine):
             family = family_of(stored.model.config)
             settings = family.settings(text, value_model=value_model)
             self._weights = WeightMap(
-                family, text, sizes, stored.describe(), padded_vocabulary(self.vocab_size, sizes), value_model=value_model
+                family,
+                text,
+                sizes,
+                stored.describe(),
+                padded_vocabulary(self.vocab_size, sizes),
+                value_model=value_model,
             )
             self._groups = MegatronGroups(sizes, self.world)
             with self._groups.active():
@@ -87,10 +94,10 @@ class MegatronEngine(Engine):
             if (section := spec.optimizer) is not None:
                 with self._groups.active(optimizer=True):
                     self._optimizer = optimizer = MegatronOptimizer(section, spec, runner.chunks)
-                gradients = Gradients(runner.chunks)
-                self._step = MegatronStep(runner, optimizer, gradients, section, spec.total_steps, self._groups)
+                self._gradients = Gradients(runner.chunks)
+                self._step = MegatronStep(runner, optimizer, self._gradients, section, spec.total_steps, self._groups)
                 self._writer = StateWriter(self.world)
-                parts |= {OPTIMIZER: optimizer.states, GRADIENTS: gradients.tensors}
+                parts |= {OPTIMIZER: optimizer.states, GRADIENTS: self._gradients.tensors}
             self._memory = MegatronMemory(parts, self.device)
             self._load(stored)
         self._sizes = sizes
@@ -99,8 +106,17 @@ class MegatronEngine(Engine):
         self._memory.offload(self._resting)
 
     def probe(self) -> Evidence:
+        names = [full.name for full in self._weights.full_tensors()]
+        batches = make_probe_batches(self.vocab_size, self.device)
         with self._using(PARAMS):
-            return run_probe(self, self._spec, value_model=self._value_model)
+            truth = truth_of(self._spec, self.world, batches, names, value_model=self._value_model)
+        outputs, leak = found_by(self, batches)
+        gradient = None
+        if self._step is not None:
+            self.accumulate([batches.packed], weighted_sum(self), self.global_counts([batches.packed]))
+            gradient = self._gradient_prints(names)
+            self.discard()
+        return judge(f"model {self._spec.model.path!r}", self._spec, truth, (outputs, gradient), leak)
 
     def accumulate(self, batches: Sequence[PackedBatch], loss: Loss, counts: GlobalCounts) -> None:
         step, _ = self._training()
@@ -183,7 +199,7 @@ class MegatronEngine(Engine):
         if self._writer is not None:
             self._writer.close()
         self._runner = self._step = self._optimizer = self._memory = None  # type: ignore[assignment]  # no use now
-        self._keys = self._pieces = {}
+        self._keys, self._pieces = {}, {}
         gc.collect()
         self.world.close()
 
@@ -241,19 +257,32 @@ class MegatronEngine(Engine):
             for full in weights.full_tensors()
         ]
 
+    def _gradient_prints(self, names: list[str]) -> Tensor:
+        """Fingerprints of the accumulated gradient, see `probe`; collective."""
+        prints = Fingerprints(names)
+        with self._using(GRADIENTS), self._groups.active():
+            self._gradients.finish()
+            for own, pieces in self._owned(saved=True):
+                gradient = own.gradient
+                for part in parts_of(pieces, own.start, own.stop):
+                    prints.add(part.name, part.box, part.view(gradient))
+        return prints.total(self.world)
+
     def _state(self, steps: int, *, saved: bool) -> dict[str, Any]:
-        """The state in boxes.
+        """The state in boxes, of steps that the moments have seen."""
+        shapes = {full.name: full.shape for full in self._weights.full_tensors()}
+        return boxed_state(self._owned(saved=saved), shapes, steps)
+
+    def _owned(self, *, saved: bool) -> Iterator[tuple[OwnedRange, Pieces]]:
+        """The optimizer's ranges with the pieces of their tensors.
 
         Args:
-            steps: that the moments have seen.
-            saved: without what other processes save as well.
+            saved: without those that other processes have as well.
         """
-        owned = []
         for own in self._optimizer.ranges():
             part, name = key = self._keys[own.parameter]
             if not saved or self._weights.contributes(self._runner.place, part, name):
-                owned.append((own, self._pieces[key]))
-        return boxed_state(owned, {full.name: full.shape for full in self._weights.full_tensors()}, steps)
+                yield own, self._pieces[key]
 
 
 def _resting_parts(spec: EngineSpec) -> list[str]:

@@ -1,7 +1,7 @@
 """Megatron's process groups, for several layouts in one process.
 
-Megatron-Core keeps its groups in global names of one module, one layout per process. Roles have layouts of their own, so
-the names are put back for each call. Groups are made once for each layout, and live as long as the learner's own group.
+Megatron-Core keeps its groups in global names of one module, one layout per process. Roles have layouts of their own:
+so the names are put back for each call. Groups are made once for each layout, and live as long as the learner's own.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class MegatronGroups:
     def __init__(self, sizes: ParallelSizes, world: World) -> None:
         self._on_cpu = world.device.type == "cpu"
         if self._on_cpu:
-            from rollmesh.learner.engines.megatron.cpu import import_on_cpu
+            from rollmesh.learner.engines.megatron.local.cpu import import_on_cpu
 
             import_on_cpu()
         # Number and kind of layers change no group.
@@ -72,7 +72,7 @@ class MegatronGroups:
     def _device(self, *, optimizer: bool = False) -> Iterator[None]:
         with ExitStack() as stack:
             if self._on_cpu:
-                from rollmesh.learner.engines.megatron.cpu import on_cpu
+                from rollmesh.learner.engines.megatron.local.cpu import on_cpu
 
                 stack.enter_context(on_cpu(types=optimizer))
             yield

@@ -103,6 +103,8 @@ def resolve_sizes(parallel: ParallelSection, ranks: int, model: ModelFacts, *, k
         # Where ranks outnumber these groups, Megatron-Core cuts through heads and gathers all projections again.
         f"the {model.kv_heads} groups of keys and values {of}": model.kv_heads,
         f"the width {model.intermediate} of the MLPs {of}": model.intermediate,
+        # Experts are then divided as all else is.
+        f"the width {model.moe_intermediate} of the experts {of}": model.moe_intermediate if ep == 1 else 0,
         f"the learner's {ranks} ranks": ranks,
     }
     _check_divisor(f"{key}.tp", tp, widths)
@@ -199,7 +201,7 @@ def _resolve_experts(parallel: ParallelSection, ranks: int, model: ModelFacts, k
     stage = {f"the {ranks} ranks of a stage": ranks}
     if etp is None:
         etp = tp if ep == 1 else 1
-    elif ep == 1 and etp != tp and model.experts != 0:
+    elif ep == 1 and etp != tp and model.experts:
         # Megatron-Core 0.16.1 would add up gradients of experts over the ranks of dense matrices.
         raise ConfigError(
             f"{key}.etp: {etp} is not tp, which is {tp}, and ep is 1: experts are then divided as all else is",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -15,13 +15,13 @@ from rollmesh.learner.algorithms.types import ModelOutput
 from rollmesh.learner.batching.empty import empty_batch
 from rollmesh.learner.batching.types import PackedBatch
 from rollmesh.learner.engines.interface import EngineSpec
+from rollmesh.learner.engines.megatron.computing.heads import LogProbHead, ResultHead, ValueHead
+from rollmesh.learner.engines.megatron.computing.model import build_chunks, build_config, head_of, named_parameters
+from rollmesh.learner.engines.megatron.computing.passes import Passes
 from rollmesh.learner.engines.megatron.families.family import Settings
-from rollmesh.learner.engines.megatron.heads import LogProbHead, ResultHead, ValueHead
-from rollmesh.learner.engines.megatron.model import build_chunks, build_config, head_of, named_parameters
-from rollmesh.learner.engines.megatron.optimizer import wrap_chunks
 from rollmesh.learner.engines.megatron.parallel import ParallelSizes
-from rollmesh.learner.engines.megatron.passes import Passes
-from rollmesh.learner.engines.megatron.weight_map import WeightMap
+from rollmesh.learner.engines.megatron.training.optimizer import wrap_chunks
+from rollmesh.learner.engines.megatron.weights.weight_map import WeightMap
 from rollmesh.learner.engines.model_cost import cost_of
 from rollmesh.learner.engines.output.layer import LogitMemory
 from rollmesh.learner.engines.world import World
@@ -68,8 +68,17 @@ class MegatronRunner:
         self._entropy_gradient = spec.entropy_gradient
         self._vocabulary = stored.model.config.get_text_config().vocab_size
         self._config = build_config(spec, settings, sizes, self.device)
+        padding_id = cast(nn.Embedding, stored.model.get_input_embeddings()).padding_idx
         chunks = build_chunks(
-            self._config, settings, weights.padded_vocab, sizes, self.place, self._make_head, self.device)
+            self._config,
+            settings,
+            weights.padded_vocab,
+            sizes,
+            self.place,
+            self._make_head,
+            self.device,
+            padding_id,
+        )
         self._head = head_of(chunks)
         self.parameters = named_parameters(chunks)
         self.chunks: list[Any] = list(chunks)

@@ -1,7 +1,7 @@
 """The division of sequences among context-parallel processes: pure index arithmetic.
 
-Each sequence is cut into 2 * size chunks of equal length. Process r has chunks r and 2 * size - 1 - r, so that all do the
-same work although later tokens see more of the others ("zig-zag", as in Megatron-Core and Transformer Engine).
+Each sequence is cut into 2 * size chunks of equal length. Process r has chunks r and 2 * size - 1 - r ("zig-zag", as in
+Megatron-Core and Transformer Engine). So all do the same work, although later tokens see more of the others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def padded_lengths(lengths: NDArray[np.int64], size: int, tensor_parallel: int) 
         tensor_parallel: processes that divide each one's tokens again.
 
     Returns:
-        int64 [S]: multiples of `2 * size` where sequences are divided; their sum is one of `tensor_parallel` per process.
+        int64 [S]: multiples of `2 * size` where sequences are divided; each process has a multiple of `tensor_parallel`.
     """
     unit = 2 * size if size > 1 else 1
     padded = -(-lengths // unit) * unit

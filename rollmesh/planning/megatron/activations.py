@@ -1,20 +1,21 @@
 """Activations of a layer under Megatron-Core, in bytes: kept for the backward pass, and needed while it computes.
 
-The method is that of arXiv:2205.05198, table 2, for the layers that the engine builds on CUDA. These are Transformer
-Engine's norms and products, fused rotary positions and SwiGLU, and attention that keeps no scores; there is no dropout.
-In elements of a token, with H the width, q and k the widths of queries and keys, F that of an MLP, and E that of an
-expert, of which a token has C:
+The method is that of arXiv:2205.05198, table 2, for the layers that the engine builds. On CUDA these are Transformer
+Engine's norms and products, with fused rotary positions and SwiGLU. Attention keeps no scores, and there is no dropout.
+Kept are there, in elements of a token, and divided by:
 
-| kept | elements | divided by |
-|---|---|---|
-| inputs and outputs of both norms | 4 H | tp, with sequence parallelism |
-| projections, rotated queries and keys, attention's output | (q + 2 k) + (q + k) + q | tp |
-| of an MLP: both halves, and their product | 3 F | tp |
-| of experts: input, both halves, product | C (H + 3 E / etp) etp | tp |
+    inputs and outputs of both norms           4 H                            tp with sequence parallelism
+    projections, rotated ones, and output      (q + 2 k) + (q + k) + q        tp
+    of an MLP: both halves, their product      3 F                            tp
+    of experts: input, both halves, product    C (H + 3 E / etp) etp          tp
 
-Attention keeps a float32 for each head in addition, and a router two of each expert. `selective` recomputes an MLP from
-its input, and of experts the product of the halves alone. Full recomputation keeps a layer's input. It is assumed that
-experts get equal numbers of tokens. Their rows do not change with ep: each rank sends as many as it receives.
+H is the width, q and k those of queries and keys, F that of an MLP. A token has C experts of width E. Norms of heads
+keep q + k more. Attention keeps a float32 for each head in addition, and a router two of each expert. On a CPU the same
+layers consist of single operations, which keep more: see `PLAIN`.
+
+`selective` recomputes an MLP from its input, and of experts the product of the halves alone. Full recomputation keeps a
+layer's input. It is assumed that experts get equal numbers of tokens. Their rows do not change with ep: each rank sends
+as many as it receives.
 """
 
 from __future__ import annotations
@@ -30,6 +31,30 @@ Recompute = bool | Literal["selective"]
 
 
 @dataclass(frozen=True, slots=True)
+class Kernels:
+    """Tensors that operations keep, as multiples of widths.
+
+    Attributes:
+        norm: hidden states for a norm.
+        output: copies of attention's output.
+        head_norms: queries for the norms of heads; keys are kept once.
+        mlp, expert: widths of an MLP and of an expert.
+    """
+
+    norm: int
+    output: int
+    head_norms: int
+    mlp: int
+    expert: int
+
+
+FUSED = Kernels(norm=2, output=1, head_norms=1, mlp=3, expert=3)
+"""Of CUDA."""
+PLAIN = Kernels(norm=3, output=2, head_norms=2, mlp=5, expert=6)
+"""Of a CPU: norms keep their normalized input, and each operation of SwiGLU its own."""
+
+
+@dataclass(frozen=True, slots=True)
 class Share:
     """The tokens of a micro-batch on one process, and its part of each width.
 
@@ -37,11 +62,13 @@ class Share:
         tokens: that a tensor-parallel group computes.
         sizes: of the divisions.
         compute_bytes: of an element.
+        kernels: of the layers.
     """
 
     tokens: int
     sizes: ParallelSizes
     compute_bytes: int
+    kernels: Kernels = FUSED
 
     def outside(self, width: float) -> int:
         """Bytes outside of matrices, where sequence parallelism divides tokens."""
@@ -76,15 +103,22 @@ def kept(share: Share, widths: Widths, recompute: Recompute) -> int:
     """
     if recompute is True:
         return share.outside(widths.hidden)
-    attention = share.inside(3 * widths.queries + 3 * widths.keys) + _statistics(share, widths)
+    kernels = share.kernels
+    attention = _attention(share, widths)
     if not widths.experts:
-        # The norm is computed with the MLP then.
-        norms, inner = (3, 0) if recompute else (4, 3)
-        return share.outside(norms * widths.hidden) + attention + share.inside(inner * widths.feed_forward)
-    # Recomputing a mixture's MLP would send its tokens again.
-    inner = 2 if recompute else 3
+        if not recompute:
+            return (
+                share.outside(2 * kernels.norm * widths.hidden)
+                + attention
+                + share.inside(kernels.mlp * widths.feed_forward)
+            )
+        # On CUDA the second norm is computed with the MLP.
+        norms = kernels.norm + (1 if kernels is FUSED else kernels.norm)
+        return share.outside(norms * widths.hidden) + attention
+    # Recomputing all of a mixture would send its tokens again.
+    inner = kernels.expert - 1 if recompute else kernels.expert
     rows = share.routed(widths, widths.hidden + inner * widths.expert / share.sizes.etp)
-    return share.outside(4 * widths.hidden) + attention + rows + _router(share, widths)
+    return share.outside(2 * kernels.norm * widths.hidden) + attention + rows + _router(share, widths)
 
 
 def working(share: Share, widths: Widths, recompute: Recompute) -> int:
@@ -104,9 +138,9 @@ def working(share: Share, widths: Widths, recompute: Recompute) -> int:
     exchanged = share.inside(8 * widths.keys) if share.sizes.cp > 1 else 0
     attention = share.inside(3 * widths.queries + 4 * widths.keys) + exchanged + hidden
     inner = (
-        share.routed(widths, 2 * widths.hidden + 3 * widths.expert / share.sizes.etp)
+        share.routed(widths, 2 * widths.hidden + share.kernels.expert * widths.expert / share.sizes.etp)
         if widths.experts
-        else share.inside(3 * widths.feed_forward) + hidden
+        else share.inside(share.kernels.mlp * widths.feed_forward) + hidden
     )
     return again + share.outside(2 * widths.hidden) + max(attention, inner)
 
@@ -115,16 +149,19 @@ def passing(share: Share, widths: Widths) -> int:
     """Bytes in a layer's forward pass that keeps nothing: its input and output, and its largest part."""
     attention = share.inside(3 * widths.queries + 3 * widths.keys) + share.whole(widths.hidden)
     inner = (
-        share.routed(widths, 2 * widths.hidden + 3 * widths.expert / share.sizes.etp)
+        share.routed(widths, 2 * widths.hidden + share.kernels.expert * widths.expert / share.sizes.etp)
         if widths.experts
-        else share.inside(3 * widths.feed_forward) + share.whole(widths.hidden)
+        else share.inside(share.kernels.mlp * widths.feed_forward) + share.whole(widths.hidden)
     )
     return share.outside(2 * widths.hidden) + max(attention, inner)
 
 
-def _statistics(share: Share, widths: Widths) -> int:
-    """Attention's sums over keys, of each head."""
-    return MASTER * share.tokens * widths.heads // share.sizes.tp
+def _attention(share: Share, widths: Widths) -> int:
+    """Projections and what is made of them, output, and sums over keys of each head."""
+    kernels = share.kernels
+    normed = kernels.head_norms * widths.queries + widths.keys if widths.head_norms else 0
+    width = (2 + kernels.output) * widths.queries + 3 * widths.keys + normed
+    return share.inside(width) + MASTER * share.tokens * widths.heads // share.sizes.tp
 
 
 def _router(share: Share, widths: Widths) -> int:

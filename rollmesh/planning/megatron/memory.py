@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import Any
 
 from rollmesh.learner.engines.megatron.parallel import ParallelSizes
-from rollmesh.planning.megatron.activations import Share, kept, passing, working
+from rollmesh.planning.megatron.activations import FUSED, PLAIN, Share, kept, passing, working
 from rollmesh.planning.megatron.model_sizes import Elements, LayerSizes, ModelSizes
 from rollmesh.planning.megatron.schedule import most_in_flight, parts_in_flight
 from rollmesh.planning.role_memory import (
@@ -69,10 +69,12 @@ class MegatronSetup(RoleSetup):
     Attributes:
         model: its sizes.
         sizes: of the divisions.
+        fused: layers are those of CUDA.
     """
 
     model: ModelSizes
     sizes: ParallelSizes
+    fused: bool = True
 
     @property
     def least(self) -> int:
@@ -93,17 +95,17 @@ class MegatronSetup(RoleSetup):
 
     @property
     def parameters(self) -> int:
-        """Of the worst stage."""
+        """Those of the worst stage."""
         return self.compute_bytes * self.worst.parameters
 
     @property
     def gradients(self) -> int:
-        """Of the worst stage; all of its parameters' gradients, before and after ranks have summed them."""
+        """Those of the worst stage: of all its parameters, before and after ranks have summed them."""
         return MASTER * self.worst.parameters
 
     @property
     def optimizer(self) -> int:
-        """Of the worst stage: masters that are not the parameters themselves, and moments."""
+        """That of the worst stage: masters that are not the parameters themselves, and moments."""
         return self._state(self.worst.elements)
 
     @property
@@ -130,7 +132,8 @@ class MegatronSetup(RoleSetup):
     @property
     def sizes_given(self) -> dict[str, int]:
         """Keys of `learner.parallel` that are not 1."""
-        values = {key: getattr(self.sizes, key) for key in ("tp", "pp", "vpp", "cp", "ep", "etp")}
+        experts = ("ep", "etp") if self.model.facts.experts else ()
+        values = {key: getattr(self.sizes, key) for key in ("tp", "pp", "vpp", "cp", *experts)}
         return {key: value for key, value in values.items() if value > 1}
 
     def division_json(self) -> dict[str, Any]:
@@ -197,7 +200,7 @@ class MegatronSetup(RoleSetup):
 
     @property
     def _share(self) -> Share:
-        return Share(self.tokens, self.sizes, self.compute_bytes)
+        return Share(self.tokens, self.sizes, self.compute_bytes, FUSED if self.fused else PLAIN)
 
     def _waiting(self, number: int, layers: tuple[range, ...]) -> int:
         """Bytes that micro-batches in flight keep: of all layers, and what a part has handed on."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from rollmesh.learner.engines.megatron.families.registry import family_of
 from rollmesh.learner.engines.megatron.requirements import ModelFacts
-from rollmesh.learner.engines.megatron.weight_rules import Form, Rule
+from rollmesh.learner.engines.megatron.weights.weight_rules import Form, Rule
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
@@ -56,6 +56,7 @@ class Widths:
         hidden: of the hidden states.
         queries, keys: of all heads; values are as wide as keys.
         heads: of the queries.
+        head_norms: each head's queries and keys are normalized.
         feed_forward: of an MLP, or of all shared experts.
         experts: of a layer.
         chosen: experts of a token.
@@ -66,6 +67,7 @@ class Widths:
     queries: int
     keys: int
     heads: int
+    head_norms: bool = False
     feed_forward: int = 0
     experts: int = 0
     chosen: int = 0
@@ -174,7 +176,7 @@ def _elements(form: Form, count: int, whole_tensor: int) -> Elements:
 def _widths(transformer: Mapping[str, Any], experts: bool) -> Widths:
     """Widths of a layer from the arguments of Megatron's `TransformerConfig`."""
     heads, groups, width = (transformer[key] for key in ("num_attention_heads", "num_query_groups", "kv_channels"))
-    own = Widths(transformer["hidden_size"], heads * width, groups * width, heads)
+    own = Widths(transformer["hidden_size"], heads * width, groups * width, heads, transformer["qk_layernorm"])
     if not experts:
         return replace(own, feed_forward=transformer["ffn_hidden_size"])
     return replace(

@@ -25,7 +25,7 @@ from rollmesh.learner.checkpoint.retention import prune, sweep
 from rollmesh.learner.checkpoint.store import CheckpointStore, load_checkpoint
 from rollmesh.learner.engines.fsdp2.optimizer_state import saved_state
 from rollmesh.learner.engines.layout import Layout
-from rollmesh.learner.engines.state import StateWriter, load_state
+from rollmesh.learner.engines.tensors.state import StateWriter, load_state
 from rollmesh.learner.engines.world import World
 from rollmesh.mesh.errors import RollmeshError
 from rollmesh.mesh.runtime.ranks import environment_of

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from rollmesh.learner.engines.checkpoint_tensors import read_tensors
+from rollmesh.learner.engines.tensors.checkpoint_tensors import read_tensors
 from rollmesh.learner.model_files.folder_writer import write_folder
 from rollmesh.learner.model_files.stored_model import StoredModel
 from rollmesh.mesh.config.parallel import ParallelSection

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from rollmesh.learner.checkpoint.store import CheckpointStore, load_checkpoint
 from rollmesh.learner.engines.fsdp2.optimizer_state import saved_state
-from rollmesh.learner.engines.state import StateWriter, load_state
+from rollmesh.learner.engines.tensors.state import StateWriter, load_state
 from rollmesh.learner.engines.world import World
 from rollmesh.mesh.config.learner import MemorySection, OptimizerSection
 from rollmesh.mesh.errors import ConfigError, DataError

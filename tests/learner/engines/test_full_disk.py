@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rollmesh.learner.engines.fsdp2.optimizer_state import saved_state
-from rollmesh.learner.engines.state import StateWriter
+from rollmesh.learner.engines.tensors.state import StateWriter
 from rollmesh.learner.engines.world import World
 
 

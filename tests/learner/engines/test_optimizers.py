@@ -17,8 +17,8 @@ from rollmesh.learner.engines.fsdp2.optimizers.compact_adamw import _rows
 from rollmesh.learner.engines.fsdp2.optimizers.muon import Muon, orthogonalize
 from rollmesh.learner.engines.fsdp2.optimizers.quantized_adamw import dequantize, quantize
 from rollmesh.learner.engines.fsdp2.optimizers.rounded_adamw import round_stochastically
-from rollmesh.learner.engines.schedule import learning_rate
 from rollmesh.learner.engines.fsdp2.preparation.blocks import transformer_blocks
+from rollmesh.learner.engines.schedule import learning_rate
 from rollmesh.mesh.config.learner import OptimizerSection
 
 torch.set_num_threads(1)

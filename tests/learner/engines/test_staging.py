@@ -18,8 +18,8 @@ from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint._state_dict_stager import StateDictStager, pin_memory_utils
 from torch.distributed.checkpoint.staging import DefaultStager
 
-from rollmesh.learner.engines import state
-from rollmesh.learner.engines.box_state import BoxedTensor
+from rollmesh.learner.engines.tensors import state
+from rollmesh.learner.engines.tensors.box_state import BoxedTensor
 from rollmesh.learner.engines.world import World
 from rollmesh.mesh.config.learner import MemorySection
 from tests.learner.engines.models import make_engine

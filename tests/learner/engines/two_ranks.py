@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor
 from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.distributed.rank_channel import RankChannel
 from rollmesh.learner.distributed.weight_export import WeightExport
-from rollmesh.learner.engines.export import full_tensors
 from rollmesh.learner.engines.fsdp2 import attention_calls
+from rollmesh.learner.engines.tensors.export import full_tensors
 from rollmesh.learner.weights import WeightPublisher
 from rollmesh.learner.weights.version_storage import VersionFile
 from rollmesh.mesh.config.learner import DistributedSection, MemorySection, OptimizerSection

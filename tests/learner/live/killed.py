@@ -22,7 +22,7 @@ from rollmesh.learner.checkpoint import retention, store
 from rollmesh.learner.coordinator.checkpoint_scheduler import CheckpointScheduler
 from rollmesh.learner.engines.fsdp2.engine import Fsdp2Engine
 from rollmesh.learner.engines.fsdp2.step import TrainingStep
-from rollmesh.learner.engines.state import StateWriter
+from rollmesh.learner.engines.tensors.state import StateWriter
 from rollmesh.learner.service import run
 from rollmesh.mesh.config import Config
 from rollmesh.protos import buffer_pb2

@@ -1,1 +1,1 @@
-"""One small table per kind of model: its weights, and what its configuration is called in Megatron."""
+"""One small table per kind of model: its weights, and the names of its configuration in Megatron."""

@@ -1,4 +1,4 @@
-"""What there is to know of a kind of model: the rules of its weights, and the meaning of its configuration."""
+"""A kind of model: the rules of its weights, and the meaning of its configuration."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rollmesh.learner.engines.megatron.weight_rules import Rule
+from rollmesh.learner.engines.megatron.weights.weight_rules import Rule
 
 _TIED = "share_embeddings_and_output_weights"
 

@@ -29,13 +29,13 @@ from rollmesh.learner.algorithms.load import load_algorithm
 from rollmesh.learner.algorithms.types import UpdatePlan
 from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.batching.types import PackedBatch, TrainSequence
-from rollmesh.learner.engines import export
 from rollmesh.learner.engines.fsdp2.create import create_engine
 from rollmesh.learner.engines.fsdp2.loading import load_weights
 from rollmesh.learner.engines.fsdp2.optimizers.piecewise import pieces_of
 from rollmesh.learner.engines.fsdp2.preparation.blocks import transformer_blocks
 from rollmesh.learner.engines.interface import EngineSpec
 from rollmesh.learner.engines.output.logit_form import LogitForm
+from rollmesh.learner.engines.tensors import export
 from rollmesh.learner.engines.world import World
 from rollmesh.learner.model_files import stored_model
 from rollmesh.learner.model_files.conversion import LoadingPlan

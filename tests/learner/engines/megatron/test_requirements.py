@@ -23,8 +23,8 @@ UNKNOWN = ModelFacts("hub")
 numbers = st.sampled_from([1, 1, 2, 3, 4])
 sections = st.builds(
     ParallelSection,
-    **dict.fromkeys(("tp", "pp", "vpp", "cp", "ep", "etp"), numbers),
-    **dict.fromkeys(("sp", "dp"), st.none() | numbers),
+    **dict.fromkeys(("tp", "pp", "vpp", "cp", "ep"), numbers),
+    **dict.fromkeys(("sp", "dp", "etp"), st.none() | numbers),
 )
 
 
@@ -35,10 +35,10 @@ def corrected(parallel: ParallelSection, ranks: int, model: ModelFacts) -> tuple
             return parallel, resolve_sizes(parallel, ranks, model)
         except ConfigError as error:
             key = re.match(r"learner\.parallel\.(\w+): ", error.message)
-            values = dict(re.findall(r"learner\.parallel\.(\w+): (\d+)", error.hint or ""))
-            if not values:
+            hint = str(error.hint)
+            values: dict[str, Any] = dict(re.findall(r"learner\.parallel\.(\w+): (\d+)", hint))
+            if hint.startswith("leave it out"):
                 assert key is not None
-                assert (error.hint or "").startswith("leave it out")
                 values = {key[1]: None}
             assert any(getattr(parallel, name) != value for name, value in values.items())
             parallel = ParallelSection(**(parallel.model_dump() | values))
@@ -137,7 +137,21 @@ def test_layers_of_parts(layers: int, parts: int, expected: tuple[int, ...]) -> 
         ({"etp": 2}, 8, DENSE, ".etp: 2 divides experts, and model 'dense' has none", "etp: 1"),
         ({"ep": 3}, 12, EXPERTS, ".ep: 3 does not divide the 8 experts of model 'experts'", "2 or 4"),
         ({"ep": 8, "pp": 2}, 8, EXPERTS, ".ep: 8 does not divide the 4 ranks of a stage that etp 1 leaves", "ep: 4,"),
-        ({"etp": 16}, 16, EXPERTS, ".etp: 16 does not divide the width 24 of the experts", "etp: 8,"),
+        ({"etp": 16, "ep": 2}, 32, EXPERTS, ".etp: 16 does not divide the width 24 of the experts", "etp: 8,"),
+        (
+            {"etp": 2},
+            8,
+            EXPERTS,
+            ".etp: 2 is not tp, which is 1, and ep is 1",
+            "leave it out, or set learner.parallel.ep",
+        ),
+        (
+            {"tp": 4},
+            4,
+            replace(EXPERTS, moe_intermediate=6),
+            ".tp: 4 does not divide the width 6 of the experts",
+            "tp: 2,",
+        ),
         ({"etp": 4, "ep": 4}, 8, EXPERTS, ".ep: 4 does not divide the 2 ranks of a stage that etp 4 leaves", "ep: 2,"),
         ({"shards": 2}, 8, DENSE, ".shards: 2 is for engine fsdp2, and this one is megatron", "learner.engine: fsdp2"),
     ],
@@ -162,6 +176,7 @@ def test_given_layers_and_sequences_are_taken() -> None:
     sizes = resolve_sizes(ParallelSection(tp=2, pp=2, vpp=2, sp=1, layers=(1, 2, 2, 1), dp=2), 8, DENSE)
     assert (sizes.layers, sizes.sequence_parallel, sizes.dp) == ((1, 2, 2, 1), False, 2)
     assert resolve_sizes(ParallelSection(tp=2, etp=2, ep=2), 8, EXPERTS).sequence_parallel
+    assert [resolve_sizes(ParallelSection(tp=2, ep=ep), 8, EXPERTS).etp for ep in (1, 2)] == [2, 1]
     assert resolve_sizes(ParallelSection(pp=2, ep=4), 8, UNKNOWN).layers == ()
 
 

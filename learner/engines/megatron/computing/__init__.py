@@ -1,0 +1,1 @@
+"""The model, and micro-batches on their way through it."""

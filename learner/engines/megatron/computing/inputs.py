@@ -1,0 +1,120 @@
+"""A packed micro-batch as Megatron takes it: whole sequences side by side, divided among context-parallel processes.
+
+A prompt that responses share is computed once for each of them: Megatron's attention knows sequences, not segments.
+Sequences are padded at their ends, where causal attention never looks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from megatron.core.packed_seq_params import PackedSeqParams
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rollmesh.learner.batching.sequences import whole_sequences
+from rollmesh.learner.batching.transfer import to_device
+from rollmesh.learner.batching.types import PackedBatch
+from rollmesh.learner.engines.megatron.zigzag import padded_lengths, places_of
+from rollmesh.learner.engines.megatron.parallel import ParallelPlace, ParallelSizes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MegatronInputs:
+    """A micro-batch of this process.
+
+    Attributes:
+        batch: of the data-parallel rank.
+        input_ids: int64 [1, t], this process's tokens.
+        position_ids: int64 [1, t].
+        padding: bool [1, t], tokens that only pad.
+        sequences: where sequences begin, for attention.
+        predictors: int64 [r], places among the t of the trained tokens' predecessors.
+        trained: int64 [r], which of the R trained tokens these predict.
+        total: R.
+    """
+
+    batch: PackedBatch
+    input_ids: Tensor
+    position_ids: Tensor
+    padding: Tensor
+    sequences: PackedSeqParams
+    predictors: Tensor
+    trained: Tensor
+    total: int
+
+
+def divide(
+    batch: PackedBatch, sizes: ParallelSizes, place: ParallelPlace, device: torch.device, length: int = 0
+) -> MegatronInputs:
+    """Prepares a micro-batch.
+
+    Args:
+        batch: with trained tokens.
+        sizes, place: of the process.
+        device: where tensors go.
+        length: tokens of all sequences with padding; 0: as few as can be divided.
+    """
+    row = batch.row
+    sequences = whole_sequences(row.segments)
+    padded = padded_lengths(sequences.lengths, sizes.cp, sizes.tp)
+    padded[-1] += max(0, length - int(padded.sum()))
+    total = int(padded.sum())
+    # Of each packed token, and of each place side by side, the other.
+    real = np.arange(int(sequences.lengths.sum())) + np.repeat(
+        (padded.cumsum() - padded) - (sequences.lengths.cumsum() - sequences.lengths), sequences.lengths
+    )
+    packed = np.full(total, -1, dtype=np.int64)
+    packed[real] = sequences.side_by_side()
+    beside = np.zeros(row.input_ids.shape[1], dtype=np.int64)
+    beside[packed[real]] = real
+    positions = np.arange(total) - np.repeat(padded.cumsum() - padded, padded)
+    own = places_of(padded, sizes.cp, place.cp)
+    source = packed[own]
+    ids = row.input_ids[0].index_select(0, to_device(np.maximum(source, 0), device))
+    padding = to_device(source < 0, device)
+    chosen, trained = _own_predictors(beside[row.predictors], own, total)
+    starts = to_device(np.concatenate([[0], padded.cumsum()]), device, torch.int32)
+    longest = int(padded.max())
+    return MegatronInputs(
+        batch=batch,
+        input_ids=ids.masked_fill(padding, 0)[None],
+        position_ids=to_device(positions[own], device)[None],
+        padding=padding[None],
+        sequences=PackedSeqParams(
+            qkv_format="thd",
+            cu_seqlens_q=starts,
+            cu_seqlens_kv=starts,
+            cu_seqlens_q_padded=starts,
+            cu_seqlens_kv_padded=starts,
+            max_seqlen_q=longest,
+            max_seqlen_kv=longest,
+        ),
+        predictors=to_device(chosen, device),
+        trained=to_device(trained, device),
+        total=len(row.predictors),
+    )
+
+
+def padded_tokens(batch: PackedBatch, sizes: ParallelSizes) -> int:
+    """Tokens of all sequences of a micro-batch, with the padding that dividing them needs."""
+    return int(padded_lengths(whole_sequences(batch.row.segments).lengths, sizes.cp, sizes.tp).sum())
+
+
+def _own_predictors(
+    predictors: NDArray[np.int64], own: NDArray[np.int64], total: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The predictors that a process has, as places among its tokens; and which they are.
+
+    Args:
+        predictors: int64 [R], places among all tokens.
+        own: int64 [t], the process's tokens among all.
+        total: number of all.
+    """
+    local = np.full(total, -1, dtype=np.int64)
+    local[own] = np.arange(len(own))
+    places = local[predictors]
+    trained = np.flatnonzero(places >= 0)
+    return places[trained], trained

@@ -1,0 +1,1 @@
+"""Replacements of CUDA and of Transformer Engine on a CPU."""

@@ -1,0 +1,157 @@
+"""Megatron-Core without CUDA: what its code asks of CUDA is answered by the CPU. Never imported where there is CUDA.
+
+Megatron-Core 0.16.1 names CUDA in factories (`device="cuda"`), in checks of tensor types, for streams and for the
+states of random generators. Its arithmetic needs none of it. `import_on_cpu` changes what Megatron alone sees. `on_cpu`
+changes torch for the time of a call into Megatron, so that other engines of the process never meet it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+_CPU = torch.device("cpu")
+
+
+class _NoStream:
+    """A stream of a device that computes in order; a class, for annotations name it."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Callable[..., _NoStream]:
+        return lambda *_, **__: _NoStream()
+
+
+class _NoGenerators:
+    """Megatron's tracker of CUDA generators: nothing here draws random numbers."""
+
+    def is_initialized(self) -> bool:
+        return True
+
+    @contextlib.contextmanager
+    def fork(self, name: str | None = None) -> Iterator[None]:
+        del name
+        yield
+
+    def get_states(self) -> dict[str, Tensor]:
+        return {}
+
+    def set_states(self, states: dict[str, Tensor]) -> None:
+        pass
+
+
+class _CpuFactories(TorchFunctionMode):
+    """Tensors that are asked for on CUDA are made on the CPU."""
+
+    def __init__(self, *, types: bool) -> None:
+        super().__init__()
+        self._types = types
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        kwargs.pop("pin_memory", None)
+        if str(kwargs.get("device", "")).startswith("cuda"):
+            kwargs["device"] = _CPU
+        result = func(*args, **kwargs)
+        if self._types and func is Tensor.type and len(args) == 1 and not kwargs:
+            # Optimizers recognize masters by this name.
+            return result.replace("torch.", "torch.cuda.", 1)
+        return result
+
+
+_PATCHES: dict[str, Any] = {
+    "current_device": lambda: _CPU,
+    "synchronize": lambda *_, **__: None,
+    "Stream": _NoStream,
+    "current_stream": lambda *_, **__: _NoStream(),
+    "default_stream": lambda *_, **__: _NoStream(),
+    "stream": lambda *_, **__: contextlib.nullcontext(),
+}
+_depth = [0]
+
+
+@contextlib.contextmanager
+def on_cpu(*, types: bool = False) -> Iterator[None]:
+    """Runs Megatron's code on the CPU; may be nested.
+
+    Args:
+        types: float32 tensors say that they are on CUDA, for the optimizer's code.
+    """
+    with contextlib.ExitStack() as stack:
+        if not _depth[0]:
+            for name, answer in _PATCHES.items():
+                stack.enter_context(patch.object(torch.cuda, name, answer))
+            stack.enter_context(patch.object(Tensor, "cuda", lambda self, *_, **__: self))
+        _depth[0] += 1
+        stack.callback(_leave)
+        stack.enter_context(_CpuFactories(types=types))
+        yield
+
+
+def _leave() -> None:
+    _depth[0] -= 1
+
+
+@functools.cache
+def import_on_cpu() -> None:
+    """Imports Megatron-Core for the CPU, before anything else does; repeating it is harmless."""
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    # Its small functions would be compiled, which takes longer here than all of their calls.
+    with patch.object(torch, "compile", lambda function=None, **_: function or (lambda inner: inner)), on_cpu():
+        from megatron.core.tensor_parallel import mappings, random
+        from megatron.core.transformer.moe import moe_utils, token_dispatcher
+    random._CUDA_RNG_STATE_TRACKER = _NoGenerators()
+    random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
+    random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
+    random._set_cuda_rng_state = lambda *_, **__: None
+    # The name is missing without Transformer Engine, and asked for all the same.
+    moe_utils.te_general_gemm = getattr(moe_utils, "te_general_gemm", None)
+    token_dispatcher.maybe_move_tensor_to_cpu = _on_host
+    mappings._gather_along_first_dim = _gather_uneven(mappings._gather_along_first_dim)
+    mappings._reduce_scatter_along_first_dim = _scatter_uneven(mappings._reduce_scatter_along_first_dim)
+
+
+def _on_host(values: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    """Megatron moves split sizes to the host only from CUDA."""
+    del record_stream
+    return values.numpy() if as_numpy and torch.is_tensor(values) else values
+
+
+def _gather_uneven(even: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Gathers parts of different lengths, which gloo cannot: all are padded to the longest."""
+
+    def gather(values: Tensor, group: Any, output_split_sizes: Any = None, use_global_buffer: bool = False) -> Tensor:
+        if output_split_sizes is None or group.size() == 1:
+            return even(values, group, output_split_sizes, use_global_buffer)
+        sizes = [int(size) for size in output_split_sizes]
+        longest = max(*sizes, 1)
+        padded = values.new_zeros(longest, *values.shape[1:])
+        padded[: len(values)] = values
+        gathered = values.new_empty(longest * len(sizes), *values.shape[1:])
+        dist.all_gather_into_tensor(gathered, padded, group=group)
+        return torch.cat([part[:size] for part, size in zip(gathered.split(longest), sizes, strict=True)])
+
+    return gather
+
+
+def _scatter_uneven(even: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Sums, and scatters parts of different lengths, which gloo cannot: all get the sum, and keep their part."""
+
+    def scatter(values: Tensor, group: Any, input_split_sizes: Any = None, use_global_buffer: bool = False) -> Tensor:
+        if input_split_sizes is None or group.size() == 1:
+            return even(values, group, input_split_sizes, use_global_buffer)
+        summed = values.contiguous().clone()
+        dist.all_reduce(summed, group=group)
+        return summed.split([int(size) for size in input_split_sizes])[group.rank()].contiguous()
+
+    return scatter

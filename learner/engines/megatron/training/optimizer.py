@@ -1,0 +1,177 @@
+"""Megatron's distributed optimizer: AdamW on float32 masters; each data-parallel rank has a range of every bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.optimizer import ChainedOptimizer, DistributedOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor, nn
+
+from rollmesh.learner.engines.interface import EngineSpec
+from rollmesh.mesh.config.learner import OptimizerSection
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Names of AdamW's moments in its state."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnedRange:
+    """The part of a parameter that this process's optimizer updates.
+
+    Attributes:
+        parameter: of the model.
+        start, stop: elements of the parameter, flattened.
+        master: float32 [stop - start]; a view of the parameter where that is float32.
+        moments: float32 [stop - start] each, by the name of the optimizer's state.
+    """
+
+    parameter: nn.Parameter
+    start: int
+    stop: int
+    master: Tensor
+    moments: dict[str, Tensor]
+
+    @property
+    def gradient(self) -> Tensor:
+        """The range of the accumulated gradient, float32 [stop - start]."""
+        whole: Tensor = self.parameter.main_grad  # type: ignore[attr-defined]  # Megatron's name
+        return whole.view(-1)[self.start : self.stop]
+
+
+def wrap_chunks(
+    chunks: Sequence[GPTModel], config: TransformerConfig, spec: EngineSpec
+) -> list[DistributedDataParallel]:
+    """Chunks whose gradients are summed over data-parallel ranks."""
+    wrapped = [
+        DistributedDataParallel(
+            config,
+            DistributedDataParallelConfig(
+                grad_reduce_in_fp32=True,
+                overlap_grad_reduce=spec.megatron.overlap_grad_reduce,
+                overlap_param_gather=spec.megatron.overlap_param_gather,
+                use_distributed_optimizer=True,
+                check_for_nan_in_grad=False,
+            ),
+            chunk,
+            # Only the first chunk's gradients arise last, with nothing left to hide their exchange.
+            disable_bucketing=number > 0,
+        )
+        for number, chunk in enumerate(chunks)
+    ]
+    if spec.megatron.overlap_grad_reduce:
+        no_sync = [chunk.no_sync for chunk in wrapped]
+        config.no_sync_func = no_sync if len(wrapped) > 1 else no_sync[0]
+    return wrapped
+
+
+class MegatronOptimizer:
+    """The optimizer of one model.
+
+    Args:
+        section: of the configuration.
+        spec: of the engine.
+        chunks: wrapped.
+    """
+
+    def __init__(self, section: OptimizerSection, spec: EngineSpec, chunks: Sequence[DistributedDataParallel]) -> None:
+        dtype: torch.dtype = getattr(torch, spec.param_dtype)
+        self._section = section
+        self._chunks = list(chunks)
+        self._inner: ChainedOptimizer = get_megatron_optimizer(
+            OptimizerConfig(
+                optimizer="adam",
+                lr=section.lr,
+                min_lr=0.0,
+                weight_decay=section.weight_decay,
+                adam_beta1=section.betas[0],
+                adam_beta2=section.betas[1],
+                adam_eps=section.eps,
+                clip_grad=section.max_grad_norm,
+                bf16=dtype == torch.bfloat16,
+                params_dtype=dtype,
+                use_distributed_optimizer=True,
+                overlap_param_gather=spec.megatron.overlap_param_gather,
+            ),
+            self._chunks,
+            use_gloo_process_groups=False,
+        )
+
+    @property
+    def parts(self) -> list[DistributedOptimizer]:
+        """Optimizers of dense parameters and of experts that have something to update here."""
+        return [part for part in self._inner.chained_optimizers if not part.is_stub_optimizer]
+
+    def gradient_norm(self) -> float:
+        """Hands the gradients to the masters, and gives the norm over the whole model; collective."""
+        self._inner.prepare_grads()
+        return float(self._inner.get_grad_norm())
+
+    def step(self, rate: float, norm: float) -> None:
+        """Takes a step; collective.
+
+        Args:
+            rate: learning rate.
+            norm: of the gradient, before clipping.
+        """
+        for part in self.parts:
+            for group in part.param_groups:
+                group["lr"] = rate
+                group["weight_decay"] = self._section.weight_decay * group["wd_mult"]
+            if norm > self._section.max_grad_norm and (parameters := part.get_parameters()):
+                clip_grad_by_total_norm_fp32(parameters, max_norm=self._section.max_grad_norm, total_norm=norm)
+        self._inner.step_with_ready_grads()
+
+    def release_gradients(self) -> None:
+        """Frees the masters' copies of gradients."""
+        self._inner.zero_grad()
+
+    def parameters_from_masters(self) -> None:
+        """Gives masters that have been filled to the parameters of all data-parallel ranks; collective."""
+        for part in self.parts:
+            part._copy_main_params_to_model_params()
+        for chunk in self._chunks:
+            chunk.start_param_sync(force_sync=True)
+
+    def ranges(self) -> Iterator[OwnedRange]:
+        """This process's parts of the masters, with moments of zero where no step has been taken."""
+        for part in self.parts:
+            inner = part.optimizer
+            for parameter, (group, place) in part.model_param_group_index_map.items():
+                owned = part._get_model_param_range_map(parameter)["param"]
+                master = inner.param_groups[group]["params"][place]
+                state = inner.state[master]
+                if not state and not _counts_by_group(inner):
+                    state["step"] = torch.zeros(())
+                for name in MOMENTS:
+                    if name not in state:
+                        state[name] = torch.zeros_like(master.detach())
+                yield OwnedRange(parameter, owned.start, owned.end, master, {name: state[name] for name in MOMENTS})
+
+    def set_steps(self, steps: int) -> None:
+        """Records how many steps the moments have seen."""
+        for part in self.parts:
+            for group in part.optimizer.param_groups:
+                # Transformer Engine counts by group, torch by parameter.
+                if _counts_by_group(part.optimizer):
+                    group["step"] = steps
+                    continue
+                for master in group["params"]:
+                    part.optimizer.state[master]["step"] = torch.tensor(float(steps))
+
+    def states(self) -> Iterator[Tensor]:
+        """Memory of the optimizer's state, and of masters that are not the parameters themselves."""
+        for owned in self.ranges():
+            yield from owned.moments.values()
+            if owned.parameter.dtype != owned.master.dtype:
+                yield owned.master
+
+
+def _counts_by_group(optimizer: Any) -> bool:
+    return not isinstance(optimizer, torch.optim.AdamW)

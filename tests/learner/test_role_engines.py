@@ -1,0 +1,46 @@
+"""Each role is built by its own engine, in its own division."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from rollmesh.learner import builders
+from rollmesh.learner.algorithms.interface import Algorithm
+from rollmesh.learner.algorithms.types import ModelRole, Needs
+from rollmesh.learner.engines.interface import EngineSpec
+from rollmesh.mesh.config import load_config
+from rollmesh.mesh.config.parallel import ParallelSection
+
+
+def test_roles_are_built_by_their_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(
+        {"model": {"path": "m"}, "data": {"train": "t"}},
+        [
+            "learner={device: cpu, ranks: 4, engine: megatron, parallel: {tp: 2, pp: 2}}",
+            "learner.megatron.overlap_grad_reduce=true",
+            "learner.roles={reference: {engine: fsdp2}, critic: {parallel: {tp: 4}}}",
+        ],
+    )
+    made: list[tuple[str, str, EngineSpec]] = []
+
+    def create(spec: EngineSpec, *, model_type: str, backend: str) -> Any:
+        made.append((backend, model_type, spec))
+        layout = SimpleNamespace(leads=True)
+        return SimpleNamespace(device=SimpleNamespace(type="cpu"), layout=layout, probe=lambda: None)
+
+    monkeypatch.setattr(builders, "create_engine", create)
+    critic = ModelRole("critic", kind="value_model", trained=True)
+    needs = Needs(roles=[ModelRole("reference"), critic, ModelRole("teacher")])
+    engines = builders.build_engines(config, cast(Algorithm, SimpleNamespace(needs=needs)))
+    assert list(engines) == ["actor", "reference", "critic", "teacher"]
+    assert [(backend, kind, spec.parallel) for backend, kind, spec in made] == [
+        ("megatron", "language_model", ParallelSection(tp=2, pp=2)),
+        ("fsdp2", "language_model", ParallelSection()),
+        ("megatron", "value_model", ParallelSection(tp=4)),
+        ("megatron", "language_model", ParallelSection(tp=2, pp=2)),
+    ]
+    assert [spec.optimizer is not None for *_, spec in made] == [True, False, True, False]
+    assert all(spec.megatron.overlap_grad_reduce for *_, spec in made)

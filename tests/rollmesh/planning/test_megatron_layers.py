@@ -1,0 +1,125 @@
+"""What Megatron's own layers keep for the backward pass is what the plan says, on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig
+
+from rollmesh.learner.algorithms.types import GlobalCounts, LossOutput, ModelOutput, TokenBatch
+from rollmesh.learner.batching.types import TrainSequence
+from rollmesh.learner.engines.megatron.requirements import resolve_sizes
+from rollmesh.mesh.config.parallel import ParallelSection
+from rollmesh.planning.architecture import build_on_meta
+from rollmesh.planning.megatron.activations import PLAIN, Share, kept
+from rollmesh.planning.megatron.model_sizes import read_sizes
+from rollmesh.testing.engine_cases import make_batches, make_spec, policy_loss, save_random
+from rollmesh.testing.worlds import EngineLayout, EngineWorld, Harness, Processes
+
+pytest.importorskip("megatron.core", reason="megatron-core is not installed", exc_type=ImportError)
+
+TOKENS = 512
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": False,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen3": {},
+    "qwen3_moe": {"moe_intermediate_size": 160, "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True},
+}
+DIVISIONS: dict[str, dict[str, int]] = {"whole": {}, "tp2": {"tp": 2}, "tp2_tokens_whole": {"tp": 2, "sp": 1}}
+PROCESSES = {"whole": 1, "tp2": 2, "tp2_tokens_whole": 2}
+
+
+def config_of(kind: str, layers: int) -> Any:
+    return AutoConfig.for_model(kind, **SIZES, **KINDS[kind], num_hidden_layers=layers)
+
+
+def kept_by_engine(harness: Harness, folder: Path, recompute: Any) -> int:
+    """Bytes that autograd keeps when the forward pass of a micro-batch ends, parameters left out."""
+    engine = harness.make(make_spec(folder, activation_checkpointing=recompute))
+    rng = np.random.default_rng(0)
+    # The last token predicts nothing, so that it is not computed.
+    prompt, response = (rng.integers(3, 64, count).astype(np.int32) for count in (100, TOKENS + 1 - 100))
+    ones, log_probs = np.ones(len(response), np.uint8), np.full(len(response), -3.0, np.float32)
+    (batch,) = make_batches(engine, [TrainSequence(prompt, response, ones, log_probs, 1.0, 0, 1.0)], TOKENS + 1)
+    weights = {value.untyped_storage()._cdata for value in engine._runner.parameters.values()}
+    found: dict[int, tuple[int, torch.UntypedStorage]] = {}
+    at_the_end: list[int] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in weights and not at_the_end:
+            found[storage._cdata] = (storage.nbytes(), storage)
+        return tensor
+
+    def loss(output: ModelOutput, tokens: TokenBatch, counts: GlobalCounts) -> LossOutput:
+        at_the_end.append(sum(nbytes for nbytes, _ in found.values()))
+        return policy_loss(output, tokens, counts)
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        engine.accumulate([batch], loss, engine.global_counts([batch]))
+    engine.discard()
+    return at_the_end[0] if at_the_end else 0
+
+
+@pytest.fixture(scope="module")
+def worlds() -> Iterator[dict[str, EngineWorld]]:
+    processes = {count: Processes(count) for count in set(PROCESSES.values())}
+    yield {
+        name: EngineWorld(
+            EngineLayout(name, PROCESSES[name], "megatron", {"parallel": ParallelSection(**keys)}),
+            processes[PROCESSES[name]],
+        )
+        for name, keys in DIVISIONS.items()
+    }
+    for each in processes.values():
+        each.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "division", "recompute"),
+    [
+        ("llama", "whole", False),
+        ("llama", "whole", "selective"),
+        ("llama", "whole", True),
+        ("qwen3", "whole", False),
+        ("qwen3_moe", "whole", False),
+        ("qwen3_moe", "whole", True),
+        ("llama", "tp2", False),
+        ("llama", "tp2", True),
+        ("llama", "tp2_tokens_whole", False),
+        ("qwen3_moe", "tp2", False),
+    ],
+)
+def test_a_layer_keeps_what_is_planned(
+    kind: str, division: str, recompute: Any, worlds: dict[str, EngineWorld], tmp_path: Path
+) -> None:
+    found = []
+    for layers in (2, 4):
+        folder = save_random(config_of(kind, layers), tmp_path / str(layers))
+        found.append(max(worlds[division].run(kept_by_engine, folder, recompute)))
+    a_layer = (found[1] - found[0]) / 2
+
+    config = config_of(kind, 2)
+    shapes = {name: tuple(value.shape) for name, value in build_on_meta(config).named_parameters()}
+    model = read_sizes(kind, config, shapes)
+    sizes = resolve_sizes(ParallelSection(**DIVISIONS[division]), PROCESSES[division], model.facts)
+    planned = kept(Share(TOKENS, sizes, 4, PLAIN), model.kinds[0].widths, recompute)
+    # Angles of positions, and what a sum keeps of a token, are not counted.
+    assert planned == pytest.approx(a_layer, rel=0.05)
