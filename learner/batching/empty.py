@@ -10,7 +10,7 @@ from rollmesh.learner.batching.types import PackedBatch, TrainSequence
 
 
 def empty_batch(device: torch.device) -> PackedBatch:
-    """One prompt token, and a trained one whose results nobody reads."""
+    """Makes one prompt token, and one that is trained; no results of it are read."""
     one = np.zeros(1, dtype=np.int32)
     sequence = TrainSequence(one, one, np.ones(1, dtype=np.uint8), np.zeros(1, dtype=np.float32))
     return pack([sequence], device=device)

@@ -12,16 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._dynamo.exc import TorchDynamoException
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from rollmesh.learner.algorithms.types import ModelOutput
-from rollmesh.learner.batching.pack import pack
+from rollmesh.learner.batching.empty import empty_batch
 from rollmesh.learner.batching.transfer import to_device
-from rollmesh.learner.batching.types import PackedBatch, PackedRow, Packing, TrainSequence
+from rollmesh.learner.batching.types import PackedBatch, PackedRow, Packing
 from rollmesh.learner.engines.fsdp2.attention import ATTENTION
 from rollmesh.learner.engines.fsdp2.attention_calls import largest_mask, refuse_mask
 from rollmesh.learner.engines.fsdp2.exact_attention_limits import describe_dense_attention, refuse_long_masks
@@ -158,7 +157,7 @@ class ModelRunner(ABC):
         most, numbers = self.world.max_ints([len(real), numbers])
         refuse_mask(numbers)
         missing = most - len(real)
-        return real, [_empty_batch(self.device)] * missing if missing else []
+        return real, [empty_batch(self.device)] * missing if missing else []
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Parameters, tied ones once, and buffers that belong to the model's state."""
@@ -342,9 +341,3 @@ class ModelRunner(ABC):
         fields = [field.name for field in dataclasses.fields(output) if getattr(output, field.name) is not None]
         gathered = self._exchange.gather_outputs(part, [getattr(output, name) for name in fields])
         return ModelOutput(**dict(zip(fields, gathered, strict=True)))
-
-
-def _empty_batch(device: torch.device) -> PackedBatch:
-    one = np.zeros(1, dtype=np.int32)
-    sequence = TrainSequence(one, one, np.ones(1, dtype=np.uint8), np.zeros(1, dtype=np.float32))
-    return pack([sequence], device=device)

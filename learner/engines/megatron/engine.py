@@ -17,20 +17,20 @@ from rollmesh.learner.algorithms.types import GlobalCounts, ModelOutput
 from rollmesh.learner.batching.types import PackedBatch, Packing
 from rollmesh.learner.engines.interface import Engine, EngineSpec, ExportedTensor, StepResult, WeightShard
 from rollmesh.learner.engines.megatron.computing.model import padded_vocabulary
+from rollmesh.learner.engines.megatron.computing.runner import MegatronRunner
 from rollmesh.learner.engines.megatron.families.registry import family_of
 from rollmesh.learner.engines.megatron.groups import MegatronGroups
 from rollmesh.learner.engines.megatron.memory import GRADIENTS, OPTIMIZER, PARAMS, MegatronMemory
 from rollmesh.learner.engines.megatron.probe import Fingerprints, found_by, judge, truth_of, weighted_sum
 from rollmesh.learner.engines.megatron.requirements import ModelFacts, resolve_sizes
-from rollmesh.learner.engines.megatron.runner import MegatronRunner
 from rollmesh.learner.engines.megatron.training.gradients import Gradients
 from rollmesh.learner.engines.megatron.training.optimizer import MegatronOptimizer, OwnedRange
+from rollmesh.learner.engines.megatron.training.state import boxed_state, fill_master, parts_of, read_steps
 from rollmesh.learner.engines.megatron.training.step import MegatronStep
 from rollmesh.learner.engines.megatron.unsupported import check_optimizer, check_settings
+from rollmesh.learner.engines.megatron.weight_rules import Pieces
 from rollmesh.learner.engines.megatron.weights.loading import read_pieces
-from rollmesh.learner.engines.megatron.weights.state import boxed_state, fill_master, parts_of, read_steps
 from rollmesh.learner.engines.megatron.weights.weight_map import ParameterKey, WeightMap
-from rollmesh.learner.engines.megatron.weights.weight_rules import Pieces
 from rollmesh.learner.engines.probe_batches import make_probe_batches
 from rollmesh.learner.engines.tensors.boxes import Box
 from rollmesh.learner.engines.tensors.divided_tensor import DividedTensor

@@ -23,7 +23,7 @@ from rollmesh.learner.engines.world import World
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """What groups depend on."""
+    """Groups are made once for each."""
 
     owner: int
     sizes: ParallelSizes

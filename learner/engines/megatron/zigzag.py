@@ -19,7 +19,7 @@ def padded_lengths(lengths: NDArray[np.int64], size: int, tensor_parallel: int) 
         tensor_parallel: processes that divide each one's tokens again.
 
     Returns:
-        int64 [S]: multiples of `2 * size` where sequences are divided; each process has a multiple of `tensor_parallel`.
+        int64 [S]: multiples of `2 * size` where sequences are divided; a process has a multiple of `tensor_parallel`.
     """
     unit = 2 * size if size > 1 else 1
     padded = -(-lengths // unit) * unit

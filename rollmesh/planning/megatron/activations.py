@@ -49,9 +49,9 @@ class Kernels:
 
 
 FUSED = Kernels(norm=2, output=1, head_norms=1, mlp=3, expert=3)
-"""Of CUDA."""
+"""Those of CUDA."""
 PLAIN = Kernels(norm=3, output=2, head_norms=2, mlp=5, expert=6)
-"""Of a CPU: norms keep their normalized input, and each operation of SwiGLU its own."""
+"""Those of a CPU: norms keep their normalized input, and each operation of SwiGLU its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from rollmesh.learner.engines.megatron.families.registry import family_of
 from rollmesh.learner.engines.megatron.requirements import ModelFacts
-from rollmesh.learner.engines.megatron.weights.weight_rules import Form, Rule
+from rollmesh.learner.engines.megatron.weight_rules import Form, Rule
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 

@@ -1,4 +1,4 @@
-"""What Megatron's own layers keep for the backward pass is what the plan says, on a CPU."""
+"""Megatron's own layers keep for the backward pass as much as the plan says, on a CPU."""
 
 from __future__ import annotations
 

@@ -120,8 +120,8 @@ def test_every_switch_is_a_key_of_the_configuration() -> None:
     assert not is_key("learner.batch.no_such_key")
 
 
-def test_another_engine_is_not_planned_by_the_formulas_of_fsdp2() -> None:
-    with pytest.raises(ConfigError, match=r"the formulas are those of fsdp2, and learner\.engine is mine"):
+def test_another_engine_is_not_planned_by_the_formulas_of_those_that_are_known() -> None:
+    with pytest.raises(ConfigError, match=r"the formulas are those of fsdp2 and megatron, and learner\.engine is mine"):
         found(configured("qwen3-0.6b", learner={"engine": "mine"}), "1xH100-80G")
 
 

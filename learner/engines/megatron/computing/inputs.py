@@ -17,8 +17,8 @@ from torch import Tensor
 from rollmesh.learner.batching.sequences import whole_sequences
 from rollmesh.learner.batching.transfer import to_device
 from rollmesh.learner.batching.types import PackedBatch
-from rollmesh.learner.engines.megatron.zigzag import padded_lengths, places_of
 from rollmesh.learner.engines.megatron.parallel import ParallelPlace, ParallelSizes
+from rollmesh.learner.engines.megatron.zigzag import padded_lengths, places_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,7 +62,7 @@ def divide(
     padded = padded_lengths(sequences.lengths, sizes.cp, sizes.tp)
     padded[-1] += max(0, length - int(padded.sum()))
     total = int(padded.sum())
-    # Of each packed token, and of each place side by side, the other.
+    # Packed tokens by their places side by side (-1: padding), and the reverse.
     real = np.arange(int(sequences.lengths.sum())) + np.repeat(
         (padded.cumsum() - padded) - (sequences.lengths.cumsum() - sequences.lengths), sequences.lengths
     )

@@ -61,7 +61,7 @@ class _LedBy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, group: dist.ProcessGroup, leads: bool, *values: Tensor) -> tuple[Tensor, ...]:
         ctx.group, ctx.leads, ctx.differentiable = group, leads, ctx.needs_input_grad[2:]
-        # Copies: autograd lets nobody change one of several views in place.
+        # Copies: autograd forbids changes in place of one of several views.
         results = tuple(value.clone() for value in values)
         ctx.mark_non_differentiable(*_constant(results, ctx.differentiable))
         return results

@@ -9,7 +9,7 @@ from torch.nn import functional
 from rollmesh.learner.engines.layer_kinds import layer_kinds
 from rollmesh.learner.engines.megatron.families.family import Settings
 from rollmesh.learner.engines.megatron.families.rope import rope_settings
-from rollmesh.learner.engines.megatron.weights.weight_rules import Form, Rule
+from rollmesh.learner.engines.megatron.weight_rules import Form, Rule
 from rollmesh.mesh.errors import ConfigError
 
 ENDS = (

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rollmesh.learner.engines.megatron.weights.weight_rules import Rule
+from rollmesh.learner.engines.megatron.weight_rules import Rule
 
 _TIED = "share_embeddings_and_output_weights"
 

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import ChainedOptimizer, DistributedOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
-from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from rollmesh.learner.engines.interface import EngineSpec
@@ -43,32 +41,6 @@ class OwnedRange:
         """The range of the accumulated gradient, float32 [stop - start]."""
         whole: Tensor = self.parameter.main_grad  # type: ignore[attr-defined]  # Megatron's name
         return whole.view(-1)[self.start : self.stop]
-
-
-def wrap_chunks(
-    chunks: Sequence[GPTModel], config: TransformerConfig, spec: EngineSpec
-) -> list[DistributedDataParallel]:
-    """Chunks whose gradients are summed over data-parallel ranks."""
-    wrapped = [
-        DistributedDataParallel(
-            config,
-            DistributedDataParallelConfig(
-                grad_reduce_in_fp32=True,
-                overlap_grad_reduce=spec.megatron.overlap_grad_reduce,
-                overlap_param_gather=spec.megatron.overlap_param_gather,
-                use_distributed_optimizer=True,
-                check_for_nan_in_grad=False,
-            ),
-            chunk,
-            # Only the first chunk's gradients arise last, with nothing left to hide their exchange.
-            disable_bucketing=number > 0,
-        )
-        for number, chunk in enumerate(chunks)
-    ]
-    if spec.megatron.overlap_grad_reduce:
-        no_sync = [chunk.no_sync for chunk in wrapped]
-        config.no_sync_func = no_sync if len(wrapped) > 1 else no_sync[0]
-    return wrapped
 
 
 class MegatronOptimizer:

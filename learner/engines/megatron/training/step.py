@@ -18,8 +18,8 @@ from rollmesh.learner.algorithms.interface import Loss
 from rollmesh.learner.algorithms.types import GlobalCounts, ModelOutput
 from rollmesh.learner.batching.types import PackedBatch
 from rollmesh.learner.engines.interface import StepResult
+from rollmesh.learner.engines.megatron.computing.runner import MegatronRunner
 from rollmesh.learner.engines.megatron.groups import MegatronGroups
-from rollmesh.learner.engines.megatron.runner import MegatronRunner
 from rollmesh.learner.engines.megatron.training.gradients import Gradients
 from rollmesh.learner.engines.megatron.training.optimizer import MegatronOptimizer
 from rollmesh.learner.engines.pending_step import PendingStep

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from rollmesh.learner.engines.megatron.parallel import ParallelPlace
+from rollmesh.learner.engines.megatron.weight_rules import Piece, Pieces
 from rollmesh.learner.engines.megatron.weights.weight_map import ParameterKey, WeightMap
-from rollmesh.learner.engines.megatron.weights.weight_rules import Piece, Pieces
 from rollmesh.learner.engines.tensors.boxes import box_shape
 from rollmesh.learner.model_files.conversion import Conversion
 from rollmesh.learner.model_files.reading import read_parts, refuse_other_twin

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rollmesh.learner.engines.megatron.families.family import Family
 from rollmesh.learner.engines.megatron.parallel import ParallelPlace, ParallelSizes
-from rollmesh.learner.engines.megatron.weights.weight_rules import Form, Geometry, Piece, Pieces, Rule, even, pieces_of
+from rollmesh.learner.engines.megatron.weight_rules import Form, Geometry, Piece, Pieces, Rule, even, pieces_of
 from rollmesh.learner.engines.tensors.boxes import Box
 from rollmesh.learner.model_files.value_head import HEAD
 

@@ -15,12 +15,12 @@ from rollmesh.learner.algorithms.types import ModelOutput
 from rollmesh.learner.batching.empty import empty_batch
 from rollmesh.learner.batching.types import PackedBatch
 from rollmesh.learner.engines.interface import EngineSpec
+from rollmesh.learner.engines.megatron.computing.data_parallel import wrap_chunks
 from rollmesh.learner.engines.megatron.computing.heads import LogProbHead, ResultHead, ValueHead
 from rollmesh.learner.engines.megatron.computing.model import build_chunks, build_config, head_of, named_parameters
 from rollmesh.learner.engines.megatron.computing.passes import Passes
 from rollmesh.learner.engines.megatron.families.family import Settings
 from rollmesh.learner.engines.megatron.parallel import ParallelSizes
-from rollmesh.learner.engines.megatron.training.optimizer import wrap_chunks
 from rollmesh.learner.engines.megatron.weights.weight_map import WeightMap
 from rollmesh.learner.engines.model_cost import cost_of
 from rollmesh.learner.engines.output.layer import LogitMemory

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rollmesh.learner.engines.megatron.training.optimizer import MOMENTS, OwnedRange
-from rollmesh.learner.engines.megatron.weights.weight_rules import Piece, Pieces
+from rollmesh.learner.engines.megatron.weight_rules import Piece, Pieces
 from rollmesh.learner.engines.tensors.box_state import BoxedTensor
 from rollmesh.learner.engines.tensors.boxes import Box, box_shape, box_start, intersect, rectangles, shift
 from rollmesh.learner.engines.tensors.state import MODEL_KEY, OPTIMIZER_KEY

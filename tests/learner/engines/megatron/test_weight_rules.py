@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rollmesh.learner.engines.megatron.parallel import ParallelPlace, ParallelSizes
-from rollmesh.learner.engines.megatron.weights.weight_rules import Form, Geometry, Piece, Pieces, Rule, pieces_of
+from rollmesh.learner.engines.megatron.weight_rules import Form, Geometry, Piece, Pieces, Rule, pieces_of
 from rollmesh.mesh.errors import ConfigError
 
 EXPERTS = Rule(("experts.{expert}.fc1.weight", "experts.fc1.weight{expert}"), ("gate_up",), Form.EXPERT_GATE_UP)
