@@ -34,12 +34,13 @@ def export_checkpoint(config: Config, checkpoint: Path, out: Path) -> None:
         out: folder to write; must not hold files yet.
 
     Raises:
-        ConfigError: `out` is not empty, or another engine than `fsdp2` wrote the checkpoint.
+        ConfigError: `out` is not empty, or the checkpoint is of another engine than `fsdp2` and `megatron`.
         DataError: no such checkpoint, or a damaged one, or one of another model; or a model that cannot be loaded.
     """
-    if config.learner.engine != "fsdp2":
+    if not config.learner.has_readable_checkpoints:
         raise ConfigError(
-            f"only checkpoints of fsdp2 are read without their engine, and learner.engine is {config.learner.engine}",
+            "only checkpoints of fsdp2 and megatron are read without their engine, and learner.engine is "
+            f"{config.learner.engine}",
             hint="`export_hf` of that engine writes the folder",
         )
     model = Path(resolve_model(config.model).path)

@@ -32,7 +32,7 @@ from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 # Names of the engine's own metrics where the field has its own word for them.
 _METRIC_NAMES = {"critic": {"loss": "vf_loss"}}
-_ENGINE_METRICS = ("loss", "grad_norm", "lr")
+_ENGINE_METRICS = ("loss", "grad_norm", "lr", "load_balance_loss", "router_z_loss")
 
 
 class UpdateRefused(Exception):  # noqa: N818  # an ordinary turn of events: the batch could not be claimed

@@ -9,9 +9,9 @@ collective the same deadline; torch's own default for further groups is another 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from datetime import timedelta
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 from weakref import WeakSet
 
 import torch
@@ -20,6 +20,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from rollmesh.learner.engines.rendezvous import open_store
+
+Made = TypeVar("Made")
 
 
 def gather_bytes(message: bytes, group: dist.ProcessGroup) -> list[bytes]:
@@ -58,6 +60,8 @@ class World:
     _formed: ClassVar[bool] = False
     _neighbours: ClassVar[dict[int, dist.ProcessGroup]] = {}
     _counterparts: ClassVar[dict[int, dist.ProcessGroup]] = {}
+    # Of engines.
+    _kept: ClassVar[dict[Hashable, Any]] = {}
     # Groups of threads that have ended, for the next ones.
     _spare: ClassVar[list[dist.ProcessGroup]] = []
 
@@ -177,6 +181,21 @@ class World:
             World._counterparts[size] = dist.new_subgroups_by_enumeration(ranks, timeout=self.timeout)[0]
         return World._counterparts[size]
 
+    def keep(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """Makes something of process groups once, for all engines that ask for it with this key.
+
+        Args:
+            key: of what is made.
+            make: makes it, where it is not there yet; collective.
+
+        Returns:
+            It is kept as long as the learner's own group.
+        """
+        if key not in World._kept:
+            World._kept[key] = make()
+        made: Made = World._kept[key]
+        return made
+
     def lend_group(self) -> dist.ProcessGroup | None:
         """A gloo group of all processes for one thread that does not train; collective. None: no group is formed.
 
@@ -206,6 +225,7 @@ class World:
             World._formed = False
             World._neighbours.clear()
             World._counterparts.clear()
+            World._kept.clear()
             World._spare.clear()
 
     def _reduce(self, values: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:

@@ -156,6 +156,16 @@ CRITIC = [
     Metric("prm/accuracy", "Responses whose outcome the implicit reward model (PRIME) gets right.", "share"),
     Metric("prm/reward", "Mean process reward per token."),
     Metric("<role>/loss", "Loss of a role other than the actor."),
+    Metric(
+        "<role>/load_balance_loss",
+        "Loss of unequally used experts (`learner.megatron.load_balance_coeff`), without its weight: 1 where all get "
+        "as many tokens. Mean over micro-batches and layers.",
+    ),
+    Metric(
+        "<role>/router_z_loss",
+        "Loss of large logits of routers (`learner.megatron.z_loss_coeff`), without its weight; mean over "
+        "micro-batches and layers.",
+    ),
     Metric("<role>/grad_norm", "Norm of its gradient before clipping.", verl="critic/grad_norm"),
     Metric("<role>/lr", "Its learning rate.", verl="critic/lr"),
     _verl("critic/vf_loss", "Value loss per token."),

@@ -330,6 +330,11 @@ class LearnerSection(Section):
         """Backends of all roles, the actor's among them."""
         return {self.engine, *map(self.engine_of, self.roles)}
 
+    @property
+    def has_readable_checkpoints(self) -> bool:
+        """True where the actor's checkpoints are read without their engine."""
+        return self.engine in ("fsdp2", "megatron")
+
     def engine_of(self, role: str) -> str:
         """Backend of a role's engine."""
         own = self.roles.get(role)

@@ -80,10 +80,11 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _folders_are_read_from_fsdp2(self) -> Config:
-        if self.checkpoint.hf and self.learner.engine != "fsdp2":
+    def _folders_are_read_from_checkpoints(self) -> Config:
+        if self.checkpoint.hf and not self.learner.has_readable_checkpoints:
             raise ValueError(
-                f"checkpoint.hf needs learner.engine: fsdp2, got {self.learner.engine}: only its files are read"
+                f"checkpoint.hf needs learner.engine: fsdp2 or megatron, got {self.learner.engine}: no other files are "
+                "read"
             )
         return self
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field, model_validator
 
 from rollmesh.mesh.config.base import PositiveFloat, PositiveInt, Section
@@ -68,21 +66,14 @@ class ParallelSection(Section):
 class MegatronSection(Section):
     """Settings of Megatron-Core that no other engine has."""
 
-    load_balance: Literal["none", "aux_loss", "seq_aux_loss", "global_aux_loss"] = Field(
-        "none",
-        description="Loss that is added for models with experts, so that all experts get tokens. It balances a "
-        "micro-batch, each sequence, or the whole batch.",
+    load_balance_coeff: PositiveFloat | None = Field(
+        None,
+        description="Weight of a loss that gives all experts tokens (Switch Transformers), over each micro-batch; none: "
+        "there is none.",
     )
-    aux_loss_coeff: PositiveFloat = Field(1e-3, description="Weight of the loss that `load_balance` names.")
     z_loss_coeff: PositiveFloat | None = Field(
         None, description="Weight of a loss that keeps the routers' logits small (ST-MoE); none: there is none."
     )
-    expert_bias: bool = Field(
-        False,
-        description="Balance experts by a bias on their scores instead of a loss. It changes after each step. For "
-        "routers with sigmoid scores.",
-    )
-    expert_bias_update_rate: PositiveFloat = Field(1e-3, description="How much that bias changes per step.")
     overlap_grad_reduce: bool = Field(
         False, description="Gradients travel between data-parallel ranks during the backward pass."
     )

@@ -39,8 +39,8 @@ from rollmesh.mesh.errors import ConfigError
             "learner.optimizer.name: muon is for engine fsdp2",
         ),
         (
-            ["learner.engine=megatron", "learner.megatron.load_balance=aux_loss"],
-            "learner.megatron.load_balance: aux_loss",
+            ["learner.engine=megatron", "learner.megatron.load_balance_coeff=0.01"],
+            "learner.megatron.load_balance_coeff: 0.01",
         ),
     ],
 )

@@ -136,8 +136,9 @@ def test_numbers_with_an_exponent_need_no_point(tmp_path: Path) -> None:
 def test_folders_of_another_engine_are_refused() -> None:
     run = {"model": {"path": "m"}, "data": {"train": "t"}, "learner": {"engine": "mine"}}
     assert load_config(run).learner.engine == "mine"
-    with pytest.raises(ConfigError, match=r"checkpoint\.hf needs learner\.engine: fsdp2, got mine"):
+    with pytest.raises(ConfigError, match=r"checkpoint\.hf needs learner\.engine: fsdp2 or megatron, got mine"):
         load_config(run, ["checkpoint.hf=[last]"])
+    assert load_config(run, ["checkpoint.hf=[last]", "learner.engine=megatron"]).checkpoint.hf
 
 
 def test_roles_have_their_own_model_and_optimizer() -> None:
@@ -181,7 +182,7 @@ def test_roles_have_their_own_engine_and_division() -> None:
     ("override", "said"),
     [
         ("learner.megatron.overlap_param_gather=true", "overlap_param_gather needs overlap_grad_reduce"),
-        ("learner.megatron.load_balance=sinkhorn", "learner.megatron.load_balance"),
+        ("learner.megatron.load_balance_coeff=-1", "learner.megatron.load_balance_coeff"),
         ("learner.parallel.layers=[2, 0]", "learner.parallel.layers"),
         ("learner.parallel.tp=0", "learner.parallel.tp"),
     ],

@@ -18,9 +18,14 @@ from rollmesh.learner.checkpoint.store import CheckpointStore
 from rollmesh.learner.engines.fsdp2 import engine as fsdp2
 from rollmesh.learner.model_files import folder_writer
 from rollmesh.mesh.config.inputs import ModelSection
+from rollmesh.mesh.config.learner import LearnerSection
+from rollmesh.mesh.config.parallel import ParallelSection
 from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
-from tests.learner.engines.models import make_engine, make_model
+from rollmesh.testing.engine_cases import make_sequences, train
+from rollmesh.testing.fixtures import GetWorld
+from rollmesh.testing.worlds import EngineLayout, Harness
+from tests.learner.engines.models import make_engine, make_model, make_spec
 from tests.learner.engines.training import train_step, weights
 
 
@@ -30,8 +35,8 @@ def _without_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export, "resolve_model", lambda model: model)
 
 
-def config_of(folder: Path, dtype: str = "bfloat16") -> Any:
-    return SimpleNamespace(model=ModelSection(path=str(folder), dtype=dtype), learner=SimpleNamespace(engine="fsdp2"))
+def config_of(folder: Path, dtype: str = "bfloat16", engine: str = "fsdp2") -> Any:
+    return SimpleNamespace(model=ModelSection(path=str(folder), dtype=dtype), learner=LearnerSection(engine=engine))
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama", "qwen3_moe"])
@@ -53,6 +58,32 @@ def test_a_checkpoint_becomes_the_folder_that_the_engine_writes(
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert model.dtype == torch.bfloat16
     found = dict(model.named_parameters())
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def train_and_save(harness: Harness, folder: Path, out: Path) -> dict[str, torch.Tensor]:
+    """A step, a checkpoint, and the folder that the engine itself writes; gives the weights, in the leading process."""
+    engine = harness.make(make_spec(folder, model=ModelSection(path=str(folder), dtype="bfloat16")))
+    train(engine, make_sequences(1))
+    CheckpointStore(out / "checkpoints").begin({"actor": engine}, PolicyVersion(1, 3), {}).result(60)
+    engine.export_hf(out / "written")
+    return {name: tensor.bfloat16() for name, tensor in weights(engine).items()}
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama", "qwen3_moe"])
+@pytest.mark.parametrize("parallel", [{"tp": 2}, {"pp": 2}], ids=str)
+def test_a_checkpoint_that_megatron_has_divided_becomes_the_same_folder(
+    tmp_path: Path, engine_worlds: GetWorld, architecture: str, parallel: dict[str, int]
+) -> None:
+    folder = make_model(tmp_path / "model", architecture)
+    layout = EngineLayout("divided", 2, "megatron", {"parallel": ParallelSection(**parallel)})
+    expected, _ = engine_worlds(layout).run(train_and_save, folder, tmp_path)
+
+    export_checkpoint(config_of(folder, engine="megatron"), latest_checkpoint(tmp_path), tmp_path / "out")
+    for path in (tmp_path / "written").iterdir():
+        assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes(), path.name
+    found = dict(AutoModelForCausalLM.from_pretrained(tmp_path / "out").named_parameters())
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
@@ -87,9 +118,8 @@ def test_half_a_model_is_removed_where_a_link_leads_to(
 
 
 def test_checkpoints_of_another_engine_are_not_read(tmp_path: Path) -> None:
-    config = config_of(tmp_path)
-    config.learner.engine = "mine"
-    with pytest.raises(ConfigError, match=r"only checkpoints of fsdp2 are read .* learner\.engine is mine"):
+    config = config_of(tmp_path, engine="mine")
+    with pytest.raises(ConfigError, match=r"only checkpoints of fsdp2 and megatron are read .* learner\.engine is mine"):
         export_checkpoint(config, tmp_path, tmp_path / "out")
 
 

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import logging
+import os
+from importlib.util import find_spec
 
 from rollmesh.learner.engines.interface import Engine, EngineSpec
 from rollmesh.learner.engines.registry import ModelType
+from rollmesh.mesh.errors import ConfigError
 
 
 def create_engine(spec: EngineSpec, model_type: ModelType) -> Engine:
     """See `registry.create_engine`."""
+    # Megatron counts on it for the order of kernels and messages; read when CUDA starts.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     if spec.device == "cpu":
         from rollmesh.learner.engines.megatron.local.cpu import import_on_cpu
 
         # Before anything else imports Megatron-Core.
         import_on_cpu()
+    elif find_spec("transformer_engine") is None:
+        raise ConfigError(
+            "learner.engine: megatron needs Transformer Engine on CUDA, and it is not installed for this interpreter",
+            hint='pip install "transformer-engine[pytorch]", or set learner.engine: fsdp2',
+        )
     # It describes each of its optimizers at length.
     logging.getLogger("megatron").setLevel(logging.WARNING)
     from rollmesh.learner.engines.megatron.engine import MegatronEngine

@@ -9,24 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from megatron.core import parallel_state as state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from rollmesh.learner.engines.megatron.parallel import ParallelSizes
 from rollmesh.learner.engines.world import World
-
-
-@dataclass(frozen=True, slots=True)
-class _Key:
-    """Groups are made once for each."""
-
-    owner: int
-    sizes: ParallelSizes
 
 
 class MegatronGroups:
@@ -37,8 +28,6 @@ class MegatronGroups:
         world: all processes; it has a process group.
     """
 
-    _made: dict[_Key, dict[str, Any]] = {}
-
     def __init__(self, sizes: ParallelSizes, world: World) -> None:
         self._on_cpu = world.device.type == "cpu"
         if self._on_cpu:
@@ -46,11 +35,10 @@ class MegatronGroups:
 
             import_on_cpu()
         # Number and kind of layers change no group.
-        key = _Key(id(dist.group.WORLD), replace(sizes, layers=(), sequence_parallel=False))
+        key = replace(sizes, layers=(), sequence_parallel=False)
+        minutes = math.ceil(world.timeout.total_seconds() / 60)
         with self._device():
-            if key not in self._made:
-                self._made[key] = _make(sizes, math.ceil(world.timeout.total_seconds() / 60))
-        self._names = self._made[key]
+            self._names: dict[str, Any] = world.keep(key, lambda: _make(sizes, minutes))
 
     @contextmanager
     def active(self, *, optimizer: bool = False) -> Iterator[None]:

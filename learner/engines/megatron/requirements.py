@@ -31,7 +31,6 @@ class ModelFacts:
         experts: of a layer; 0: it has none, None: not known.
         layers: of the whole model.
         vocabulary: of tokens, without padding; any number can be divided.
-        sigmoid_router: routers have sigmoid scores, as those of DeepSeek-V3 have.
     """
 
     name: str
@@ -42,7 +41,6 @@ class ModelFacts:
     experts: int | None = None
     layers: int = 0
     vocabulary: int = 0
-    sigmoid_router: bool = False
 
     @classmethod
     def read(cls, name: str, config: Mapping[str, Any]) -> ModelFacts:
@@ -72,7 +70,6 @@ class ModelFacts:
             experts=experts,
             layers=size("num_hidden_layers"),
             vocabulary=size("vocab_size"),
-            sigmoid_router=text.get("scoring_func") == "sigmoid",
         )
 
 

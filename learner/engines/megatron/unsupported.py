@@ -74,9 +74,8 @@ def check_balance(section: MegatronSection, models: Sequence[ModelFacts]) -> Non
         ConfigError: names the key.
     """
     wanted = {
-        "load_balance": section.load_balance if section.load_balance != "none" else None,
+        "load_balance_coeff": section.load_balance_coeff,
         "z_loss_coeff": section.z_loss_coeff,
-        "expert_bias": "true" if section.expert_bias else None,
     }
     for name, value in wanted.items():
         if value is not None and all(model.experts == 0 for model in models):
@@ -84,26 +83,6 @@ def check_balance(section: MegatronSection, models: Sequence[ModelFacts]) -> Non
                 f"learner.megatron.{name}: {value} is for models with experts, and {models[0].name!r} has none",
                 hint="leave it out",
             )
-    for model in models:
-        check_bias(section, model)
-
-
-def check_bias(section: MegatronSection, model: ModelFacts) -> None:
-    """Refuses a bias of experts that a model's routers cannot have.
-
-    Args:
-        section: of the engine.
-        model: one without experts has no such bias.
-
-    Raises:
-        ConfigError: names the key.
-    """
-    if section.expert_bias and model.experts and not model.sigmoid_router:
-        raise ConfigError(
-            f"learner.megatron.expert_bias is for routers with sigmoid scores, and those of model {model.name!r} have "
-            "softmax scores",
-            hint="leave it out, and set learner.megatron.load_balance: aux_loss",
-        )
 
 
 def _refuse(key: str, value: str, works: str) -> None:

@@ -1,4 +1,4 @@
-"""A learner of two ranks, one of which is stopped: the run ends by its name and continues from its checkpoint."""
+"""A learner of two ranks loses one of them: it ends, and another engine on one rank continues from its checkpoint."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -18,12 +19,28 @@ from tests.learner.live.test_runs import assert_nothing_twice, records, wait_for
 from tests.learner.live.tiny import make_config, mesh_of, run_learner
 from tests.repository import REPOSITORY
 
+_MEGATRON = {"learner.engine": "megatron"}
+
 
 @pytest.mark.slow
-def test_a_rank_that_is_stopped_ends_the_learner_by_name_and_the_next_one_continues(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("begun", "lost", "blow", "code", "continued"),
+    [
+        pytest.param({}, 1, signal.SIGSTOP, RankLostError.exit_code, _MEGATRON, id="fsdp2, rank 1 is stopped"),
+        pytest.param(
+            _MEGATRON | {"learner.parallel.pp": 2}, 0, signal.SIGKILL, -signal.SIGKILL, {}, id="pp 2, rank 0 is killed"
+        ),
+        pytest.param(
+            _MEGATRON | {"learner.parallel.tp": 2}, 1, signal.SIGKILL, -signal.SIGKILL, {}, id="tp 2, rank 1 is killed"
+        ),
+    ],
+)
+def test_a_rank_that_is_lost_ends_the_learner_and_the_next_one_continues(
+    tmp_path: Path, begun: dict[str, Any], lost: int, blow: signal.Signals, code: int, continued: dict[str, Any]
+) -> None:
     changes = {"checkpoint.every_s": None, "data.eval": None}
     two = {"learner.ranks": 2, "learner.steps": 1000, "checkpoint.every_steps": 1, "learner.distributed.timeout_s": 5.0}
-    config = make_config(tmp_path, {**changes, **two})
+    config = make_config(tmp_path, {**changes, **two, **begun})
     (tmp_path / "config.json").write_text(config.model_dump_json(), encoding="utf-8")
     with mesh_of(config) as mesh:
         command = [sys.executable, "-m", "rollmesh.cli", "learner", str(tmp_path / "config.json"), "--mesh", mesh]
@@ -33,17 +50,18 @@ def test_a_rank_that_is_stopped_ends_the_learner_by_name_and_the_next_one_contin
         try:
             wait_for_line(config.run.folder / "consumption.jsonl", lambda line: line["train_version"] == 3, 180.0)
             ranks = {int(child.environ()["RANK"]): child for child in psutil.Process(learner.pid).children()}
-            ranks[1].suspend()
-            assert learner.wait(120) == RankLostError.exit_code
+            ranks[lost].send_signal(blow)
+            assert learner.wait(120) == code
         finally:
             learner.send_signal(signal.SIGKILL)
             learner.wait()
+        assert not any(rank.is_running() for rank in ranks.values())
         said = (tmp_path / "learner.log").read_text()
-        assert said.count(f"rank 1 (process {ranks[1].pid} on ") == 1, said[-3000:]
+        if code == RankLostError.exit_code:
+            assert said.count(f"rank {lost} (process {ranks[lost].pid} on ") == 1, said[-3000:]
         saved = max(version.version for version, _ in list_checkpoints(config.run.folder / CHECKPOINTS_NAME))
         assert saved >= 1, "the newest may still have been written"
-        # One rank continues what two have begun.
-        last = make_config(tmp_path, {**changes, "learner.steps": saved + 2})
+        last = make_config(tmp_path, {**changes, **continued, "learner.steps": saved + 2})
         assert run_learner(last, mesh, takeover=True) == 0
     steps = [record["step"] for record in records(config) if "tokens_per_second" in record]
     assert steps[-2:] == [saved + 1, saved + 2]

@@ -17,6 +17,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from rollmesh.learner.engines.interface import EngineSpec
+from rollmesh.learner.engines.megatron.computing.balance import token_parts
 from rollmesh.learner.engines.megatron.computing.heads import ResultHead
 from rollmesh.learner.engines.megatron.families.family import Settings
 from rollmesh.learner.engines.megatron.parallel import ParallelPlace, ParallelSizes
@@ -49,14 +50,13 @@ def build_config(spec: EngineSpec, settings: Settings, sizes: ParallelSizes, dev
     if experts:
         arguments |= {
             "moe_grouped_gemm": cuda,
-            "moe_router_load_balancing_type": megatron.load_balance,
-            "moe_aux_loss_coeff": megatron.aux_loss_coeff,
-            "moe_z_loss_coeff": megatron.z_loss_coeff,
-            "moe_router_enable_expert_bias": megatron.expert_bias,
-            "moe_router_bias_update_rate": megatron.expert_bias_update_rate,
+            "moe_router_load_balancing_type": "aux_loss" if megatron.load_balance_coeff else "none",
+            "moe_aux_loss_coeff": megatron.load_balance_coeff or 0.0,
+            "moe_z_loss_coeff": megatron.z_loss_coeff and megatron.z_loss_coeff * token_parts(sizes),
         }
     if spec.activation_checkpointing == "selective":
-        arguments |= {"recompute_granularity": "selective", "recompute_modules": ["moe_act" if experts else "mlp"]}
+        modules = [_recomputed(experts=experts, cuda=cuda)]
+        arguments |= {"recompute_granularity": "selective", "recompute_modules": modules}
     elif spec.activation_checkpointing and spec.optimizer is not None:
         arguments |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     interleaved = sizes.vpp > 1
@@ -174,6 +174,13 @@ class _PaddingHook:
 
 def _leave(tensor: Tensor) -> Tensor:
     return tensor
+
+
+def _recomputed(*, experts: bool, cuda: bool) -> str:
+    """Megatron's name of the cheap part of a layer; experts that are computed one by one have none."""
+    if not experts:
+        return "mlp"
+    return "moe_act" if cuda else "moe"
 
 
 def _pipeline_layout(sizes: ParallelSizes) -> list[list[str]]:

@@ -15,6 +15,7 @@ from rollmesh.learner.algorithms.types import ModelOutput
 from rollmesh.learner.batching.empty import empty_batch
 from rollmesh.learner.batching.types import PackedBatch
 from rollmesh.learner.engines.interface import EngineSpec
+from rollmesh.learner.engines.megatron.computing.balance import RouterLosses
 from rollmesh.learner.engines.megatron.computing.data_parallel import wrap_chunks
 from rollmesh.learner.engines.megatron.computing.heads import LogProbHead, ResultHead, ValueHead
 from rollmesh.learner.engines.megatron.computing.model import build_chunks, build_config, head_of, named_parameters
@@ -45,6 +46,7 @@ class MegatronRunner:
         chunks: this process's parts of the model; wrapped where it is trained.
         parameters: by number of the chunk and Megatron's name.
         weights: the map between these and the names of the folder.
+        router_losses: that Megatron adds to the gradient.
         passes: runs micro-batches.
         cost: operations of a forward pass.
     """
@@ -88,6 +90,7 @@ class MegatronRunner:
         else:
             # Moves parameters into buffers of its own.
             self.chunks = wrap_chunks(chunks, self._config, spec)
+        self.router_losses = RouterLosses(self._config, sizes, self.layout, world)
         self.passes = Passes(self.chunks, self._head, sizes, self.place, self.device)
         text = stored.model.config.get_text_config()
         shapes = [(name, tuple(tensor.shape)) for name, tensor in stored.model.named_parameters()]

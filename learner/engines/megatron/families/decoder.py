@@ -122,8 +122,6 @@ def expert_settings(
         "moe_router_pre_softmax": not normalized,
         "moe_router_score_function": "softmax",
         "moe_router_dtype": "fp32",
-        "moe_router_load_balancing_type": "none",
-        "moe_aux_loss_coeff": 0.0,
         "moe_ffn_hidden_size": hidden,
         "moe_layer_freq": [int(has) for has in layers],
     }

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
@@ -105,7 +104,6 @@ def _leave() -> None:
 @functools.cache
 def import_on_cpu() -> None:
     """Imports Megatron-Core for the CPU, before anything else does; repeating it is harmless."""
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     # Its small functions would be compiled, which takes longer here than all of their calls.
     with patch.object(torch, "compile", lambda function=None, **_: function or (lambda inner: inner)), on_cpu():
         from megatron.core.tensor_parallel import mappings, random

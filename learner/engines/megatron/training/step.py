@@ -54,6 +54,7 @@ class MegatronStep:
     ) -> None:
         self._runner, self._optimizer, self._gradients = runner, optimizer, gradients
         self._section, self._total_steps, self._groups = section, total_steps, groups
+        self._micro_batches = 0
         self.steps = 0
         self.pending: PendingStep | None = None
 
@@ -67,6 +68,22 @@ class MegatronStep:
             return
         pending.computed = True
         self._gradients.prepare()
+        with runner.router_losses.scaled(real) as factor:
+            self._run(pending, real, filling, loss, counts, factor)
+        self._gradients.mark_reduced()
+        self._micro_batches += len(real) + len(filling)
+
+    def _run(
+        self,
+        pending: PendingStep,
+        real: Sequence[PackedBatch],
+        filling: Sequence[PackedBatch],
+        loss: Loss,
+        counts: GlobalCounts,
+        factor: float,
+    ) -> None:
+        """Runs the passes of a call; shares of the loss are multiplied by the factor."""
+        runner = self._runner
 
         def consume(number: int, output: ModelOutput) -> Tensor:
             differentiable = output.values if output.values is not None else output.policy()[0]
@@ -76,13 +93,12 @@ class MegatronStep:
                 pending.add(result.loss, result.metrics, real[number].tokens.num_tokens)
                 # A loss of which nothing depends on the model has a gradient all the same: zero.
                 share = result.loss if result.loss.requires_grad else share
-            return share
+            return share * factor
 
         pending.passing = True
         with runner.finalizing(_finalize):
             runner.passes.run([*real, *filling], consume, backward=True)
         pending.passing = False
-        self._gradients.mark_reduced()
 
     def apply(self) -> StepResult:
         """See `Engine`."""
@@ -98,6 +114,7 @@ class MegatronStep:
             rate = learning_rate(self._section, self.steps, self._total_steps)
             # Before the weights change: they may be refused.
             metrics = pending.metrics(self._runner.world)
+            metrics |= self._runner.router_losses.take_metrics(self._micro_batches)
             skipped = not np.isfinite(norm)
             if not skipped:
                 with self._groups.active(optimizer=True):
@@ -114,6 +131,8 @@ class MegatronStep:
 
     def _give_up(self) -> None:
         self.pending = None
+        self._micro_batches = 0
+        self._runner.router_losses.forget()
         with self._groups.active():
             self._optimizer.release_gradients()
             self._gradients.free()

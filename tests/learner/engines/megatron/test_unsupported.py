@@ -8,14 +8,13 @@ import pytest
 
 from rollmesh.learner.engines.interface import EngineSpec
 from rollmesh.learner.engines.megatron.requirements import ModelFacts
-from rollmesh.learner.engines.megatron.unsupported import check_balance, check_bias, check_optimizer, check_settings
+from rollmesh.learner.engines.megatron.unsupported import check_balance, check_optimizer, check_settings
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.config.learner import LearnerSection, MemorySection, OptimizerSection
 from rollmesh.mesh.config.parallel import MegatronSection
 from rollmesh.mesh.errors import ConfigError
 
-DENSE, SOFTMAX = ModelFacts("dense", experts=0), ModelFacts("softmax", experts=4)
-SIGMOID = ModelFacts("sigmoid", experts=4, sigmoid_router=True)
+DENSE, EXPERTS = ModelFacts("dense", experts=0), ModelFacts("experts", experts=4)
 
 
 @pytest.mark.parametrize(
@@ -60,11 +59,10 @@ def test_optimizers_of_other_engines_are_refused(optimizer: OptimizerSection, sa
     ("values", "said"),
     [
         (
-            {"load_balance": "aux_loss"},
-            "learner.megatron.load_balance: aux_loss is for models with experts, and 'dense'",
+            {"load_balance_coeff": 0.01},
+            "learner.megatron.load_balance_coeff: 0.01 is for models with experts, and 'dense'",
         ),
         ({"z_loss_coeff": 0.001}, "learner.megatron.z_loss_coeff: 0.001 is for models with experts"),
-        ({"expert_bias": True}, "learner.megatron.expert_bias: true is for models with experts"),
     ],
 )
 def test_experts_that_no_model_has_are_not_balanced(values: dict[str, Any], said: str) -> None:
@@ -72,16 +70,6 @@ def test_experts_that_no_model_has_are_not_balanced(values: dict[str, Any], said
     with pytest.raises(ConfigError) as refused:
         check_balance(section, [DENSE])
     assert refused.value.message.startswith(said)
-    check_balance(section, [DENSE, SIGMOID])
+    check_balance(section, [DENSE, EXPERTS])
     check_balance(section, [ModelFacts("of a hub")])
     check_balance(MegatronSection(), [DENSE])
-
-
-def test_a_bias_needs_routers_with_sigmoid_scores() -> None:
-    section = MegatronSection(expert_bias=True)
-    for model in (DENSE, SIGMOID):
-        check_bias(section, model)
-    check_bias(MegatronSection(), SOFTMAX)
-    for check in (lambda: check_bias(section, SOFTMAX), lambda: check_balance(section, [SIGMOID, SOFTMAX])):
-        with pytest.raises(ConfigError, match=r"expert_bias is for routers with sigmoid scores, .* 'softmax' have"):
-            check()

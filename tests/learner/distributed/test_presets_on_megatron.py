@@ -1,0 +1,95 @@
+"""Every preset trains on Megatron-Core without a line of its own, and each role may have an engine of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rollmesh.mesh.config.parallel import ParallelSection
+from rollmesh.testing.engine_cases import assert_same, export_critic
+from rollmesh.testing.fixtures import GetWorld
+from rollmesh.testing.worlds import EngineLayout
+from tests.learner.distributed.preset_case import Outcome, presets, sample_groups, train_presets, train_roles
+from tests.learner.engines.models import make_model
+
+ONE_RANK = EngineLayout("one_rank")
+LAYOUTS = [
+    EngineLayout("tp2", 2, "megatron", {"parallel": ParallelSection(tp=2)}),
+    EngineLayout("pp2", 2, "megatron", {"parallel": ParallelSection(pp=2)}),
+]
+# Role -> names of its metrics.
+_OF_ROLES = {"actor": ("loss", "grad_norm"), "critic": ("vf_loss", "grad_norm"), "prm": ("loss", "grad_norm")}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory, engine_worlds: GetWorld) -> Mapping[str, Path]:
+    """Another model for each role, and a critic with a head."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("models")
+    found = {role: make_model(folder / role, "qwen3", seed) for seed, role in enumerate(("actor", "reference", "prm"))}
+    engine_worlds(ONE_RANK).run(export_critic, found["actor"], folder / "critic")
+    return found | {"critic": folder / "critic"}
+
+
+@pytest.fixture(scope="module")
+def groups(models: Mapping[str, Path]) -> Any:
+    return sample_groups(models["actor"])
+
+
+@pytest.fixture(scope="module")
+def expected(
+    models: Mapping[str, Path], groups: Any, engine_worlds: GetWorld, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Outcome]:
+    (found,) = engine_worlds(ONE_RANK).run(train_presets, models, groups, tmp_path_factory.mktemp("expected"))
+    return found
+
+
+def assert_same_outcome(found: Outcome, expected: Outcome) -> None:
+    assert found[0] == pytest.approx(expected[0], rel=1e-4, abs=1e-6)
+    assert found[1].keys() == expected[1].keys()
+    for role, tensors in expected[1].items():
+        assert_same(found[1][role], tensors, 1e-5)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
+def test_every_preset_trains_as_on_one_rank_of_fsdp2(
+    layout: EngineLayout,
+    models: Mapping[str, Path],
+    groups: Any,
+    expected: dict[str, Outcome],
+    engine_worlds: GetWorld,
+    tmp_path: Path,
+) -> None:
+    found, other = engine_worlds(layout).run(train_presets, models, groups, tmp_path)
+    assert list(found) == [name for name, _ in presets()]
+    for name, algorithm in presets():
+        metrics = expected[name][0]
+        trained = ["actor", *(role.name for role in algorithm.needs.roles if role.trained)]
+        for key in (f"{role}/{metric}" for role in trained for metric in _OF_ROLES[role]):
+            assert metrics[key] != 0, f"{name}: the batch shows nothing of {key}"
+        try:
+            assert_same_outcome(found[name], expected[name])
+            assert other[name][0] == found[name][0]
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from error
+
+
+def test_roles_may_have_engines_of_their_own(
+    models: Mapping[str, Path], groups: Any, engine_worlds: GetWorld, tmp_path: Path
+) -> None:
+    """PPO with an actor divided by tensors, a critic by layers, and a reference of FSDP2, in the same processes."""
+    (expected,) = engine_worlds(ONE_RANK).run(train_roles, models["actor"], groups, tmp_path / "one", ())
+    settings = (
+        *("learner.ranks=2", "learner.engine=megatron", "learner.parallel.tp=2"),
+        "learner.roles={reference: {engine: fsdp2}, critic: {parallel: {pp: 2}}}",
+    )
+    for found in engine_worlds(LAYOUTS[0]).run(train_roles, models["actor"], groups, tmp_path / "two", settings):
+        assert found[0] == pytest.approx(expected[0], rel=1e-4, abs=1e-6)
+        if found[1]["actor"]:
+            assert_same_outcome(found, expected)
+    assert expected[0]["actor/grad_norm"] != 0
+    assert expected[0]["critic/grad_norm"] != 0
