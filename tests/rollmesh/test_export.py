@@ -119,7 +119,9 @@ def test_half_a_model_is_removed_where_a_link_leads_to(
 
 def test_checkpoints_of_another_engine_are_not_read(tmp_path: Path) -> None:
     config = config_of(tmp_path, engine="mine")
-    with pytest.raises(ConfigError, match=r"only checkpoints of fsdp2 and megatron are read .* learner\.engine is mine"):
+    with pytest.raises(
+        ConfigError, match=r"only checkpoints of fsdp2 and megatron are read .* learner\.engine is mine"
+    ):
         export_checkpoint(config, tmp_path, tmp_path / "out")
 
 

@@ -182,7 +182,7 @@ class MegatronEngine(Engine):
             state = self._state(0, saved=False)
             step.steps, extra = load_state(folder, self.world, state)
             with self._groups.active(optimizer=True):
-                self._optimizer.set_steps(read_steps(state))
+                self._optimizer.complete(read_steps(state))
                 self._optimizer.parameters_from_masters()
         return extra
 
@@ -271,6 +271,7 @@ class MegatronEngine(Engine):
     def _state(self, steps: int, *, saved: bool) -> dict[str, Any]:
         """The state in boxes, of steps that the moments have seen."""
         shapes = {full.name: full.shape for full in self._weights.full_tensors()}
+        self._optimizer.complete(steps)
         return boxed_state(self._owned(saved=saved), shapes, steps)
 
     def _owned(self, *, saved: bool) -> Iterator[tuple[OwnedRange, Pieces]]:

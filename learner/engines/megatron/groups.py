@@ -47,14 +47,15 @@ class MegatronGroups:
         Args:
             optimizer: the code is the optimizer's.
         """
-        before = _names(state)
-        vars(state).update(self._names)
+        present = vars(state)
+        before = {name: present[name] for name in self._names}
+        present.update(self._names)
         try:
             with self._device(optimizer=optimizer):
                 yield
         finally:
-            self._names.update(_names(state))
-            vars(state).update(before)
+            self._names.update({name: present[name] for name in self._names})
+            present.update(before)
 
     @contextmanager
     def _device(self, *, optimizer: bool = False) -> Iterator[None]:

@@ -18,6 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from rollmesh.learner.engines.megatron.local.rotation import rotate_packed
+
 _CPU = torch.device("cpu")
 
 
@@ -50,33 +52,37 @@ class _NoGenerators:
 
 
 class _CpuFactories(TorchFunctionMode):
-    """Tensors that are asked for on CUDA are made on the CPU."""
-
-    def __init__(self, *, types: bool) -> None:
-        super().__init__()
-        self._types = types
+    """Tensors that are asked for on CUDA are made on the CPU. Every call of torch passes here: it must cost little."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        kwargs.pop("pin_memory", None)
-        if str(kwargs.get("device", "")).startswith("cuda"):
-            kwargs["device"] = _CPU
-        result = func(*args, **kwargs)
-        if self._types and func is Tensor.type and len(args) == 1 and not kwargs:
-            # Optimizers recognize masters by this name.
-            return result.replace("torch.", "torch.cuda.", 1)
-        return result
+        if not kwargs:
+            return func(*args)
+        if "device" in kwargs or "pin_memory" in kwargs:
+            kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
+            if str(kwargs.get("device", "")).startswith("cuda"):
+                kwargs["device"] = _CPU
+        return func(*args, **kwargs)
 
 
-_PATCHES: dict[str, Any] = {
-    "current_device": lambda: _CPU,
-    "synchronize": lambda *_, **__: None,
-    "Stream": _NoStream,
-    "current_stream": lambda *_, **__: _NoStream(),
-    "default_stream": lambda *_, **__: _NoStream(),
-    "stream": lambda *_, **__: contextlib.nullcontext(),
-}
-_depth = [0]
+class _CudaTypes(_CpuFactories):
+    """Tensors say that they are on CUDA, too: Megatron's optimizer recognizes masters by this name."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_function__(func, types, args, kwargs)
+        asked = func is Tensor.type and len(args) == 1 and not kwargs
+        return result.replace("torch.", "torch.cuda.", 1) if asked else result
+
+
+_ANSWERS: tuple[tuple[Any, str, Any], ...] = (
+    (torch.cuda, "current_device", lambda: _CPU),
+    (torch.cuda, "synchronize", lambda *_, **__: None),
+    (torch.cuda, "Stream", _NoStream),
+    (torch.cuda, "current_stream", lambda *_, **__: _NoStream()),
+    (torch.cuda, "default_stream", lambda *_, **__: _NoStream()),
+    (torch.cuda, "stream", lambda *_, **__: contextlib.nullcontext()),
+    (Tensor, "cuda", lambda self, *_, **__: self),
+)
+_INHERITED = object()
 
 
 @contextlib.contextmanager
@@ -86,19 +92,16 @@ def on_cpu(*, types: bool = False) -> Iterator[None]:
     Args:
         types: float32 tensors say that they are on CUDA, for the optimizer's code.
     """
-    with contextlib.ExitStack() as stack:
-        if not _depth[0]:
-            for name, answer in _PATCHES.items():
-                stack.enter_context(patch.object(torch.cuda, name, answer))
-            stack.enter_context(patch.object(Tensor, "cuda", lambda self, *_, **__: self))
-        _depth[0] += 1
-        stack.callback(_leave)
-        stack.enter_context(_CpuFactories(types=types))
-        yield
-
-
-def _leave() -> None:
-    _depth[0] -= 1
+    # Several times in a step: `unittest.mock` would take longer than some of the calls.
+    before = [vars(of).get(name, _INHERITED) for of, name, _ in _ANSWERS]
+    for of, name, answer in _ANSWERS:
+        setattr(of, name, answer)
+    try:
+        with _CudaTypes() if types else _CpuFactories():
+            yield
+    finally:
+        for (of, name, _), answer in zip(_ANSWERS, before, strict=True):
+            delattr(of, name) if answer is _INHERITED else setattr(of, name, answer)
 
 
 @functools.cache
@@ -106,6 +109,7 @@ def import_on_cpu() -> None:
     """Imports Megatron-Core for the CPU, before anything else does; repeating it is harmless."""
     # Its small functions would be compiled, which takes longer here than all of their calls.
     with patch.object(torch, "compile", lambda function=None, **_: function or (lambda inner: inner)), on_cpu():
+        from megatron.core.models.common.embeddings import rope_utils
         from megatron.core.tensor_parallel import mappings, random
         from megatron.core.transformer.moe import moe_utils, token_dispatcher
     random._CUDA_RNG_STATE_TRACKER = _NoGenerators()
@@ -115,6 +119,7 @@ def import_on_cpu() -> None:
     # The name is missing without Transformer Engine, and asked for all the same.
     moe_utils.te_general_gemm = getattr(moe_utils, "te_general_gemm", None)
     token_dispatcher.maybe_move_tensor_to_cpu = _on_host
+    rope_utils._apply_rotary_pos_emb_thd = rotate_packed
     mappings._gather_along_first_dim = _gather_uneven(mappings._gather_along_first_dim)
     mappings._reduce_scatter_along_first_dim = _scatter_uneven(mappings._reduce_scatter_along_first_dim)
 

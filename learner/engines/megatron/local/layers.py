@@ -5,14 +5,18 @@ Megatron's own norm refuses sequence parallelism, and its own attention packed s
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+import numpy as np
 import torch
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor, nn
-from torch.nn import functional
+from torch.nn.functional import embedding, scaled_dot_product_attention
 
+from rollmesh.learner.batching.types import Segments
+from rollmesh.learner.engines.fsdp2.attention_calls import AttentionCall, ExactLayout, build_layout
 from rollmesh.learner.engines.megatron.zigzag import places_of
 
 
@@ -69,9 +73,19 @@ class LocalAttention(MegatronModule):
         starts = packed_seq_params.cu_seqlens_q_padded
         if self._group.size() > 1:
             return self._divided(query, key, value, starts)
-        lengths = starts.diff().tolist()
-        sequences = zip(query.split(lengths), key.split(lengths), value.split(lengths), strict=True)
-        return torch.cat([self._attend(*sequence) for sequence in sequences])
+        layout = _layout(tuple(starts.diff().tolist()))
+        outputs = [self._call(query, key, value, call) for call in layout.calls]
+        output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return output if layout.restore is None else embedding(layout.restore, output)
+
+    def _call(self, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
+        """Attention of sequences of similar lengths, [sequences * longest, heads * width]."""
+        count, longest, _ = call.shape
+        rows = (
+            embedding(call.queries, tensor.flatten(1)).view(count, longest, *tensor.shape[1:])
+            for tensor in (query, key, value)
+        )
+        return self._attend(*rows).flatten(0, 1)
 
     def _divided(self, query: Tensor, key: Tensor, value: Tensor, starts: Tensor) -> Tensor:
         size, rank = self._group.size(), self._group.rank()
@@ -83,12 +97,21 @@ class LocalAttention(MegatronModule):
         every = torch.cat([torch.from_numpy(places_of(lengths, size, other)) for other in range(size)])
         sequence = torch.bucketize(torch.arange(int(starts[-1])), starts[1:], right=True)
         seen = (sequence[own][:, None] == sequence[every]) & (own[:, None] >= every)
-        return self._attend(query, key, value, seen)
+        return self._attend(query[None], key[None], value[None], seen)[0]
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None = None) -> Tensor:
-        """The output [t, heads * width]; without a mask, of one sequence."""
-        query, key, value = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
-        out = functional.scaled_dot_product_attention(
+        """The output [rows, length, heads * width] of rows of tokens; without a mask, each row is a sequence."""
+        query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
+        out = scaled_dot_product_attention(
             query, key, value, attn_mask=seen, is_causal=seen is None, scale=self._scale, enable_gqa=True
         )
-        return out[0].transpose(0, 1).flatten(1)
+        return out.transpose(1, 2).flatten(2)
+
+
+# All layers ask for the same one, and many short sequences would be many small calls.
+@functools.lru_cache(maxsize=8)
+def _layout(lengths: tuple[int, ...]) -> ExactLayout:
+    """The calls for sequences side by side."""
+    sizes = np.array(lengths, dtype=np.int64)
+    none = np.zeros_like(sizes)
+    return build_layout(Segments(sizes.cumsum() - sizes, sizes, none, none), torch.device("cpu"))

@@ -27,14 +27,14 @@ class OwnedRange:
         parameter: of the model.
         start, stop: elements of the parameter, flattened.
         master: float32 [stop - start]; a view of the parameter where that is float32.
-        moments: float32 [stop - start] each, by the name of the optimizer's state.
+        state: of the optimizer, for this range; empty before the first step.
     """
 
     parameter: nn.Parameter
     start: int
     stop: int
     master: Tensor
-    moments: dict[str, Tensor]
+    state: dict[str, Any]
 
     @property
     def gradient(self) -> Tensor:
@@ -112,22 +112,22 @@ class MegatronOptimizer:
             chunk.start_param_sync(force_sync=True)
 
     def ranges(self) -> Iterator[OwnedRange]:
-        """This process's parts of the masters, with moments of zero where no step has been taken."""
+        """This process's parts of the masters."""
         for part in self.parts:
-            inner = part.optimizer
-            for parameter, (group, place) in part.model_param_group_index_map.items():
-                owned = part._get_model_param_range_map(parameter)["param"]
-                master = inner.param_groups[group]["params"][place]
-                state = inner.state[master]
-                if not state and not _counts_by_group(inner):
-                    state["step"] = torch.zeros(())
-                for name in MOMENTS:
-                    if name not in state:
-                        state[name] = torch.zeros_like(master.detach())
-                yield OwnedRange(parameter, owned.start, owned.end, master, {name: state[name] for name in MOMENTS})
+            # Megatron's own index of these counts wrong where a group has parameters of several dtypes.
+            models = [*part.model_fp32_groups, *part.model_float16_groups]
+            masters = [*part.shard_fp32_groups, *part.shard_fp32_from_float16_groups]
+            for parameters, shards in zip(models, masters, strict=True):
+                for parameter, master in zip(parameters, shards, strict=True):
+                    owned = part._get_model_param_range_map(parameter)["param"]
+                    yield OwnedRange(parameter, owned.start, owned.end, master, part.optimizer.state[master])
 
-    def set_steps(self, steps: int) -> None:
-        """Records how many steps the moments have seen."""
+    def complete(self, steps: int) -> None:
+        """Gives moments of no step to ranges that have none, and records how many steps all moments have seen."""
+        for owned in self.ranges():
+            for name in MOMENTS:
+                if name not in owned.state:
+                    owned.state[name] = torch.zeros_like(owned.master.detach())
         for part in self.parts:
             for group in part.optimizer.param_groups:
                 # Transformer Engine counts by group, torch by parameter.
@@ -138,9 +138,9 @@ class MegatronOptimizer:
                     part.optimizer.state[master]["step"] = torch.tensor(float(steps))
 
     def states(self) -> Iterator[Tensor]:
-        """Memory of the optimizer's state, and of masters that are not the parameters themselves."""
+        """Memory of the optimizer's state as it is, and of masters that are not the parameters themselves."""
         for owned in self.ranges():
-            yield from owned.moments.values()
+            yield from (owned.state[name] for name in MOMENTS if name in owned.state)
             if owned.parameter.dtype != owned.master.dtype:
                 yield owned.master
 

@@ -91,7 +91,7 @@ def boxed_state(
             found[part.name].append((part, own))
 
     def boxed(name: str, of: str | None) -> BoxedTensor:
-        parts = [(part.box, part.view(own.master if of is None else own.moments[of])) for part, own in found[name]]
+        parts = [(part.box, part.view(own.master if of is None else own.state[of])) for part, own in found[name]]
         return BoxedTensor(shapes[name], torch.float32, parts)
 
     moments = {
