@@ -19,18 +19,23 @@ from rollmesh.mesh.runtime.devices import DeviceType
 _PLACEHOLDER = "HOST"
 
 
-def check_start(config: Config) -> None:
+def check_start(config: Config, *, elsewhere: bool = False) -> None:
     """Checks what no device is needed for.
+
+    Args:
+        config: of the run.
+        elsewhere: the learner will have another interpreter than this one, which has other packages.
 
     Raises:
         ConfigError: names the setting.
         DataError: a model's folder has no configuration.
     """
     learner = config.learner
-    check_backend(learner.engine)
-    for name, role in learner.roles.items():
-        if role.engine is not None:
-            check_backend(role.engine, f"learner.roles.{name}.engine")
+    if not elsewhere:
+        check_backend(learner.engine)
+        for name, role in learner.roles.items():
+            if role.engine is not None:
+                check_backend(role.engine, f"learner.roles.{name}.engine")
     check_layout(config)
     if (learner.distributed.rendezvous or "").startswith(f"{_PLACEHOLDER}:"):
         raise ConfigError(

@@ -42,6 +42,8 @@ from rollmesh.testing.engine_cases import (
 )
 from rollmesh.testing.worlds import EngineLayout, EngineWorld, Harness, Processes
 
+REFERENCE = EngineLayout("fsdp2")
+"""The layout with which all others are compared: one rank of FSDP2."""
 FIELDS = ("losses", "grad_norms", "log_probs", "entropies", "values", "weights")
 """Fields of which a cell has differences."""
 # The vocabulary is no multiple of what each process has: some rows of the embedding are padding.
@@ -219,7 +221,7 @@ def _named(role: str, engine: Engine) -> dict[str, Tensor]:
 
 def reference(model: Path, shared: bool, processes: Processes) -> Training:
     """The numbers of one rank of FSDP2."""
-    found = EngineWorld(EngineLayout("fsdp2"), processes).run(train, model, shared)[0]
+    found = EngineWorld(REFERENCE, processes).run(train, model, shared)[0]
     assert found is not None, "one rank divides nothing"
     return found
 

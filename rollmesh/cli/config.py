@@ -49,7 +49,7 @@ def _explain(context: typer.Context, config_path: ConfigPath) -> None:
     from rollmesh.cli.explain import explain
     from rollmesh.learner.start_requirements import check_device, check_start
 
-    check_start(config)
+    check_start(config, elsewhere=config.learner.python is not None)
     if config.learner.device == "cpu":
         # Others are those of the run's machine, which may be another one.
         check_device(config, "cpu")

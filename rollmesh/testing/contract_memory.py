@@ -167,7 +167,7 @@ def _resident(harness: Harness, model: Path) -> tuple[int, int, list[int]]:
     # The first rest also gives back what was freed before, and what is a part of a mapped file becomes memory.
     present = _storages(engine.device)
     engine.offload()
-    given_back = sum(nbytes for _, nbytes in present - _storages(engine.device))
+    given_back = sum(nbytes for *_, nbytes in present - _storages(engine.device))
     engine.onload()
     return size, given_back, [_resident_bytes() for _ in _rest_and_return(engine)]
 
@@ -180,13 +180,16 @@ def _rest_and_return(engine: Engine) -> Iterator[None]:
     yield
 
 
-def _storages(device: torch.device) -> set[tuple[int, int]]:
-    """Address and bytes of the memory of all tensors on a device."""
+def _storages(device: torch.device) -> set[tuple[int, int, int]]:
+    """Storage, address and bytes of the memory of all tensors on a device.
+
+    An address alone says nothing: what was given back may be the next one's, with as many bytes.
+    """
     gc.collect()
     # The local part of a distributed tensor is a plain one.
     tensors = [found for found in gc.get_objects() if type(found) in (torch.Tensor, torch.nn.Parameter)]
     storages = [tensor.untyped_storage() for tensor in tensors if tensor.device.type == device.type]
-    return {(storage.data_ptr(), storage.nbytes()) for storage in storages}
+    return {(storage._cdata, storage.data_ptr(), storage.nbytes()) for storage in storages}
 
 
 def _resident_bytes() -> int:

@@ -1,7 +1,8 @@
 """Worlds: the processes in which engines of a layout are tested, kept for a whole session of tests.
 
 A world of one process is the test's own. Layouts of as many processes share them. For larger ones a server imports
-torch and transformers once and forks their processes. They meet over loopback, and run what they are sent.
+torch, transformers and Megatron-Core once and forks their processes. They meet over loopback, and run what they are
+sent.
 
 Invariant: a call in several processes ends within its deadline, with every process's answer or with an error. After a
 hang or a crash the next call begins with new processes. One in the test's own process has no deadline.
@@ -30,7 +31,11 @@ from rollmesh.learner.engines.world import World
 from rollmesh.mesh.runtime.memory_tuning import freeze_heap
 from rollmesh.mesh.runtime.ranks import environment_of
 
-_IMPORTED_ONCE = ["rollmesh.testing.worlds", "rollmesh.learner.engines.fsdp2.language_model"]
+_IMPORTED_ONCE = [
+    "rollmesh.testing.worlds",
+    "rollmesh.learner.engines.fsdp2.language_model",
+    "rollmesh.testing.imported_megatron",
+]
 _DEADLINE_S = 100.0
 
 Answer = TypeVar("Answer")

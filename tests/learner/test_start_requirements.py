@@ -79,6 +79,14 @@ def test_megatron_needs_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     check_start(config)
 
 
+def test_packages_of_another_interpreter_are_not_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configured(tmp_path, "learner.engine=megatron")
+    monkeypatch.setattr(registry, "find_spec", lambda name: None)
+    check_start(config, elsewhere=True)
+    with pytest.raises(ConfigError, match="needs the package megatron-core"):
+        check_start(config)
+
+
 def test_an_attention_kernel_of_a_role_is_checked_too(tmp_path: Path) -> None:
     config = configured(
         tmp_path,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,10 +29,10 @@ from rollmesh.learner.engines.megatron.training.state import boxed_state, fill_m
 from rollmesh.learner.engines.megatron.training.step import MegatronStep
 from rollmesh.learner.engines.megatron.unsupported import check_optimizer, check_settings
 from rollmesh.learner.engines.megatron.weight_rules import Pieces
+from rollmesh.learner.engines.megatron.weights.divided import divided_tensors
 from rollmesh.learner.engines.megatron.weights.loading import read_pieces
 from rollmesh.learner.engines.megatron.weights.weight_map import ParameterKey, WeightMap
 from rollmesh.learner.engines.probe_batches import make_probe_batches
-from rollmesh.learner.engines.tensors.boxes import Box
 from rollmesh.learner.engines.tensors.divided_tensor import DividedTensor
 from rollmesh.learner.engines.tensors.export import exported_tensors, full_tensors, own_shards
 from rollmesh.learner.engines.tensors.hf_folder import write_weights
@@ -102,6 +102,7 @@ class MegatronEngine(Engine):
             self._load(stored)
         self._sizes = sizes
         self.layout, self.cost = runner.layout, runner.cost
+        self._full: list[DividedTensor] = []
         self._resting = _resting_parts(spec)
         self._memory.offload(self._resting)
 
@@ -199,7 +200,7 @@ class MegatronEngine(Engine):
         if self._writer is not None:
             self._writer.close()
         self._runner = self._step = self._optimizer = self._memory = None  # type: ignore[assignment]  # no use now
-        self._keys, self._pieces = {}, {}
+        self._keys, self._pieces, self._full = {}, {}, []
         gc.collect()
         self.world.close()
 
@@ -234,28 +235,13 @@ class MegatronEngine(Engine):
             if key in masters:
                 fill_master(masters[key], self._pieces[key], piece, values)
 
-    def _divided(self) -> list[DividedTensor]:
+    def _divided(self) -> Sequence[DividedTensor]:
         """The model's full tensors, as all processes hold them."""
-        weights, runner, sizes = self._weights, self._runner, self._sizes
-
-        def place(name: str) -> Callable[[int], tuple[int, Sequence[Box]]]:
-            def of(process: int) -> tuple[int, Sequence[Box]]:
-                there = sizes.place_of(process)
-                return weights.copy_of(name, there), weights.boxes(name, there)
-
-            return of
-
-        return [
-            DividedTensor(
-                full.name,
-                full.shape,
-                getattr(torch, self._spec.param_dtype),
-                weights.copies(full.name),
-                place(full.name),
-                weights.local_views(full.name, runner.place, runner.parameters),
-            )
-            for full in weights.full_tensors()
-        ]
+        runner = self._runner
+        if not self._full:
+            dtype = getattr(torch, self._spec.param_dtype)
+            self._full = divided_tensors(self._weights, self._sizes, runner.place, runner.parameters, dtype)
+        return self._full
 
     def _gradient_prints(self, names: list[str]) -> Tensor:
         """Fingerprints of the accumulated gradient, see `probe`; collective."""

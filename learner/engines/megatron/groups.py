@@ -7,10 +7,11 @@ so the names are put back for each call. Groups are made once for each layout, a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from megatron.core import parallel_state as state
@@ -38,7 +39,7 @@ class MegatronGroups:
         key = replace(sizes, layers=(), sequence_parallel=False)
         minutes = math.ceil(world.timeout.total_seconds() / 60)
         with self._device():
-            self._names: dict[str, Any] = world.keep(key, lambda: _make(sizes, minutes))
+            self._names: dict[str, Any] = world.keep(key, lambda: _make(sizes, minutes, world))
 
     @contextmanager
     def active(self, *, optimizer: bool = False) -> Iterator[None]:
@@ -67,9 +68,20 @@ class MegatronGroups:
             yield
 
 
-def _make(sizes: ParallelSizes, minutes: int) -> dict[str, Any]:
+def _make(sizes: ParallelSizes, minutes: int, world: World) -> dict[str, Any]:
     before = _names(state)
     vars(state).update(dict.fromkeys((name for name, value in before.items() if not isinstance(value, dict))))
+    with patch.object(state, "create_group", _sharing(world, state.create_group)):
+        _initialize(sizes, minutes)
+    if torch.cuda.is_available():
+        with torch.random.fork_rng():
+            model_parallel_cuda_manual_seed(0)
+    made = _names(state)
+    vars(state).update(before)
+    return made
+
+
+def _initialize(sizes: ParallelSizes, minutes: int) -> None:
     state.initialize_model_parallel(
         tensor_model_parallel_size=sizes.tp,
         pipeline_model_parallel_size=sizes.pp,
@@ -80,12 +92,17 @@ def _make(sizes: ParallelSizes, minutes: int) -> dict[str, Any]:
         distributed_timeout_minutes=minutes,
         create_gloo_process_groups=False,
     )
-    if torch.cuda.is_available():
-        with torch.random.fork_rng():
-            model_parallel_cuda_manual_seed(0)
-    made = _names(state)
-    vars(state).update(before)
-    return made
+
+
+def _sharing(world: World, create: Callable[..., Any]) -> Callable[..., Any]:
+    """Creates groups, but those of one process once: a layout has dozens, and each would have threads of its own."""
+
+    def create_group(ranks: Sequence[int], *rest: Any, **settings: Any) -> Any:
+        if len(ranks) > 1:
+            return create(ranks, *rest, **settings)
+        return world.keep(("alone", ranks[0]), lambda: create(ranks, *rest, **settings))
+
+    return create_group
 
 
 def _names(state: Any) -> dict[str, Any]:

@@ -65,12 +65,12 @@ class _CpuFactories(TorchFunctionMode):
 
 
 class _CudaTypes(_CpuFactories):
-    """Tensors say that they are on CUDA, too: Megatron's optimizer recognizes masters by this name."""
+    """Tensors also say that they are on CUDA, by which Megatron's optimizer recognizes masters."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = super().__torch_function__(func, types, args, kwargs)
-        asked = func is Tensor.type and len(args) == 1 and not kwargs
-        return result.replace("torch.", "torch.cuda.", 1) if asked else result
+        if func is Tensor.type and len(args) == 1 and not kwargs:
+            return func(*args).replace("torch.", "torch.cuda.", 1)
+        return super().__torch_function__(func, types, args, kwargs)
 
 
 _ANSWERS: tuple[tuple[Any, str, Any], ...] = (
@@ -109,8 +109,9 @@ def import_on_cpu() -> None:
     """Imports Megatron-Core for the CPU, before anything else does; repeating it is harmless."""
     # Its small functions would be compiled, which takes longer here than all of their calls.
     with patch.object(torch, "compile", lambda function=None, **_: function or (lambda inner: inner)), on_cpu():
+        from megatron.core.distributed import param_and_grad_buffer
         from megatron.core.models.common.embeddings import rope_utils
-        from megatron.core.tensor_parallel import mappings, random
+        from megatron.core.tensor_parallel import layers, mappings, random
         from megatron.core.transformer.moe import moe_utils, token_dispatcher
     random._CUDA_RNG_STATE_TRACKER = _NoGenerators()
     random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
@@ -120,6 +121,11 @@ def import_on_cpu() -> None:
     moe_utils.te_general_gemm = getattr(moe_utils, "te_general_gemm", None)
     token_dispatcher.maybe_move_tensor_to_cpu = _on_host
     rope_utils._apply_rotary_pos_emb_thd = rotate_packed
+    if hasattr(dist, "all_gather_single"):
+        # Torch 2.13 warns of the former names at every call.
+        for module in (layers, mappings, param_and_grad_buffer):
+            module.dist_all_gather_func = dist.all_gather_single
+            module.dist_reduce_scatter_func = dist.reduce_scatter_single
     mappings._gather_along_first_dim = _gather_uneven(mappings._gather_along_first_dim)
     mappings._reduce_scatter_along_first_dim = _scatter_uneven(mappings._reduce_scatter_along_first_dim)
 

@@ -123,6 +123,7 @@ class WeightMap:
             else:
                 rule = by_source[False, name]
                 self._homes[name] = _Home(rule, "", *ends[rule.place])
+        self._boxes: dict[tuple[str, int, int], list[Box]] = {}
 
     def pieces(self, place: ParallelPlace, part: int, name: str) -> Pieces:
         """The pieces of a local tensor.
@@ -162,7 +163,14 @@ class WeightMap:
             hf_name: of the full tensor.
             place: of the process.
         """
-        return [piece.hf_box for _, piece in self._contributed(hf_name, place)]
+        home = self._homes[hf_name]
+        if place.pp != home.stage:
+            return []
+        # Every export asks for those of every process; copies have the same ones.
+        key = (hf_name, *((place.ep, place.etp) if home.rule.form.of_experts else (place.tp, 0)))
+        if key not in self._boxes:
+            self._boxes[key] = [piece.hf_box for _, piece in self._contributed(hf_name, place)]
+        return self._boxes[key]
 
     def local_views(
         self, hf_name: str, place: ParallelPlace, parameters: Mapping[ParameterKey, Tensor]

@@ -11,12 +11,10 @@ from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from rollmesh.learner.engines.megatron.families.registry import family_of
-from rollmesh.learner.engines.megatron.local.cpu import import_on_cpu
 from tests.learner.engines.megatron.families.test_families import LLAMA3
 from tests.learner.engines.megatron.weights.map_cases import KINDS, make_config
 
-pytest.importorskip("megatron.core", reason="megatron-core is not installed", exc_type=ImportError)
-import_on_cpu()
+pytestmark = pytest.mark.usefixtures("megatron")
 
 
 @pytest.mark.parametrize("kind", list(KINDS))

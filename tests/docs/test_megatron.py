@@ -1,0 +1,135 @@
+"""The page about Megatron-Core says what its engine does: messages, keys, families and the names for a new one."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import yaml
+from transformers import AutoConfig
+
+from rollmesh.learner.engines.interface import EngineSpec
+from rollmesh.learner.engines.megatron.create import create_engine
+from rollmesh.learner.engines.megatron.families import decoder, qwen3
+from rollmesh.learner.engines.megatron.families.registry import FAMILIES, family_of
+from rollmesh.learner.engines.megatron.parallel import ParallelSizes
+from rollmesh.learner.engines.megatron.weight_rules import Form
+from rollmesh.learner.engines.megatron.weights.weight_map import WeightMap
+from rollmesh.learner.metrics.catalogue import CRITIC
+from rollmesh.learner.start_requirements import check_start
+from rollmesh.mesh.config import load_config
+from rollmesh.mesh.config.inputs import ModelSection
+from rollmesh.mesh.config.parallel import MegatronSection, ParallelSection
+from rollmesh.mesh.errors import ConfigError
+from tests.learner.engines.megatron.weights.map_cases import describe
+from tests.repository import REPOSITORY
+
+PAGE = (REPOSITORY / "docs" / "megatron.md").read_text(encoding="utf-8")
+SMALL = {"num_hidden_layers": 5, "hidden_size": 64, "intermediate_size": 24, "vocab_size": 45, "sliding_window": None}
+ARCHITECTURES = REPOSITORY / "tests" / "rollmesh" / "planning" / "architectures"
+
+
+def rows_after(heading: str) -> list[list[str]]:
+    """Cells of the first table after a line, without its head; code without its quotes."""
+    lines = PAGE.partition(heading)[2].splitlines()[1:]
+    start = next(number for number, line in enumerate(lines) if line.lstrip().startswith("|"))
+    rows = []
+    for line in lines[start + 2 :]:
+        if not line.lstrip().startswith("|"):
+            break
+        cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
+        rows.append([cell[1:-1] if re.fullmatch(r"`[^`]*`", cell) else cell for cell in cells])
+    return rows
+
+
+REFUSED = rows_after("<!-- refused settings")
+MODELS = rows_after("<!-- refused models")
+
+
+def test_the_page_has_many_refusals() -> None:
+    assert len(REFUSED) >= 15
+    assert len(MODELS) >= 3
+
+
+@pytest.mark.parametrize(("model", "setting", "message", "hint"), REFUSED, ids=lambda cell: cell[:40])
+def test_a_setting_is_refused_as_the_page_says(model: str, setting: str, message: str, hint: str) -> None:
+    folder = ARCHITECTURES / model.lower()
+    base = {"model": {"path": str(folder)}, "data": {"train": "t"}, "learner": {"engine": "megatron", "ranks": 8}}
+    with pytest.raises(ConfigError) as refused:
+        check_start(load_config(base, [setting]))
+    assert refused.value.message.replace(str(folder), model) == message
+    assert refused.value.hint == hint
+
+
+@pytest.mark.parametrize(("model", "message"), MODELS, ids=lambda cell: cell[:40])
+def test_a_model_is_refused_as_the_page_says(model: str, message: str) -> None:
+    kind, *changes = re.findall(r"`([^`]+)`", model) or [model]
+    config = AutoConfig.for_model(kind, **(yaml.safe_load(changes[0]) if changes else {}))
+    with pytest.raises(ConfigError) as refused:
+        family_of(config).settings(config)
+    assert refused.value.message == message
+
+
+@pytest.mark.skipif(find_spec("transformer_engine") is not None, reason="Transformer Engine is here")
+def test_the_message_without_transformer_engine_is_the_pages() -> None:
+    with pytest.raises(ConfigError) as refused:
+        create_engine(EngineSpec(ModelSection(path="nowhere"), None, 1, device="cuda"), "language_model")
+    assert refused.value.message in " ".join(PAGE.split())
+
+
+def test_the_page_has_every_key() -> None:
+    divisions = rows_after("## Dividing a model")
+    assert {key for key, *_ in divisions} == set(ParallelSection.model_fields) - {"shards"}
+    for _, example, *_ in divisions:
+        ParallelSection(**yaml.safe_load(example))
+    assert {key: default for key, default, _ in rows_after("## Settings of Megatron alone")} == {
+        f"learner.megatron.{name}": {None: "none", False: "false"}[field.default]
+        for name, field in MegatronSection.model_fields.items()
+    }
+
+
+def test_its_metrics_are_in_the_catalogue() -> None:
+    named = re.findall(r"Metric: `actor/(\w+)`", PAGE)
+    assert len(named) == 2
+    assert {f"<role>/{name}" for name in named} <= {metric.name for metric in CRITIC}
+
+
+def test_neighbours_share_a_matrix_and_stages_are_the_farthest() -> None:
+    sizes = ParallelSizes(16, tp=2, pp=2, cp=2)
+    places = [sizes.place_of(process) for process in range(16)]
+    assert [place.tp for place in places] == [0, 1] * 8
+    assert [place.cp for place in places] == [0, 0, 1, 1] * 4
+    assert [place.dp for place in places] == [0, 0, 0, 0, 1, 1, 1, 1] * 2
+    assert [place.pp for place in places] == [0] * 8 + [1] * 8
+    example = ParallelSizes(8, tp=2, ep=8)
+    assert (example.dp, example.edp) == (4, 1)
+
+
+def test_the_page_has_every_family() -> None:
+    assert {kind for kind, *_ in rows_after("## Families")} == {*FAMILIES, "all"}
+
+
+def test_the_names_for_a_new_family_exist() -> None:
+    guide = PAGE.partition("## How to add a family")[2].partition("\n## ")[0]
+    assert [name for name in re.findall(r"`([A-Z_]+)`", guide) if name in Form.__members__] == list(Form.__members__)
+    rules = re.findall(r"\(`(ENDS`.*?)`\)", guide)[0].replace("`", "").split(", ")
+    assert len(rules) >= 6
+    for name in (*rules, "decoder_settings", "expert_settings", "refusal"):
+        assert hasattr(decoder, name), name
+        assert name in guide
+    (lines,) = re.findall(r"Qwen3's has (\d+) lines", guide)
+    assert len(inspect.getsource(qwen3).splitlines()) == int(lines)
+
+
+def test_the_family_of_the_example_has_a_place_for_each_weight() -> None:
+    """The example is whole: no rule is missing."""
+    code = re.findall(r"```python\n(.*?)```", PAGE.partition("## How to add a family")[2], re.DOTALL)[0]
+    found: dict[str, Any] = {}
+    exec(code, found)
+    config = AutoConfig.for_model("mistral", **SMALL)
+    described = describe(config)
+    weights = WeightMap(found["MISTRAL"], config, ParallelSizes(1, layers=(5,)), described, 128)
+    assert [full.name for full in weights.full_tensors()] == list(described)
