@@ -53,6 +53,12 @@ _SHARED = (
         "learner/engines/test_equivalence",
         "learner/engines/test_four_ranks",
     ),
+    (
+        "learner/engines/megatron/computing/test_",
+        "learner/engines/megatron/test_checkpoint_matrix",
+        "learner/engines/megatron/test_equivalence",
+        "learner/engines/megatron/test_traps",
+    ),
 )
 
 

@@ -60,7 +60,7 @@ class World:
     _formed: ClassVar[bool] = False
     _neighbours: ClassVar[dict[int, dist.ProcessGroup]] = {}
     _counterparts: ClassVar[dict[int, dist.ProcessGroup]] = {}
-    # Of engines.
+    # Things that engines have made of groups.
     _kept: ClassVar[dict[Hashable, Any]] = {}
     # Groups of threads that have ended, for the next ones.
     _spare: ClassVar[list[dist.ProcessGroup]] = []

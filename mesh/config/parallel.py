@@ -68,8 +68,8 @@ class MegatronSection(Section):
 
     load_balance_coeff: PositiveFloat | None = Field(
         None,
-        description="Weight of a loss that gives all experts tokens (Switch Transformers), over each micro-batch; none: "
-        "there is none.",
+        description="Weight of a loss that gives all experts tokens (Switch Transformers), over each micro-batch; "
+        "none: there is none.",
     )
     z_loss_coeff: PositiveFloat | None = Field(
         None, description="Weight of a loss that keeps the routers' logits small (ST-MoE); none: there is none."

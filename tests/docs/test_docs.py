@@ -47,11 +47,13 @@ def test_named_files_exist(page: Path) -> None:
         assert (ROOT / target).exists(), f"{page.name} names {target}"
 
 
-def test_places_in_the_code_exist() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text()
-    for file, name in re.findall(r"`([\w/]+\.(?:py|lua))::(\w+)`", page):
-        definition = rf"^\s*(async |local )?(def|class|function) {name}\b"
-        assert re.search(definition, (ROOT / file).read_text(), re.MULTILINE), f"{file} has no {name}"
+@pytest.mark.parametrize("name", ["architecture", "training-engines"])
+def test_places_in_the_code_exist(name: str) -> None:
+    found = re.findall(r"`([\w/]+\.(?:py|lua))::(\w+)`", (ROOT / "docs" / f"{name}.md").read_text())
+    assert found
+    for file, place in found:
+        definition = rf"^\s*(async |local )?(def|class|function) {place}\b"
+        assert re.search(definition, (ROOT / file).read_text(), re.MULTILINE), f"{file} has no {place}"
 
 
 def test_the_module_map_has_every_folder() -> None:

@@ -11,6 +11,8 @@ import pytest
 import yaml
 from transformers import AutoConfig
 
+from benchmarks.learner.equivalence import REFUSED as REFUSED_LAYOUT
+from benchmarks.learner.megatron_equivalence import FIELDS
 from rollmesh.learner.engines.interface import EngineSpec
 from rollmesh.learner.engines.megatron.create import create_engine
 from rollmesh.learner.engines.megatron.families import decoder, qwen3
@@ -29,6 +31,7 @@ from tests.repository import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "megatron.md").read_text(encoding="utf-8")
 SMALL = {"num_hidden_layers": 5, "hidden_size": 64, "intermediate_size": 24, "vocab_size": 45, "sliding_window": None}
+NO_ROOM = "does not fit"
 ARCHITECTURES = REPOSITORY / "tests" / "rollmesh" / "planning" / "architectures"
 
 
@@ -106,6 +109,26 @@ def test_neighbours_share_a_matrix_and_stages_are_the_farthest() -> None:
     assert [place.pp for place in places] == [0] * 8 + [1] * 8
     example = ParallelSizes(8, tp=2, ep=8)
     assert (example.dp, example.edp) == (4, 1)
+
+
+def test_all_layouts_are_as_near_as_their_page_says() -> None:
+    page = (REPOSITORY / "docs" / "megatron-equivalence.md").read_text(encoding="utf-8")
+    _, _, *rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    assert len(rows) >= 20
+    differences = [cell.split(", ") for _, *cells in rows for cell in cells if cell != REFUSED_LAYOUT]
+    assert all(len(cell) == len(FIELDS) for cell in differences)
+    assert max(float(number) for cell in differences for number in cell) < 1e-5
+
+
+def test_the_choice_of_an_engine_names_models_as_the_plan_finds_them() -> None:
+    choice = (REPOSITORY / "docs" / "training-engines.md").read_text(encoding="utf-8")
+    (shards,) = re.findall(r"64 H100 hold\s+(\S+) that way", choice)
+    (others,) = re.findall(r"way\. (.+?) fit there only with Megatron", choice, re.DOTALL)
+    found = {model: cells for model, devices, *cells in rows_after("<!-- layouts: begin") if devices == "64"}
+    assert found[shards][0] != NO_ROOM
+    for model in others.split(" and "):
+        assert found[model][0] == NO_ROOM
+        assert found[model][2] != NO_ROOM
 
 
 def test_the_page_has_every_family() -> None:

@@ -59,7 +59,7 @@ class VocabularyShard:
     group: dist.ProcessGroup | None = None
 
     def columns(self, rows: int, form: LogitForm) -> int:
-        """How many of this shard's rows are no padding: the first ones.
+        """The number of this shard's rows that are no padding: the first ones.
 
         Args:
             rows: of the shard.

@@ -55,6 +55,7 @@ def assert_same_outcome(found: Outcome, expected: Outcome) -> None:
         assert_same(found[1][role], tensors, 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
 def test_every_preset_trains_as_on_one_rank_of_fsdp2(
     layout: EngineLayout,

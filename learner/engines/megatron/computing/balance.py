@@ -1,7 +1,7 @@
 """Losses of routers, which Megatron adds to the gradient behind the loss's back: their scale, and their metrics.
 
-Megatron multiplies such a loss by the tokens of each process, and expects the sum of all gradients to be divided by the
-tokens of a batch. Here gradients are sums of shares that are normalized already, so the scale of these losses is set by
+Megatron multiplies such a loss by the tokens of each process. It expects all gradients to be divided by the tokens of a
+batch later. Here gradients are sums of shares that are normalized already. So the scale of these losses is set by
 itself: they are means over the tokens that a call computes, whatever the division.
 """
 
@@ -92,7 +92,7 @@ class RouterLosses:
         self.forget()
         layers = self._config.moe_layer_freq
         count = sum(layers) if isinstance(layers, list) else self._config.num_layers
-        # Of the logits every process gives the mean over its own tokens, of the balance its part of the whole.
+        # A process gives the mean of the logits' loss over its own tokens, and its part of the whole balance.
         parts = torch.tensor([1.0, self._parts], dtype=torch.float64, device=sums.device)
         totals = self._world.sum(sums) / (max(micro_batches, 1) * self._layout.dp_size * count * parts)
         wanted = (self._config.moe_aux_loss_coeff, self._config.moe_z_loss_coeff)

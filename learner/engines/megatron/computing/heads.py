@@ -1,7 +1,7 @@
 """The last layer of a model in place of Megatron's: log-probs or values of the trained tokens, never all logits.
 
-Each takes the place of `GPTModel.output_layer`, with parameters under the same names. What it computes is equal in all
-processes of a last stage that share a micro-batch, and its gradient comes from the one that calls the loss.
+Each takes the place of `GPTModel.output_layer`, with parameters under the same names. All processes of a last stage
+that share a micro-batch have the same results. Their gradient comes from the one that calls the loss.
 """
 
 from __future__ import annotations

@@ -121,11 +121,12 @@ def import_on_cpu() -> None:
     moe_utils.te_general_gemm = getattr(moe_utils, "te_general_gemm", None)
     token_dispatcher.maybe_move_tensor_to_cpu = _on_host
     rope_utils._apply_rotary_pos_emb_thd = rotate_packed
-    if hasattr(dist, "all_gather_single"):
+    for module in (layers, mappings, param_and_grad_buffer):
         # Torch 2.13 warns of the former names at every call.
-        for module in (layers, mappings, param_and_grad_buffer):
-            module.dist_all_gather_func = dist.all_gather_single
-            module.dist_reduce_scatter_func = dist.reduce_scatter_single
+        module.dist_all_gather_func = _among_several(getattr(dist, "all_gather_single", dist.all_gather_into_tensor))
+        module.dist_reduce_scatter_func = _among_several(
+            getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+        )
     mappings._gather_along_first_dim = _gather_uneven(mappings._gather_along_first_dim)
     mappings._reduce_scatter_along_first_dim = _scatter_uneven(mappings._reduce_scatter_along_first_dim)
 
@@ -134,6 +135,17 @@ def _on_host(values: Any, as_numpy: bool = False, record_stream: bool = False) -
     """Megatron moves split sizes to the host only from CUDA."""
     del record_stream
     return values.numpy() if as_numpy and torch.is_tensor(values) else values
+
+
+def _among_several(collective: Callable[..., Any]) -> Callable[..., Any]:
+    """A process by itself has its result already, where gloo would copy all bytes twice."""
+
+    def call(result: Tensor, values: Tensor, *, group: Any, **options: Any) -> Any:
+        if group.size() > 1 or result.data_ptr() != values.data_ptr():
+            return collective(result, values, group=group, **options)
+        return None
+
+    return call
 
 
 def _gather_uneven(even: Callable[..., Tensor]) -> Callable[..., Tensor]:

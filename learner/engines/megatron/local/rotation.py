@@ -1,4 +1,4 @@
-"""Rotary positions of packed sequences for a CPU: one look-up for all sequences in place of Megatron's loop over them."""
+"""Rotary positions of packed sequences on a CPU: one look-up for all in place of Megatron's loop over sequences."""
 
 from __future__ import annotations
 

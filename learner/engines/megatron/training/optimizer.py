@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import ChainedOptimizer, DistributedOptimizer, OptimizerConfig, get_megatron_optimizer
-from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from torch import Tensor, nn
 
 from rollmesh.learner.engines.interface import EngineSpec
@@ -74,6 +73,11 @@ class MegatronOptimizer:
             self._chunks,
             use_gloo_process_groups=False,
         )
+        for part in self.parts:
+            if not _counts_by_group(part.optimizer):
+                for group in part.optimizer.param_groups:
+                    # Else torch reads and writes all memory several times.
+                    group["fused"] = True
 
     @property
     def parts(self) -> list[DistributedOptimizer]:
@@ -96,8 +100,9 @@ class MegatronOptimizer:
             for group in part.param_groups:
                 group["lr"] = rate
                 group["weight_decay"] = self._section.weight_decay * group["wd_mult"]
-            if norm > self._section.max_grad_norm and (parameters := part.get_parameters()):
-                clip_grad_by_total_norm_fp32(parameters, max_norm=self._section.max_grad_norm, total_norm=norm)
+            gradients = [master.grad for master in part.get_parameters() if master.grad is not None]
+            if norm > self._section.max_grad_norm and gradients:
+                torch._foreach_mul_(gradients, self._section.max_grad_norm / (norm + 1e-6))
         self._inner.step_with_ready_grads()
 
     def release_gradients(self) -> None:
