@@ -11,6 +11,8 @@ from rollmesh.learner.engines.megatron.requirements import ModelFacts, resolve_s
 from rollmesh.learner.engines.megatron.unsupported import check_balance, check_optimizer, check_settings
 from rollmesh.learner.model_files.checks import attention_heads, read_model_config
 from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.config.parallel import MegatronSection
+from rollmesh.mesh.errors import ConfigError
 
 
 def check_layout(config: Config) -> None:
@@ -42,6 +44,13 @@ def check_layout(config: Config) -> None:
             resolve_sizes(parallel, learner.ranks, facts[-1], key=key)
     if facts:
         check_balance(learner.megatron, facts)
+        return
+    for name, value in learner.megatron:
+        if value != getattr(MegatronSection(), name):
+            raise ConfigError(
+                f"learner.megatron.{name}: {value} is for engine megatron, which no role has",
+                hint="leave it out, or set learner.engine: megatron",
+            )
 
 
 def _models(config: Config) -> Iterator[tuple[str, str]]:

@@ -2,21 +2,20 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.learner.engine_layouts --json engine_layouts.json
 
-Models are random, in float32: the demonstration's size with short sequences, a dense one of 16 M parameters (four query
-heads for two of keys), and one with experts. A step is the clipped surrogate over four groups of packed sequences,
-clipping and AdamW, on micro-batches that are packed before. It is measured twice: with a prompt for each response, and
-with prompts that the responses of a group share. FSDP2 computes a shared prompt once, Megatron once for each response.
-A token counts once for every response that has it, whoever computes it.
+Models are random and in float32. One has the demonstration's size and short sequences, a dense one 16 M parameters, a
+third one experts; two query heads share a key. A step is the clipped surrogate, clipping and AdamW, on micro-batches
+that are packed before. It is measured with a prompt for each response, and with prompts that the responses of a group
+share. FSDP2 computes a shared prompt once, Megatron once for each response. A token counts once for every response that
+has it.
 
 Every layout has gloo processes of its own, on one thread each, with the learner's memory settings. In a round each
 layout runs once, one after another, and a ratio is that of one round. Numbers of a round are medians of its steps.
-Seconds are those of the slowest rank; processor seconds are of all ranks. What a rank spends beyond them it waits.
-Gradient norms of all layouts must agree, else there is no result. Memory is the peak of the resident set (VmHWM) in a
-second step, over that after the imports and the steps of a tiny model, in processes that return freed memory at once.
-Bytes are those that the kernel has written for a rank in such a step (`wchar`): gloo's messages, over loopback.
+Seconds are those of the slowest rank, processor seconds those of all ranks together. Gradient norms of all layouts must
+agree, else there is no result.
 
-Two processes on two cores that share their caches, with loopback between them: this says what a layout computes, sends
-and holds, and little of its speed on devices with links of their own.
+Memory is the peak of the resident set (VmHWM) in a second step, over that after the steps of a tiny model. Its
+processes return freed memory at once. Bytes are those that the kernel writes for a rank in this step (`wchar`): gloo's
+messages, over loopback.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -104,7 +103,7 @@ _TINY = {"hidden_size": 64, "num_hidden_layers": 2, "head_dim": 32, "vocab_size"
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A way to divide a model: an engine, its processes, and the division."""
+    """A way to divide a model."""
 
     backend: str
     processes: int = 1
@@ -193,7 +192,6 @@ def measure_memory(folder: Path, case: Case, layout: Layout) -> dict[str, Any]:
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     written = _account("io", "wchar")
     _step(engine, batches)
-    # The last collective of a step is of the ranks' metrics, or of parameters: nobody is behind by more than a message.
     found = {"peak": (_account("status", "VmHWM") << 10) - base, "sent": _account("io", "wchar") - written}
     engine.close()
     tiny.close()
@@ -254,37 +252,31 @@ def measure(scratch: Path, model: str, rounds: int, steps: int) -> dict[str, Any
 
 
 def _lines(model: str, found: Mapping[str, Any]) -> list[list[object]]:
+    def by_round(layout: str, workload: str, number: str, join: Callable[..., float] = max) -> list[float]:
+        return [join(rank[workload][number] for rank in each["times"][layout]) for each in found["rounds"]]
+
     lines = []
-    for name in LAYOUTS[model]:
-        memory = found["memory"][name]
+    for name, memory in found["memory"].items():
         cells: list[object] = [model, name]
         for workload in WORKLOADS:
-            seconds = _by_round(found, name, workload, "seconds")
-            reference = _by_round(found, REFERENCE, workload, "seconds")
-            tokens = found["rounds"][0]["times"][name][0][workload]["tokens"]
+            seconds, reference = (by_round(layout, workload, "seconds") for layout in (name, REFERENCE))
+            tokens = by_round(name, workload, "tokens")[0]
             cells += [
                 summarize(seconds),
-                f"{tokens / summarize(seconds).median:,.0f}",
+                f"{tokens / statistics.median(seconds):,.0f}",
                 summarize(own / one for own, one in zip(seconds, reference, strict=True)),
-                f"{summarize(_by_round(found, name, workload, 'processor_s')).median:.3g}",
+                f"{statistics.median(by_round(name, workload, 'processor_s', sum)):.3g}",
             ]
         cells.append(", ".join(f"{rank['peak'] / _MIB:.0f}" for rank in memory))
-        cells.append(", ".join(f"{rank['sent'] / _MIB:.2f}" for rank in memory) if len(memory) > 1 else "")
+        cells.append(", ".join(f"{rank['sent'] / _MIB:.1f}" for rank in memory) if len(memory) > 1 else "")
         lines.append(cells)
     return lines
 
 
-def _by_round(found: Mapping[str, Any], layout: str, workload: str, number: str) -> list[float]:
-    """A number of each round: the slowest rank's seconds, or all ranks' processor seconds."""
-    join = max if number == "seconds" else sum
-    return [join(rank[workload][number] for rank in each["times"][layout]) for each in found["rounds"]]
-
-
-_OF_WORKLOAD = ("s / step", "tokens / s", "to one FSDP2 rank", "processor s")
 _HEADER = (
     "model",
     "layout",
-    *(f"{column}, {name}" for name in WORKLOADS for column in _OF_WORKLOAD),
+    *(f"{column}, {name}" for name in WORKLOADS for column in ("s", "tokens / s", "ratio", "processor s")),
     "peak MiB by rank",
     "MiB sent by rank",
 )

@@ -114,7 +114,8 @@ class MegatronEngine(Engine):
         outputs, leak = found_by(self, batches)
         gradient = None
         if self._step is not None:
-            self.accumulate([batches.packed], weighted_sum(self), self.global_counts([batches.packed]))
+            with self._runner.router_losses.silenced():
+                self.accumulate([batches.packed], weighted_sum(self), self.global_counts([batches.packed]))
             gradient = self._gradient_prints(names)
             self.discard()
         return judge(f"model {self._spec.model.path!r}", self._spec, truth, (outputs, gradient), leak)
@@ -127,7 +128,10 @@ class MegatronEngine(Engine):
     def apply(self) -> StepResult:
         step, _ = self._training()
         with self._using(PARAMS, OPTIMIZER, GRADIENTS):
-            return step.apply()
+            result = step.apply()
+            if PARAMS in self._resting:
+                self._wait_for_parameters()
+            return result
 
     def discard(self) -> None:
         if self._step is not None:
@@ -161,6 +165,7 @@ class MegatronEngine(Engine):
 
     def exported_shards(self, dtype: torch.dtype | None = None) -> Iterator[WeightShard]:
         with self._using(PARAMS):
+            self._wait_for_parameters()
             yield from own_shards(self._divided(), self.world, dtype or getattr(torch, self._spec.model.dtype))
 
     def export_weights(
@@ -168,6 +173,7 @@ class MegatronEngine(Engine):
     ) -> Iterator[tuple[str, Tensor]]:
         with self._using(PARAMS):
             dtype = dtype or getattr(torch, self._spec.model.dtype)
+            self._wait_for_parameters()
             yield from full_tensors(self._divided(), self.world, dtype, holders)
 
     def begin_checkpoint(self, folder: Path, extra: dict[str, object]) -> Future[None]:
@@ -190,7 +196,12 @@ class MegatronEngine(Engine):
     def export_hf(self, folder: Path) -> None:
         write_weights(self, self._spec.model, folder, backbone_only=self._value_model)
 
+    def _wait_for_parameters(self) -> None:
+        if self._step is not None:
+            self._optimizer.wait_for_parameters()
+
     def offload(self, *, params: bool = True, optimizer: bool = True, gradients: bool = True) -> None:
+        self._wait_for_parameters()
         self._memory.offload(_parts(params, optimizer, gradients))
 
     def onload(self, *, params: bool = True, optimizer: bool = True, gradients: bool = True) -> None:
@@ -210,8 +221,10 @@ class MegatronEngine(Engine):
         resting = [part for part in parts if part in self._resting]
         self._memory.onload(resting)
         self._memory.require(*parts)
-        yield
-        self._memory.offload(resting)
+        try:
+            yield
+        finally:
+            self._memory.offload(resting)
 
     def _training(self) -> tuple[MegatronStep, StateWriter]:
         if self._step is None or self._writer is None:

@@ -6,7 +6,6 @@ so the names are put back for each call. Groups are made once for each layout, a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -31,13 +30,9 @@ class MegatronGroups:
 
     def __init__(self, sizes: ParallelSizes, world: World) -> None:
         self._on_cpu = world.device.type == "cpu"
-        if self._on_cpu:
-            from rollmesh.learner.engines.megatron.local.cpu import import_on_cpu
-
-            import_on_cpu()
         # Number and kind of layers change no group.
         key = replace(sizes, layers=(), sequence_parallel=False)
-        minutes = math.ceil(world.timeout.total_seconds() / 60)
+        minutes = world.timeout.total_seconds() / 60
         with self._device():
             self._names: dict[str, Any] = world.keep(key, lambda: _make(sizes, minutes, world))
 
@@ -68,12 +63,12 @@ class MegatronGroups:
             yield
 
 
-def _make(sizes: ParallelSizes, minutes: int, world: World) -> dict[str, Any]:
+def _make(sizes: ParallelSizes, minutes: float, world: World) -> dict[str, Any]:
     before = _names(state)
     vars(state).update(dict.fromkeys((name for name, value in before.items() if not isinstance(value, dict))))
     with patch.object(state, "create_group", _sharing(world, state.create_group)):
         _initialize(sizes, minutes)
-    if torch.cuda.is_available():
+    if world.device.type == "cuda":
         with torch.random.fork_rng():
             model_parallel_cuda_manual_seed(0)
     made = _names(state)
@@ -81,7 +76,7 @@ def _make(sizes: ParallelSizes, minutes: int, world: World) -> dict[str, Any]:
     return made
 
 
-def _initialize(sizes: ParallelSizes, minutes: int) -> None:
+def _initialize(sizes: ParallelSizes, minutes: float) -> None:
     state.initialize_model_parallel(
         tensor_model_parallel_size=sizes.tp,
         pipeline_model_parallel_size=sizes.pp,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt.gpt_model import GPTModel
@@ -34,4 +35,12 @@ def wrap_chunks(
     if spec.megatron.overlap_grad_reduce:
         no_sync = [chunk.no_sync for chunk in wrapped]
         config.no_sync_func = no_sync if len(wrapped) > 1 else no_sync[0]
+    for group in (group for chunk in wrapped for group in bucket_groups(chunk)):
+        # All are sent for after the optimizer's step, not each when the one before has come.
+        group.next_param_gather_bucket_group = None
     return wrapped
+
+
+def bucket_groups(chunk: DistributedDataParallel) -> list[Any]:
+    """Megatron's groups of buckets, which travel together."""
+    return [*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups]

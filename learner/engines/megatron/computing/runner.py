@@ -45,7 +45,6 @@ class MegatronRunner:
         layout, device: as of the engine.
         chunks: this process's parts of the model; wrapped where it is trained.
         parameters: by number of the chunk and Megatron's name.
-        weights: the map between these and the names of the folder.
         router_losses: that Megatron adds to the gradient.
         passes: runs micro-batches.
         cost: operations of a forward pass.
@@ -62,7 +61,7 @@ class MegatronRunner:
         *,
         value_model: bool,
     ) -> None:
-        self.world, self.device, self.weights = world, world.device, weights
+        self.world, self.device = world, world.device
         self._sizes, self._value_model = sizes, value_model
         self.place = sizes.place_of(world.process)
         self.layout = sizes.layout_of(world.process)
@@ -138,10 +137,6 @@ class MegatronRunner:
         if self._value_model:
             return ModelOutput(values=none)
         return ModelOutput(log_probs=none, entropy=none, sum_pi_squared=none if sum_pi_squared else None)
-
-    def trainable(self) -> list[nn.Parameter]:
-        """Parameters that are trained."""
-        return [parameter for parameter in self.parameters.values() if parameter.requires_grad]
 
     def _make_head(self, layer: Any, groups: ProcessGroupCollection) -> ResultHead:
         rest = {"sequence_parallel": self._sizes.sequence_parallel, "leads": self.layout.has_results}

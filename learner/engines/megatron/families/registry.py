@@ -29,6 +29,6 @@ def family_of(hf_config: Any) -> Family:
         raise ConfigError(
             f"learner.engine: megatron does not know models of model_type {hf_config.model_type}; it knows "
             f"{', '.join(FAMILIES)}",
-            hint="others need Megatron-Bridge on CUDA, or learner.engine: fsdp2",
+            hint="set learner.engine: fsdp2, which trains every architecture of docs/architectures.md",
         )
     return family

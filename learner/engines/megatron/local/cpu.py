@@ -1,4 +1,4 @@
-"""Megatron-Core without CUDA: what its code asks of CUDA is answered by the CPU. Never imported where there is CUDA.
+"""Megatron-Core without CUDA: what its code asks of CUDA is answered by the CPU. Not imported by a learner on CUDA.
 
 Megatron-Core 0.16.1 names CUDA in factories (`device="cuda"`), in checks of tensor types, for streams and for the
 states of random generators. Its arithmetic needs none of it. `import_on_cpu` changes what Megatron alone sees. `on_cpu`
@@ -69,7 +69,9 @@ class _CudaTypes(_CpuFactories):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.type and len(args) == 1 and not kwargs:
-            return func(*args).replace("torch.", "torch.cuda.", 1)
+            found: str = func(*args)
+            # Another one of these may have answered already.
+            return found if ".cuda." in found else found.replace("torch.", "torch.cuda.", 1)
         return super().__torch_function__(func, types, args, kwargs)
 
 

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from megatron.core.distributed import DistributedDataParallel
 from torch import Tensor
 
+from rollmesh.learner.engines.megatron.computing.data_parallel import bucket_groups
+
 
 class Gradients:
     """Gradients of one model.
@@ -51,8 +53,18 @@ class Gradients:
             self.prepare()
         self._join()
 
-    def free(self) -> None:
-        """Gives the gradients up, and their memory."""
+    def free(self, *, broken: bool = False) -> None:
+        """Gives the gradients up, and their memory.
+
+        Args:
+            broken: a pass has broken off, perhaps with some of them on their way.
+        """
+        if broken:
+            for group in (group for chunk in self._chunks for group in bucket_groups(chunk)):
+                if group.grad_reduce_handle is not None:
+                    group.grad_reduce_handle.wait()
+                    group.grad_reduce_handle = None
+                group.per_param_grad_ready_counts = {}
         self._aside.clear()
         self._reduced = False
         for buffer in self._buffers:

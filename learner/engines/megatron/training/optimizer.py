@@ -12,6 +12,7 @@ from megatron.core.optimizer import ChainedOptimizer, DistributedOptimizer, Opti
 from torch import Tensor, nn
 
 from rollmesh.learner.engines.interface import EngineSpec
+from rollmesh.learner.engines.megatron.computing.data_parallel import bucket_groups
 from rollmesh.mesh.config.learner import OptimizerSection
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -55,6 +56,7 @@ class MegatronOptimizer:
         dtype: torch.dtype = getattr(torch, spec.param_dtype)
         self._section = section
         self._chunks = list(chunks)
+        self._overlaps = spec.megatron.overlap_param_gather
         self._inner: ChainedOptimizer = get_megatron_optimizer(
             OptimizerConfig(
                 optimizer="adam",
@@ -104,6 +106,18 @@ class MegatronOptimizer:
             if norm > self._section.max_grad_norm and gradients:
                 torch._foreach_mul_(gradients, self._section.max_grad_norm / (norm + 1e-6))
         self._inner.step_with_ready_grads()
+        if self._overlaps:
+            # Megatron would wait for the next forward pass, and forget it where one came amid the step.
+            for group in self._groups():
+                group.param_gather_dispatched = False
+                group.start_param_sync()
+
+    def wait_for_parameters(self) -> None:
+        """Waits for parameters that still travel; a forward pass waits by itself, layer by layer."""
+        for group in self._groups():
+            if group.param_gather_handle is not None:
+                group.param_gather_handle.wait()
+                group.param_gather_handle = None
 
     def release_gradients(self) -> None:
         """Frees the masters' copies of gradients."""
@@ -113,6 +127,7 @@ class MegatronOptimizer:
         """Gives masters that have been filled to the parameters of all data-parallel ranks; collective."""
         for part in self.parts:
             part._copy_main_params_to_model_params()
+        self.wait_for_parameters()
         for chunk in self._chunks:
             chunk.start_param_sync(force_sync=True)
 
@@ -126,6 +141,9 @@ class MegatronOptimizer:
                 for parameter, master in zip(parameters, shards, strict=True):
                     owned = part._get_model_param_range_map(parameter)["param"]
                     yield OwnedRange(parameter, owned.start, owned.end, master, part.optimizer.state[master])
+
+    def _groups(self) -> Iterator[Any]:
+        return (group for chunk in self._chunks for group in bucket_groups(chunk))
 
     def complete(self, steps: int) -> None:
         """Gives moments of no step to ranges that have none, and records how many steps all moments have seen."""

@@ -68,7 +68,7 @@ class MegatronStep:
             return
         pending.computed = True
         self._gradients.prepare()
-        with runner.router_losses.scaled(real) as factor:
+        with runner.router_losses.scaled(batches, counts) as factor:
             self._run(pending, real, filling, loss, counts, factor)
         self._gradients.mark_reduced()
         self._micro_batches += len(real) + len(filling)
@@ -130,12 +130,13 @@ class MegatronStep:
             self._give_up()
 
     def _give_up(self) -> None:
+        broken = self.pending is not None and self.pending.passing
         self.pending = None
         self._micro_batches = 0
         self._runner.router_losses.forget()
         with self._groups.active():
             self._optimizer.release_gradients()
-            self._gradients.free()
+            self._gradients.free(broken=broken)
 
 
 def _finalize(model: list[Any], num_tokens: Tensor | None = None, **groups: Any) -> None:

@@ -5,7 +5,7 @@ These mistakes make rows differ, so they have no tests of their own:
 - batched exchanges of interleaved stages, which mix up their tensors ("PP2, interleaved");
 - divided parameters without a mark, which each process counts in the norm of the gradient ("TP2");
 - gradients of a tied embedding that the first and the last stage do not add up ("PP3");
-- a value model of a tied base that keeps the embedding's group, in which a stage waits for another ("PP3");
+- a value model that is tied because its base is: its last stage has a head and no copy of the embedding ("PP3");
 - predictors that look for the next token in their own chunk alone ("CP2").
 """
 
