@@ -39,6 +39,10 @@ from rollmesh.mesh.errors import ConfigError
             "learner.optimizer.name: muon is for engine fsdp2",
         ),
         (
+            ["learner.megatron.load_balance_coeff=0.01"],
+            "learner.megatron.load_balance_coeff: 0.01 is for engine megatron, which no role has",
+        ),
+        (
             ["learner.engine=megatron", "learner.megatron.load_balance_coeff=0.01"],
             "learner.megatron.load_balance_coeff: 0.01",
         ),

@@ -108,7 +108,7 @@ class RouterLosses:
         """
         if not self.present:
             return {}
-        sums = self._sums.to(self._world.device)
+        sums = self._sums.to(self._world.device, copy=True)
         self.forget()
         layers = self._config.moe_layer_freq
         count = sum(layers) if isinstance(layers, list) else self._config.num_layers

@@ -13,7 +13,18 @@ from transformers import AutoModelForCausalLM
 from rollmesh.learner.batching.types import TrainSequence
 from rollmesh.learner.engines.interface import StepResult
 from rollmesh.mesh.config.parallel import MegatronSection
-from rollmesh.testing.engine_cases import gradient_of_step, make_sequences, plain_step_spec, train, truth, weights
+from rollmesh.testing.engine_cases import (
+    critic_loss,
+    gradient_of_step,
+    make_batches,
+    make_sequences,
+    make_spec,
+    plain_step_spec,
+    policy_loss,
+    train,
+    truth,
+    weights,
+)
 from rollmesh.testing.worlds import Harness
 
 BALANCE, LOGITS = 0.5, 0.1
@@ -27,6 +38,38 @@ def step(harness: Harness, model: Path) -> tuple[StepResult, dict[str, Tensor]]:
     before = weights(engine)
     result = train(engine, make_sequences(1), token_budget=_ONE_MICRO_BATCH)
     return result, gradient_of_step(before, weights(engine))
+
+
+def beside_another(harness: Harness, model: Path) -> list[float]:
+    """The losses of balance of a model alone, and of it and a critic whose micro-batches come between; collective."""
+    section = MegatronSection(load_balance_coeff=BALANCE)
+    alone, first = (harness.make(make_spec(model, megatron=section)) for _ in range(2))
+    second = harness.make(make_spec(model, megatron=section), "value_model")
+    results = [train(alone, make_sequences(1))]
+    for engine, loss in ((first, policy_loss), (second, critic_loss)):
+        batches = make_batches(engine, make_sequences(1))
+        engine.accumulate(batches, loss, engine.global_counts(batches))
+    results += [first.apply(), second.apply()]
+    return [result.metrics["load_balance_loss"] for result in results]
+
+
+def in_parts(harness: Harness, model: Path) -> list[float]:
+    """Norms of the gradient of a step in one call, and in two of half the micro-batches each; collective."""
+    norms = []
+    for parts in (1, 2):
+        engine = harness.make(make_spec(model, megatron=MegatronSection(z_loss_coeff=LOGITS)))
+        batches = make_batches(engine, make_sequences(1))
+        counts = engine.global_counts(batches)
+        for first in range(parts):
+            engine.accumulate(batches[first::parts], policy_loss, counts)
+        norms.append(engine.apply().metrics["grad_norm"])
+    return norms
+
+
+def probe(harness: Harness, model: Path) -> float | None:
+    """The probe's difference of gradients where routers have losses; collective."""
+    section = MegatronSection(load_balance_coeff=BALANCE, z_loss_coeff=LOGITS)
+    return harness.make(make_spec(model, megatron=section)).probe().truth.gradient
 
 
 def expected(model: Path) -> tuple[float, float, dict[str, Tensor]]:

@@ -36,3 +36,25 @@ def test_losses_of_routers_are_those_of_plain_torch(
         assert result.metrics["router_z_loss"] == pytest.approx(logits, rel=1e-2)
         if found:
             assert_same(found, gradient)
+
+
+ALONE = EngineLayout("balanced", 1, "megatron")
+
+
+def test_models_have_losses_of_their_own_routers(engine_worlds: GetWorld, engine_models: Mapping[str, Path]) -> None:
+    ((alone, first, second),) = engine_worlds(ALONE).run(balance_case.beside_another, engine_models["experts"])
+    assert first == second == pytest.approx(alone)
+
+
+def test_a_step_in_parts_has_the_same_weight_of_these_losses(
+    engine_worlds: GetWorld, engine_models: Mapping[str, Path]
+) -> None:
+    ((whole, parts),) = engine_worlds(ALONE).run(balance_case.in_parts, engine_models["experts"])
+    # Parts are weighted by their trained tokens, and computed ones are not quite in proportion.
+    assert parts == pytest.approx(whole, rel=0.02)
+
+
+def test_the_probe_leaves_these_losses_out(engine_worlds: GetWorld, engine_models: Mapping[str, Path]) -> None:
+    ((gradient),) = engine_worlds(ALONE).run(balance_case.probe, engine_models["experts"])
+    assert gradient is not None
+    assert gradient < 1e-4
