@@ -51,7 +51,7 @@ def test_a_step_in_parts_has_the_same_weight_of_these_losses(
 ) -> None:
     ((whole, parts),) = engine_worlds(ALONE).run(balance_case.in_parts, engine_models["experts"])
     # Parts are weighted by their trained tokens, and computed ones are not quite in proportion.
-    assert parts == pytest.approx(whole, rel=0.02)
+    assert parts == pytest.approx(whole, rel=0.1)
 
 
 def test_the_probe_leaves_these_losses_out(engine_worlds: GetWorld, engine_models: Mapping[str, Path]) -> None:
