@@ -50,7 +50,7 @@ class Kernels:
 
 FUSED = Kernels(norm=2, output=1, head_norms=1, mlp=3, expert=3)
 """Those of CUDA."""
-PLAIN = Kernels(norm=3, output=2, head_norms=2, mlp=5, expert=6)
+PLAIN = Kernels(norm=3, output=1, head_norms=2, mlp=5, expert=6)
 """Those of a CPU: norms keep their normalized input, and each operation of SwiGLU its own."""
 
 

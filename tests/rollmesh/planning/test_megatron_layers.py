@@ -122,4 +122,4 @@ def test_a_layer_keeps_what_is_planned(
     sizes = resolve_sizes(ParallelSection(**DIVISIONS[division]), PROCESSES[division], model.facts)
     planned = kept(Share(TOKENS, sizes, 4, PLAIN), model.kinds[0].widths, recompute)
     # Angles of positions, and what a sum keeps of a token, are not counted.
-    assert planned == pytest.approx(a_layer, rel=0.05)
+    assert planned == pytest.approx(a_layer, rel=0.15)
