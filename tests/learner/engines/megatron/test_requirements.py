@@ -196,8 +196,8 @@ def test_given_layers_and_sequences_are_taken() -> None:
             ModelFacts("m", intermediate=8, moe_intermediate=2, experts=4),
         ),
         (
-            {"intermediate_size": [8, 4], "moe_intermediate_size": 2, "n_routed_experts": 4, "scoring_func": "sigmoid"},
-            ModelFacts("m", moe_intermediate=2, experts=4, sigmoid_router=True),
+            {"intermediate_size": [8, 4], "moe_intermediate_size": 2, "n_routed_experts": 4},
+            ModelFacts("m", moe_intermediate=2, experts=4),
         ),
         ({"moe_intermediate_size": 2, "num_experts": 0}, ModelFacts("m", experts=0)),
     ],
