@@ -36,22 +36,28 @@ class Kernels:
 
     Attributes:
         norm: hidden states for a norm.
-        output: copies of attention's output.
-        head_norms: queries for the norms of heads; keys are kept once.
+        queries, keys: widths of queries (attention's output is one), and of keys or values.
+        angles: widths of a head, of positions.
+        head_norms: queries and keys for the norms of heads.
         mlp, expert: widths of an MLP and of an expert.
     """
 
     norm: int
-    output: int
+    queries: int
+    keys: int
+    angles: int
     head_norms: int
     mlp: int
     expert: int
 
 
-FUSED = Kernels(norm=2, output=1, head_norms=1, mlp=3, expert=3)
+FUSED = Kernels(norm=2, queries=3, keys=3, angles=0, head_norms=1, mlp=3, expert=3)
 """Those of CUDA."""
-PLAIN = Kernels(norm=3, output=1, head_norms=2, mlp=5, expert=6)
-"""Those of a CPU: norms keep their normalized input, and each operation of SwiGLU its own."""
+PLAIN = Kernels(norm=3, queries=2, keys=2, angles=4, head_norms=3, mlp=5, expert=6)
+"""Those of a CPU: norms keep their normalized input, and each operation of SwiGLU its own.
+
+Attention copies its input, so that projections need not stay, except for the norms of heads.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +163,13 @@ def passing(share: Share, widths: Widths) -> int:
 
 
 def _attention(share: Share, widths: Widths) -> int:
-    """Projections and what is made of them, output, and sums over keys of each head."""
+    """Projections and what is made of them, output, angles of positions, and sums over keys of each head."""
     kernels = share.kernels
-    normed = kernels.head_norms * widths.queries + widths.keys if widths.head_norms else 0
-    width = (2 + kernels.output) * widths.queries + 3 * widths.keys + normed
-    return share.inside(width) + MASTER * share.tokens * widths.heads // share.sizes.tp
+    width = kernels.queries * widths.queries + kernels.keys * widths.keys
+    if widths.head_norms:
+        width += kernels.head_norms * (widths.queries + widths.keys)
+    angles = share.whole(kernels.angles * widths.queries / widths.heads)
+    return share.inside(width) + angles + MASTER * share.tokens * widths.heads // share.sizes.tp
 
 
 def _router(share: Share, widths: Widths) -> int:

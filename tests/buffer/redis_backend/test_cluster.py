@@ -90,10 +90,13 @@ async def test_metadata_shares_a_slot_and_payloads_lie_on_all_nodes(mesh: Mesh, 
     await generator.finish(writer, grants, V0)
     await learner.train(await learner.batch(learner.sampler(), 2, 0), 0)
     run, home = Keys(front.run_name).run, await cluster.owner(Keys(front.run_name).run)
-    metadata = [key async for key in front.access.scan(f"{run}*")]
+    before = set(await home.client.keys(f"{run}*"))
+    metadata = {key.decode() async for key in front.access.scan(f"{run}*")}
+    after = set(await home.client.keys(f"{run}*"))
     assert len(metadata) > 8
+    assert before & after <= metadata <= before | after, "a front writes its keys whenever it likes"
     assert {slot_of(key) for key in metadata} == {slot_of(run)}
-    assert len(await home.client.keys(f"{run}*")) == len(metadata)
+    assert not any([await node.client.keys(f"{run}*") for node in cluster.nodes if node is not home])
     plain = {key async for key in front.access.scan(f"rollmesh:{front.run_name}:*", count=10)}
     assert len(plain) == 4 + 8, "prompts, and payloads of two members each"
     assert all([await node.client.keys(f"rollmesh:{front.run_name}:*") for node in cluster.nodes])

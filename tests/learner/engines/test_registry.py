@@ -28,7 +28,7 @@ def test_another_package_brings_an_engine_by_an_entry_point(tmp_path: Path, monk
     assert create_engine(spec, model_type="value_model", backend="mine") == (spec, "value_model")
     with pytest.raises(ConfigError, match="no engine 'yours'") as refused:
         create_engine(spec, backend="yours")
-    assert refused.value.hint == "known: fsdp2, mine"
+    assert refused.value.hint == "known: fsdp2, megatron, mine"
 
 
 def test_the_contract_is_collected_as_the_page_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from rollmesh.learner.engines.megatron.local.rotation import rotate_packed
+
 _CPU = torch.device("cpu")
 
 
@@ -110,6 +112,7 @@ def import_on_cpu() -> None:
     # Its small functions would be compiled, which takes longer here than all of their calls.
     with patch.object(torch, "compile", lambda function=None, **_: function or (lambda inner: inner)), on_cpu():
         from megatron.core.distributed import param_and_grad_buffer
+        from megatron.core.models.common.embeddings import rope_utils
         from megatron.core.tensor_parallel import layers, mappings, random
         from megatron.core.transformer.moe import moe_utils, token_dispatcher
     random._CUDA_RNG_STATE_TRACKER = _NoGenerators()
@@ -119,6 +122,7 @@ def import_on_cpu() -> None:
     # The name is missing without Transformer Engine, and asked for all the same.
     moe_utils.te_general_gemm = getattr(moe_utils, "te_general_gemm", None)
     token_dispatcher.maybe_move_tensor_to_cpu = _on_host
+    rope_utils._apply_rotary_pos_emb_thd = rotate_packed
     for module in (layers, mappings, param_and_grad_buffer):
         # Torch 2.13 warns of the former names at every call.
         module.dist_all_gather_func = _among_several(getattr(dist, "all_gather_single", dist.all_gather_into_tensor))
