@@ -121,5 +121,5 @@ def test_a_layer_keeps_what_is_planned(
     model = read_sizes(kind, config, shapes)
     sizes = resolve_sizes(ParallelSection(**DIVISIONS[division]), PROCESSES[division], model.facts)
     planned = kept(Share(TOKENS, sizes, 4, PLAIN), model.kinds[0].widths, recompute)
-    # What a sum keeps of a token is not counted.
+    # Sums, which keep a number of a token, are not counted.
     assert planned == pytest.approx(a_layer, rel=0.05)
