@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rollmesh.learner.engines.fsdp2.parallel_requirements import check_parallel
 from rollmesh.learner.engines.interface import ACTOR
+from rollmesh.learner.engines.megatron.families.registry import check_model_type
 from rollmesh.learner.engines.megatron.requirements import ModelFacts, resolve_sizes
 from rollmesh.learner.engines.megatron.unsupported import check_balance, check_optimizer, check_settings
 from rollmesh.learner.model_files.checks import attention_heads, read_model_config
@@ -36,6 +37,8 @@ def check_layout(config: Config) -> None:
             check_parallel(parallel, heads=heads, processes=learner.ranks, name=model, key=key)
         elif engine == "megatron":
             check_settings(learner)
+            if described is not None and (model_type := described.get("model_type")) is not None:
+                check_model_type(model_type, learner.engine_key(role))
             if role == ACTOR:
                 check_optimizer(learner.optimizer)
             elif own is not None and own.optimizer is not None:

@@ -340,6 +340,11 @@ class LearnerSection(Section):
         own = self.roles.get(role)
         return self.engine if own is None or own.engine is None else own.engine
 
+    def engine_key(self, role: str) -> str:
+        """Key of the backend of a role's engine."""
+        own = self.roles.get(role)
+        return "learner.engine" if own is None or own.engine is None else f"learner.roles.{role}.engine"
+
     def parallel_of(self, role: str) -> ParallelSection:
         """Division of a role: its own, else the learner's, which belongs to the learner's engine alone."""
         own = self.roles.get(role)

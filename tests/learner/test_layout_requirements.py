@@ -112,3 +112,13 @@ def test_a_hub_model_is_divided_as_far_as_ranks_can_tell() -> None:
     check_layout(load_config(settings, ["learner.parallel={tp: 2, ep: 4}"]))
     with pytest.raises(ConfigError, match="ep: 3 does not divide the 4 ranks of a stage"):
         check_layout(load_config(settings, ["learner.parallel={ep: 3}"]))
+
+
+@pytest.mark.parametrize("role", ["", "roles.critic."])
+def test_a_family_that_megatron_does_not_know_is_refused_by_name(tmp_path: Path, role: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "olmo2"}))
+    settings = {"model": {"path": str(tmp_path)}, "data": {"train": "t"}, "learner": {"roles": {"critic": {}}}}
+    check_layout(load_config(settings, []))
+    with pytest.raises(ConfigError) as refused:
+        check_layout(load_config(settings, [f"learner.{role}engine=megatron"]))
+    assert refused.value.message.startswith(f"learner.{role}engine: megatron does not know models of model_type olmo2")

@@ -104,7 +104,7 @@ class Fsdp2Engine(Engine):
                 hint="give the reference a role of its own",
             )
         with self._using(PARAMS):
-            real, filling = self._runner.even(batches)
+            real, filling = self._runner.fill_up(batches)
             outputs = iter([self._runner.forward(batch, sum_pi_squared=sum_pi_squared)[0] for batch in real])
             for batch in filling:
                 self._runner.forward(batch)

@@ -144,7 +144,7 @@ class ModelRunner(ABC):
         layers = (plain_name(name) for name, module in self.module.named_modules() if module in self._recurrent)
         return cost_of(config, shapes, tied=tied, stateful=layers)
 
-    def even(self, batches: Sequence[PackedBatch]) -> tuple[list[PackedBatch], list[PackedBatch]]:
+    def fill_up(self, batches: Sequence[PackedBatch]) -> tuple[list[PackedBatch], list[PackedBatch]]:
         """Micro-batches with trained tokens, filled up to the same number on every rank.
 
         Raises:

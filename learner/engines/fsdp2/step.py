@@ -73,7 +73,7 @@ class TrainingStep:
             )
         runner = self._runner
         pending = self.pending = self.pending or PendingStep(torch.zeros((), device=runner.device))
-        real, filling = runner.even(batches)
+        real, filling = runner.fill_up(batches)
         pending.counted |= counts.tokens > 0
         pending.computed |= bool(real or filling)
         batches = [*real, *filling]

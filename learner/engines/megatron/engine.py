@@ -28,9 +28,9 @@ from rollmesh.learner.engines.megatron.training.optimizer import MegatronOptimiz
 from rollmesh.learner.engines.megatron.training.state import boxed_state, fill_master, parts_of, read_steps
 from rollmesh.learner.engines.megatron.training.step import MegatronStep
 from rollmesh.learner.engines.megatron.unsupported import check_optimizer, check_settings
-from rollmesh.learner.engines.megatron.weight_rules import Pieces
+from rollmesh.learner.engines.megatron.weight_rules import Piece, Pieces
 from rollmesh.learner.engines.megatron.weights.divided import divided_tensors
-from rollmesh.learner.engines.megatron.weights.loading import read_pieces
+from rollmesh.learner.engines.megatron.weights.loading import load_weights
 from rollmesh.learner.engines.megatron.weights.weight_map import ParameterKey, WeightMap
 from rollmesh.learner.engines.probe_batches import make_probe_batches
 from rollmesh.learner.engines.tensors.divided_tensor import DividedTensor
@@ -149,7 +149,7 @@ class MegatronEngine(Engine):
             )
         runner = self._runner
         with self._using(PARAMS), self._groups.active():
-            real, filling = runner.even(batches)
+            real, filling = runner.fill_up(batches)
             outputs = iter(runner.infer([*real, *filling], sum_pi_squared=sum_pi_squared))
         if not self.layout.has_results:
             return []
@@ -238,15 +238,15 @@ class MegatronEngine(Engine):
         masters: dict[ParameterKey, OwnedRange] = {}
         if self._step is not None and self._spec.param_dtype != "float32":
             masters = {self._keys[own.parameter]: own for own in self._optimizer.ranges()}
-        for key, parameter in self._runner.parameters.items():
+        for key, own in masters.items():
             if self._pieces[key].padded:
-                parameter.detach().zero_()
-                if key in masters:
-                    masters[key].master.detach().zero_()
-        for key, piece, values in read_pieces(stored, self._pieces):
-            piece.view(self._runner.parameters[key]).copy_(values)
+                own.master.detach().zero_()
+
+        def note(key: ParameterKey, piece: Piece, values: Tensor) -> None:
             if key in masters:
                 fill_master(masters[key], self._pieces[key], piece, values)
+
+        load_weights(self._runner.parameters, self._pieces, stored, note)
 
     def _divided(self) -> Sequence[DividedTensor]:
         """The model's full tensors, as all processes hold them."""

@@ -43,6 +43,8 @@ from rollmesh.mesh.errors import DataError
 
 # Steps of the pattern's phase in each dimension: no small number of them makes a full turn.
 _PHASES = (0.7, 1.3, 2.1)
+# Elements that are multiplied at a time: in float64, with their pattern, 64 MiB.
+_AT_ONCE = 1 << 22
 
 
 class Fingerprints:
@@ -64,6 +66,14 @@ class Fingerprints:
             box: in it.
             values: in the box, of any dtype.
         """
+        if values.numel() > _AT_ONCE:
+            axis = max(range(values.dim()), key=values.shape.__getitem__)
+            start, stop = box[axis].start, box[axis].stop
+            middle = (start + stop) // 2
+            halves = values.tensor_split([middle - start], axis)
+            for half, side in zip(halves, (slice(start, middle), slice(middle, stop)), strict=True):
+                self.add(name, (*box[:axis], side, *box[axis + 1 :]), half)
+            return
         phase = torch.zeros((), device=values.device)
         for side, step in zip(box, _PHASES, strict=False):
             phase = phase[..., None] + torch.arange(side.start, side.stop, device=values.device) * step

@@ -159,7 +159,7 @@ class _Source:
 
     def part(self, length: int, what: str) -> int:
         """The length of a process's part."""
-        return even(length, self.size, self.key, what)
+        return even_part(length, self.size, self.key, what)
 
 
 def pieces_of(
@@ -181,7 +181,7 @@ def pieces_of(
     if rule.form.of_experts:
         experts = geometry.shapes[prefix + rule.sources[0]][0]
         key, size, rank = "etp", sizes.etp, place.etp
-        expert = even(experts, sizes.ep, "ep", "experts") * place.ep + rule.expert_of(name)
+        expert = even_part(experts, sizes.ep, "ep", "experts") * place.ep + rule.expert_of(name)
     sources = [
         _Source(prefix + source, geometry.shapes[prefix + source], key, size, rank, expert, geometry)
         for source in rule.sources
@@ -189,7 +189,7 @@ def pieces_of(
     return _GEOMETRIES[rule.form](sources)
 
 
-def even(length: int, size: int, key: str, what: str) -> int:
+def even_part(length: int, size: int, key: str, what: str) -> int:
     """A length's part where it is divided evenly.
 
     Raises:

@@ -19,9 +19,10 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import WriteResult
 
 from rollmesh.learner.engines.interface import STATE_NAME
@@ -56,6 +57,32 @@ class _DiskWriter(dcp.FileSystemWriter):
             raise OSError(refusal.errno, f"{refusal.strerror}, {free / 1e9:.1f} GB free on its disk") from error
 
 
+class _KeepingStager(AsyncStager):
+    """Copies a state into host memory, which stays for the next copy: torch's own stager gives it up in torch 2.11.
+
+    Args:
+        pinned: tensors are on CUDA; the copy waits once for all of them.
+    """
+
+    # A copy is complete when `stage` returns.
+    _synchronize_after_execute = False
+
+    def __init__(self, *, pinned: bool) -> None:
+        self._pinned = pinned
+        self._stager = StateDictStager(pin_memory=pinned, share_memory=False)
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """The state on the host."""
+        copied: dict[str, Any] = self._stager.stage(state_dict, non_blocking=self._pinned)
+        if self._pinned:
+            torch.accelerator.synchronize()
+        return copied
+
+    def close(self) -> None:
+        """Frees the memory."""
+        self._stager.close()
+
+
 class StateWriter:
     """Writes the state of one engine, one checkpoint at a time; collective.
 
@@ -70,7 +97,7 @@ class StateWriter:
     def __init__(self, world: World) -> None:
         self._world = world
         self._group = world.lend_group()
-        self._stager: DefaultStager | None = None
+        self._stager: _KeepingStager | None = None
         self._copies = BoxCopies(pinned=world.device.type == "cuda")
         self._random: dict[str, Tensor] = {}
         self._written: Future[None] | None = None
@@ -91,11 +118,7 @@ class StateWriter:
         if self._written is not None and not self._written.done():
             raise RuntimeError("the last checkpoint is still being written")
         if self._stager is None:
-            pinned = self._world.device.type == "cuda"
-            options = StagingOptions(
-                pinned, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=pinned
-            )
-            self._stager = DefaultStager(options)
+            self._stager = _KeepingStager(pinned=self._world.device.type == "cuda")
         # Into the same memory each time: its copy is pinned.
         for name, current in _random_states(self._world.device).items():
             self._random.setdefault(name, current).copy_(current)

@@ -16,7 +16,6 @@ import pytest
 import torch
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint._state_dict_stager import StateDictStager, pin_memory_utils
-from torch.distributed.checkpoint.staging import DefaultStager
 
 from rollmesh.learner.engines.tensors import state
 from rollmesh.learner.engines.tensors.box_state import BoxedTensor
@@ -55,13 +54,12 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
         found.copies.append(non_blocking)
         return stage(stager, storage, non_blocking)
 
-    class Stager(DefaultStager):
-        def __init__(self, *options: Any) -> None:
-            present = patch.object(torch.cuda, "is_available", lambda: True)
-            with present, patch.object(torch.accelerator, "is_available", lambda: True):
-                super().__init__(*options)
+    class Stager(StateDictStager):
+        def __init__(self, **options: Any) -> None:
+            with patch.object(torch.cuda, "is_available", lambda: True):
+                super().__init__(**options)
 
-    monkeypatch.setattr(state, "DefaultStager", Stager)
+    monkeypatch.setattr(state, "StateDictStager", Stager)
     monkeypatch.setattr(StateDictStager, "_stage_untyped_storage", staged)
     monkeypatch.setattr(pin_memory_utils, "pin_memory", found.pin)
     monkeypatch.setattr(pin_memory_utils, "unpin_memory", found.pinned.pop)

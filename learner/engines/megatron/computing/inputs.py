@@ -46,7 +46,7 @@ class MegatronInputs:
     total: int
 
 
-def divide(
+def prepare_inputs(
     batch: PackedBatch, sizes: ParallelSizes, place: ParallelPlace, device: torch.device, length: int = 0
 ) -> MegatronInputs:
     """Prepares a micro-batch.
@@ -60,12 +60,11 @@ def divide(
     row = batch.row
     sequences = whole_sequences(row.segments)
     padded = padded_lengths(sequences.lengths, sizes.cp, sizes.tp)
-    padded[-1] += max(0, length - int(padded.sum()))
+    fillers = _filler_lengths(length - int(padded.sum()), int(padded.max()))
+    lengths, padded = (np.concatenate(pair) for pair in ((sequences.lengths, 0 * fillers), (padded, fillers)))
     total = int(padded.sum())
     # Packed tokens by their places side by side (-1: padding), and the reverse.
-    real = np.arange(int(sequences.lengths.sum())) + np.repeat(
-        (padded.cumsum() - padded) - (sequences.lengths.cumsum() - sequences.lengths), sequences.lengths
-    )
+    real = np.arange(int(lengths.sum())) + np.repeat((padded.cumsum() - padded) - (lengths.cumsum() - lengths), lengths)
     packed = np.full(total, -1, dtype=np.int64)
     packed[real] = sequences.side_by_side()
     beside = np.zeros(row.input_ids.shape[1], dtype=np.int64)
@@ -101,6 +100,12 @@ def divide(
 def padded_tokens(batch: PackedBatch, sizes: ParallelSizes) -> int:
     """Tokens of all sequences of a micro-batch, with the padding that dividing them needs."""
     return int(padded_lengths(whole_sequences(batch.row.segments).lengths, sizes.cp, sizes.tp).sum())
+
+
+def _filler_lengths(missing: int, longest: int) -> NDArray[np.int64]:
+    """Sequences of padding alone; none is longer than the real ones, since attention's cost grows with the square."""
+    whole, rest = divmod(max(0, missing), longest)
+    return np.array([longest] * whole + [rest] * (rest > 0), dtype=np.int64)
 
 
 def _own_predictors(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from rollmesh.learner.algorithms.types import ModelOutput
 from rollmesh.learner.batching.types import PackedBatch
 from rollmesh.learner.engines.megatron.computing.heads import ResultHead
-from rollmesh.learner.engines.megatron.computing.inputs import MegatronInputs, divide, padded_tokens
+from rollmesh.learner.engines.megatron.computing.inputs import MegatronInputs, padded_tokens, prepare_inputs
 from rollmesh.learner.engines.megatron.parallel import ParallelPlace, ParallelSizes
 
 Consume = Callable[[int, ModelOutput], Tensor]
@@ -64,7 +64,7 @@ class Passes:
             return
         # Interleaved stages exchange tensors of one shape alone.
         length = max(padded_tokens(batch, self._sizes) for batch in batches) if self._sizes.vpp > 1 else 0
-        inputs = [divide(batch, self._sizes, self._place, self._device, length) for batch in batches]
+        inputs = [prepare_inputs(batch, self._sizes, self._place, self._device, length) for batch in batches]
         iterators = [_Numbered(inputs) for _ in self._chunks]
         step = _ForwardStep(self._head, consume)
         single = len(self._chunks) == 1

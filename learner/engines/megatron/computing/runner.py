@@ -97,7 +97,7 @@ class MegatronRunner:
         # A prompt is computed again for each of its responses.
         self.cost = replace(cost, stateful=cost.weights)
 
-    def even(self, batches: Sequence[PackedBatch]) -> tuple[list[PackedBatch], list[PackedBatch]]:
+    def fill_up(self, batches: Sequence[PackedBatch]) -> tuple[list[PackedBatch], list[PackedBatch]]:
         """Micro-batches with trained tokens, filled up to the same number on every rank."""
         real = [batch for batch in batches if batch.tokens.num_tokens]
         most = self.world.max_int(len(real))

@@ -24,11 +24,22 @@ def family_of(hf_config: Any) -> Family:
     Raises:
         ConfigError: there is none for its `model_type`.
     """
-    family = FAMILIES.get(hf_config.model_type)
-    if family is None:
+    check_model_type(hf_config.model_type)
+    return FAMILIES[hf_config.model_type]
+
+
+def check_model_type(model_type: object, key: str = "learner.engine") -> None:
+    """Refuses models of other families.
+
+    Args:
+        model_type: of the model's configuration.
+        key: of the configuration that names the engine.
+
+    Raises:
+        ConfigError: names the families that there are.
+    """
+    if model_type not in FAMILIES:
         raise ConfigError(
-            f"learner.engine: megatron does not know models of model_type {hf_config.model_type}; it knows "
-            f"{', '.join(FAMILIES)}",
-            hint="set learner.engine: fsdp2, which trains every architecture of docs/architectures.md",
+            f"{key}: megatron does not know models of model_type {model_type}; it knows {', '.join(FAMILIES)}",
+            hint=f"set {key}: fsdp2, which trains every architecture of docs/architectures.md",
         )
-    return family

@@ -63,7 +63,7 @@ class MegatronStep:
         runner = self._runner
         pending = self.pending = self.pending or PendingStep(torch.zeros((), device=runner.device))
         pending.counted |= counts.tokens > 0
-        real, filling = runner.even(batches)
+        real, filling = runner.fill_up(batches)
         if not real and not filling:
             return
         pending.computed = True

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from rollmesh.learner.engines.megatron.parallel import ParallelPlace
 from rollmesh.learner.engines.megatron.weight_rules import Piece, Pieces
-from rollmesh.learner.engines.megatron.weights.weight_map import ParameterKey, WeightMap
+from rollmesh.learner.engines.megatron.weights.weight_map import ParameterKey
 from rollmesh.learner.engines.tensors.boxes import box_shape
 from rollmesh.learner.model_files.conversion import Conversion
 from rollmesh.learner.model_files.reading import read_parts, refuse_other_twin
@@ -24,25 +23,29 @@ _Maker = tuple[str, Conversion]
 
 
 def load_weights(
-    parameters: Mapping[ParameterKey, Tensor], weights: WeightMap, place: ParallelPlace, stored: StoredModel
+    parameters: Mapping[ParameterKey, Tensor],
+    wanted: Mapping[ParameterKey, Pieces],
+    stored: StoredModel,
+    note: Callable[[ParameterKey, Piece, Tensor], None] | None = None,
 ) -> None:
     """Gives values to a process's tensors; padding becomes 0.
 
     Args:
         parameters: of this process, of any dtype and on any device.
-        weights: of the model.
-        place: of this process.
+        wanted: the pieces of each.
         stored: open.
+        note: told what is read, as `read_pieces` yields it.
 
     Raises:
         DataError: see `read_pieces`.
     """
-    wanted = {key: weights.pieces(place, *key) for key in parameters}
-    for key, found in wanted.items():
-        if found.padded:
-            parameters[key].detach().zero_()
+    for key, parameter in parameters.items():
+        if wanted[key].padded:
+            parameter.detach().zero_()
     for key, piece, values in read_pieces(stored, wanted):
         piece.view(parameters[key]).copy_(values)
+        if note is not None:
+            note(key, piece, values)
 
 
 def read_pieces(stored: StoredModel, wanted: Mapping[Key, Pieces]) -> Iterator[tuple[Key, Piece, Tensor]]:

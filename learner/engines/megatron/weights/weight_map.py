@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rollmesh.learner.engines.megatron.families.family import Family
 from rollmesh.learner.engines.megatron.parallel import ParallelPlace, ParallelSizes
-from rollmesh.learner.engines.megatron.weight_rules import Form, Geometry, Piece, Pieces, Rule, even, pieces_of
+from rollmesh.learner.engines.megatron.weight_rules import Form, Geometry, Piece, Pieces, Rule, even_part, pieces_of
 from rollmesh.learner.engines.tensors.boxes import Box
 from rollmesh.learner.model_files.value_head import HEAD
 
@@ -147,7 +147,7 @@ class WeightMap:
             place, part, name: as for `pieces`.
         """
         _, _, rule = self._rule_of(place, part, name)
-        return rule is not self._copy and (rule.form is not Form.WHOLE or place.tp == 0)
+        return rule is not self._copy and _has_part(rule, place)
 
     def full_tensors(self) -> list[FullTensor]:
         """All full tensors, tied ones once, in the order of the Hugging Face model."""
@@ -214,11 +214,16 @@ class WeightMap:
     def _contributed(self, hf_name: str, place: ParallelPlace) -> Iterator[tuple[tuple[str, ...], Piece]]:
         """The pieces that a process contributes, each with the Megatron names that its tensor may have."""
         home, shape = self._homes[hf_name], self._geometry.shapes[hf_name]
-        form = home.rule.form
-        if place.pp != home.stage or (form is Form.WHOLE and place.tp):
+        if place.pp != home.stage or not _has_part(home.rule, place):
             return
-        for expert in range(even(shape[0], self._sizes.ep, "ep", "experts") if form.of_experts else 1):
+        experts = even_part(shape[0], self._sizes.ep, "ep", "experts") if home.rule.form.of_experts else 1
+        for expert in range(experts):
             names = home.rule.names_of(expert)
             found = pieces_of(home.rule, names[0], self._sizes, place, self._geometry, home.prefix)
             full_names = tuple(home.megatron_prefix + name for name in names)
             yield from ((full_names, piece) for piece in found.pieces if piece.hf_name == hf_name)
+
+
+def _has_part(rule: Rule, place: ParallelPlace) -> bool:
+    """False where the first process of a tensor-parallel group has all of a tensor already."""
+    return rule.form is not Form.WHOLE or place.tp == 0

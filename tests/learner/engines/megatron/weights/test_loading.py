@@ -39,8 +39,9 @@ def load(folder: Path, sizes: ParallelSizes, *, value_model: bool = False) -> It
         for process in range(sizes.processes):
             place = sizes.place_of(process)
             names = megatron_names(config, sizes, place, value_model=value_model)
-            own = {key: torch.full(weights.pieces(place, *key).local_shape, torch.nan) for key in names}
-            load_weights(own, weights, place, stored)
+            wanted = {key: weights.pieces(place, *key) for key in names}
+            own = {key: torch.full(found.local_shape, torch.nan) for key, found in wanted.items()}
+            load_weights(own, wanted, stored)
             yield own
 
 
