@@ -100,6 +100,7 @@ ROWS = (
     _row("PP3", 3, pp=3),
     _row("PP2, interleaved", 2, pp=2, vpp=2),
     _row("PP2, activations computed again", 2, _AGAIN, pp=2),
+    _row("TP2, some activations computed again", 2, {"activation_checkpointing": "selective"}, tp=2),
     _row("CP2", 2, cp=2),
     Row("CP2, packed, a prompt each", 2, ParallelSection(cp=2), shared=False),
     Row("DP2, distributed optimizer", 2),
@@ -107,6 +108,7 @@ ROWS = (
     _row("TP2 x PP2", 4, tp=2, pp=2),
     _row("TP2 x PP2, interleaved, overlap", 4, _OVERLAP, tp=2, pp=2, vpp=2),
     _row("TP2 x CP2", 4, tp=2, cp=2),
+    _row("PP2 x CP2, interleaved", 4, pp=2, vpp=2, cp=2),
     _row("TP2 x DP2", 4, tp=2),
     _row("PP2 x DP2, overlap", 4, _OVERLAP, pp=2),
     _row("EP2", 2, ep=2),
@@ -114,6 +116,7 @@ ROWS = (
     _row("ETP2 in TP2", 2, tp=2, etp=2),
     _row("ETP2 x EP2", 4, etp=2, ep=2),
     _row("TP2 x EP2", 2, tp=2, ep=2),
+    _row("CP2 x EP2", 2, cp=2, ep=2),
     _row("TP2 x EP2 x PP2", 4, tp=2, ep=2, pp=2),
 )
 

@@ -77,15 +77,20 @@ def _sampled_by(policy: Any, prompt: Any, found: Trajectory | None, rng: np.rand
 
 
 def train_presets(
-    harness: Harness, models: Mapping[str, Path], groups: Sequence[SampledGroup], folder: Path
+    harness: Harness,
+    models: Mapping[str, Path],
+    groups: Sequence[SampledGroup],
+    folder: Path,
+    names: Sequence[str] | None = None,
 ) -> dict[str, Outcome]:
-    """Trains one batch of every preset, each from the same weights.
+    """Trains one batch of presets, each from the same weights.
 
     Args:
         harness: of the layout.
         models: folder of each role's model.
         groups: the batch.
         folder: for the first checkpoints.
+        names: of the presets; None: all.
     """
     kinds = {ACTOR: ("language_model", True)} | _ROLES
     engines: dict[str, Engine] = {
@@ -98,6 +103,8 @@ def train_presets(
             engine.world.barrier()
     found = {}
     for name, algorithm in presets():
+        if names is not None and name not in names:
+            continue
         used = {ACTOR: engines[ACTOR]} | {role.name: engines[role.name] for role in algorithm.needs.roles}
         for role, engine in used.items():
             if engine.trained:
