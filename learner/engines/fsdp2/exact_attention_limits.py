@@ -85,7 +85,7 @@ def _remedy(device: torch.device, dtype: torch.dtype, capped: bool) -> str:
     if capped and dtype in KERNEL_DTYPES:
         return f"install flash-attn, or set learner.attention: flex; or {_SHORTEN}"
     if dtype in KERNEL_DTYPES:
-        return f"install flash-attn, or torch 2.13 or later; or set learner.attention: flex; or {_SHORTEN}"
+        return f"install flash-attn, or torch 2.11 or later; or set learner.attention: flex; or {_SHORTEN}"
     return f"set learner.param_dtype: bfloat16, or learner.attention: flex; or {_SHORTEN}"
 
 

@@ -20,13 +20,20 @@ def create_engine(spec: EngineSpec, model_type: ModelType) -> Engine:
 
         # Before anything else imports Megatron-Core.
         import_on_cpu()
-    elif find_spec("transformer_engine") is None:
-        raise ConfigError(
-            "learner.engine: megatron needs Transformer Engine on CUDA, and it is not installed for this interpreter",
-            hint='pip install "transformer-engine[pytorch]", or set learner.engine: fsdp2',
-        )
+    else:
+        # Transformer Engine multiplies float32 in TF32, and has no switch; read when CUDA's libraries start.
+        os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
+        _check_transformer_engine()
     # It describes each of its optimizers at length.
     logging.getLogger("megatron").setLevel(logging.WARNING)
     from rollmesh.learner.engines.megatron.engine import MegatronEngine
 
     return MegatronEngine(spec, value_model=model_type == "value_model")
+
+
+def _check_transformer_engine() -> None:
+    if find_spec("transformer_engine") is None:
+        raise ConfigError(
+            "learner.engine: megatron needs Transformer Engine on CUDA, and it is not installed for this interpreter",
+            hint='pip install "transformer-engine[pytorch]", or set learner.engine: fsdp2',
+        )

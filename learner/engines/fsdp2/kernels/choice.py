@@ -85,7 +85,7 @@ def _lacks(kernel: AttentionName, device: torch.device, dtype: torch.dtype, capp
         return f"learner.param_dtype: bfloat16, and this is {str(dtype).removeprefix('torch.')}"
     if kernel == TORCH_VARLEN:
         if not _has_torch_varlen():
-            return "torch 2.13 or later"
+            return "torch 2.11 or later"
         return "scores without a cap, and this model's have one" if capped else ""
     if kernel == FLASH_2 and not is_flash_attn_2_available():
         return "the package flash-attn, 2.3.3 or later"
@@ -99,9 +99,8 @@ def _lacks(kernel: AttentionName, device: torch.device, dtype: torch.dtype, capp
 
 @cache
 def _has_torch_varlen() -> bool:
-    # The keywords used here came with torch 2.13.
     if importlib.util.find_spec("torch.nn.attention.varlen") is None:
         return False
     from torch.nn.attention.varlen import varlen_attn
 
-    return {"window_size", "enable_gqa", "scale"} <= inspect.signature(varlen_attn).parameters.keys()
+    return {"window_size", "scale"} <= inspect.signature(varlen_attn).parameters.keys()

@@ -6,6 +6,7 @@ itself. Not exercised by the tests that run without a GPU.
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import cast
 
@@ -115,6 +116,8 @@ def varlen_attention(query: Tensor, key: Tensor, value: Tensor, layout: VarlenLa
         )
     from torch.nn.attention.varlen import varlen_attn
 
-    grouped = scoring.heads != scoring.kv_heads
-    output = varlen_attn(q, k, v, *borders, scale=scoring.scale, window_size=window, enable_gqa=grouped)
+    # Before torch 2.13 heads share keys without being asked to.
+    asked = "enable_gqa" in inspect.signature(varlen_attn).parameters
+    grouped = {"enable_gqa": scoring.heads != scoring.kv_heads} if asked else {}
+    output = varlen_attn(q, k, v, *borders, scale=scoring.scale, window_size=window, **grouped)
     return cast(Tensor, output)[..., :width]

@@ -42,7 +42,7 @@ def test_on_a_cpu_all_but_the_exact_calls_are_refused(name, model_folder):
         ({"flash_2": True, "flash_3": True}, "flash_attention_3", {}),
         ({"flash_2": True}, "flash_attention_2", {"flash_attention_3": "the package flash-attn-3"}),
         ({}, "torch_varlen", {"flash_attention_2": "the package flash-attn, 2.3.3 or later"}),
-        ({"torch_varlen": False}, "exact", {"torch_varlen": "torch 2.13 or later"}),
+        ({"torch_varlen": False}, "exact", {"torch_varlen": "torch 2.11 or later"}),
         (
             {"capability": 10, "flash_2": True, "flash_3": True},
             "flash_attention_2",
