@@ -23,6 +23,7 @@ from rollmesh.learner.distributed.worker import Worker, WorkerRules
 from rollmesh.learner.engines.device_peaks import peak_tflops
 from rollmesh.learner.engines.flight_recorder import record_collectives
 from rollmesh.learner.engines.interface import ACTOR, Engine, EngineSpec
+from rollmesh.learner.engines.megatron.environment import prepare_environment
 from rollmesh.learner.engines.registry import ModelType, create_engine
 from rollmesh.learner.engines.rendezvous import open_board
 from rollmesh.learner.liveness.rank_watch import RankId, RankWatch
@@ -93,6 +94,9 @@ def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
     """
     if config.learner.deterministic:
         _compute_deterministically()
+    if "megatron" in config.learner.engines:
+        # Another role's engine may start CUDA.
+        prepare_environment()
     needs = algorithm.needs
     models = {role.name: _model(config, role) for role in needs.roles}
     engines = {ACTOR: build_actor(config, entropy_gradient=needs.entropy_gradient)}

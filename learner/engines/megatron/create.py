@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import logging
-import os
 from importlib.util import find_spec
 
 from rollmesh.learner.engines.interface import Engine, EngineSpec
+from rollmesh.learner.engines.megatron.environment import prepare_environment
 from rollmesh.learner.engines.registry import ModelType
 from rollmesh.mesh.errors import ConfigError
 
 
 def create_engine(spec: EngineSpec, model_type: ModelType) -> Engine:
     """See `registry.create_engine`."""
-    # Megatron counts on it for the order of kernels and messages; read when CUDA starts.
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    prepare_environment()
     if spec.device == "cpu":
         from rollmesh.learner.engines.megatron.local.cpu import import_on_cpu
 
         # Before anything else imports Megatron-Core.
         import_on_cpu()
     else:
-        # Transformer Engine multiplies float32 in TF32, and has no switch; read when CUDA's libraries start.
-        os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
         _check_transformer_engine()
     # It describes each of its optimizers at length.
     logging.getLogger("megatron").setLevel(logging.WARNING)

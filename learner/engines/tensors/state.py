@@ -78,6 +78,9 @@ class _KeepingStager(AsyncStager):
             torch.accelerator.synchronize()
         return copied
 
+    def synchronize_staging(self) -> None:
+        """Nothing is left to wait for."""
+
     def close(self) -> None:
         """Frees the memory."""
         self._stager.close()

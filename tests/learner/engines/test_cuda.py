@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from torch.distributed.checkpoint._state_dict_stager import pin_memory_utils
+from transformers import AutoConfig
 
+from benchmarks.learner import tiny_models
 from benchmarks.learner.tiny_models import save_model
 from rollmesh.learner.batching.pack import pack
 from rollmesh.mesh.config.learner import MemorySection
+from rollmesh.testing.engine_cases import save_random
 from tests.learner.engines.models import make_critic, make_engine, make_model, make_sequences
 from tests.learner.engines.training import critic_loss, log_probs, train_step, values, weights
 from tests.learner.ranks import run_two_ranks
@@ -40,7 +43,9 @@ def test_the_kernels_know_values_that_are_narrower_than_keys(tmp_path):
 
 @pytest.mark.parametrize("kernel", ["torch_varlen", "flex"])
 def test_a_kernel_by_name_gives_the_results_of_float32(tmp_path, kernel):
-    folder = make_model(tmp_path / "model", "qwen3")
+    # FlexAttention knows no heads that are narrower than 16.
+    settings = tiny_models.ARCHITECTURES["qwen3"].settings | {"head_dim": 32}
+    folder = save_random(AutoConfig.for_model("qwen3", **settings), tmp_path / "model")
     sequences = make_sequences(2)
     exact = make_engine(folder)
     engine = make_engine(folder, device="cuda", param_dtype="bfloat16", attention=kernel)
@@ -89,9 +94,11 @@ def test_an_engine_that_sleeps_on_the_host_gives_its_memory_back_and_trains_on(t
     engines = [make_engine(folder), make_engine(folder, device="cuda", param_dtype="bfloat16")]
     for engine in engines:
         train_step(engine, seed=3)
-    awake = _allocated()
+    awake = torch.cuda.memory_allocated()
+    state = sum(3 * tensor.nbytes for tensor in weights(engines[1]).values())
     engines[1].offload()
-    assert _allocated() < awake / 2
+    # Masters and two moments. What other tests, and cuBLAS for its work, have allocated stays.
+    assert awake - torch.cuda.memory_allocated() >= 0.9 * state
     engines[1].onload()
     for engine in engines:
         train_step(engine, seed=4)
@@ -149,12 +156,6 @@ def test_two_devices_over_nccl_give_the_weights_of_one_cpu(tmp_path):
     together = torch.load(tmp_path / "weights.pt", weights_only=True)
     for name, tensor in weights(alone).items():
         torch.testing.assert_close(together[name], tensor, atol=1e-4, rtol=1e-3)
-
-
-def _allocated() -> int:
-    """Bytes of tensors, without cuBLAS's work space, which stays."""
-    torch._C._cuda_clearCublasWorkspaces()
-    return torch.cuda.memory_allocated()
 
 
 def main(folder: Path, out: Path) -> None:

@@ -14,6 +14,7 @@ import sys
 from typing import Any
 
 import pytest
+import torch
 
 from tests.learner.engines.fake_cuda.device import build
 from tests.repository import REPOSITORY
@@ -38,6 +39,8 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """All cases in one process: torch's imports are most of the time."""
+    if torch.backends.cuda.is_built():
+        pytest.skip("this torch has CUDA: another device cannot take its name")
     library = build(tmp_path_factory.mktemp("fake_cuda"))
     command = [sys.executable, "-m", "tests.learner.engines.fake_cuda", library, json.dumps(CASES)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -118,6 +118,6 @@ def varlen_attention(query: Tensor, key: Tensor, value: Tensor, layout: VarlenLa
 
     # Before torch 2.13 heads share keys without being asked to.
     asked = "enable_gqa" in inspect.signature(varlen_attn).parameters
-    grouped = {"enable_gqa": scoring.heads != scoring.kv_heads} if asked else {}
+    grouped: dict[str, Any] = {"enable_gqa": scoring.heads != scoring.kv_heads} if asked else {}
     output = varlen_attn(q, k, v, *borders, scale=scoring.scale, window_size=window, **grouped)
     return cast(Tensor, output)[..., :width]

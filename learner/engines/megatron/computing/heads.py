@@ -106,9 +106,11 @@ class LogProbHead(ResultHead):
 
     def _whole(self, hidden: Tensor) -> Tensor:
         if self._sequence_parallel:
-            whole: Tensor = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True)
+            whole: Tensor = gather_from_sequence_parallel_region(
+                hidden, tensor_parallel_output_grad=True, group=self._tensor_group
+            )
             return whole
-        copied: Tensor = copy_to_tensor_model_parallel_region(hidden)
+        copied: Tensor = copy_to_tensor_model_parallel_region(hidden, group=self._tensor_group)
         return copied
 
     def _columns(self, hidden: Tensor, weight: Tensor | None, inputs: MegatronInputs) -> list[Tensor]:
@@ -151,7 +153,9 @@ class ValueHead(ResultHead):
         if not self._sequence_parallel:
             return hidden
         # Every process computes the same values, so each needs but its own tokens' gradients.
-        whole: Tensor = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
+        whole: Tensor = gather_from_sequence_parallel_region(
+            hidden, tensor_parallel_output_grad=False, group=self._tensor_group
+        )
         return whole
 
     def _columns(self, hidden: Tensor, weight: Tensor | None, inputs: MegatronInputs) -> list[Tensor]:

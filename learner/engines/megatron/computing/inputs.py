@@ -82,6 +82,7 @@ def prepare_inputs(
         input_ids=ids.masked_fill(padding, 0)[None],
         position_ids=to_device(positions[own], device)[None],
         padding=padding[None],
+        # The same tensor in all places: Transformer Engine compares them, and would have the host wait for others.
         sequences=PackedSeqParams(
             qkv_format="thd",
             cu_seqlens_q=starts,
