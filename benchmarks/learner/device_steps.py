@@ -64,7 +64,7 @@ _MIB = float(1 << 20)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is measured.
+    """A model, an engine, and the batches of a step.
 
     Attributes:
         engine: training backend.
@@ -252,7 +252,7 @@ def _waits(engine: Engine, batches: list[PackedBatch]) -> int:
             _step(engine, batches)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    return sum("synchroniz" in str(warning.message) for warning in seen)
+    return sum("called a synchronizing" in str(warning.message) for warning in seen)
 
 
 def _in_a_process(case: Case, folder: Path, options: Any) -> dict[str, Any]:

@@ -97,7 +97,7 @@ def test_an_engine_that_sleeps_on_the_host_gives_its_memory_back_and_trains_on(t
     awake = torch.cuda.memory_allocated()
     state = sum(3 * tensor.nbytes for tensor in weights(engines[1]).values())
     engines[1].offload()
-    # Masters and two moments. What other tests, and cuBLAS for its work, have allocated stays.
+    # Masters and two moments. The memory of other tests stays, and that of cuBLAS for its work.
     assert awake - torch.cuda.memory_allocated() >= 0.9 * state
     engines[1].onload()
     for engine in engines:

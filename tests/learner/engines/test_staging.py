@@ -116,7 +116,7 @@ def test_boxes_are_pinned_once_without_the_memory_around_them(tmp_path: Path, de
         state.load_state(tmp_path / str(number), World("cpu", need_group=False), loaded)
         assert bool((loaded["model"]["x"] == number).all())
     writer.close()
-    # What torch has copied hangs in a circle of its own.
+    # Torch's copy hangs in a circle of its own.
     gc.collect()
     assert not device.pinned, "it is given back"
 
