@@ -1,6 +1,6 @@
 """Training steps on one CUDA device: time, tokens, share of its arithmetic, waits, and memory next to the plan's.
 
-    python -m benchmarks.learner.device_steps --json device_steps.json
+    python -m benchmarks.device_steps --json device_steps.json
 
 Models have random weights, and the sizes of Qwen2.5 or 32 experts in each layer. Parameters are bfloat16, masters and
 AdamW float32. A step is the clipped surrogate on groups of responses of one length, in micro-batches of so many tokens.
@@ -256,7 +256,7 @@ def _waits(engine: Engine, batches: list[PackedBatch]) -> int:
 
 
 def _in_a_process(case: Case, folder: Path, options: Any) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.learner.device_steps", "--case", json.dumps(asdict(case))]
+    command = [sys.executable, "-m", "benchmarks.device_steps", "--case", json.dumps(asdict(case))]
     command += ["--folder", str(folder), "--steps", str(options.steps), "--device", options.device]
     process = subprocess.Popen(
         command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
