@@ -67,17 +67,6 @@ def build_algorithm(config: Config) -> Algorithm:
     return algorithm
 
 
-def notices(config: Config, algorithm: Algorithm) -> list[str]:
-    """Sentences about valid settings that have no effect in a run, for its start."""
-    learner = config.learner
-    beyond = [str(step) for step in learner.profile.steps if step > learner.steps]
-    profile = (
-        f"without effect: learner.profile.steps {', '.join(beyond)}. "
-        f"The run ends after step {learner.steps} (learner.steps)"
-    )
-    return [*algorithm.notices(), *([profile] if beyond else [])]
-
-
 def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
     """The engines of this rank by role, the actor first, each proven right; collective over the ranks.
 
@@ -110,8 +99,10 @@ def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
     actor = engines[ACTOR]
     if actor.device.type == "cuda" and actor.layout.leads and config.model.dtype == "float32":
         log.warning("weights are sent, and generators compute, in float32: on CUDA set model.dtype: bfloat16")
-    for engine in engines.values():
-        engine.probe()
+    for name, engine in engines.items():
+        evidence = engine.probe()
+        if engine.world.first:
+            log.info("role %s: %s; %s", name, config.learner.describe_engine(name), evidence)
     return engines
 
 

@@ -36,13 +36,14 @@ def check_layout(config: Config) -> None:
             heads = attention_heads(described or {}) or 0
             check_parallel(parallel, heads=heads, processes=learner.ranks, name=model, key=key)
         elif engine == "megatron":
-            check_settings(learner)
+            named = "the actor" if role == ACTOR else f"role {role}"
+            check_settings(learner, named)
             if described is not None and (model_type := described.get("model_type")) is not None:
                 check_model_type(model_type, learner.engine_key(role))
             if role == ACTOR:
-                check_optimizer(learner.optimizer)
+                check_optimizer(learner.optimizer, role=named)
             elif own is not None and own.optimizer is not None:
-                check_optimizer(own.optimizer, f"learner.roles.{role}.optimizer")
+                check_optimizer(own.optimizer, f"learner.roles.{role}.optimizer", named)
             facts.append(ModelFacts(model) if described is None else ModelFacts.read(model, described))
             resolve_sizes(parallel, learner.ranks, facts[-1], key=key)
     if facts:

@@ -20,7 +20,6 @@ from rollmesh.learner.builders import (
     build_algorithm,
     build_engines,
     build_worker,
-    notices,
     open_watch,
     set_learner_threads,
 )
@@ -36,6 +35,7 @@ from rollmesh.learner.engines.interface import ACTOR
 from rollmesh.learner.liveness.rank_watch import log_lost
 from rollmesh.learner.liveness.start_notice import note_every_minute
 from rollmesh.learner.model_files.location import resolve_model
+from rollmesh.learner.notices import notices
 from rollmesh.learner.recovery.run_identity import RunRecord
 from rollmesh.learner.start_requirements import check_start
 from rollmesh.learner.status import LearnerStatus

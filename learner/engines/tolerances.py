@@ -68,6 +68,10 @@ class Evidence:
     leak: float
     rounded: Difference | None = None
 
+    def __str__(self) -> str:
+        gradient = "" if self.truth.gradient is None else f", its gradient {self.truth.gradient:.0e}"
+        return f"it computes as transformers does: its outputs are {self.truth.outputs:.0e} apart{gradient}"
+
 
 def problem_of_structure(truth: Difference, leak: float, dtype: str, noise: float = 0.0) -> str | None:
     """The problem of a computation, with numbers; None where all is within the tolerances.

@@ -345,6 +345,13 @@ class LearnerSection(Section):
         own = self.roles.get(role)
         return "learner.engine" if own is None or own.engine is None else f"learner.roles.{role}.engine"
 
+    def describe_engine(self, role: str) -> str:
+        """A role's engine and the division of its model, in words."""
+        default = ParallelSection()
+        keys = [f"{name} {value}" for name, value in self.parallel_of(role) if value != getattr(default, name)]
+        ranks = f"{self.ranks} rank{'s' * (self.ranks > 1)}"
+        return f"{self.engine_of(role)} on {ranks}" + (f": {', '.join(keys)}" if keys else "")
+
     def parallel_of(self, role: str) -> ParallelSection:
         """Division of a role: its own, else the learner's, which belongs to the learner's engine alone."""
         own = self.roles.get(role)

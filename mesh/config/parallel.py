@@ -86,5 +86,5 @@ class MegatronSection(Section):
     @model_validator(mode="after")
     def _overlaps_both(self) -> MegatronSection:
         if self.overlap_param_gather and not self.overlap_grad_reduce:
-            raise ValueError("overlap_param_gather needs overlap_grad_reduce: set it to true too")
+            raise ValueError("overlap_param_gather needs overlap_grad_reduce: set learner.megatron.overlap_grad_reduce")
         return self

@@ -16,7 +16,8 @@ from rollmesh.learner.algorithms.interface import Algorithm
 from rollmesh.learner.algorithms.registry import ADVANTAGES, ALGORITHMS, POLICY_LOSSES, Registry, keyword_settings
 from rollmesh.learner.algorithms.settings import Component, Settings, merge
 from rollmesh.learner.algorithms.types import ModelRole
-from rollmesh.learner.builders import build_algorithm, notices
+from rollmesh.learner.builders import build_algorithm
+from rollmesh.learner.notices import notices
 from rollmesh.mesh.config.models import Config
 
 _REGISTRIES: dict[str, Registry[Any]] = {"advantage": ADVANTAGES, "loss": POLICY_LOSSES}
@@ -110,7 +111,8 @@ def _role(config: Config, role: ModelRole) -> str:
     model = path or f"{config.model.path} (the actor's initial weights; learner.roles.{role.name}.path changes it)"
     optimizer = (section.optimizer if section is not None else None) or config.learner.optimizer
     training = f"trained, lr {optimizer.lr:g}" if role.trained else "not trained"
-    return f"{role.kind.replace('_', ' ')}, {training}, from {model}"
+    engine = config.learner.describe_engine(role.name)
+    return f"{role.kind.replace('_', ' ')}, {training}, {engine}, from {model}"
 
 
 def _text(value: Any) -> str:

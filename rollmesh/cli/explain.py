@@ -37,7 +37,7 @@ def explain(config: Config) -> Iterator[str]:
         "to a forward pass"
     )
     yield f"packing: {_packing(config)}"
-    yield f"learner: {_compute(config)}"
+    yield f"learner: {config.learner.describe_engine('actor')}; {_compute(config)}"
     yield f"live groups: at most {batch.groups} x ({buffer.max_staleness} + 1) = {live}"
     yield (
         f"staleness: no trained token is older than {buffer.max_staleness} versions"
@@ -68,7 +68,7 @@ def explain(config: Config) -> Iterator[str]:
     )
     yield f"threads: {plan.describe(config.learner.ranks, rollout.replicas)}"
     yield f"devices: {_devices(config)}"
-    yield f"engine: {rollout.engine}{_spread(rollout)}"
+    yield f"generators: engine {rollout.engine}{_spread(rollout)}"
     for interpreter in interpreters_of(config):
         if interpreter.path is not None:
             yield f"{interpreter.field}: {interpreter.path}"

@@ -160,6 +160,7 @@ class LocalRun:
             config_path = folders.write_launch(config)
             plan = thread_plan(config)
             self._events.record(plan.describe(config.learner.ranks, config.rollout.replicas))
+            self._events.record(f"the learner trains with {config.learner.describe_engine('actor')}")
             self._events.record(self._prepared.devices.describe())
             for notice in (*self._prepared.notices, *folders.permission_warnings(self._folder)):
                 self._events.record(notice)

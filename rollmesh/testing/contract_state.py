@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from rollmesh.learner.engines.interface import Engine, ExportedTensor, WeightShard
+from rollmesh.learner.engines.interface import STATE_NAME, Engine, ExportedTensor, WeightShard
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.config.learner import OptimizerSection
 from rollmesh.mesh.errors import DataError
@@ -132,13 +132,16 @@ class StateContract(Suite):
     ) -> None:
         world.run(_save_amid_a_step, engine_models["tied"], tmp_path)
 
-    @pytest.mark.parametrize("found", ["nothing", "another model"])
-    def test_a_folder_that_is_no_checkpoint_of_the_model_is_refused(
+    @pytest.mark.parametrize("found", ["nothing", "another model", "half a file"])
+    def test_a_folder_that_is_no_checkpoint_of_the_model_is_refused_and_changes_nothing(
         self, world: EngineWorld, engine_models: Mapping[str, Path], found: str, tmp_path: Path
     ) -> None:
-        if found == "another model":
-            world.run(_save_and_train, engine_models["dense"], tmp_path)
-        world.run(_refused, engine_models["tied"], tmp_path)
+        if found != "nothing":
+            world.run(_save_and_train, engine_models["dense" if found == "another model" else "tied"], tmp_path)
+        if found == "half a file":
+            (tmp_path / STATE_NAME).write_text('{"steps": 1}')
+        untouched, refused = world.run(_refused, engine_models["tied"], tmp_path)[0]
+        assert_same(refused, untouched, 0.0)
 
 
 def save(engine: Engine, folder: Path, extra: dict[str, object] | None = None) -> None:
@@ -234,9 +237,16 @@ def _save_amid_a_step(harness: Harness, model: Path, folder: Path) -> None:
     engine.accumulate(batches, policy_loss, engine.global_counts(batches))
     with pytest.raises(RuntimeError):
         engine.begin_checkpoint(folder, {})
-
-
-def _refused(harness: Harness, model: Path, folder: Path) -> None:
-    engine = harness.make(make_spec(model))
-    with pytest.raises(DataError):
+    with pytest.raises(RuntimeError):
         engine.load_checkpoint(folder)
+
+
+def _refused(harness: Harness, model: Path, folder: Path) -> list[Weights]:
+    engines = untouched, refused = [harness.make(make_spec(model)) for _ in range(2)]
+    for engine in engines:
+        train(engine, make_sequences(1))
+    with pytest.raises(DataError):
+        refused.load_checkpoint(folder)
+    for engine in engines:
+        train(engine, make_sequences(2))
+    return [weights(untouched), weights(refused)]

@@ -300,7 +300,10 @@ def test_explain_derives_sizes(rollmesh: Command, config_file: Path, tmp_path: P
     assert "thread(s)" in explained
     assert "devices: " in explained
     assert "without effect: algorithm.loss.clip_low" in explained
-    assert "learner: bfloat16 on CUDA, activations recomputed; float32 on a CPU, activations kept; weights" in explained
+    assert (
+        "learner: fsdp2 on 1 rank; bfloat16 on CUDA, activations recomputed; float32 on a CPU, activations kept"
+        in explained
+    )
     # The model of these tests is none.
     assert "packing: not known: cannot load model" in explained
 
@@ -413,7 +416,7 @@ def test_explain_spells_the_algorithm_out(rollmesh: Command, config_file: Path) 
     assert found["advantage.normalize_by_std"] == ("true", "default"), "a part's own settings are shown"
     assert found["kl.where"] == ("loss", "configuration")
     assert found["correction.mode"] == ("truncated_is", "default")
-    assert "role reference: language model, not trained, from" in explained
+    assert "role reference: language model, not trained, fsdp2 on 1 rank, from" in explained
     assert "before its first optimizer step: the role reference" in explained
 
 

@@ -159,5 +159,5 @@ def test_the_server_of_sglang_has_its_own(tmp_path: Path) -> None:
 
 def test_explain_says_who_runs_what() -> None:
     lines = list(explain(config(rollout__engine="vllm", rollout__python="envs/v/bin/python")))
-    assert "engine: vllm, tensor parallel 1, data parallel 1" in lines
+    assert "generators: engine vllm, tensor parallel 1, data parallel 1" in lines
     assert "rollout.python: envs/v/bin/python" in lines

@@ -142,6 +142,8 @@ class Fsdp2Engine(Engine):
 
     def load_checkpoint(self, folder: Path) -> dict[str, object]:
         step, optimizer, _ = self._training()
+        if step.pending is not None:
+            raise RuntimeError("a checkpoint is loaded between two steps")
         with self._using(PARAMS, OPTIMIZER):
             state = saved_state(self._runner.named_tensors(), optimizer)
             step.steps, extra = load_state(folder, self.world, state)

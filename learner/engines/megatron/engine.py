@@ -41,7 +41,7 @@ from rollmesh.learner.engines.tolerances import Evidence
 from rollmesh.learner.engines.world import World
 from rollmesh.learner.model_files.location import local_folder
 from rollmesh.learner.model_files.stored_model import StoredModel
-from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.errors import ConfigError, DataError
 
 
 class MegatronEngine(Engine):
@@ -99,7 +99,7 @@ class MegatronEngine(Engine):
                 self._writer = StateWriter(self.world)
                 parts |= {OPTIMIZER: optimizer.states, GRADIENTS: self._gradients.tensors}
             self._memory = MegatronMemory(parts, self.device)
-            self._load(stored)
+            self._load_together(stored)
         self._sizes = sizes
         self.layout, self.cost = runner.layout, runner.cost
         self._full: list[DividedTensor] = []
@@ -185,8 +185,11 @@ class MegatronEngine(Engine):
 
     def load_checkpoint(self, folder: Path) -> dict[str, object]:
         step, _ = self._training()
+        if step.pending is not None:
+            raise RuntimeError("a checkpoint is loaded between two steps")
         with self._using(PARAMS, OPTIMIZER):
-            state = self._state(0, saved=False)
+            # Where it cannot be read, moments go on counting from where they are.
+            state = self._state(step.steps, saved=False)
             step.steps, extra = load_state(folder, self.world, state)
             with self._groups.active(optimizer=True):
                 self._optimizer.complete(read_steps(state))
@@ -232,6 +235,19 @@ class MegatronEngine(Engine):
                 f"model {self._spec.model.path!r} was made without an optimizer", hint="declare its role as trained"
             )
         return self._step, self._writer
+
+    def _load_together(self, stored: StoredModel) -> None:
+        """Loads, and fails on every process where one of them fails: each reads other parts of the files."""
+        failed: Exception | None = None
+        try:
+            self._load(stored)
+        except DataError as error:
+            failed = error
+        reasons = self.world.gather_failures(failed, str(failed or ""))
+        if failed is not None:
+            raise failed
+        if reason := next(filter(None, reasons), ""):
+            raise DataError(reason)
 
     def _load(self, stored: StoredModel) -> None:
         """Fills parameters, and masters in float32 where they are not the parameters themselves."""

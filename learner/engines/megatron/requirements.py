@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from rollmesh.learner.engines.megatron.parallel import ParallelSizes
+from rollmesh.learner.engines.megatron.sparse_layers import layers_with_experts
 from rollmesh.learner.engines.model_cost import EXPERTS
 from rollmesh.learner.model_files.checks import attention_heads, text_section
 from rollmesh.mesh.config.parallel import ParallelSection
@@ -57,6 +58,8 @@ class ModelFacts:
             return value if isinstance(value := text.get(key), int) else 0
 
         experts = next(filter(None, map(size, EXPERTS)), 0)
+        if size("num_hidden_layers") and not any(layers_with_experts(text)):
+            experts = 0
         width, expert_width = size("intermediate_size"), size("moe_intermediate_size")
         if experts and not expert_width:
             # Mixtral has no other MLPs than those of its experts.
@@ -102,18 +105,17 @@ def resolve_sizes(parallel: ParallelSection, ranks: int, model: ModelFacts, *, k
         f"the width {model.intermediate} of the MLPs {of}": model.intermediate,
         # Experts are then divided as all else is.
         f"the width {model.moe_intermediate} of the experts {of}": model.moe_intermediate if ep == 1 else 0,
-        f"the learner's {ranks} ranks": ranks,
+        f"the learner's {_ranks(ranks)}": ranks,
     }
-    _check_divisor(f"{key}.tp", tp, widths)
-    left = f"the {ranks // tp} ranks that tp {tp} leaves"
-    _check_divisor(f"{key}.pp", pp, {left: ranks // tp}, most=model.layers or ranks)
+    _check_divisor(f"{key}.tp", tp, widths, unit=1)
+    left = f"the {_ranks(ranks // tp)} that tp {tp} leaves"
+    _check_divisor(f"{key}.pp", pp, {left: ranks // tp}, most=model.layers or ranks, unit=tp)
     layers = _resolve_layers(parallel, ranks // tp, model, key)
     rest = ranks // (tp * pp)
-    _check_divisor(f"{key}.cp", cp, {f"the {rest} ranks that tp {tp} and pp {pp} leave": rest})
+    _check_divisor(f"{key}.cp", cp, {f"the {_ranks(rest)} that tp {tp} and pp {pp} leave": rest}, unit=tp * pp)
     if parallel.dp not in (None, rest // cp):
         raise ConfigError(
-            f"{key}.dp: {parallel.dp}, and {ranks} ranks with tp {tp}, pp {pp} and cp {cp} make {rest // cp} "
-            "data-parallel ones",
+            f"{key}.dp: {parallel.dp}, and {_ranks(ranks)} with tp {tp}, pp {pp} and cp {cp} make dp {rest // cp}",
             hint=f"set {key}.dp: {rest // cp}, or leave it out",
         )
     etp = _resolve_experts(parallel, ranks // pp, model, key)
@@ -195,7 +197,7 @@ def _resolve_experts(parallel: ParallelSection, ranks: int, model: ModelFacts, k
                 )
     of = f"of model {model.name!r}"
     width = f"the width {model.moe_intermediate} of the experts {of}"
-    stage = {f"the {ranks} ranks of a stage": ranks}
+    stage = {f"the {_ranks(ranks)} of a stage": ranks}
     if etp is None:
         etp = tp if ep == 1 else 1
     elif ep == 1 and etp != tp and model.experts:
@@ -205,8 +207,14 @@ def _resolve_experts(parallel: ParallelSection, ranks: int, model: ModelFacts, k
             hint=f"leave it out, or set {key}.ep: 2 or more",
         )
     _check_divisor(f"{key}.etp", etp, {width: model.moe_intermediate, **stage})
-    left = {f"the {ranks // etp} ranks of a stage that etp {etp} leaves": ranks // etp}
-    _check_divisor(f"{key}.ep", ep, {f"the {model.experts} experts {of}": model.experts or 0, **left})
+    rest = ranks // etp
+    left = f"the {_ranks(rest)} of a stage that etp {etp} leaves"
+    least = 1 if etp == tp else 2
+    if rest % ep and math.gcd(rest, model.experts or rest) < least:
+        works = f"{key}.etp: 1" if etp > 1 else f"{key}.ep: 1, and leave {key}.etp out"
+        raise ConfigError(f"{key}.ep: {ep} does not divide {left}, and no other number does", hint=f"set {works}")
+    sizes = {f"the {model.experts} experts {of}": model.experts or 0, left: rest}
+    _check_divisor(f"{key}.ep", ep, sizes, least=least)
     return etp
 
 
@@ -227,22 +235,33 @@ def _resolve_sequences(parallel: ParallelSection, model: ModelFacts, key: str) -
     return sp > 1
 
 
-def _check_divisor(key: str, value: int, sizes: Mapping[str, int], most: int | None = None) -> None:
+def _check_divisor(
+    key: str, value: int, sizes: Mapping[str, int], *, least: int = 1, most: int | None = None, unit: int = 0
+) -> None:
     """Refuses a value that does not divide all sizes.
 
     Args:
         key: of the value.
         value: as configured.
         sizes: by what an error calls them; 0: not known.
-        most: larger values are not proposed.
+        least, most: other values are not proposed.
+        unit: ranks that what comes before takes together, where the last size is of ranks: more ranks may help.
     """
     rest = next((name for name, size in sizes.items() if size % value), None)
     if rest is None:
         return
-    works = [number for number in _divisors(math.gcd(*sizes.values())) if most is None or number <= most]
-    least = min(abs(number - value) for number in works)
-    nearest = " or ".join(str(number) for number in works if abs(number - value) == least)
-    raise ConfigError(f"{key}: {value} does not divide {rest}", hint=f"set {key}: {nearest}, the nearest that works")
+    works = [number for number in _divisors(math.gcd(*sizes.values())) if least <= number <= (most or number)]
+    near = min(abs(number - value) for number in works)
+    hint = f"set {key}: {' or '.join(str(number) for number in works if abs(number - value) == near)}"
+    if unit and rest == list(sizes)[-1]:
+        hint = f"{hint}, the nearest that works, or learner.ranks to a multiple of {unit * value}"
+    else:
+        hint = f"{hint}, the nearest that works"
+    raise ConfigError(f"{key}: {value} does not divide {rest}", hint=hint)
+
+
+def _ranks(number: int) -> str:
+    return f"{number} rank{'s' * (number != 1)}"
 
 
 def _divisors(number: int) -> list[int]:

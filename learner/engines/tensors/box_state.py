@@ -76,10 +76,18 @@ class BoxLoadPlanner(DefaultLoadPlanner):
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
-        """Takes the state dict into which is loaded."""
+        """Takes the state dict into which is loaded.
+
+        Raises:
+            ValueError: the checkpoint has tensors of the model that the state dict lacks.
+        """
         super().set_up_planner({}, metadata, is_coordinator)
         self.original_state_dict = state_dict
         self.state_dict, self.mappings = flatten_state_dict(state_dict)
+        saved = () if metadata is None else metadata.state_dict_metadata
+        unknown = sorted(name for name in saved if name.startswith("model.") and name not in self.state_dict)
+        if unknown:
+            raise ValueError(f"the model has no {unknown[0]}, nor {len(unknown) - 1} other tensors of the checkpoint")
 
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:
         """The memory into which is loaded."""

@@ -194,10 +194,11 @@ def load_state(folder: Path, world: World, state: dict[str, Any]) -> tuple[int, 
     """
     try:
         saved = json.loads((folder / STATE_NAME).read_text(encoding="utf-8"))
+        steps, extra = int(saved["steps"]), dict(saved["extra"])
         random = _saved_random_states(saved.get("random"), world)
         wanted = {**state, _RANDOM_KEY: random} if random else dict(state)
         dcp.load(wanted, checkpoint_id=str(folder), planner=BoxLoadPlanner(), no_dist=world.processes == 1)
-    except (OSError, CheckpointException, RuntimeError, ValueError) as error:
+    except (OSError, CheckpointException, RuntimeError, ValueError, KeyError, TypeError) as error:
         # torch's message names the tensor at its end, after a trace.
         lines = str(error).strip().splitlines()
         raise DataError(
@@ -209,7 +210,7 @@ def load_state(folder: Path, world: World, state: dict[str, Any]) -> tuple[int, 
         torch.set_rng_state(states["cpu"])
         if "cuda" in states:
             torch.cuda.set_rng_state(states["cuda"], world.device)
-    return int(saved["steps"]), saved["extra"]
+    return steps, extra
 
 
 def _random_states(device: torch.device) -> dict[str, Tensor]:

@@ -183,9 +183,10 @@ def try_learner(config: Config, *, fresh: bool) -> list[str]:
         if path is not None:
             check_first_rows(path, config.data.prompt_key)
     # Torch takes a second or more.
-    from rollmesh.learner.builders import build_algorithm, notices
+    from rollmesh.learner.builders import build_algorithm
     from rollmesh.learner.checkpoint.compatibility import check_newest
     from rollmesh.learner.coordinator.priorities import priority_function
+    from rollmesh.learner.notices import notices
     from rollmesh.learner.start_requirements import check_device, check_start
     from rollmesh.mesh.runtime.devices import choose_device
 

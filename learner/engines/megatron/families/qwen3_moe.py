@@ -16,16 +16,14 @@ from rollmesh.learner.engines.megatron.families.decoder import (
     refuse_biases,
 )
 from rollmesh.learner.engines.megatron.families.family import Family, Settings
+from rollmesh.learner.engines.megatron.sparse_layers import layers_with_experts
 
 
 def _translate(config: Any) -> Settings:
     refuse_biases(config, "attention_bias")
     settings = decoder_settings(config, qk_norm=True)
-    sparse = [
-        layer not in config.mlp_only_layers and config.num_experts > 0 and (layer + 1) % config.decoder_sparse_step == 0
-        for layer in range(config.num_hidden_layers)
-    ]
-    if not any(sparse):
+    sparse = layers_with_experts(config.to_dict())
+    if not config.num_experts or not any(sparse):
         return settings
     experts = expert_settings(
         experts=config.num_experts,

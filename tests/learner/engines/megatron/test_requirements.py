@@ -96,7 +96,14 @@ def test_layers_of_parts(layers: int, parts: int, expected: tuple[int, ...]) -> 
         ({"tp": 3}, 12, DENSE, ".tp: 3 does not divide the 4 groups of keys and values", "2 or 4"),
         ({"tp": 4}, 4, replace(DENSE, kv_heads=2), ".tp: 4 does not divide the 2 groups of keys and values", "tp: 2,"),
         ({"tp": 4}, 4, replace(DENSE, intermediate=98), ".tp: 4 does not divide the width 98 of the MLPs", "tp: 2,"),
-        ({"tp": 4}, 6, DENSE, ".tp: 4 does not divide the learner's 6 ranks", "tp: 2,"),
+        ({"tp": 4}, 6, DENSE, ".tp: 4 does not divide the learner's 6 ranks", "tp: 2, the nearest that works, or"),
+        (
+            {"tp": 2, "pp": 2},
+            2,
+            DENSE,
+            ".pp: 2 does not divide the 1 rank that tp 2 leaves",
+            "pp: 1, the nearest that works, or learner.ranks to a multiple of 4",
+        ),
         (
             {"tp": 2, "pp": 3},
             8,
@@ -123,7 +130,7 @@ def test_layers_of_parts(layers: int, parts: int, expected: tuple[int, ...]) -> 
             "[3, 3]",
         ),
         ({"tp": 2, "cp": 3}, 8, DENSE, ".cp: 3 does not divide the 4 ranks that tp 2 and pp 1 leave", "2 or 4"),
-        ({"tp": 2, "dp": 2}, 8, DENSE, ".dp: 2, and 8 ranks with tp 2, pp 1 and cp 1 make 4 data-parallel", "dp: 4,"),
+        ({"tp": 2, "dp": 2}, 8, DENSE, ".dp: 2, and 8 ranks with tp 2, pp 1 and cp 1 make dp 4", "dp: 4,"),
         (
             {"tp": 4, "sp": 2},
             8,
@@ -153,6 +160,13 @@ def test_layers_of_parts(layers: int, parts: int, expected: tuple[int, ...]) -> 
             "tp: 2,",
         ),
         ({"etp": 4, "ep": 4}, 8, EXPERTS, ".ep: 4 does not divide the 2 ranks of a stage that etp 4 leaves", "ep: 2,"),
+        (
+            {"tp": 2, "ep": 2, "etp": 4},
+            4,
+            EXPERTS,
+            ".ep: 2 does not divide the 1 rank of a stage that etp 4 leaves, and no other number does",
+            "learner.parallel.etp: 1",
+        ),
         ({"shards": 2}, 8, DENSE, ".shards: 2 is for engine fsdp2, and this one is megatron", "learner.engine: fsdp2"),
     ],
 )
@@ -204,3 +218,12 @@ def test_given_layers_and_sequences_are_taken() -> None:
 )
 def test_facts_are_read_from_a_config(config: dict[str, Any], facts: ModelFacts) -> None:
     assert ModelFacts.read("m", config) == facts
+
+
+@pytest.mark.parametrize(
+    ("keys", "experts"),
+    [({}, 8), ({"mlp_only_layers": [0]}, 8), ({"mlp_only_layers": [0, 1]}, 0), ({"decoder_sparse_step": 3}, 0)],
+)
+def test_a_model_of_which_all_layers_are_dense_has_no_experts(keys: dict[str, Any], experts: int) -> None:
+    config = {"num_experts": 8, "num_hidden_layers": 2, "moe_intermediate_size": 24, **keys}
+    assert ModelFacts.read("mixture", config).experts == experts

@@ -60,7 +60,7 @@ def test_boxes_are_loaded_as_plain_tensors_and_as_other_boxes(writer, tmp_path):
     transposed = memory.mT[1:4, 2:]
     other = BoxedTensor((5, 6), torch.float32, [((slice(1, 4), slice(2, 6)), transposed)])
     optimizer = {"state": {"matrix": {"plain": boxed(torch.zeros(5, 6), [rows((5, 6), 0, 2), rows((5, 6), 4, 5)])}}}
-    load_state(tmp_path, world, {"model": {"matrix": other}, "optimizer": optimizer})
+    load_state(tmp_path, world, {"model": {**plain["model"], "matrix": other}, "optimizer": optimizer})
     assert torch.equal(transposed, MATRIX[1:4, 2:])
     assert int((memory == -1).sum()) == 30 - 12, "nothing else is written"
     found = put_together(optimizer["state"]["matrix"]["plain"])
@@ -90,7 +90,7 @@ def test_the_boxes_alone_are_copied_each_time_into_the_same_memory(writer, tmp_p
 def test_boxes_of_another_shape_are_refused(writer, tmp_path):
     writer.begin(tmp_path, state(), 0, {}).result(WRITE_S)
     with pytest.raises(DataError, match="Size mismatch"):
-        other = {"model": {"matrix": BoxedTensor((5, 7), torch.float32, [])}}
+        other = {"model": {**state()["model"], "matrix": BoxedTensor((5, 7), torch.float32, [])}}
         load_state(tmp_path, World("cpu", need_group=False), other)
 
 
@@ -123,3 +123,12 @@ def test_fsdp2_continues_from_boxes_and_boxes_from_fsdp2(engine_worlds, engine_m
         assert not any("param_groups" in name for name in same)
         if expected:
             assert_same(found, expected, 0.0)
+
+
+def test_a_model_that_lacks_tensors_of_the_checkpoint_is_refused(writer, tmp_path):
+    folder = tmp_path / "saved"
+    writer.begin(folder, state(), 1, {}).result(WRITE_S)
+    fewer = state()
+    del fewer["model"]["stack"]
+    with pytest.raises(DataError, match=r"the model has no model\.stack, nor 0 other tensors"):
+        load_state(folder, World("cpu", need_group=False), fewer)
