@@ -75,3 +75,11 @@ def test_a_receiver_of_a_delta_has_the_model_without_the_padding_of_its_vocabula
         plain = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(engine_models["dense"]))
     shapes = {name: parameter.shape for name, parameter in plain.named_parameters()}
     assert {name: tensor.shape for name, tensor in received.items()} == shapes
+
+
+def test_files_that_one_process_finds_broken_are_refused_by_all(
+    engine_worlds: GetWorld, engine_models: Mapping[str, Path]
+) -> None:
+    for parallel in ({"tp": 2}, {"pp": 2}):
+        said = engine_worlds(layout(**parallel)).run(trap_case.refuse, engine_models["tied"])
+        assert said == ["row 3 is broken"] * 2

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
+import pytest
+import torch.distributed as dist
 from torch import Tensor
 
 from rollmesh.learner.batching.types import TrainSequence
@@ -14,6 +19,7 @@ from rollmesh.learner.distributed.weight_export import WeightExport
 from rollmesh.learner.weights import PublishRules, WeightPublisher
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.config.learner import DistributedSection, OptimizerSection
+from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.mesh.weights import bucket_starts
 from rollmesh.mesh.weights.delta import apply_bucket, spans_of
@@ -72,6 +78,18 @@ def publish_delta(harness: Harness, model: Path, folder: Path) -> tuple[Weights,
     found = _received(publisher, manifest)
     publisher.close()
     return found, own
+
+
+def refuse(harness: Harness, model: Path) -> str:
+    """The error of this process where the last one alone finds its part of the files broken."""
+    from rollmesh.learner.engines.megatron import engine as megatron_engine
+
+    broken: Any = contextlib.nullcontext()
+    if dist.get_rank() == dist.get_world_size() - 1:
+        broken = patch.object(megatron_engine, "load_weights", side_effect=DataError("row 3 is broken"))
+    with broken, pytest.raises(DataError) as refused:
+        harness.make(make_spec(model))
+    return refused.value.message
 
 
 def _received(publisher: WeightPublisher, manifest: weights_pb2.Manifest) -> Weights:
