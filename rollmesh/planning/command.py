@@ -13,7 +13,7 @@ from rollmesh.planning.fsdp_memory import FsdpSetup
 from rollmesh.planning.measured import compare, read_measured
 from rollmesh.planning.models import RunModels
 from rollmesh.planning.plan import MEGATRON, Plan, make_plan
-from rollmesh.planning.proposal import propose
+from rollmesh.planning.proposal import choices, propose
 from rollmesh.planning.report import Findings
 from rollmesh.planning.switches import savings
 
@@ -58,4 +58,6 @@ def plan_run(config: Config, cluster: Cluster, *, trace: bool = False, run: Path
             if isinstance(role.setup, FsdpSetup) and role.setup.trained and role.setup.shape.output:
                 traced[role.setup.name] = trace_step(models.config(role.setup.name), role.setup)
     compared = None if measured is None else compare(measured, config, plan)
-    return Findings(plan, list(savings(config, plan, planner)), search, traced, compared)
+    proposal = search.proposal
+    divisions = choices(config, None if proposal is None else proposal.settings, planner)
+    return Findings(plan, list(savings(config, plan, planner)), search, divisions, traced, compared)

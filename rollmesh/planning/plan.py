@@ -98,6 +98,11 @@ class Plan:
         return not self.problems
 
     @property
+    def on_devices(self) -> bool:
+        """True where devices hold what they have to, whatever hosts do."""
+        return not (self.placement.problems or any(use.problem for use in self.devices))
+
+    @property
     def has_room(self) -> bool:
         """True where devices and hosts hold what they have to."""
         return not any(use.problem for use in (*self.devices, *self.hosts))

@@ -1,18 +1,21 @@
 """A layout and a micro-batch size for the learner: the smallest number of ranks, and the largest budget, that fit.
 
-If hosts are too small for the configured weights, the search continues with keys that take less of them.
+Megatron's engine has several divisions to choose from. If hosts are too small for the configured weights, the search continues
+with keys that take less of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from rollmesh.mesh.config.models import Config
 from rollmesh.planning.cluster import Cluster
 from rollmesh.planning.megatron.layouts import divisions, in_parallel
 from rollmesh.planning.megatron.memory import MegatronSetup
+from rollmesh.planning.megatron.schedule import waiting
 from rollmesh.planning.placement import node_counts, spread
 from rollmesh.planning.plan import MEGATRON, Plan, micro_batch
 from rollmesh.planning.role_memory import RoleSetup
@@ -21,6 +24,7 @@ from rollmesh.planning.switches import Planner
 
 _LARGEST_BUDGET = 1 << 18
 _TOKENS = "learner.batch.tokens_per_micro_batch"
+_MOST_CHOICES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,27 @@ class Proposal:
     rank_bytes: int
     left: int
     nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A division of the configured ranks, or of those of the smallest layout.
+
+    Attributes:
+        ranks: of the learner.
+        parallel: keys of `learner.parallel` that are not 1.
+        dp: data-parallel ranks.
+        rank_bytes: peak of a rank, without generators.
+        micro_batches: of a data-parallel rank's optimizer step, at most.
+        waiting: see `schedule.waiting`.
+    """
+
+    ranks: int
+    parallel: dict[str, int]
+    dp: int
+    rank_bytes: int
+    micro_batches: int
+    waiting: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +113,34 @@ def propose(config: Config, cluster: Cluster, planner: Planner) -> Search:
     if isinstance(actor, MegatronSetup):
         layout += f", {actor.division}"
     return Search(None, configured, tuple(f"{layout}: {problem}" for problem in nearest.problems))
+
+
+def choices(config: Config, smallest: dict[str, Any] | None, planner: Planner) -> tuple[Choice, ...]:
+    """The least divisions that fit their devices, whatever hosts do; empty with another engine.
+
+    Args:
+        config: of the run.
+        smallest: settings of the smallest layout, for the case that no division of the configured ranks fits.
+        planner: plans another configuration on the same devices.
+    """
+    alone = with_settings(config, {"rollout.replicas": 0})
+    found = tuple(islice(_fitting(alone, planner), _MOST_CHOICES))
+    if found or smallest is None:
+        return found
+    return tuple(islice(_fitting(with_settings(alone, smallest), planner), _MOST_CHOICES))
+
+
+def _fitting(config: Config, planner: Planner) -> Iterator[Choice]:
+    plan = planner(config)
+    actor, placement = plan.roles[0].setup, plan.placement
+    if not isinstance(actor, MegatronSetup):
+        return
+    for keys in divisions(config.learner.parallel, placement.ranks, placement.ranks_per_node, actor.model.facts):
+        tried = planner(with_settings(config, in_parallel(keys)))
+        setup = tried.roles[0].setup
+        if tried.on_devices and isinstance(setup, MegatronSetup):
+            sizes, count = setup.sizes, setup.micro_batches
+            yield Choice(placement.ranks, setup.sizes_given, sizes.dp, tried.learner_peak, count, waiting(sizes, count))
 
 
 def _smallest(config: Config, cluster: Cluster, planner: Planner, more: dict[str, Any]) -> Proposal | None:

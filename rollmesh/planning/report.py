@@ -12,7 +12,7 @@ from rollmesh.planning.megatron.memory import MegatronSetup
 from rollmesh.planning.memory_uses import MemoryUse
 from rollmesh.planning.placement import RENDEZVOUS, Placement
 from rollmesh.planning.plan import Plan, RolePlan
-from rollmesh.planning.proposal import Search
+from rollmesh.planning.proposal import Choice, Search
 from rollmesh.planning.role_memory import COMPONENTS, RoleSetup
 from rollmesh.planning.settings import flags
 from rollmesh.planning.switches import Saving
@@ -35,6 +35,7 @@ class Findings:
         plan: memory by role, phase and device.
         savings: switches, best first.
         search: a layout of its own, or what is in its way.
+        choices: divisions by Megatron's engine that fit.
         traced: a step by trained role, as torch's tracker counts it; empty: not asked for.
         measured: a run compared with its plan; None: not asked for.
     """
@@ -42,6 +43,7 @@ class Findings:
     plan: Plan
     savings: Sequence[Saving]
     search: Search
+    choices: Sequence[Choice]
     traced: dict[str, TracedStep]
     measured: ComparedRun | None
 
@@ -65,6 +67,7 @@ def to_json(found: Findings) -> dict[str, Any]:
         "savings": [asdict(saving) for saving in found.savings],
         "proposal": None if found.search.proposal is None else asdict(found.search.proposal),
         "obstacles": list(found.search.obstacles),
+        "divisions": [asdict(choice) for choice in found.choices],
         "largest_tokens_per_micro_batch": found.search.largest_budget,
         "measured": None if found.measured is None else asdict(found.measured),
         "not_modelled": NOT_MODELLED,
@@ -178,6 +181,12 @@ def _stage_lines(setup: RoleSetup) -> Iterator[str]:
             f"  stage {stage.number}: {layers} layers, {stage.parameters / 1e9:.3f} billion parameters per rank, "
             f"{flying}: {_gib(largest.total)} at {largest.name} ({parts})"
         )
+    if setup.trained:
+        yield f"  {_waiting(setup.waiting)}, with all {setup.micro_batches} micro-batch(es) of a step"
+
+
+def _waiting(share: float) -> str:
+    return f"stages wait for {share:.1%} of the time that they compute"
 
 
 def _generator_lines(plan: Plan) -> Iterator[str]:
@@ -202,23 +211,48 @@ def _verdict(found: Findings) -> Iterator[str]:
     yield "fits" if plan.fits else "DOES NOT FIT:"
     yield from (f"  {problem}" for problem in plan.problems)
     yield from plan.notices
-    savings = found.savings
-    if savings and not plan.fits and not any(saving.fits for saving in savings):
-        yield "no switch that saves memory makes it fit"
-        savings = ()
-    if savings:
-        yield "switches that save memory, GiB on a device (on the host):"
-    for saving in savings:
-        verdict = "" if plan.fits else "; then it fits" if saving.fits else "; not enough by itself"
-        saved = f"{_gib(saving.device_bytes)} ({_gib(saving.host_bytes)})"
-        yield f"  {flags(saving.settings)}: {saved}{verdict}: {saving.price}"
+    yield from _saving_lines(found)
     yield from _proposal_lines(found)
+    yield from _choice_lines(found)
     for name, step in found.traced.items():
         role = next(role for role in plan.roles if role.setup.name == name)
         for part, size, planned in step.compared(role.phases):
             yield f"traced {name}, {part}: {_gib(size)} GiB, planned {_gib(planned)} ({planned / size - 1:+.1%})"
     if found.measured is not None:
         yield from found.measured.lines()
+
+
+def _saving_lines(found: Findings) -> Iterator[str]:
+    fits, savings = found.plan.fits, found.savings
+    heading, then = "switches that save memory", "it fits"
+    if savings and not fits and not any(saving.fits for saving in savings):
+        yield "no switch that saves memory makes it fit"
+        savings = [saving for saving in savings if saving.learner_fits]
+        heading, then = "for the learner alone", "the learner fits its devices"
+    if savings:
+        yield f"{heading}, GiB on a device (on the host):"
+    for saving in savings:
+        enough = saving.fits or then != "it fits"
+        verdict = "" if fits else f"; then {then}" if enough else "; not enough by itself"
+        saved = f"{_gib(saving.device_bytes)} ({_gib(saving.host_bytes)})"
+        yield f"  {flags(saving.settings)}: {saved}{verdict}: {saving.price}"
+
+
+def _choice_lines(found: Findings) -> Iterator[str]:
+    """Divisions that fit, and what a product of sizes would mistake."""
+    if found.choices:
+        ranks = found.choices[0].ranks
+        yield f"divisions of {ranks} rank(s) that fit their devices, the least first, without generators:"
+    for choice in found.choices:
+        keys = ", ".join(f"{key}: {value}" for key, value in choice.parallel.items())
+        waits = f", {_waiting(choice.waiting)}" if choice.waiting else ""
+        yield (
+            f"  learner.parallel: {{{keys}}}: dp {choice.dp}, {_gib(choice.rank_bytes)} GiB per rank, up to "
+            f"{choice.micro_batches} micro-batch(es) per data-parallel rank and step{waits}"
+        )
+    setups = [role.setup for role in found.plan.roles]
+    if any(isinstance(setup, MegatronSetup) and setup.model.facts.experts for setup in setups):
+        yield "ep divides the same ranks as dp (and tp, cp), in another way: ranks are tp x pp x cp x dp, without ep"
 
 
 def _proposal_lines(found: Findings) -> Iterator[str]:
@@ -240,8 +274,6 @@ def _proposal_lines(found: Findings) -> Iterator[str]:
         f"smallest layout: {flags(proposal.settings)} ({layout}{where}): {_gib(proposal.rank_bytes)} GiB per rank, "
         f"{proposal.left} device(s) left to generators"
     )
-    if proposal.parallel:
-        yield f"  learner.parallel: {{{', '.join(f'{key}: {value}' for key, value in proposal.parallel.items())}}}"
     if proposal.nodes > 1:
         yield from _several_nodes(proposal.settings)
 

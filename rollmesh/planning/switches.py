@@ -6,7 +6,7 @@ The bytes that a switch saves are the difference of two plans. So no formula sta
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal
 
@@ -47,6 +47,7 @@ class Saving:
         device_bytes: fewer at the peak of a device, of the use where they are most.
         host_bytes: fewer on the first rank's host.
         fits: the run would fit then.
+        learner_fits: the learner would fit its devices, without generators, and does not as it is.
     """
 
     settings: dict[str, Any]
@@ -54,6 +55,7 @@ class Saving:
     device_bytes: int
     host_bytes: int
     fits: bool
+    learner_fits: bool = False
 
 
 def _halved_budget(config: Config, _: Plan) -> int | None:
@@ -212,15 +214,19 @@ SWITCHES = (
 def savings(config: Config, plan: Plan, planner: Planner) -> Iterator[Saving]:
     """The switches that save memory here, the largest saving on a device first.
 
-    Where none is enough, those that are needed together follow, or all of them.
+    Where none is enough, those that are needed together follow, or all of them. If other parts do not fit either, those
+    that the learner needs together do.
 
     Args:
         config: of the run.
         plan: of it.
         planner: plans another configuration on the same devices.
     """
+    lacking = not plan.fits and not _alone(config, planner).on_devices
     found = [
-        saving for switch in _applicable(config, plan, planner) if (saving := _try(config, plan, planner, *switch))
+        _judged(saving, config, planner, lacking=lacking)
+        for switch in _applicable(config, plan, planner)
+        if (saving := _try(config, plan, planner, *switch))
     ]
     found.sort(key=lambda saving: (-saving.device_bytes, -saving.host_bytes))
     yield from found
@@ -231,7 +237,19 @@ def savings(config: Config, plan: Plan, planner: Planner) -> Iterator[Saving]:
     if len(found) > 1 and not any(saving.fits for saving in found):
         every = _try(config, plan, planner, together, "all of these together")
         if every is not None:
-            yield _fewest(config, plan, planner, found, every) if every.fits else every
+            every = _judged(every, config, planner, lacking=lacking and not any(each.learner_fits for each in found))
+            yield _fewest(config, plan, planner, found, every) if every.fits or every.learner_fits else every
+
+
+def _alone(config: Config, planner: Planner) -> Plan:
+    """The plan without generators."""
+    return planner(with_settings(config, {"rollout.replicas": 0}))
+
+
+def _judged(saving: Saving, config: Config, planner: Planner, *, lacking: bool) -> Saving:
+    """With the learner's part judged by itself, where that does not fit its devices as it is."""
+    fits = lacking and (saving.fits or _alone(with_settings(config, saving.settings), planner).on_devices)
+    return replace(saving, learner_fits=fits)
 
 
 def _fewest(config: Config, plan: Plan, planner: Planner, found: Sequence[Saving], every: Saving) -> Saving:
@@ -240,7 +258,10 @@ def _fewest(config: Config, plan: Plan, planner: Planner, found: Sequence[Saving
     for saving in reversed(found):
         rest = {key: value for key, value in fewest.settings.items() if key not in saving.settings}
         tried = _try(config, plan, planner, rest, "these together") if rest else None
-        if tried is not None and tried.fits:
+        if tried is None:
+            continue
+        tried = _judged(tried, config, planner, lacking=every.learner_fits)
+        if tried.fits if every.fits else tried.learner_fits:
             fewest = tried
     return fewest
 
@@ -306,7 +327,10 @@ def _wider_engine(config: Config, plan: Plan, planner: Planner) -> Iterator[tupl
 def _first_with_room(
     config: Config, planner: Planner, candidates: Sequence[dict[str, Any]], user: str
 ) -> Iterator[dict[str, Any]]:
-    """The first settings at which a user's devices have room, else the last that are possible; none without any."""
+    """The first settings at which a user's devices have room, else the last that are possible; none without any.
+
+    If generators on the learner's devices leave room to none, the learner is judged without them.
+    """
     last = None
     for settings in candidates:
         try:
@@ -315,8 +339,11 @@ def _first_with_room(
             continue
         last = settings
         if not any(use.problem for use in tried.devices if user in use.users):
-            break
-    if last is not None:
+            yield settings
+            return
+    if last is not None and user == "learner" and config.rollout.replicas:
+        yield from _first_with_room(with_settings(config, {"rollout.replicas": 0}), planner, candidates, user)
+    elif last is not None:
         yield last
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from rollmesh.learner.engines.megatron.parallel import ParallelSizes
 from rollmesh.planning.megatron.activations import FUSED, PLAIN, Share, kept, passing, working
 from rollmesh.planning.megatron.model_sizes import Elements, LayerSizes, ModelSizes
-from rollmesh.planning.megatron.schedule import most_in_flight, parts_in_flight
+from rollmesh.planning.megatron.schedule import most_in_flight, parts_in_flight, waiting
 from rollmesh.planning.role_memory import (
     ACTIVATIONS,
     FRESH,
@@ -136,11 +136,17 @@ class MegatronSetup(RoleSetup):
         values = {key: getattr(self.sizes, key) for key in ("tp", "pp", "vpp", "cp", *experts)}
         return {key: value for key, value in values.items() if value > 1}
 
+    @property
+    def waiting(self) -> float:
+        """The time that stages wait, as a share of the time that they compute."""
+        return waiting(self.sizes, self.micro_batches)
+
     def division_json(self) -> dict[str, Any]:
-        """Sizes, and what each stage has."""
+        """Sizes, how long stages wait, and what each stage has."""
         return {
             "engine": "megatron",
             "parallel": asdict(self.sizes) | {"dp": self.sizes.dp, "edp": self.sizes.edp},
+            "waiting": self.waiting,
             "stages": [
                 {
                     "stage": stage.number,

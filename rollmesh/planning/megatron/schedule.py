@@ -33,6 +33,11 @@ def scheduled(sizes: ParallelSizes, micro_batches: int) -> int:
     return -(-micro_batches // sizes.pp) * sizes.pp if sizes.vpp > 1 else micro_batches
 
 
+def waiting(sizes: ParallelSizes, micro_batches: int) -> float:
+    """The time that stages wait, as a share of the time that they compute (arXiv:2104.04473, sec. 2.2)."""
+    return (sizes.pp - 1) / (scheduled(sizes, micro_batches) * sizes.vpp)
+
+
 def most_in_flight(sizes: ParallelSizes, stage: int, micro_batches: int, parts: Sequence[int]) -> int:
     """The largest sum, over time, of what the parts in flight keep.
 

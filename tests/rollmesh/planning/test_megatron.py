@@ -23,7 +23,7 @@ from rollmesh.planning.megatron.activations import Share, kept
 from rollmesh.planning.megatron.layouts import copy_size, divisions
 from rollmesh.planning.megatron.memory import MegatronSetup, owned
 from rollmesh.planning.megatron.model_sizes import ModelSizes, read_sizes
-from rollmesh.planning.megatron.schedule import most_in_flight, parts_in_flight, scheduled
+from rollmesh.planning.megatron.schedule import most_in_flight, parts_in_flight, scheduled, waiting
 from rollmesh.planning.models import RunModels
 from rollmesh.planning.report import lines, to_json
 from rollmesh.planning.role_memory import ACTIVATIONS, GRADIENTS, LOGITS, OPTIMIZER, PARAMETERS, LogitRoom
@@ -305,9 +305,114 @@ def test_what_does_not_fit_undivided_is_divided_by_what_is_proposed() -> None:
     proposal = findings.search.proposal
     assert proposal is not None
     assert planned(with_settings(config, proposal.settings), H100).fits
+    (shown,) = [line for line in lines(findings) if line.startswith("smallest layout: ")]
+    assert all(f"--learner.parallel.{key}={value}" in shown for key, value in proposal.parallel.items())
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_switches_of_the_learner_are_told_where_generators_do_not_fit_either(shared: bool) -> None:
+    """Eight ranks on all devices, and a generator that is too large for one."""
+    devices = list(range(8)) if shared else None
+    learner = {"engine": "megatron", "ranks": 8, "devices": devices}
+    rollout = {"engine": "hf", "replicas": 1, "devices": devices and devices[:1]}
+    config = configured("qwen3-30b-a3b", rollout=rollout, learner=learner)
+    findings = found(config, H100)
     text = "\n".join(lines(findings))
-    shown = ", ".join(f"{key}: {value}" for key, value in proposal.parallel.items())
-    assert f"learner.parallel: {{{shown}}}" in text
+
+    assert findings.plan.placement.shared is shared
+    assert not any(saving.fits for saving in findings.savings)
+    (saving,) = [saving for saving in findings.savings if saving.learner_fits]
+    assert saving.settings == {"learner.parallel.tp": 2, "learner.parallel.ep": 8}
+    assert planned(with_settings(config, {**saving.settings, "rollout.replicas": 0}), H100).fits
+    shown = text.partition("no switch that saves memory makes it fit\n")[2].splitlines()
+    assert shown[0] == "for the learner alone, GiB on a device (on the host):"
+    assert shown[1].startswith("  --learner.parallel.tp=2 --learner.parallel.ep=8: ")
+    assert "then the learner fits its devices" in shown[1]
+    assert not shown[2].startswith("  ")
+
+
+def test_a_learner_that_fits_alone_needs_no_switch() -> None:
+    rollout = {"engine": "hf", "replicas": 1}
+    learner = {"engine": "megatron", "ranks": 8, "parallel": {"tp": 2, "ep": 8}}
+    findings = found(configured("qwen3-30b-a3b", rollout=rollout, learner=learner), H100)
+    assert not findings.plan.fits
+    assert not any(saving.learner_fits for saving in findings.savings)
+    assert "for the learner alone" not in "\n".join(lines(findings))
+
+
+def test_what_the_learner_needs_together_is_told_without_a_generators_part() -> None:
+    """One switch is not enough, and the generator fits with none."""
+    config = configured("qwen2.5-7b", rollout={"engine": "hf", "replicas": 8}, learner={"ranks": 1})
+    (together,) = [saving for saving in found(config, "1xH100-80G").savings if saving.learner_fits]
+    assert len(together.settings) > 1
+    for key in together.settings:
+        fewer = {other: value for other, value in together.settings.items() if other != key}
+        alone = with_settings(config, {**fewer, "rollout.replicas": 0})
+        assert not planned(alone, "1xH100-80G").fits, key
+
+
+def test_stages_wait_by_the_papers_formula() -> None:
+    """(p - 1) / (m v) of the time that they compute, arXiv:2104.04473, sec. 2.2."""
+    assert waiting(ParallelSizes(4), 4) == 0
+    assert waiting(ParallelSizes(4, pp=4), 8) == 3 / 8
+    assert waiting(ParallelSizes(4, pp=4, vpp=2), 8) == 3 / 16
+    # Interleaved stages fill up to 8.
+    assert waiting(ParallelSizes(4, pp=4, vpp=2), 5) == 3 / 16
+    findings = found(divided("llama-3.1-8b", 8, {"tp": 2, "pp": 2}), H100)
+    text = "\n".join(lines(findings))
+    assert "  stages wait for 6.2% of the time that they compute" in text
+    (actor,) = to_json(findings)["roles"]
+    assert actor["division"]["waiting"] == 1 / actor["micro_batches"] == 1 / 16
+    assert "stages wait" not in "\n".join(lines(found(divided("llama-3.1-8b", 8, {}), H100))).partition("fits")[0]
+
+
+@pytest.mark.parametrize(("ranks", "replicas"), [(8, 0), (8, 1), (1, 1)])
+def test_divisions_that_fit_are_told_with_what_one_chooses_by(ranks: int, replicas: int) -> None:
+    """With one rank no division fits; then those of the smallest layout are told."""
+    config = configured(
+        "qwen3-30b-a3b",
+        rollout={"engine": "hf", "replicas": replicas},
+        learner={"engine": "megatron", "ranks": ranks},
+    )
+    findings = found(config, H100)
+    text = "\n".join(lines(findings))
+
+    assert 1 < len(findings.choices) <= 5
+    settings = findings.search.proposal.settings if ranks == 1 and findings.search.proposal else {}
+    for choice in findings.choices:
+        tried = with_settings(config, settings | {"rollout.replicas": 0} | {"learner.parallel": choice.parallel})
+        plan = planned(tried, H100)
+        actor = plan.roles[0].setup
+        assert isinstance(actor, MegatronSetup)
+        assert plan.fits
+        assert plan.learner_peak == choice.rank_bytes
+        assert actor.sizes.dp == choice.dp
+        assert actor.micro_batches == choice.micro_batches
+        assert waiting(actor.sizes, actor.micro_batches) == choice.waiting
+    assert "divisions of 8 rank(s) that fit their devices, the least first, without generators:" in text
+    assert "  learner.parallel: {tp: 2, ep: 8}: dp 4, 70.62 GiB per rank, up to " in text
+    assert "ep divides the same ranks as dp" in text
+    assert to_json(findings)["divisions"][0]["parallel"] == {"tp": 2, "ep": 8}
+
+
+def test_the_layout_of_devices_is_told_where_hosts_are_too_small() -> None:
+    """A large model's versions on a host of the assumed size."""
+    config = divided("qwen3-235b-a22b", 64, {}, distributed=over(8))
+    findings = found(config, H100, 8)
+    assert not any(saving.fits for saving in findings.savings)
+    (saving,) = [saving for saving in findings.savings if saving.learner_fits]
+    first = findings.choices[0]
+    assert {f"learner.parallel.{key}": value for key, value in first.parallel.items()} == saving.settings
+    plan = planned(with_settings(config, saving.settings), H100, 8)
+    assert plan.on_devices
+    assert not plan.fits
+
+
+def test_dense_models_have_no_word_about_experts() -> None:
+    text = "\n".join(lines(found(divided("llama-3.1-8b", 8, {"tp": 2, "pp": 2}), H100)))
+    assert "ep divides" not in text
+    assert "divisions of 8 rank(s) that fit" in text
+    assert "divisions of" not in "\n".join(lines(found(configured("qwen3-0.6b"), H100)))
 
 
 def test_the_proposal_takes_the_fewest_ranks_and_the_least_division() -> None:
