@@ -1,7 +1,7 @@
 """A layout and a micro-batch size for the learner: the smallest number of ranks, and the largest budget, that fit.
 
-Megatron's engine has several divisions to choose from. If hosts are too small for the configured weights, the search continues
-with keys that take less of them.
+Megatron's engine has several divisions to choose from. If hosts are too small for the configured weights, the search
+continues with keys that take less of them.
 """
 
 from __future__ import annotations
