@@ -273,11 +273,12 @@ class Evaluator:
         return list(groups.values())
 
     async def _check_served(self, policy: PolicyVersion) -> None:
-        """Ends the round where its version has passed and tasks are left that no generator has begun."""
+        """Ends the round where its version has passed and tasks are left that no generator has, or has given back."""
         if self._status.published in (None, policy):
             return
-        counts = (await self._client.describe(EVAL)).counts
-        if counts.pending and not counts.generating:
+        described = await self._client.describe(EVAL)
+        counts, unheld = described.counts, described.unheld
+        if counts.pending + unheld and counts.generating == unheld:
             raise _NotServedError
 
     async def _commit(self, policy: PolicyVersion, groups: Sequence[buffer_pb2.LeasedGroup]) -> None:

@@ -50,6 +50,17 @@ class Mesh:
             await grants.close()
             await writer.close()
 
+    async def give_back(self, serving: PolicyVersion, count: int) -> None:
+        """Takes `count` evaluation groups and releases them, as a generator does whose weights have just changed."""
+        grants = self.client.admit("eval", self._agent.member_id, self._agent.generation)
+        grants.update(count, serving)
+        try:
+            taken = [await anext(aiter(grants)) for _ in range(count)]
+            leases = [buffer_pb2.LeaseRef(group_id=each.group_id, lease_id=each.lease_id) for each in taken]
+            await self.client.release("eval", self._agent.member_id, self._agent.generation, leases)
+        finally:
+            await grants.close()
+
 
 def _member(grant: buffer_pb2.GroupGrant, index: int, serving: PolicyVersion) -> PendingWrite:
     scored = index % 2 == 0
@@ -168,11 +179,14 @@ async def test_a_round_is_collected_settled_and_reported(tmp_path: Path) -> None
     assert ledger.recounted.trained == 8
 
 
-async def test_a_round_that_no_one_can_serve_is_withdrawn_and_owed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("begun", [0, 2, 3])
+async def test_a_round_that_no_one_can_serve_is_withdrawn_and_owed(tmp_path: Path, begun: int) -> None:
     status, missed = LearnerStatus(published=V1), list[PolicyVersion]()
     async with mesh(tmp_path) as found:
         evaluator = evaluator_of(found.client, tasks(3), status=status, missed=missed)
         await evaluator.start_round(V1)
+        if begun:
+            await found.give_back(V1, begun)
         status.published = V2
         assert evaluator._round is not None
         await asyncio.wait_for(evaluator._round, 30)
@@ -180,7 +194,8 @@ async def test_a_round_that_no_one_can_serve_is_withdrawn_and_owed(tmp_path: Pat
         assert evaluator.latest is None
         assert missed == [V1]
         ledger = await found.client.ledger("eval")
-        assert (ledger.recounted.withdrawn, ledger.recounted.pending) == (3, 0)
+        assert (ledger.recounted.withdrawn, ledger.recounted.pending) == (3 - begun, 0)
+        assert (ledger.recounted.reasons["failed/withdrawn"], ledger.recounted.generating) == (begun, 0)
         assert await evaluator.start_round(V2)
         await found.answer(V2, 3)
         result = await evaluator.final_result(V2)
