@@ -26,6 +26,9 @@ from rollmesh.mesh.config import load_config
 from rollmesh.mesh.config.inputs import ModelSection
 from rollmesh.mesh.config.parallel import MegatronSection, ParallelSection
 from rollmesh.mesh.errors import ConfigError
+from rollmesh.planning.cluster import parse_devices
+from rollmesh.planning.command import plan_run
+from rollmesh.planning.report import lines
 from tests.learner.engines.megatron.weights.map_cases import describe
 from tests.repository import REPOSITORY
 
@@ -50,6 +53,7 @@ def rows_after(heading: str) -> list[list[str]]:
 
 REFUSED = rows_after("<!-- refused settings")
 MODELS = rows_after("<!-- refused models")
+LAYOUTS = rows_after("<!-- layouts: begin")
 
 
 def test_the_page_has_many_refusals() -> None:
@@ -131,12 +135,40 @@ def test_the_choice_of_an_engine_names_models_as_the_plan_finds_them() -> None:
         assert found[model][2] != NO_ROOM
 
 
+@pytest.mark.parametrize(("model", "devices"), [("qwen3-30b-a3b", "8"), ("llama-3.1-8b", "64")])
+def test_the_commands_below_the_table_print_its_rows(model: str, devices: str) -> None:
+    (written,) = [cells for name, count, *cells in LAYOUTS if (name.lower(), count) == (model, devices)]
+    page = PAGE.partition("<!-- layouts: end -->")[2].partition("\n## ")[0].replace("\\\n", "")
+    (minimal,) = re.findall(r"`(\{model: .*?\})`", page)
+    (command,) = [line for line in page.splitlines() if f"--learner.ranks={devices}" in line]
+    division, shards = (_planned(command, minimal, model, engine) for engine in ("megatron", "fsdp2"))
+    (first,) = re.findall(r"\n  learner\.parallel: .*", division)[:1]
+    sizes = re.findall(r"(\w+): (\d+)", first.partition("{")[2].partition("}")[0])
+    dp, gib = re.findall(r"\}: dp (\d+), ([\d.]+) GiB", first)[0]
+
+    assert ", ".join([*(f"{key} {value}" for key, value in sizes), f"dp {dp}"]) == written[2]
+    assert f"{float(gib):.1f}" == written[3]
+    (peak,) = re.findall(r"learner's peak, all roles together: ([\d.]+) GiB", shards)
+    assert f"{float(peak):.1f}" == written[1]
+
+
+def _planned(command: str, minimal: str, model: str, engine: str) -> str:
+    """The output of a command of the page, for a model of the table."""
+    words = command.replace("--devices ", "--devices=").replace("--nodes ", "--nodes=").split()
+    given = dict(word.removeprefix("--").split("=", 1) for word in words if "=" in word)
+    devices, nodes = given.pop("devices"), int(given.pop("nodes", "1"))
+    given |= {"learner.engine": engine, "model.path": str(ARCHITECTURES / model)}
+    config = load_config(yaml.safe_load(minimal), [f"{key}={value}" for key, value in given.items()])
+    findings = plan_run(config, parse_devices(devices, nodes))
+    return "\n" + "\n".join(lines(findings))
+
+
 def test_the_page_has_every_family() -> None:
     assert {kind for kind, *_ in rows_after("## Families")} == {*FAMILIES, "all"}
 
 
 def test_the_names_for_a_new_family_exist() -> None:
-    guide = PAGE.partition("## How to add a family")[2].partition("\n## ")[0]
+    guide = PAGE.partition("## How to add a family")[2].partition("\n### ")[0]
     assert [name for name in re.findall(r"`([A-Z_]+)`", guide) if name in Form.__members__] == list(Form.__members__)
     rules = re.findall(r"\(`(ENDS`.*?)`\)", guide)[0].replace("`", "").split(", ")
     assert len(rules) >= 6

@@ -68,7 +68,7 @@ def test_the_formulas_are_the_trackers_numbers(kind: str, settings: dict[str, An
 
 @pytest.mark.slow
 def test_real_steps_take_what_was_planned(tmp_path: Path) -> None:
-    """One and two gloo ranks; see the script for what is counted."""
+    """Two gloo ranks; see the script for what is counted."""
     from benchmarks.learner.planned_memory import MALLOC
 
     out = tmp_path / "measured.json"
