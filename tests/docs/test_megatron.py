@@ -147,9 +147,9 @@ def test_the_commands_below_the_table_print_its_rows(model: str, devices: str) -
     dp, gib = re.findall(r"\}: dp (\d+), ([\d.]+) GiB", first)[0]
 
     assert ", ".join([*(f"{key} {value}" for key, value in sizes), f"dp {dp}"]) == written[2]
-    assert f"{float(gib):.1f}" == written[3]
+    assert float(gib) == pytest.approx(float(written[3]), abs=0.06)
     (peak,) = re.findall(r"learner's peak, all roles together: ([\d.]+) GiB", shards)
-    assert f"{float(peak):.1f}" == written[1]
+    assert float(peak) == pytest.approx(float(written[1]), abs=0.06)
 
 
 def _planned(command: str, minimal: str, model: str, engine: str) -> str:
