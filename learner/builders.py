@@ -101,8 +101,9 @@ def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
         log.warning("weights are sent, and generators compute, in float32: on CUDA set model.dtype: bfloat16")
     for name, engine in engines.items():
         evidence = engine.probe()
-        if engine.world.first:
-            log.info("role %s: %s; %s", name, config.learner.describe_engine(name), evidence)
+        if engine.world.process == 0:
+            engine_name, packing = config.learner.describe_engine(name), engine.packing.value
+            log.info("role %s: %s, packing %s; %s", name, engine_name, packing, evidence)
     return engines
 
 

@@ -10,12 +10,14 @@ import pytest
 from rollmesh.learner import builders
 from rollmesh.learner.algorithms.interface import Algorithm
 from rollmesh.learner.algorithms.types import ModelRole, Needs
+from rollmesh.learner.batching.types import Packing
 from rollmesh.learner.engines.interface import EngineSpec
+from rollmesh.learner.engines.tolerances import Difference, Evidence
 from rollmesh.mesh.config import load_config
 from rollmesh.mesh.config.parallel import ParallelSection
 
 
-def test_roles_are_built_by_their_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_roles_are_built_by_their_engines(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     config = load_config(
         {"model": {"path": "m"}, "data": {"train": "t"}},
         [
@@ -28,14 +30,25 @@ def test_roles_are_built_by_their_engines(monkeypatch: pytest.MonkeyPatch) -> No
 
     def create(spec: EngineSpec, *, model_type: str, backend: str) -> Any:
         made.append((backend, model_type, spec))
-        layout = SimpleNamespace(leads=True)
-        return SimpleNamespace(device=SimpleNamespace(type="cpu"), layout=layout, probe=lambda: None)
+        return SimpleNamespace(
+            device=SimpleNamespace(type="cpu"),
+            layout=SimpleNamespace(leads=True),
+            world=SimpleNamespace(process=0),
+            packing=Packing.REPEATED,
+            probe=lambda: Evidence(Difference(5e-7, 4e-6 if spec.optimizer else None), leak=0.0),
+        )
 
     monkeypatch.setattr(builders, "create_engine", create)
     critic = ModelRole("critic", kind="value_model", trained=True)
     needs = Needs(roles=[ModelRole("reference"), critic, ModelRole("teacher")])
-    engines = builders.build_engines(config, cast(Algorithm, SimpleNamespace(needs=needs)))
+    with caplog.at_level("INFO"):
+        engines = builders.build_engines(config, cast(Algorithm, SimpleNamespace(needs=needs)))
     assert list(engines) == ["actor", "reference", "critic", "teacher"]
+    proven = "it computes as transformers does: its outputs are 5e-07 apart"
+    assert [record.getMessage() for record in caplog.records][1:3] == [
+        f"role reference: fsdp2 on 4 ranks, packing repeated; {proven}",
+        f"role critic: megatron on 4 ranks: tp 4, packing repeated; {proven}, its gradient 4e-06",
+    ]
     assert [(backend, kind, spec.parallel) for backend, kind, spec in made] == [
         ("megatron", "language_model", ParallelSection(tp=2, pp=2)),
         ("fsdp2", "language_model", ParallelSection()),

@@ -188,7 +188,7 @@ class MegatronEngine(Engine):
         if step.pending is not None:
             raise RuntimeError("a checkpoint is loaded between two steps")
         with self._using(PARAMS, OPTIMIZER):
-            # Where it cannot be read, moments go on counting from where they are.
+            # Moments count from where they are, for the folder may be refused.
             state = self._state(step.steps, saved=False)
             step.steps, extra = load_state(folder, self.world, state)
             with self._groups.active(optimizer=True):

@@ -168,7 +168,7 @@ def _continue_as(command: Sequence[str], log: str) -> None:
 
 
 def try_learner(config: Config, *, fresh: bool) -> list[str]:
-    """Loads data, algorithm and users' functions as a learner would; returns `learner.builders.notices`.
+    """Loads data, algorithm and users' functions as a learner would; returns `learner.notices.notices`.
 
     Args:
         config: of the run.
