@@ -87,7 +87,7 @@ class BoxLoadPlanner(DefaultLoadPlanner):
         saved = () if metadata is None else metadata.state_dict_metadata
         unknown = sorted(name for name in saved if name.startswith("model.") and name not in self.state_dict)
         if unknown:
-            raise ValueError(f"the model has no {unknown[0]}, nor {len(unknown) - 1} other tensors of the checkpoint")
+            raise ValueError(f"the model lacks {len(unknown)} tensor(s) of the checkpoint, {unknown[0]} among them")
 
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:
         """The memory into which is loaded."""

@@ -6,6 +6,7 @@ itself. Not exercised by the tests that run without a GPU.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from dataclasses import dataclass
 from typing import Any, cast
@@ -116,8 +117,15 @@ def varlen_attention(query: Tensor, key: Tensor, value: Tensor, layout: VarlenLa
         )
     from torch.nn.attention.varlen import varlen_attn
 
-    # Before torch 2.13 heads share keys without being asked to.
-    asked = "enable_gqa" in inspect.signature(varlen_attn).parameters
-    grouped: dict[str, Any] = {"enable_gqa": scoring.heads != scoring.kv_heads} if asked else {}
+    grouped: dict[str, Any] = {"enable_gqa": scoring.heads != scoring.kv_heads} if _is_asked_to_share() else {}
     output = varlen_attn(q, k, v, *borders, scale=scoring.scale, window_size=window, **grouped)
     return cast(Tensor, output)[..., :width]
+
+
+# Every layer of every micro-batch asks.
+@functools.cache
+def _is_asked_to_share() -> bool:
+    """False before torch 2.13, where heads share keys without being asked to."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return "enable_gqa" in inspect.signature(varlen_attn).parameters
