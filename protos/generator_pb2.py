@@ -25,29 +25,43 @@ _sym_db = _symbol_database.Default()
 from rollmesh.protos import trajectory_pb2 as rollmesh_dot_protos_dot_trajectory__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1frollmesh/protos/generator.proto\x12\x0brollmesh.v1\x1a rollmesh/protos/trajectory.proto\"\x18\n\x16GeneratorStatusRequest\"\xa4\x02\n\x17GeneratorStatusResponse\x12+\n\x07serving\x18\x01 \x01(\x0b\x32\x1a.rollmesh.v1.PolicyVersion\x12\x16\n\x0eweights_digest\x18\x02 \x01(\t\x12\x13\n\x0bgroups_held\x18\x03 \x01(\r\x12\x18\n\x10\x61\x63tive_sequences\x18\x04 \x01(\r\x12\x18\n\x10queued_sequences\x18\x05 \x01(\r\x12\x18\n\x10tokens_generated\x18\x06 \x01(\x04\x12\r\n\x05swaps\x18\x07 \x01(\x04\x12\x16\n\x0ewaiting_reason\x18\x08 \x01(\t\x12\x0e\n\x06\x65ngine\x18\t \x01(\t\x12\x19\n\x11weights_transport\x18\n \x01(\t\x12\x0f\n\x07\x63ontext\x18\x0b \x01(\r\"\"\n\x0c\x44rainRequest\x12\x12\n\ntimeout_ms\x18\x01 \x01(\r\"\x0f\n\rDrainResponse\"d\n\x0fGenerateRequest\x12\x12\n\nprompt_ids\x18\x01 \x03(\r\x12\x0e\n\x06prompt\x18\x02 \x01(\t\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.rollmesh.v1.SamplingParams\"\xa9\x01\n\x10GenerateResponse\x12\x14\n\x0cresponse_ids\x18\x01 \x03(\r\x12\x11\n\tlog_probs\x18\x02 \x03(\x02\x12,\n\x08versions\x18\x03 \x03(\x0b\x32\x1a.rollmesh.v1.PolicyVersion\x12\x30\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x19.rollmesh.v1.FinishReason\x12\x0c\n\x04text\x18\x05 \x01(\t\"!\n\x0cProbeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\xaa\x01\n\rProbeResponse\x12+\n\x07serving\x18\x01 \x01(\x0b\x32\x1a.rollmesh.v1.PolicyVersion\x12\x18\n\x10\x61nnounced_digest\x18\x02 \x01(\t\x12\x14\n\x0c\x66ound_digest\x18\x03 \x01(\t\x12\x16\n\x0enot_comparable\x18\x04 \x01(\t\x12\x11\n\tdiffering\x18\x05 \x03(\t\x12\x11\n\tlog_probs\x18\x06 \x03(\x02\x32\xb0\x02\n\x10GeneratorControl\x12S\n\x06Status\x12#.rollmesh.v1.GeneratorStatusRequest\x1a$.rollmesh.v1.GeneratorStatusResponse\x12>\n\x05\x44rain\x12\x19.rollmesh.v1.DrainRequest\x1a\x1a.rollmesh.v1.DrainResponse\x12G\n\x08Generate\x12\x1c.rollmesh.v1.GenerateRequest\x1a\x1d.rollmesh.v1.GenerateResponse\x12>\n\x05Probe\x12\x19.rollmesh.v1.ProbeRequest\x1a\x1a.rollmesh.v1.ProbeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1frollmesh/protos/generator.proto\x12\x0brollmesh.v1\x1a rollmesh/protos/trajectory.proto\"\x18\n\x16GeneratorStatusRequest\"\xe7\x02\n\x17GeneratorStatusResponse\x12+\n\x07serving\x18\x01 \x01(\x0b\x32\x1a.rollmesh.v1.PolicyVersion\x12\x16\n\x0eweights_digest\x18\x02 \x01(\t\x12\x13\n\x0bgroups_held\x18\x03 \x01(\r\x12\x18\n\x10\x61\x63tive_sequences\x18\x04 \x01(\r\x12\x18\n\x10queued_sequences\x18\x05 \x01(\r\x12\x18\n\x10tokens_generated\x18\x06 \x01(\x04\x12\r\n\x05swaps\x18\x07 \x01(\x04\x12\x16\n\x0ewaiting_reason\x18\x08 \x01(\t\x12\x0e\n\x06\x65ngine\x18\t \x01(\t\x12\x19\n\x11weights_transport\x18\n \x01(\t\x12\x0f\n\x07\x63ontext\x18\x0b \x01(\r\x12\x16\n\x0eshares_devices\x18\x0c \x01(\x08\x12)\n\x08sleeping\x18\r \x01(\x0e\x32\x17.rollmesh.v1.SleepLevel\"\"\n\x0c\x44rainRequest\x12\x12\n\ntimeout_ms\x18\x01 \x01(\r\"\x0f\n\rDrainResponse\"d\n\x0fGenerateRequest\x12\x12\n\nprompt_ids\x18\x01 \x03(\r\x12\x0e\n\x06prompt\x18\x02 \x01(\t\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.rollmesh.v1.SamplingParams\"\xa9\x01\n\x10GenerateResponse\x12\x14\n\x0cresponse_ids\x18\x01 \x03(\r\x12\x11\n\tlog_probs\x18\x02 \x03(\x02\x12,\n\x08versions\x18\x03 \x03(\x0b\x32\x1a.rollmesh.v1.PolicyVersion\x12\x30\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x19.rollmesh.v1.FinishReason\x12\x0c\n\x04text\x18\x05 \x01(\t\"!\n\x0cProbeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\xaa\x01\n\rProbeResponse\x12+\n\x07serving\x18\x01 \x01(\x0b\x32\x1a.rollmesh.v1.PolicyVersion\x12\x18\n\x10\x61nnounced_digest\x18\x02 \x01(\t\x12\x14\n\x0c\x66ound_digest\x18\x03 \x01(\t\x12\x16\n\x0enot_comparable\x18\x04 \x01(\t\x12\x11\n\tdiffering\x18\x05 \x03(\t\x12\x11\n\tlog_probs\x18\x06 \x03(\x02\"K\n\x0cSleepRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\r\x12&\n\x05level\x18\x02 \x01(\x0e\x32\x17.rollmesh.v1.SleepLevel\"\xb2\x01\n\rSleepResponse\x12\x13\n\x0b\x66reed_bytes\x18\x01 \x01(\x04\x12\x13\n\x0bgroups_held\x18\x02 \x01(\r\x12\x18\n\x10responses_frozen\x18\x03 \x01(\r\x12&\n\x06memory\x18\x04 \x01(\x0b\x32\x16.rollmesh.v1.MemoryUse\x12$\n\x04peak\x18\x05 \x01(\x0b\x32\x16.rollmesh.v1.MemoryUse\x12\x0f\n\x07release\x18\x06 \x01(\t\"\x9f\x01\n\x0bWakeRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\r\x12#\n\x04step\x18\x02 \x01(\x0e\x32\x15.rollmesh.v1.WakeStep\x12*\n\x06policy\x18\x03 \x01(\x0b\x32\x1a.rollmesh.v1.PolicyVersion\x12\x11\n\tprobe_ids\x18\x04 \x03(\r\x12\x17\n\x0fprobe_log_probs\x18\x05 \x03(\x02\"\x9e\x01\n\x0cWakeResponse\x12+\n\x07serving\x18\x01 \x01(\x0b\x32\x1a.rollmesh.v1.PolicyVersion\x12\x13\n\x0bverified_by\x18\x02 \x01(\t\x12&\n\x06memory\x18\x03 \x01(\x0b\x32\x16.rollmesh.v1.MemoryUse\x12$\n\x04peak\x18\x04 \x01(\x0b\x32\x16.rollmesh.v1.MemoryUse\"J\n\tMemoryUse\x12\x11\n\trss_bytes\x18\x01 \x01(\x04\x12\x14\n\x0cshared_bytes\x18\x02 \x01(\x04\x12\x14\n\x0c\x64\x65vice_bytes\x18\x03 \x01(\x04*\x84\x01\n\nSleepLevel\x12\x1b\n\x17SLEEP_LEVEL_UNSPECIFIED\x10\x00\x12\x16\n\x12SLEEP_LEVEL_FROZEN\x10\x01\x12 \n\x1cSLEEP_LEVEL_WITHOUT_KV_CACHE\x10\x02\x12\x1f\n\x1bSLEEP_LEVEL_WITHOUT_WEIGHTS\x10\x03*\x84\x01\n\x08WakeStep\x12\x19\n\x15WAKE_STEP_UNSPECIFIED\x10\x00\x12\x14\n\x10WAKE_STEP_MEMORY\x10\x01\x12\x15\n\x11WAKE_STEP_WEIGHTS\x10\x02\x12\x16\n\x12WAKE_STEP_VERIFIED\x10\x03\x12\x18\n\x14WAKE_STEP_GENERATING\x10\x04\x32\xad\x03\n\x10GeneratorControl\x12S\n\x06Status\x12#.rollmesh.v1.GeneratorStatusRequest\x1a$.rollmesh.v1.GeneratorStatusResponse\x12>\n\x05\x44rain\x12\x19.rollmesh.v1.DrainRequest\x1a\x1a.rollmesh.v1.DrainResponse\x12G\n\x08Generate\x12\x1c.rollmesh.v1.GenerateRequest\x1a\x1d.rollmesh.v1.GenerateResponse\x12>\n\x05Probe\x12\x19.rollmesh.v1.ProbeRequest\x1a\x1a.rollmesh.v1.ProbeResponse\x12>\n\x05Sleep\x12\x19.rollmesh.v1.SleepRequest\x1a\x1a.rollmesh.v1.SleepResponse\x12;\n\x04Wake\x12\x18.rollmesh.v1.WakeRequest\x1a\x19.rollmesh.v1.WakeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rollmesh.protos.generator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_SLEEPLEVEL']._serialized_start=1663
+  _globals['_SLEEPLEVEL']._serialized_end=1795
+  _globals['_WAKESTEP']._serialized_start=1798
+  _globals['_WAKESTEP']._serialized_end=1930
   _globals['_GENERATORSTATUSREQUEST']._serialized_start=82
   _globals['_GENERATORSTATUSREQUEST']._serialized_end=106
   _globals['_GENERATORSTATUSRESPONSE']._serialized_start=109
-  _globals['_GENERATORSTATUSRESPONSE']._serialized_end=401
-  _globals['_DRAINREQUEST']._serialized_start=403
-  _globals['_DRAINREQUEST']._serialized_end=437
-  _globals['_DRAINRESPONSE']._serialized_start=439
-  _globals['_DRAINRESPONSE']._serialized_end=454
-  _globals['_GENERATEREQUEST']._serialized_start=456
-  _globals['_GENERATEREQUEST']._serialized_end=556
-  _globals['_GENERATERESPONSE']._serialized_start=559
-  _globals['_GENERATERESPONSE']._serialized_end=728
-  _globals['_PROBEREQUEST']._serialized_start=730
-  _globals['_PROBEREQUEST']._serialized_end=763
-  _globals['_PROBERESPONSE']._serialized_start=766
-  _globals['_PROBERESPONSE']._serialized_end=936
-  _globals['_GENERATORCONTROL']._serialized_start=939
-  _globals['_GENERATORCONTROL']._serialized_end=1243
+  _globals['_GENERATORSTATUSRESPONSE']._serialized_end=468
+  _globals['_DRAINREQUEST']._serialized_start=470
+  _globals['_DRAINREQUEST']._serialized_end=504
+  _globals['_DRAINRESPONSE']._serialized_start=506
+  _globals['_DRAINRESPONSE']._serialized_end=521
+  _globals['_GENERATEREQUEST']._serialized_start=523
+  _globals['_GENERATEREQUEST']._serialized_end=623
+  _globals['_GENERATERESPONSE']._serialized_start=626
+  _globals['_GENERATERESPONSE']._serialized_end=795
+  _globals['_PROBEREQUEST']._serialized_start=797
+  _globals['_PROBEREQUEST']._serialized_end=830
+  _globals['_PROBERESPONSE']._serialized_start=833
+  _globals['_PROBERESPONSE']._serialized_end=1003
+  _globals['_SLEEPREQUEST']._serialized_start=1005
+  _globals['_SLEEPREQUEST']._serialized_end=1080
+  _globals['_SLEEPRESPONSE']._serialized_start=1083
+  _globals['_SLEEPRESPONSE']._serialized_end=1261
+  _globals['_WAKEREQUEST']._serialized_start=1264
+  _globals['_WAKEREQUEST']._serialized_end=1423
+  _globals['_WAKERESPONSE']._serialized_start=1426
+  _globals['_WAKERESPONSE']._serialized_end=1584
+  _globals['_MEMORYUSE']._serialized_start=1586
+  _globals['_MEMORYUSE']._serialized_end=1660
+  _globals['_GENERATORCONTROL']._serialized_start=1933
+  _globals['_GENERATORCONTROL']._serialized_end=2362
 # @@protoc_insertion_point(module_scope)

@@ -1,5 +1,6 @@
 from rollmesh.protos import trajectory_pb2 as _trajectory_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -7,12 +8,36 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class SleepLevel(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SLEEP_LEVEL_UNSPECIFIED: _ClassVar[SleepLevel]
+    SLEEP_LEVEL_FROZEN: _ClassVar[SleepLevel]
+    SLEEP_LEVEL_WITHOUT_KV_CACHE: _ClassVar[SleepLevel]
+    SLEEP_LEVEL_WITHOUT_WEIGHTS: _ClassVar[SleepLevel]
+
+class WakeStep(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WAKE_STEP_UNSPECIFIED: _ClassVar[WakeStep]
+    WAKE_STEP_MEMORY: _ClassVar[WakeStep]
+    WAKE_STEP_WEIGHTS: _ClassVar[WakeStep]
+    WAKE_STEP_VERIFIED: _ClassVar[WakeStep]
+    WAKE_STEP_GENERATING: _ClassVar[WakeStep]
+SLEEP_LEVEL_UNSPECIFIED: SleepLevel
+SLEEP_LEVEL_FROZEN: SleepLevel
+SLEEP_LEVEL_WITHOUT_KV_CACHE: SleepLevel
+SLEEP_LEVEL_WITHOUT_WEIGHTS: SleepLevel
+WAKE_STEP_UNSPECIFIED: WakeStep
+WAKE_STEP_MEMORY: WakeStep
+WAKE_STEP_WEIGHTS: WakeStep
+WAKE_STEP_VERIFIED: WakeStep
+WAKE_STEP_GENERATING: WakeStep
+
 class GeneratorStatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class GeneratorStatusResponse(_message.Message):
-    __slots__ = ("serving", "weights_digest", "groups_held", "active_sequences", "queued_sequences", "tokens_generated", "swaps", "waiting_reason", "engine", "weights_transport", "context")
+    __slots__ = ("serving", "weights_digest", "groups_held", "active_sequences", "queued_sequences", "tokens_generated", "swaps", "waiting_reason", "engine", "weights_transport", "context", "shares_devices", "sleeping")
     SERVING_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_DIGEST_FIELD_NUMBER: _ClassVar[int]
     GROUPS_HELD_FIELD_NUMBER: _ClassVar[int]
@@ -24,6 +49,8 @@ class GeneratorStatusResponse(_message.Message):
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    SHARES_DEVICES_FIELD_NUMBER: _ClassVar[int]
+    SLEEPING_FIELD_NUMBER: _ClassVar[int]
     serving: _trajectory_pb2.PolicyVersion
     weights_digest: str
     groups_held: int
@@ -35,7 +62,9 @@ class GeneratorStatusResponse(_message.Message):
     engine: str
     weights_transport: str
     context: int
-    def __init__(self, serving: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., weights_digest: _Optional[str] = ..., groups_held: _Optional[int] = ..., active_sequences: _Optional[int] = ..., queued_sequences: _Optional[int] = ..., tokens_generated: _Optional[int] = ..., swaps: _Optional[int] = ..., waiting_reason: _Optional[str] = ..., engine: _Optional[str] = ..., weights_transport: _Optional[str] = ..., context: _Optional[int] = ...) -> None: ...
+    shares_devices: bool
+    sleeping: SleepLevel
+    def __init__(self, serving: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., weights_digest: _Optional[str] = ..., groups_held: _Optional[int] = ..., active_sequences: _Optional[int] = ..., queued_sequences: _Optional[int] = ..., tokens_generated: _Optional[int] = ..., swaps: _Optional[int] = ..., waiting_reason: _Optional[str] = ..., engine: _Optional[str] = ..., weights_transport: _Optional[str] = ..., context: _Optional[int] = ..., shares_devices: _Optional[bool] = ..., sleeping: _Optional[_Union[SleepLevel, str]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("timeout_ms",)
@@ -92,3 +121,63 @@ class ProbeResponse(_message.Message):
     differing: _containers.RepeatedScalarFieldContainer[str]
     log_probs: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, serving: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., announced_digest: _Optional[str] = ..., found_digest: _Optional[str] = ..., not_comparable: _Optional[str] = ..., differing: _Optional[_Iterable[str]] = ..., log_probs: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class SleepRequest(_message.Message):
+    __slots__ = ("incarnation", "level")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    level: SleepLevel
+    def __init__(self, incarnation: _Optional[int] = ..., level: _Optional[_Union[SleepLevel, str]] = ...) -> None: ...
+
+class SleepResponse(_message.Message):
+    __slots__ = ("freed_bytes", "groups_held", "responses_frozen", "memory", "peak", "release")
+    FREED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_HELD_FIELD_NUMBER: _ClassVar[int]
+    RESPONSES_FROZEN_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    PEAK_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    freed_bytes: int
+    groups_held: int
+    responses_frozen: int
+    memory: MemoryUse
+    peak: MemoryUse
+    release: str
+    def __init__(self, freed_bytes: _Optional[int] = ..., groups_held: _Optional[int] = ..., responses_frozen: _Optional[int] = ..., memory: _Optional[_Union[MemoryUse, _Mapping]] = ..., peak: _Optional[_Union[MemoryUse, _Mapping]] = ..., release: _Optional[str] = ...) -> None: ...
+
+class WakeRequest(_message.Message):
+    __slots__ = ("incarnation", "step", "policy", "probe_ids", "probe_log_probs")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    PROBE_IDS_FIELD_NUMBER: _ClassVar[int]
+    PROBE_LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    step: WakeStep
+    policy: _trajectory_pb2.PolicyVersion
+    probe_ids: _containers.RepeatedScalarFieldContainer[int]
+    probe_log_probs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, incarnation: _Optional[int] = ..., step: _Optional[_Union[WakeStep, str]] = ..., policy: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., probe_ids: _Optional[_Iterable[int]] = ..., probe_log_probs: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class WakeResponse(_message.Message):
+    __slots__ = ("serving", "verified_by", "memory", "peak")
+    SERVING_FIELD_NUMBER: _ClassVar[int]
+    VERIFIED_BY_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    PEAK_FIELD_NUMBER: _ClassVar[int]
+    serving: _trajectory_pb2.PolicyVersion
+    verified_by: str
+    memory: MemoryUse
+    peak: MemoryUse
+    def __init__(self, serving: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., verified_by: _Optional[str] = ..., memory: _Optional[_Union[MemoryUse, _Mapping]] = ..., peak: _Optional[_Union[MemoryUse, _Mapping]] = ...) -> None: ...
+
+class MemoryUse(_message.Message):
+    __slots__ = ("rss_bytes", "shared_bytes", "device_bytes")
+    RSS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SHARED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    rss_bytes: int
+    shared_bytes: int
+    device_bytes: int
+    def __init__(self, rss_bytes: _Optional[int] = ..., shared_bytes: _Optional[int] = ..., device_bytes: _Optional[int] = ...) -> None: ...

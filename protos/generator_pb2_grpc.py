@@ -54,6 +54,16 @@ class GeneratorControlStub:
                 request_serializer=rollmesh_dot_protos_dot_generator__pb2.ProbeRequest.SerializeToString,
                 response_deserializer=rollmesh_dot_protos_dot_generator__pb2.ProbeResponse.FromString,
                 _registered_method=True)
+        self.Sleep = channel.unary_unary(
+                '/rollmesh.v1.GeneratorControl/Sleep',
+                request_serializer=rollmesh_dot_protos_dot_generator__pb2.SleepRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_generator__pb2.SleepResponse.FromString,
+                _registered_method=True)
+        self.Wake = channel.unary_unary(
+                '/rollmesh.v1.GeneratorControl/Wake',
+                request_serializer=rollmesh_dot_protos_dot_generator__pb2.WakeRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_generator__pb2.WakeResponse.FromString,
+                _registered_method=True)
 
 
 class GeneratorControlServicer:
@@ -87,6 +97,20 @@ class GeneratorControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Sleep(self, request, context):
+        """Gives memory back to a learner that shares its devices. A repeated call changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Wake(self, request, context):
+        """Takes memory again after Sleep, or for the first time. A repeated call changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GeneratorControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -109,6 +133,16 @@ def add_GeneratorControlServicer_to_server(servicer, server):
                     servicer.Probe,
                     request_deserializer=rollmesh_dot_protos_dot_generator__pb2.ProbeRequest.FromString,
                     response_serializer=rollmesh_dot_protos_dot_generator__pb2.ProbeResponse.SerializeToString,
+            ),
+            'Sleep': grpc.unary_unary_rpc_method_handler(
+                    servicer.Sleep,
+                    request_deserializer=rollmesh_dot_protos_dot_generator__pb2.SleepRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_generator__pb2.SleepResponse.SerializeToString,
+            ),
+            'Wake': grpc.unary_unary_rpc_method_handler(
+                    servicer.Wake,
+                    request_deserializer=rollmesh_dot_protos_dot_generator__pb2.WakeRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_generator__pb2.WakeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -219,6 +253,60 @@ class GeneratorControl:
             '/rollmesh.v1.GeneratorControl/Probe',
             rollmesh_dot_protos_dot_generator__pb2.ProbeRequest.SerializeToString,
             rollmesh_dot_protos_dot_generator__pb2.ProbeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Sleep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollmesh.v1.GeneratorControl/Sleep',
+            rollmesh_dot_protos_dot_generator__pb2.SleepRequest.SerializeToString,
+            rollmesh_dot_protos_dot_generator__pb2.SleepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Wake(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollmesh.v1.GeneratorControl/Wake',
+            rollmesh_dot_protos_dot_generator__pb2.WakeRequest.SerializeToString,
+            rollmesh_dot_protos_dot_generator__pb2.WakeResponse.FromString,
             options,
             channel_credentials,
             insecure,

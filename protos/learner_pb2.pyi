@@ -12,7 +12,7 @@ class LearnerStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class LearnerStatusResponse(_message.Message):
-    __slots__ = ("published", "total_steps", "metrics", "phase", "committed_version", "reason")
+    __slots__ = ("published", "total_steps", "metrics", "phase", "committed_version", "reason", "placement")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -26,13 +26,51 @@ class LearnerStatusResponse(_message.Message):
     PHASE_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_VERSION_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     published: _trajectory_pb2.PolicyVersion
     total_steps: int
     metrics: _containers.ScalarMap[str, float]
     phase: str
     committed_version: int
     reason: str
-    def __init__(self, published: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., total_steps: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., phase: _Optional[str] = ..., committed_version: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    placement: PlacementStatus
+    def __init__(self, published: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., total_steps: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., phase: _Optional[str] = ..., committed_version: _Optional[int] = ..., reason: _Optional[str] = ..., placement: _Optional[_Union[PlacementStatus, _Mapping]] = ...) -> None: ...
+
+class PlacementStatus(_message.Message):
+    __slots__ = ("mode", "phase", "phase_ms", "reason", "turns", "taken_back", "swap_share")
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    PHASE_MS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    TURNS_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_BACK_FIELD_NUMBER: _ClassVar[int]
+    SWAP_SHARE_FIELD_NUMBER: _ClassVar[int]
+    mode: str
+    phase: str
+    phase_ms: int
+    reason: str
+    turns: int
+    taken_back: int
+    swap_share: float
+    def __init__(self, mode: _Optional[str] = ..., phase: _Optional[str] = ..., phase_ms: _Optional[int] = ..., reason: _Optional[str] = ..., turns: _Optional[int] = ..., taken_back: _Optional[int] = ..., swap_share: _Optional[float] = ...) -> None: ...
+
+class YieldRequest(_message.Message):
+    __slots__ = ("hold_ms",)
+    HOLD_MS_FIELD_NUMBER: _ClassVar[int]
+    hold_ms: int
+    def __init__(self, hold_ms: _Optional[int] = ...) -> None: ...
+
+class YieldResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ResumeTurnsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ResumeTurnsResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class CheckpointRequest(_message.Message):
     __slots__ = ()

@@ -49,6 +49,16 @@ class LearnerControlStub:
                 request_serializer=rollmesh_dot_protos_dot_learner__pb2.StopRequest.SerializeToString,
                 response_deserializer=rollmesh_dot_protos_dot_learner__pb2.StopResponse.FromString,
                 _registered_method=True)
+        self.Yield = channel.unary_unary(
+                '/rollmesh.v1.LearnerControl/Yield',
+                request_serializer=rollmesh_dot_protos_dot_learner__pb2.YieldRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_learner__pb2.YieldResponse.FromString,
+                _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/rollmesh.v1.LearnerControl/Resume',
+                request_serializer=rollmesh_dot_protos_dot_learner__pb2.ResumeTurnsRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_learner__pb2.ResumeTurnsResponse.FromString,
+                _registered_method=True)
 
 
 class LearnerControlServicer:
@@ -75,6 +85,20 @@ class LearnerControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Yield(self, request, context):
+        """Ends the learner's turn on shared devices after the batch that it trains; answers when generators have them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Lets the learner take its turns again, before the time of a Yield is over.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LearnerControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -92,6 +116,16 @@ def add_LearnerControlServicer_to_server(servicer, server):
                     servicer.Stop,
                     request_deserializer=rollmesh_dot_protos_dot_learner__pb2.StopRequest.FromString,
                     response_serializer=rollmesh_dot_protos_dot_learner__pb2.StopResponse.SerializeToString,
+            ),
+            'Yield': grpc.unary_unary_rpc_method_handler(
+                    servicer.Yield,
+                    request_deserializer=rollmesh_dot_protos_dot_learner__pb2.YieldRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_learner__pb2.YieldResponse.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=rollmesh_dot_protos_dot_learner__pb2.ResumeTurnsRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_learner__pb2.ResumeTurnsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -175,6 +209,60 @@ class LearnerControl:
             '/rollmesh.v1.LearnerControl/Stop',
             rollmesh_dot_protos_dot_learner__pb2.StopRequest.SerializeToString,
             rollmesh_dot_protos_dot_learner__pb2.StopResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Yield(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollmesh.v1.LearnerControl/Yield',
+            rollmesh_dot_protos_dot_learner__pb2.YieldRequest.SerializeToString,
+            rollmesh_dot_protos_dot_learner__pb2.YieldResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollmesh.v1.LearnerControl/Resume',
+            rollmesh_dot_protos_dot_learner__pb2.ResumeTurnsRequest.SerializeToString,
+            rollmesh_dot_protos_dot_learner__pb2.ResumeTurnsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rollmesh.mesh.config.base import Section
 from rollmesh.mesh.config.buffer import BufferSection
@@ -17,6 +17,7 @@ from rollmesh.mesh.config.inputs import DataSection, ModelSection
 from rollmesh.mesh.config.learner import AlgorithmSection, LearnerSection
 from rollmesh.mesh.config.network import NetworkSection, SecuritySection
 from rollmesh.mesh.config.no_secrets import refuse_secrets
+from rollmesh.mesh.config.placement import PlacementSection, section_from
 from rollmesh.mesh.config.reward import RewardSection
 from rollmesh.mesh.config.rollout import RolloutSection
 from rollmesh.mesh.config.run import LoggingSection, ResourcesSection, RunSection
@@ -38,6 +39,11 @@ class Config(Section):
     rollout: RolloutSection = Field(default_factory=RolloutSection, description="Generation of responses.")
     reward: RewardSection = Field(default_factory=RewardSection, description="Scoring of responses.")
     learner: LearnerSection = Field(default_factory=LearnerSection, description="Training of the model.")
+    placement: PlacementSection = Field(
+        default_factory=PlacementSection,
+        description="Devices of generators and learner, their own or shared in turns; the mode alone is enough "
+        "(`placement: collocated`). See docs/placement.md.",
+    )
     buffer: BufferSection = Field(default_factory=BufferSection, description="The replay buffer.")
     weights: WeightsSection = Field(default_factory=WeightsSection, description="Transfer of weights to generators.")
     checkpoint: CheckpointSection = Field(default_factory=CheckpointSection, description="Checkpoints.")
@@ -53,6 +59,20 @@ class Config(Section):
         if isinstance(values, dict) and isinstance(values.get("algorithm"), str):
             return {**values, "algorithm": {"name": values["algorithm"]}}
         return values
+
+    @field_validator("placement", mode="before")
+    @classmethod
+    def _placement_shorthand(cls, value: Any) -> Any:
+        return section_from(value)
+
+    @model_validator(mode="after")
+    def _turns_keep_the_bound(self) -> Config:
+        batches, most = self.placement.batches_per_turn, self.buffer.max_staleness + 1
+        if batches is not None and batches > most:
+            raise ValueError(
+                f"placement.batches_per_turn is {batches}, and buffer.max_staleness lets at most {most} batches wait"
+            )
+        return self
 
     @model_validator(mode="after")
     def _no_secrets(self) -> Config:
