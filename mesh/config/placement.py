@@ -41,8 +41,8 @@ class PlacementSection(Section):
     )
     release: Literal["auto", "memory", "process"] = Field(
         "auto",
-        description="The way in which a sleeping generator gives memory back. memory: its engine releases it. "
-        "process: the processes of the engine end, and start again at the next turn. auto: memory where that works.",
+        description="The way in which a sleeping generator gives memory back. With memory its engine releases it. "
+        "With process the processes of the engine end until the next turn. With auto it is memory, where that works.",
     )
     shared_generators: PositiveInt | None = Field(
         None,
