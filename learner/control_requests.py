@@ -40,6 +40,11 @@ class ControlRequests:
         """The error that ends the run; None without one."""
         return self._error
 
+    @property
+    def pending(self) -> bool:
+        """True where the training thread has something to do at once: the run's end, or a checkpoint."""
+        return self._stop_reason is not None or self._error is not None or bool(self._checkpoints)
+
     def stop(self, reason: str) -> None:
         """Asks for an orderly end; the first reason stays."""
         self._stop_reason = self._stop_reason or reason

@@ -26,7 +26,6 @@ from rollmesh.learner.builders import (
 from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.coordinator.coordinator import Coordinator
-from rollmesh.learner.coordinator.runtime import LearnerRuntime
 from rollmesh.learner.distributed.rank_channel import RankChannel
 from rollmesh.learner.distributed.rank_group import RankGroup, run_follower
 from rollmesh.learner.distributed.trajectories import FetchedTrajectories, InlineTrajectories, TrajectorySource
@@ -36,7 +35,9 @@ from rollmesh.learner.liveness.rank_watch import log_lost
 from rollmesh.learner.liveness.start_notice import note_every_minute
 from rollmesh.learner.model_files.location import resolve_model
 from rollmesh.learner.notices import notices
+from rollmesh.learner.placement.opening import free_devices
 from rollmesh.learner.recovery.run_identity import RunRecord
+from rollmesh.learner.runtime import LearnerRuntime
 from rollmesh.learner.start_requirements import check_start
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.access.roles import Identity, Role
@@ -141,6 +142,9 @@ def _run(
         record = RunRecord(given, Path(config.model.path)) if rank == 0 else None
         if record is not None:
             record.check(allow_changes=allow_changes)
+        if rank == 0:
+            with note_every_minute("waits for the generators to give the devices back"):
+                bridge.call(free_devices(config, mesh), 2 * config.placement.step_timeout_s)
         watch = closers.enter_context(open_watch(config))
         with watch.phase("load models"), note_every_minute("loads and checks models"):
             engines = build_engines(config, algorithm)

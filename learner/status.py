@@ -2,15 +2,61 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.protos import learner_pb2
 
 Phase = Literal[
-    "starting", "waiting_for_groups", "training", "publishing", "checkpointing", "evaluating", "exporting", "ending"
+    "starting",
+    "waiting_for_groups",
+    "swapping",
+    "training",
+    "publishing",
+    "checkpointing",
+    "evaluating",
+    "exporting",
+    "ending",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementView:
+    """The state of shared devices at one moment.
+
+    Attributes:
+        mode: collocated or hybrid.
+        phase: the present one.
+        since: monotonic seconds at which it began.
+        turns, taken_back: so far.
+        swap_share: of the time since the start, 0 to 1.
+    """
+
+    mode: str
+    phase: str
+    since: float
+    turns: int
+    taken_back: int
+    swap_share: float
+
+    def to_proto(self, reason: str) -> learner_pb2.PlacementStatus:
+        """The message of the learner's status.
+
+        Args:
+            reason: of its present wait; empty without one.
+        """
+        return learner_pb2.PlacementStatus(
+            mode=self.mode,
+            phase=self.phase,
+            phase_ms=max(0, round(1000 * (time.monotonic() - self.since))),
+            reason=reason,
+            turns=self.turns,
+            taken_back=self.taken_back,
+            swap_share=self.swap_share,
+        )
 
 
 @dataclass(slots=True)
@@ -25,6 +71,7 @@ class LearnerStatus:
         durable: version of the last checkpoint (of the last step with `commit: step`), and the checkpoint's folder.
         last_metrics: numeric metrics of the last step.
         waiting_reason: why it waits, for groups or for copies of checkpoints; empty when it does not.
+        placement: of the devices that it shares; None where it has its own.
     """
 
     phase: Phase = "starting"
@@ -34,3 +81,4 @@ class LearnerStatus:
     durable: tuple[int, str] = (0, "")
     last_metrics: Mapping[str, float] = field(default_factory=dict)
     waiting_reason: str = ""
+    placement: PlacementView | None = None

@@ -175,6 +175,15 @@ class MismatchError(RollmeshError):
     exit_code = 15
 
 
+class SwapError(RollmeshError):
+    """Devices that generators and learner share could not change hands, again and again; the message names who holds
+    them.
+    """
+
+    code = "swap"
+    exit_code = 16
+
+
 class FencedError(RollmeshError):
     """A learner that a newer incarnation has superseded; it must stop and is not restarted."""
 

@@ -29,11 +29,12 @@ from rollmesh.learner.checkpoint.store import UnwrittenCheckpointError
 from rollmesh.learner.checkpoint.write_pace import WritePace
 from rollmesh.learner.coordinator.best_tracker import BestTracker
 from rollmesh.learner.coordinator.run_progress import RunProgress
-from rollmesh.learner.coordinator.runtime import LearnerRuntime
 from rollmesh.learner.coordinator.version_announcer import VersionAnnouncer
 from rollmesh.learner.distributed.rank_group import wait_in_turns
+from rollmesh.learner.placement.turns import Turns
+from rollmesh.learner.runtime import LearnerRuntime
 from rollmesh.mesh.config.evaluation import CheckpointSection
-from rollmesh.mesh.errors import DataError, UnreachableError
+from rollmesh.mesh.errors import RollmeshError, UnreachableError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
 T = TypeVar("T")
@@ -72,6 +73,7 @@ class CheckpointScheduler:
         progress: stored with every checkpoint; the version from which it was resumed is durable already.
         announcer: of the versions; commits.
         best: keeps the best one; None: nothing is kept for its result.
+        turns: on the devices, which have the state that is written.
         copies: of checkpoints elsewhere; None without copies.
     """
 
@@ -82,6 +84,7 @@ class CheckpointScheduler:
         progress: RunProgress,
         announcer: VersionAnnouncer,
         best: BestTracker | None,
+        turns: Turns,
         copies: CopyThread | None = None,
     ) -> None:
         self._bridge = runtime.bridge
@@ -92,6 +95,7 @@ class CheckpointScheduler:
         self._progress = progress
         self._announcer = announcer
         self._best = best
+        self._turns = turns
         self._copies = copies
         self._thread = ThreadPoolExecutor(1, "commit")
         self._ending = threading.Event()
@@ -198,9 +202,10 @@ class CheckpointScheduler:
                 self._await(self._writing.files).result()
                 durable = self._writing.policy.version
             if version != durable and at_step_boundary:
+                self._turns.require("a checkpoint")
                 begun = self._ranks.begin_checkpoint(self._policy(version), self._progress.to_wire())
                 return f"the next start continues from {self._await(begun).result().name}"
-        except DataError as error:
+        except RollmeshError as error:
             return f"{error.message}; steps {durable + 1} to {version} are undone at the next start"
         if version == durable:
             return f"the next start continues from version {version}"
@@ -234,6 +239,7 @@ class CheckpointScheduler:
         before, self._status.phase = self._status.phase, "checkpointing"
         began = time.monotonic()
         evaluated = self._is_evaluated(version)
+        self._turns.require("a checkpoint")
         files = self._ranks.begin_checkpoint(self._policy(version), self._progress.to_wire())
         done: Future[Path] = Future()
         self._writing = CheckpointWrite(self._policy(version), evaluated, scheduled, began, files, done)

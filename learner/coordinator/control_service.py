@@ -1,4 +1,4 @@
-"""The LearnerControl service: status, checkpoint and stop on request."""
+"""The LearnerControl service: status, checkpoint, stop and turns on request."""
 
 from __future__ import annotations
 
@@ -6,18 +6,26 @@ import asyncio
 from typing import Any
 
 from rollmesh.learner.control_requests import ControlRequests
+from rollmesh.learner.placement.turn_requests import TurnRequests
 from rollmesh.learner.status import LearnerStatus
+from rollmesh.mesh.errors import ConfigError
 from rollmesh.protos import learner_pb2, learner_pb2_grpc
 
 SERVICE_NAME = learner_pb2.DESCRIPTOR.services_by_name["LearnerControl"].full_name
 
 
 class LearnerControlService(learner_pb2_grpc.LearnerControlServicer):
-    """Answers from the learner's state; requests go through `ControlRequests`."""
+    """Answers from the learner's state; requests go through `ControlRequests` and `TurnRequests`.
 
-    def __init__(self, status: LearnerStatus, controls: ControlRequests) -> None:
+    Args:
+        status, controls: of the learner.
+        turns: None where no devices are shared.
+    """
+
+    def __init__(self, status: LearnerStatus, controls: ControlRequests, turns: TurnRequests | None) -> None:
         self._status = status
         self._controls = controls
+        self._turns = turns
 
     async def Status(
         self, _request: learner_pb2.LearnerStatusRequest, _context: Any
@@ -31,6 +39,7 @@ class LearnerControlService(learner_pb2_grpc.LearnerControlServicer):
             phase=status.phase,
             committed_version=status.committed,
             reason=status.waiting_reason,
+            placement=status.placement.to_proto(status.waiting_reason) if status.placement is not None else None,
         )
 
     async def Checkpoint(
@@ -44,3 +53,18 @@ class LearnerControlService(learner_pb2_grpc.LearnerControlServicer):
         """Answers at once; the learner ends after the present step."""
         self._controls.stop("request")
         return learner_pb2.StopResponse()
+
+    async def Yield(self, request: learner_pb2.YieldRequest, _context: Any) -> learner_pb2.YieldResponse:
+        """Answers when the generators have the devices; the caller's deadline bounds the wait."""
+        await asyncio.wrap_future(self._turn_requests().hold(request.hold_ms / 1000))
+        return learner_pb2.YieldResponse()
+
+    async def Resume(self, _request: learner_pb2.ResumeTurnsRequest, _context: Any) -> learner_pb2.ResumeTurnsResponse:
+        """Answers at once; the next turn begins as soon as there is a batch."""
+        self._turn_requests().resume()
+        return learner_pb2.ResumeTurnsResponse()
+
+    def _turn_requests(self) -> TurnRequests:
+        if self._turns is None:
+            raise ConfigError("this learner has its devices for itself", hint="placement.mode says who shares them")
+        return self._turns

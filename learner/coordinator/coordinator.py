@@ -33,7 +33,6 @@ from rollmesh.learner.coordinator.mesh_session import MeshSession
 from rollmesh.learner.coordinator.priorities import PrioritySetter, priority_function
 from rollmesh.learner.coordinator.prompt_sources import open_prompts
 from rollmesh.learner.coordinator.run_progress import RunProgress
-from rollmesh.learner.coordinator.runtime import LearnerRuntime
 from rollmesh.learner.coordinator.step_recorder import StepRecorder
 from rollmesh.learner.coordinator.takeover import RunTakeover, TakeoverResult
 from rollmesh.learner.coordinator.training_loop import LoopRules, TrainingLoop
@@ -45,7 +44,9 @@ from rollmesh.learner.metrics.run_totals import write_learner_json
 from rollmesh.learner.metrics.sample_log import SampleLog
 from rollmesh.learner.model_files.checks import check_context
 from rollmesh.learner.model_files.location import context_length
+from rollmesh.learner.placement.opening import open_turns
 from rollmesh.learner.recovery.consumption_log import LOG_NAME, ConsumptionLog
+from rollmesh.learner.runtime import LearnerRuntime
 from rollmesh.learner.weights import PublishRules, WeightPublisher, read_model_bundle
 from rollmesh.learner.weights.transports import configured_transports
 from rollmesh.mesh.config import Config
@@ -215,14 +216,23 @@ class Coordinator:
         )
         announcement = AnnouncementRules.of(config, progress, self._patience_s)
         announcer = VersionAnnouncer(runtime, client, self._publisher, evaluation.evaluator, announcement)
+        turns = open_turns(
+            config,
+            runtime,
+            session.agent,
+            client,
+            announcer,
+            session.turn_requests,
+            incarnation=progress.incarnation,
+        )
         checkpoints = CheckpointScheduler(
-            runtime, config.checkpoint, progress, announcer, evaluation.best, self._copies
+            runtime, config.checkpoint, progress, announcer, evaluation.best, turns, self._copies
         )
         claims = ClaimRules.of(config, progress)
         priorities = self._priorities(progress)
         claimer = BatchClaimer(runtime.bridge, table, self._algorithm, consumption, checkpoints, claims, priorities)
         rules = LoopRules.of(config, progress)
-        loop = TrainingLoop(runtime, claimer, announcer, checkpoints, recorder, self._algorithm, rules)
+        loop = TrainingLoop(runtime, claimer, announcer, checkpoints, turns, recorder, self._algorithm, rules)
         self._controls.wake = partial(self._bridge.loop.call_soon_threadsafe, table.groups.interrupt)
         try:
             reason = loop.run()
@@ -231,6 +241,7 @@ class Coordinator:
             # Before the last evaluation, which may take long; a second time, so that it may become the best one.
             checkpoints.write(loop.version)
             if evaluation.evaluator is not None:
+                turns.give()
                 self._evaluate_last(evaluation.evaluator, PolicyVersion(progress.incarnation, loop.version), reason)
                 checkpoints.write(loop.version)
             checkpoints.serve_requests(loop.version)
@@ -242,6 +253,7 @@ class Coordinator:
             raise type(end)(end.message, hint=f"{end.hint}; {left}" if end.hint else left) from end
         finally:
             checkpoints.close()
+            turns.close()
         return loop, reason
 
     def _evaluate_last(self, evaluator: Evaluator, policy: PolicyVersion, reason: str) -> None:

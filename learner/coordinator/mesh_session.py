@@ -23,6 +23,7 @@ from rollmesh.learner.data import PromptStream
 from rollmesh.learner.liveness.hang_guard import end_process_on_hang, hang_after_s
 from rollmesh.learner.liveness.stall_reporter import StallReporter
 from rollmesh.learner.metrics.sample_log import SampleFetcher
+from rollmesh.learner.placement.turn_requests import TurnRequests
 from rollmesh.learner.recording.recording import FOLDER, BatchRecorder
 from rollmesh.learner.recovery.consumption_log import LOG_NAME
 from rollmesh.learner.recovery.redis_recovery import RedisRecovery, RunHistory, assert_history
@@ -76,6 +77,8 @@ class MeshSession:
         self._status = status
         self._controls = controls
         self._port = port
+        # None: no devices are shared.
+        self.turn_requests = TurnRequests() if config.placement.shares_devices else None
         self._closers = AsyncExitStack()
         self._run_finished = False
         self.client: BufferClient
@@ -96,7 +99,7 @@ class MeshSession:
             WeightsService(self._publisher, self._config.weights.fanout), server
         )
         learner_pb2_grpc.add_LearnerControlServicer_to_server(
-            LearnerControlService(self._status, self._controls), server
+            LearnerControlService(self._status, self._controls, self.turn_requests), server
         )
         names = (WEIGHTS_SERVICE, CONTROL_SERVICE)
         health = add_health_and_reflection(server, names)

@@ -23,7 +23,6 @@ from rollmesh.learner.checkpoint.store import CheckpointStore
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.coordinator.batch_claim import CandidateBatch
 from rollmesh.learner.coordinator.run_progress import RunProgress
-from rollmesh.learner.coordinator.runtime import LearnerRuntime
 from rollmesh.learner.coordinator.step_recorder import StepRecorder
 from rollmesh.learner.coordinator.training_loop import LoopRules, TrainingLoop
 from rollmesh.learner.distributed.rank_channel import RankChannel
@@ -36,9 +35,11 @@ from rollmesh.learner.metrics.sample_log import SampleLog
 from rollmesh.learner.metrics.trackers import open_trackers
 from rollmesh.learner.metrics.writer import MetricsWriter
 from rollmesh.learner.model_files.location import resolve_model
+from rollmesh.learner.placement.turns import OwnDevices
 from rollmesh.learner.recording.recording import FOLDER, Recording, decode_groups
 from rollmesh.learner.rollouts.group import SampledGroup
 from rollmesh.learner.rollouts.group_filter import filter_groups
+from rollmesh.learner.runtime import LearnerRuntime
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.learner.weights.push_statistics import PushStatistics
 from rollmesh.mesh.config import Config
@@ -177,7 +178,8 @@ def _train(
         max_skipped=config.learner.max_skipped,
     )
     batches = RecordedBatches(recording, algorithm)
-    loop = TrainingLoop(runtime, batches, _DiscardWeights(), _NoCheckpoints(), recorder, algorithm, rules)
+    checkpoints, turns = _NoCheckpoints(), OwnDevices()
+    loop = TrainingLoop(runtime, batches, _DiscardWeights(), checkpoints, turns, recorder, algorithm, rules)
     try:
         reason = loop.run()
         last = PolicyVersion(progress.incarnation, loop.version)

@@ -20,8 +20,8 @@ from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, version_of
 from rollmesh.learner.checkpoint.store import DamagedCheckpointError
 from rollmesh.learner.coordinator.mesh_session import MeshSession
 from rollmesh.learner.coordinator.run_progress import RunProgress
-from rollmesh.learner.coordinator.runtime import LearnerRuntime
 from rollmesh.learner.recovery.redis_recovery import RunHistory, read_history
+from rollmesh.learner.runtime import LearnerRuntime
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import DataError, LostStateError
 from rollmesh.mesh.tables import TRAIN

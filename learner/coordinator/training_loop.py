@@ -1,9 +1,11 @@
 """The training loop, on one page.
 
-One turn gathers a batch for the present version, trains on it and copies the next version's weights. Then it records
+One round gathers a batch for the present version, trains on it and copies the next version's weights. Then it records
 the step, and begins a checkpoint where one is due. During the next gathering, forward and backward the version is
 published and announced. Then that batch is claimed, while the groups of the one after it arrive. The optimizer waits
 for the claim's answer; a refused batch changes nothing.
+
+A learner that shares its devices takes them for some batches in a row, and gathers without them (`learner.placement`).
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ from typing import Protocol
 from rollmesh.learner.algorithms.interface import Algorithm
 from rollmesh.learner.coordinator.batch_claim import CandidateBatch
 from rollmesh.learner.coordinator.run_progress import RunProgress
-from rollmesh.learner.coordinator.runtime import LearnerRuntime
 from rollmesh.learner.coordinator.skip_limit import SkipLimit
 from rollmesh.learner.coordinator.step_recorder import FinishedStep, StepRecorder, StepTimings
 from rollmesh.learner.distributed.rank_group import wait_in_turns
@@ -24,7 +25,9 @@ from rollmesh.learner.distributed.rank_payloads import Unusable
 from rollmesh.learner.distributed.train_plan import TrainPlan, plan_training
 from rollmesh.learner.distributed.worker import TrainResult
 from rollmesh.learner.metrics.mismatch_guard import MismatchGuard
+from rollmesh.learner.placement.turns import Turns
 from rollmesh.learner.rollouts.group_stream import Interrupted
+from rollmesh.learner.runtime import LearnerRuntime
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.config.learner import BatchSection, MismatchSection
 from rollmesh.mesh.errors import RollmeshError
@@ -132,6 +135,7 @@ class TrainingLoop:
         batches: gathered and claimed here.
         weights: published here.
         checkpoints: written here.
+        turns: on the devices.
         recorder: of steps; knows the last held-out reward.
         algorithm: estimates the cost of training a group.
         rules: of the run.
@@ -143,6 +147,7 @@ class TrainingLoop:
         batches: BatchSource,
         weights: WeightSink,
         checkpoints: CheckpointSink,
+        turns: Turns,
         recorder: StepRecorder,
         algorithm: Algorithm,
         rules: LoopRules,
@@ -155,6 +160,7 @@ class TrainingLoop:
         self._batches = batches
         self._weights = weights
         self._checkpoints = checkpoints
+        self._turns = turns
         self._recorder = recorder
         self._algorithm = algorithm
         self._rules = rules
@@ -178,13 +184,15 @@ class TrainingLoop:
         self._recorder.start_clock()
         while (reason := self._end_reason()) is None:
             self._checkpoints.serve_requests(self.version)
+            self._turns.settle(self.version)
             try:
                 if not self._gather_batch():
                     return "end_of_data"
             except Interrupted:
                 self._ranks.keep_alive()
                 continue
-            self._train_step()
+            if self._turns.take(self.version):
+                self._train_step()
         return reason
 
     def _end_reason(self) -> str | None:
@@ -272,6 +280,7 @@ class TrainingLoop:
         finally:
             # The batch is trained, also where its publication fails.
             self._record_step(batch, result, warning)
+        self._turns.batch_trained()
         self._skips.record(batch.version, result.all_skipped)
         self._timings.checkpoint_s = self._checkpoints.write_if_due(self.version, healthy=self._skips.healthy)
 
@@ -285,7 +294,7 @@ class TrainingLoop:
                 dropped=dict(batch.dropped),
                 metrics=result.metrics,
                 skipped=result.skipped,
-                timings=timings.as_metrics() | result.speed | self._checkpoints.metrics(),
+                timings=timings.as_metrics() | result.speed | self._checkpoints.metrics() | self._turns.metrics(),
                 mismatch_warning=warning,
             )
         )

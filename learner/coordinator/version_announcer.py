@@ -18,11 +18,11 @@ from functools import partial
 
 from rollmesh.buffer.client.client import BufferClient
 from rollmesh.learner.coordinator.run_progress import RunProgress
-from rollmesh.learner.coordinator.runtime import LearnerRuntime
 from rollmesh.learner.distributed.rank_group import wait_in_turns
 from rollmesh.learner.distributed.weight_export import PUBLICATION_S
 from rollmesh.learner.evaluation.evaluator import Evaluator
 from rollmesh.learner.liveness.rank_watch import is_collective_failure
+from rollmesh.learner.runtime import LearnerRuntime
 from rollmesh.learner.weights.publisher import WeightPublisher
 from rollmesh.mesh.config import Config
 from rollmesh.mesh.errors import RollmeshError, WeightsError, ended_by
@@ -134,6 +134,14 @@ class VersionAnnouncer:
         if self._evaluating == policy:
             self.wait_in_force()
         return self._evaluator is not None and self._evaluator.policy == policy
+
+    @property
+    def evaluation_is_open(self) -> bool:
+        """True while held-out prompts are answered, or are about to be, by a version that was given to `publish`."""
+        if self._evaluator is None:
+            return False
+        announcing = self._running is not None and not self._running[1].done()
+        return (announcing and self._evaluating is not None) or self._evaluator.is_running
 
     def wait_in_force(self) -> None:
         """Waits until the last version is in force.

@@ -137,6 +137,11 @@ class Evaluator:
         """True where a round was missed, so that the next version should be evaluated instead."""
         return self._retry_due
 
+    @property
+    def is_running(self) -> bool:
+        """True while a round is being answered; may be asked by any thread."""
+        return self._round is not None and not self._round.done()
+
     async def start_round(self, policy: PolicyVersion) -> bool:
         """Seeds a round for a version that is about to come into force, and collects it in the background.
 
@@ -146,7 +151,7 @@ class Evaluator:
         Raises:
             FencedError: another learner has taken over.
         """
-        if self._round is not None and not self._round.done():
+        if self.is_running:
             if policy != self.policy:
                 self._skip(policy)
             return False

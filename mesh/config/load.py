@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 
 from rollmesh.mesh.config.base import section_of
 from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.config.placement import section_from
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.files import write_atomically
 
@@ -126,6 +127,8 @@ def _with(values: Mapping[str, Any], path: list[str], value: Any, dotted: str) -
     inner = values.get(head, {})
     if isinstance(inner, str) and dotted.startswith("algorithm."):
         inner = {"name": inner}  # the algorithm, or a part of it, by its name alone
+    if head == "placement":
+        inner = section_from(inner)
     if inner is None:
         inner = {}
     if not isinstance(inner, Mapping):

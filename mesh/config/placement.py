@@ -20,8 +20,8 @@ class PlacementDevices(Section):
     )
     generators: list[DeviceNumbers] | None = Field(
         None,
-        description="CUDA devices of the generators that `rollmesh run` starts, by number, one list per generator. None: those "
-        "that the learner leaves, or the learner's own where they are shared.",
+        description="CUDA devices of the generators that `rollmesh run` starts, by number, one list per generator. "
+        "None: those that the learner leaves, or the learner's own where they are shared.",
     )
 
 

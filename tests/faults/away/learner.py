@@ -15,7 +15,6 @@ from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.coordinator.batch_claim import BatchClaimer, ClaimRules
 from rollmesh.learner.coordinator.checkpoint_scheduler import CheckpointScheduler
 from rollmesh.learner.coordinator.prompt_seeder import PromptSeeder, SeedingRules
-from rollmesh.learner.coordinator.runtime import LearnerRuntime
 from rollmesh.learner.coordinator.step_recorder import FinishedStep, StepRecorder
 from rollmesh.learner.coordinator.train_table import TrainTable
 from rollmesh.learner.coordinator.training_loop import LoopRules, TrainingLoop
@@ -24,9 +23,11 @@ from rollmesh.learner.distributed.rank_group import RankGroup
 from rollmesh.learner.distributed.trajectories import InlineTrajectories
 from rollmesh.learner.distributed.worker import TrainResult
 from rollmesh.learner.engines.interface import ACTOR
+from rollmesh.learner.placement.turns import OwnDevices
 from rollmesh.learner.recovery.consumption_log import LOG_NAME, ConsumptionLog
 from rollmesh.learner.recovery.redis_recovery import RedisRecovery
 from rollmesh.learner.rollouts.group_stream import GroupStream
+from rollmesh.learner.runtime import LearnerRuntime
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.config.learner import BatchSection
 from rollmesh.mesh.errors import RollmeshError
@@ -135,7 +136,7 @@ class Learner(Member):
         runtime = LearnerRuntime(self._bridge, ranks, InlineTrajectories(), self._controls, self._status)
         lineage = Lineage(((self._incarnation, 0),))
         rules = LoopRules(lineage, version=0, last_version=_LAST_VERSION, batch=self._batch, max_skipped=1)
-        loop = TrainingLoop(runtime, claimer, self, self, cast(StepRecorder, self), algorithm, rules)
+        loop = TrainingLoop(runtime, claimer, self, self, OwnDevices(), cast(StepRecorder, self), algorithm, rules)
         try:
             loop.run()
         except RollmeshError as error:

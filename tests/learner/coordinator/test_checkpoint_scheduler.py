@@ -16,6 +16,7 @@ from rollmesh.learner.checkpoint.store import UnwrittenCheckpointError
 from rollmesh.learner.control_requests import ControlRequests
 from rollmesh.learner.coordinator.checkpoint_scheduler import MAX_FAILED, CheckpointScheduler
 from rollmesh.learner.coordinator.run_progress import RunProgress
+from rollmesh.learner.placement.turns import OwnDevices
 from rollmesh.learner.status import LearnerStatus
 from rollmesh.mesh.config.evaluation import CheckpointSection
 from rollmesh.mesh.errors import FencedError, UnreachableError
@@ -52,7 +53,9 @@ class Run:
         keys = {"every_s": None, "keep": 9, **section}
         progress = RunProgress.resume({}, 1, 0)
         self.copies: Any = SimpleNamespace(uploading=None, start=self._nothing, failed=0)
-        self.scheduler = CheckpointScheduler(runtime, CheckpointSection(**keys), progress, announcer, best, self.copies)
+        self.scheduler = CheckpointScheduler(
+            runtime, CheckpointSection(**keys), progress, announcer, best, OwnDevices(), self.copies
+        )
 
     def _nothing(self) -> None:
         """Nothing waits."""

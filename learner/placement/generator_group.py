@@ -1,0 +1,231 @@
+"""The generators that share this learner's devices: asked to sleep and to wake, all at once.
+
+Every call may be repeated: replies are lost, and generators die and come back. A call ends for a generator by its
+answer, by its refusal, or because it is gone. One that has left the mesh but still runs on this host is not gone: it
+has its memory. All methods belong to the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import grpc
+import psutil
+
+from rollmesh.mesh.errors import FencedError, RollmeshError
+from rollmesh.mesh.membership import MembershipAgent
+from rollmesh.mesh.rpc.errors import is_transient, to_rollmesh_error
+from rollmesh.mesh.trajectory.versions import PolicyVersion
+from rollmesh.protos import generator_pb2, generator_pb2_grpc, membership_pb2
+
+log = logging.getLogger(__name__)
+Answer = TypeVar("Answer")
+SHARES_DEVICES = "shares_devices"
+"""The gauge of a generator that shares the learner's devices."""
+# Longest wait for one answer before the call is repeated. The generator continues its work meanwhile.
+_TRY_S = 20.0
+_PAUSE_S = 0.2
+_LOOK_S = 0.5
+
+
+@dataclass(slots=True)
+class GroupAnswer:
+    """The outcome of one step, by generator.
+
+    Attributes:
+        done: answers.
+        failed: refusals, in words.
+        gone: those that do not run any more.
+    """
+
+    done: dict[str, Any] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    gone: list[str] = field(default_factory=list)
+
+    def failures(self) -> str:
+        """The failures in one line."""
+        return "; ".join(f"{name}: {why}" for name, why in sorted(self.failed.items()))
+
+
+class GeneratorGroup:
+    """The generators of one run that share devices with its learner.
+
+    Args:
+        agent: the learner's, joined: knows the members.
+        connect: opens a channel to an address.
+        host: this process's host id.
+        incarnation: of the learner.
+
+    Attributes:
+        waiting_for: member ids that have not answered the present step.
+    """
+
+    def __init__(
+        self,
+        agent: MembershipAgent,
+        connect: Callable[[str], grpc.aio.Channel],
+        *,
+        host: str,
+        incarnation: int,
+    ) -> None:
+        self._agent = agent
+        self._connect = connect
+        self._host = host
+        self._incarnation = incarnation
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        # Members that have left the mesh, and may still run.
+        self._known: dict[str, membership_pb2.Member] = {}
+        self.awake: set[str] = set()
+        self.waiting_for: set[str] = set()
+
+    async def sleep(self, level: generator_pb2.SleepLevel, timeout_s: float) -> GroupAnswer:
+        """Has all generators sleep at least as deep as a level.
+
+        Raises:
+            FencedError: another learner has taken over.
+        """
+        request = generator_pb2.SleepRequest(incarnation=self._incarnation, level=level)
+        self.awake.clear()
+        return await self._ask_all(lambda stub, try_s: stub.Sleep(request, timeout=try_s), timeout_s)
+
+    async def wake(self, request: generator_pb2.WakeRequest, timeout_s: float) -> GroupAnswer:
+        """Has all generators take a step of waking up.
+
+        Raises:
+            FencedError: another learner has taken over.
+        """
+        answer = await self._ask_all(lambda stub, try_s: stub.Wake(request, timeout=try_s), timeout_s)
+        if request.step == generator_pb2.WAKE_STEP_GENERATING:
+            self.awake.update(answer.done)
+        return answer
+
+    def wake_request(self, step: generator_pb2.WakeStep, policy: PolicyVersion) -> generator_pb2.WakeRequest:
+        """A request of this learner."""
+        return generator_pb2.WakeRequest(incarnation=self._incarnation, step=step, policy=policy.to_proto())
+
+    async def keep_awake(self, request: generator_pb2.WakeRequest, timeout_s: float) -> None:
+        """Wakes generators that come later, or that could not be woken before; until cancelled.
+
+        Args:
+            request: `WAKE_STEP_GENERATING`.
+            timeout_s: of one attempt.
+        """
+        attempts: dict[str, asyncio.Task[None]] = {}
+        try:
+            while True:
+                for member in await self._members():
+                    name = member.member_id
+                    if name not in self.awake and (name not in attempts or attempts[name].done()):
+                        attempts[name] = asyncio.create_task(self._wake_one(member, request, timeout_s))
+                await asyncio.sleep(_LOOK_S)
+        finally:
+            for attempt in attempts.values():
+                attempt.cancel()
+            await asyncio.gather(*attempts.values(), return_exceptions=True)
+
+    async def close(self) -> None:
+        """Closes all channels."""
+        channels, self._channels = self._channels, {}
+        await asyncio.gather(*(channel.close() for channel in channels.values()), return_exceptions=True)
+
+    async def _wake_one(
+        self, member: membership_pb2.Member, request: generator_pb2.WakeRequest, timeout_s: float
+    ) -> None:
+        answer = GroupAnswer()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._ask(member, lambda stub, try_s: stub.Wake(request, timeout=try_s), answer)
+        except TimeoutError:
+            answer.failed[member.member_id] = f"no answer within {timeout_s:.0f} s"
+        except FencedError:
+            return
+        if answer.done:
+            self.awake.add(member.member_id)
+        if answer.failed:
+            log.warning("could not be woken: %s", answer.failures())
+            await asyncio.sleep(min(10.0, timeout_s))
+
+    async def _ask_all(self, call: Callable[[Any, float], Awaitable[Any]], timeout_s: float) -> GroupAnswer:
+        answer = GroupAnswer()
+        members = {member.member_id: member for member in await self._members()}
+        self._known |= members
+        # A member that has left, and still runs here, has its memory.
+        asked = {**{name: m for name, m in self._known.items() if self._runs_here(m)}, **members}
+        self._known = dict(asked)
+        self.waiting_for = set(asked)
+        tasks = [asyncio.create_task(self._ask(member, call, answer), name=name) for name, member in asked.items()]
+        watch = asyncio.create_task(self._watch(asked, tasks, answer))
+        try:
+            if tasks:
+                await asyncio.wait(tasks, timeout=timeout_s)
+        finally:
+            watch.cancel()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(watch, *tasks, return_exceptions=True)
+        for task in tasks:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+        for name in self.waiting_for - set(answer.done) - set(answer.failed) - set(answer.gone):
+            answer.failed[name] = f"no answer within {timeout_s:.0f} s"
+        self.waiting_for = set()
+        return answer
+
+    async def _ask(
+        self, member: membership_pb2.Member, call: Callable[[Any, float], Awaitable[Any]], answer: GroupAnswer
+    ) -> None:
+        """Repeats a call until there is an answer."""
+        name = member.member_id
+        while True:
+            try:
+                answer.done[name] = await call(self._stub(member.address), _TRY_S)
+            except grpc.aio.AioRpcError as error:
+                if is_transient(error):
+                    await asyncio.sleep(_PAUSE_S)
+                    continue
+                failure = to_rollmesh_error(error, f"generator {name}")
+                if isinstance(failure, FencedError):
+                    raise failure from error
+                answer.failed[name] = str(failure)
+            self.waiting_for.discard(name)
+            return
+
+    async def _watch(
+        self, asked: Mapping[str, membership_pb2.Member], tasks: Sequence[asyncio.Task[None]], answer: GroupAnswer
+    ) -> None:
+        """Ends the calls to generators that do not run any more."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            try:
+                present = {member.member_id for member in await self._members()}
+            except RollmeshError as error:
+                log.warning("the members of the mesh are not known: %s", error)
+                continue
+            for name, task in zip(asked, tasks, strict=True):
+                if not task.done() and name not in present and not self._runs_here(asked[name]):
+                    answer.gone.append(name)
+                    self.waiting_for.discard(name)
+                    self._known.pop(name, None)
+                    task.cancel()
+
+    async def _members(self) -> list[membership_pb2.Member]:
+        members = await self._agent.members(membership_pb2.ROLE_GENERATOR)
+        return [member for member in members if member.gauges.get(SHARES_DEVICES) and member.address]
+
+    def _runs_here(self, member: membership_pb2.Member) -> bool:
+        """True where the process of a member runs on this host."""
+        if member.host_id != self._host:
+            return False
+        try:
+            return bool(psutil.Process(member.pid).status() != psutil.STATUS_ZOMBIE)
+        except psutil.Error:
+            return False
+
+    def _stub(self, address: str) -> Any:
+        if address not in self._channels:
+            self._channels[address] = self._connect(address)
+        return generator_pb2_grpc.GeneratorControlStub(self._channels[address])

@@ -1,0 +1,113 @@
+"""The start of turns: devices are freed before models are loaded, and shared once the run is taken over."""
+
+from __future__ import annotations
+
+import logging
+import time
+from functools import partial
+
+import grpc
+
+from rollmesh.buffer.client.client import BufferClient
+from rollmesh.learner.placement.generator_group import GeneratorGroup
+from rollmesh.learner.placement.shared_devices import SharedDevices, Versions
+from rollmesh.learner.placement.swap import SwapMachine, SwapRules
+from rollmesh.learner.placement.turn_log import TurnLog
+from rollmesh.learner.placement.turn_requests import TurnRequests
+from rollmesh.learner.placement.turn_rules import TableView, TurnRules
+from rollmesh.learner.placement.turns import OwnDevices
+from rollmesh.learner.runtime import LearnerRuntime
+from rollmesh.mesh.access.roles import Identity, Role
+from rollmesh.mesh.access.token_file import identity_of
+from rollmesh.mesh.config import Config
+from rollmesh.mesh.errors import SwapError
+from rollmesh.mesh.membership import MembershipAgent
+from rollmesh.mesh.rpc.channel import open_channel
+from rollmesh.mesh.rpc.failover_channel import open_mesh
+from rollmesh.mesh.runtime.hosts import host_id
+from rollmesh.mesh.tables import TRAIN
+from rollmesh.protos import generator_pb2, membership_pb2
+
+log = logging.getLogger(__name__)
+
+
+def open_turns(
+    config: Config,
+    runtime: LearnerRuntime,
+    agent: MembershipAgent,
+    client: BufferClient,
+    versions: Versions,
+    requests: TurnRequests | None,
+    *,
+    incarnation: int,
+) -> SharedDevices | OwnDevices:
+    """The turns of a learner that has taken the run over, and has its models on the devices.
+
+    Args:
+        requests: of operators; None where no devices are shared.
+    """
+    placement = config.placement
+    if requests is None:
+        return OwnDevices()
+    # Whatever ends a wait of the training thread at the time of the request.
+    requests.wake = lambda: runtime.controls.wake()
+    return SharedDevices(
+        runtime,
+        _group(config, agent, incarnation),
+        versions,
+        SwapMachine(SwapRules(placement.step_timeout_s), time.monotonic),
+        TurnRules.of(config),
+        requests,
+        TurnLog(config.run.folder),
+        placement.mode,
+        partial(_look, client),
+    )
+
+
+async def free_devices(config: Config, mesh: str) -> None:
+    """Has the generators of an earlier learner sleep, so that this one can load its models.
+
+    Raises:
+        SwapError: some did not within `placement.step_timeout_s`.
+        UnreachableError: the mesh does not answer.
+    """
+    if not config.placement.shares_devices:
+        return
+    network = config.network
+    channel = open_mesh(mesh, config.security, Identity(Role.LEARNER), max_message_mb=network.max_message_mb)
+    # It lists members, and never joins.
+    agent = MembershipAgent(
+        channel,
+        membership_pb2.ROLE_LEARNER,
+        member_id=identity_of(config.security, Role.LEARNER).member_id,
+        address="",
+        host_id=host_id(),
+        timeout_s=network.rpc_timeout_s,
+        retry_s=network.retry_s,
+    )
+    group = _group(config, agent, incarnation=0)
+    try:
+        answer = await group.sleep(generator_pb2.SLEEP_LEVEL_WITHOUT_WEIGHTS, config.placement.step_timeout_s)
+    finally:
+        await group.close()
+        await channel.close()
+    if answer.failed:
+        raise SwapError(
+            f"generators have not given the devices back: {answer.failures()}", hint="see the generators' logs"
+        )
+    if answer.done:
+        log.info("%d generator(s) sleep while models are loaded", len(answer.done))
+
+
+def _group(config: Config, agent: MembershipAgent, incarnation: int) -> GeneratorGroup:
+    identity = Identity(Role.LEARNER)
+
+    def connect(address: str) -> grpc.aio.Channel:
+        return open_channel(address, config.security, identity)
+
+    return GeneratorGroup(agent, connect, host=host_id(), incarnation=incarnation)
+
+
+async def _look(client: BufferClient) -> TableView:
+    counts = (await client.describe(TRAIN)).counts
+    return TableView(generating=counts.generating, ready=counts.ready, leased=counts.leased)
