@@ -30,6 +30,8 @@ SHARES_DEVICES = "shares_devices"
 _TRY_S = 20.0
 _PAUSE_S = 0.2
 _LOOK_S = 0.5
+# Before a generator that could not be woken is asked again.
+_RETRY_S = 5.0
 
 
 @dataclass(slots=True)
@@ -147,7 +149,7 @@ class GeneratorGroup:
             self.awake.add(member.member_id)
         if answer.failed:
             log.warning("could not be woken: %s", answer.failures())
-            await asyncio.sleep(min(10.0, timeout_s))
+            await asyncio.sleep(_RETRY_S)
 
     async def _ask_all(self, call: Callable[[Any, float], Awaitable[Any]], timeout_s: float) -> GroupAnswer:
         answer = GroupAnswer()
