@@ -213,6 +213,20 @@ OFF_POLICY = [
     _verl("rollout_corr/rollout_rs_<statistic>", "Statistics of every rejection rule, and of its rejected tokens."),
 ]
 
+PLACEMENT = [
+    Metric("placement/to_training_s", "The last swap of shared devices to the learner.", "s"),
+    Metric("placement/to_generating_s", "The last swap of them to the generators.", "s"),
+    Metric(
+        "placement/{freezing,releasing,onloading,offloading,waking,loading,verifying,resuming}_s",
+        "Steps of these swaps (docs/placement.md).",
+        "s",
+    ),
+    Metric("placement/swap_share", "Part of the learner's time so far that swaps took.", "share"),
+    Metric("placement/turns", "Turns that this learner has had."),
+    Metric("placement/taken_back", "Swaps that were taken back because a step failed."),
+    Metric("placement/{generators,learner}_freed_bytes", "Memory that they gave back at the last swap.", "bytes"),
+]
+
 TIMING = [
     _verl("timing_s/step", "The whole step.", "s", "step_time"),
     _verl("timing_s/gen", "Waiting for groups: generation itself continues concurrently with the training.", "s"),
@@ -311,6 +325,7 @@ CATALOGUE: dict[str, list[Metric]] = {
     "Critic and other roles": CRITIC,
     "Staleness and its correction": OFF_POLICY,
     "Time and throughput": TIMING,
+    "Shared devices": PLACEMENT,
     "Mesh": MESH,
     "Evaluation": EVALUATION,
 }
