@@ -4,11 +4,13 @@
     python -m benchmarks.faults.chaos --minutes 10 --seed 2 --max-reuse 2 --durability everysec --eval --json 2.json
     python -m benchmarks.faults.chaos --merge 1.json 2.json
     python -m benchmarks.faults.chaos --matrix 90 --seed 1 --json matrix.json
+    python -m benchmarks.faults.chaos --turns --minutes 30 --seed 1 --json turns.json
 
-`--matrix` shares its minutes among a set of runs in which every two values of the settings meet. Each run has a seed of
-its own, and the sum is written after each. Needs nothing beyond the development environment: Redis is the one that the
-package brings. Cutting the links between two ranks needs the right to trace one's own processes. The folder of a run
-that failed stays, with the logs of every process. Exits with 1 where anything was lost, doubled, unbalanced or late.
+`--turns` strikes every process in every phase of the turns on shared devices. `--matrix` shares its minutes among a set
+of runs in which every two values of the settings meet. Each run has a seed of its own, and the sum is written after
+each. Needs nothing beyond the development environment: Redis is the one that the package brings. Cutting the links
+between two ranks needs the right to trace one's own processes. The folder of a run that failed stays, with the logs of
+every process. Exits with 1 where anything was lost, doubled, unbalanced or late.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from tests.faults.chaos import Chaos
 from tests.faults.combinations import Combination, covering
 from tests.faults.redis_disk import Durability
 from tests.faults.report import merged, summary
-from tests.faults.schedule import schedule
+from tests.faults.schedule import schedule, turns
 from tests.faults.world import Settings, prepare_data
 
 AXES: dict[str, Sequence[Any]] = {
@@ -53,7 +55,10 @@ def measure(
     host = machine()
     folder.mkdir(parents=True, exist_ok=True)
     chaos = Chaos(folder, prepare_data(folder / "data"), settings, lambda line: print(line, flush=True))
-    rounds = schedule(seed, lease_s=settings.lease_s, evaluation=settings.evaluation, kinds=kinds)
+    if settings.turns:
+        rounds = turns(seed, lease_s=settings.lease_s, step_s=settings.step_s)
+    else:
+        rounds = schedule(seed, lease_s=settings.lease_s, evaluation=settings.evaluation, kinds=kinds)
     outcome = chaos.run(rounds, seed=seed, seconds=minutes * 60)
     return {"machine": host, **outcome.as_json()}
 
@@ -61,7 +66,9 @@ def measure(
 def runs(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
     """Runs what was asked for, one after the other; removes the folders of those that were sound."""
     kinds = frozenset(options.kinds) if options.kinds else None
-    chosen = covering(AXES, possible) if options.matrix else [{name: getattr(options, name) for name in AXES}]
+    chosen = (
+        covering(AXES, possible) if options.matrix else [{name: getattr(options, name) for name in (*AXES, "turns")}]
+    )
     minutes = options.matrix / len(chosen) if options.matrix else options.minutes
     for index, settings in enumerate(chosen):
         print(f"run {index + 1} of {len(chosen)}: {settings}", flush=True)
@@ -106,6 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-reuse", type=int, default=1, help="steps that may use a group")
     parser.add_argument("--durability", choices=get_args(Durability), default="always", help="of Redis")
     parser.add_argument("--slow", action="store_true", help="one generator is slow")
+    parser.add_argument("--turns", action="store_true", help="learner and generators share devices in turns")
     parser.add_argument("--eval", dest="evaluation", action="store_true", help="evaluate during the training")
     parser.add_argument("--json", type=Path, help="file to write")
     parser.add_argument("--folder", type=Path, help="work here, and keep it")

@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 
 from rollmesh.buffer.store.keys import Keys
+from rollmesh.learner.placement.turn_log import FILE as TURNS
 from rollmesh.mesh.errors import FencedError
 from rollmesh.mesh.liveness.process_ends import survivors
 from tests.faults import rank_links
@@ -27,6 +28,7 @@ from tests.faults.observe import StepWatch
 from tests.faults.processes import FaultError, Process
 from tests.faults.proxy import Conditions
 from tests.faults.schedule import LINKS, Fault
+from tests.faults.turn_phases import TurnPhases
 from tests.faults.world import FRONT, FRONTS, GENERATORS, LEARNER, REDIS, REWARDS, World
 
 _CONDITIONS = {
@@ -67,6 +69,7 @@ class Injector:
         self._world = world
         self._steps = steps
         self._moments = moments
+        self._phases = TurnPhases(world.run / TURNS, lambda: self._running(LEARNER))
         self._pause = threading.Event()
         self._actions: dict[str, Callable[[Fault], float]] = {
             "kill": self._kill,
@@ -84,6 +87,8 @@ class Injector:
             "stop_long": self._stop,
             "away_stop": self._stop,
             "slow": self._slow,
+            "turn_kill": self._strike_in_phase,
+            "turn_stop": self._strike_in_phase,
             "zombie": self._zombie,
             "usurped": self._usurped,
             **dict.fromkeys(LINKS, self._links),
@@ -222,6 +227,30 @@ class Injector:
             self._pause.wait(_PERIOD_S * (1 - _SHARE))
             process.signal(signal.SIGCONT)
             self._pause.wait(_PERIOD_S * _SHARE)
+        return time.monotonic()
+
+    def _strike_in_phase(self, fault: Fault) -> float:
+        """Kills or stops a service while the learner stands in a phase of its turns, and lets the learner continue."""
+        assert isinstance(fault.target, str)
+        learner = self._phases.stop_learner_in(fault.phase)
+        if fault.target == LEARNER:
+            if fault.kind == "turn_kill":
+                return self._kill_several(LEARNER)
+            self._pause.wait(fault.lasts_s)
+            learner.signal(signal.SIGCONT)
+            return time.monotonic()
+        names = FRONTS if fault.target == FRONT else (fault.target,)
+        if fault.kind == "turn_kill":
+            ended = self._kill_several(*names)
+            learner.signal(signal.SIGCONT)
+            return ended
+        stopped = [process for name in names if (process := self._world.supervisor.current(name)) is not None]
+        for process in stopped:
+            process.signal(signal.SIGSTOP)
+        learner.signal(signal.SIGCONT)
+        self._pause.wait(fault.lasts_s)
+        for process in stopped:
+            process.signal(signal.SIGCONT)
         return time.monotonic()
 
     # ------------------------------------------------------------------------------------- superseded learners

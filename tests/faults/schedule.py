@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from rollmesh.learner.placement.swap import TO_GENERATING, TO_TRAINING, Phase
 from tests.faults.moments import Moment
 from tests.faults.world import FRONT, FRONTS, GENERATORS, LEARNER, REDIS, REWARDS
 
 Kind = Literal[
     "kill", "stop_short", "stop_long", "slow", "cut", "blackhole_short", "blackhole_long", "delay", "throttle",
     "away_cut", "away_stop", "gil", "lost_tail", "old_snapshot", "emptied", "kill_fronts", "rank_stop", "rank_dead",
-    "rank_kill", "rank_cut", "zombie", "usurped", "kill_all",
+    "rank_kill", "rank_cut", "zombie", "usurped", "kill_all", "turn_kill", "turn_stop",
 ]  # fmt: skip
 LINKS = frozenset({"cut", "blackhole_short", "blackhole_long", "delay", "throttle", "away_cut"})
 # A learner of two ranks is started for these; the first two leave it as it is, the others end it.
@@ -26,6 +27,7 @@ RANKS = frozenset({"rank_stop", "rank_dead", "rank_kill", "rank_cut"})
 # Kinds that concern the whole mesh or who leads it: they come alone.
 ALONE = RANKS | {"kill_all", "zombie", "usurped", "old_snapshot", "emptied", "kill_fronts"}
 _OVERLAPPING = 0.25
+_IN_A_PHASE: tuple[Kind, ...] = ("turn_kill", "turn_stop")
 _BETWEEN_RANKS: tuple[Kind, ...] = ("rank_stop", "rank_dead")
 EDGES = (
     *((generator, FRONT) for generator in GENERATORS),
@@ -62,6 +64,7 @@ class Fault:
         ranks: of the learner that is started afterwards.
         pick: chooses among parts of the target (the rank to be killed).
         moment: that is waited for.
+        phase: of the turns on shared devices, in which it strikes; empty: in any.
     """
 
     kind: Kind
@@ -71,6 +74,7 @@ class Fault:
     ranks: int = 1
     pick: int = 0
     moment: Moment = "any"
+    phase: str = ""
 
     @property
     def name(self) -> str:
@@ -84,7 +88,8 @@ class Fault:
             everyone = "everyone" if service in (FRONT, *FRONTS, REDIS) else "generators"
             target = f"{everyone if client == '*' else _plain(client)}>"
             target += "one front" if service in FRONTS else _plain(service)
-        return f"{self.kind} {target}" + (" in an evaluation" if self.moment == "round" else "")
+        when = " in an evaluation" if self.moment == "round" else f" while {self.phase}" if self.phase else ""
+        return f"{self.kind} {target}{when}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +158,53 @@ def short(seed: int, *, lease_s: float) -> Iterator[Round]:
     ]
     dice.shuffle(rounds)
     return iter(Round(faults, 0.2) for faults in rounds)
+
+
+def turns(seed: int, *, lease_s: float, step_s: float) -> Iterator[Round]:
+    """Every process, killed and stopped in every phase of the turns on shared devices, in the seed's order; endless.
+
+    Args:
+        seed: decides everything.
+        lease_s: the lease term; most stops end before it.
+        step_s: the deadline of a step of a swap; some stops of a generator end after it.
+    """
+    dice = random.Random(seed)
+    while True:
+        deck = [
+            Fault(
+                kind,
+                target,
+                lasts_s=0.0 if kind == "turn_kill" else _stop_s(dice, target, lease_s, step_s),
+                phase=phase,
+            )
+            for phase in Phase
+            for target in (LEARNER, GENERATORS[0], GENERATORS[1], FRONT, REDIS, REWARDS[0])
+            for kind in _IN_A_PHASE
+        ]
+        dice.shuffle(deck)
+        for fault in deck:
+            yield Round((fault,), round(dice.uniform(0.2, 1.0), 2))
+
+
+def short_turns(seed: int, *, lease_s: float, step_s: float) -> Iterator[Round]:
+    """A few rounds of `turns`: both sides killed amid a swap in each direction, and each stopped once."""
+    dice = random.Random(seed)
+    to_training, to_generating = dice.sample(TO_TRAINING, 2), dice.sample(TO_GENERATING, 2)
+    faults = [
+        Fault("turn_kill", LEARNER, phase=to_training[0]),
+        Fault("turn_kill", LEARNER, phase=to_generating[0]),
+        Fault("turn_kill", GENERATORS[0], phase=to_training[1]),
+        Fault("turn_kill", GENERATORS[1], phase=to_generating[1]),
+        Fault("turn_stop", GENERATORS[0], lasts_s=step_s * 1.3, phase=Phase.RELEASING),
+        Fault("turn_stop", LEARNER, lasts_s=lease_s * 0.5, phase=dice.choice(TO_GENERATING)),
+    ]
+    dice.shuffle(faults)
+    return iter(Round((fault,), 0.2) for fault in faults)
+
+
+def _stop_s(dice: random.Random, target: str, lease_s: float, step_s: float) -> float:
+    longer = target in GENERATORS and dice.random() < 0.5
+    return round(step_s * dice.uniform(1.1, 1.4) if longer else lease_s * dice.uniform(0.3, 0.8), 2)
 
 
 def _begins_later(fault: Fault, dice: random.Random) -> Fault:

@@ -56,6 +56,8 @@ class Settings:
         evaluation: rounds of evaluation run during the training.
         groups, n: groups per batch, members per group.
         steps: batches after which the run ends; more than will be trained.
+        turns: learner and generators take turns on the same devices.
+        step_s: deadline of each step of a swap.
     """
 
     lease_s: float = 4.0
@@ -68,6 +70,8 @@ class Settings:
     groups: int = 8
     n: int = 4
     steps: int = 1_000_000
+    turns: bool = False
+    step_s: float = 6.0
 
     def document(self, data: Path, folder: Path) -> dict[str, Any]:
         """The configuration, as YAML has it."""
@@ -109,6 +113,7 @@ class Settings:
             # Over the wire, and not through shared memory: the link is to be cut.
             "weights": {"transport": "grpc", "timeout_s": 10.0},
             "checkpoint": {"every_s": 3.0},
+            "placement": {"mode": "collocated", "step_timeout_s": self.step_s} if self.turns else {},
             "logging": {"samples_per_step": 0},
             "network": {"metrics": False, "rpc_timeout_s": 4.0},
         }
