@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from rollmesh.generators.engines.errors import EngineError
-from rollmesh.generators.engines.types import ProbeResult, SleepReport, SwapTimings
+from rollmesh.generators.engines.types import ProbeResult, ServedWeights, SleepLevel, SleepReport, SwapTimings, WakeStep
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
@@ -21,6 +21,13 @@ class Probe:
 
     token_ids: Sequence[int]
     done: Future[ProbeResult]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Inspect:
+    """See `InferenceEngine.weights`."""
+
+    done: Future[ServedWeights]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +48,7 @@ class Resume:
 class Sleep:
     """See `InferenceEngine.sleep`."""
 
-    keep_weights: bool
+    level: SleepLevel
     done: Future[SleepReport]
 
 
@@ -49,6 +56,7 @@ class Sleep:
 class Wake:
     """See `InferenceEngine.wake`."""
 
+    step: WakeStep
     done: Future[None]
 
 
@@ -93,7 +101,7 @@ class UpdateWeights(Generic[StagedT]):
 
 
 Control = Pause | Resume | Sleep | Wake
-EngineCommand = Control | Probe | UpdateWeights[Any]
+EngineCommand = Control | Probe | Inspect | UpdateWeights[Any]
 
 
 def resolve(done: Future[Any], value: Any) -> None:

@@ -8,11 +8,28 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from rollmesh.generators.engines.commands import EngineCommand, Pause, Probe, Resume, Sleep, UpdateWeights, Wake
+from rollmesh.generators.engines.commands import (
+    EngineCommand,
+    Inspect,
+    Pause,
+    Probe,
+    Resume,
+    Sleep,
+    UpdateWeights,
+    Wake,
+)
 from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.interface import InferenceEngine
 from rollmesh.generators.engines.request_validation import RequestLimits, check_request, check_tokens
-from rollmesh.generators.engines.types import GenerationRequest, ProbeResult, SleepReport, SwapTimings
+from rollmesh.generators.engines.types import (
+    GenerationRequest,
+    ProbeResult,
+    ServedWeights,
+    SleepLevel,
+    SleepReport,
+    SwapTimings,
+    WakeStep,
+)
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.trajectory.images import ImageProcessor
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -95,14 +112,19 @@ class ControlledEngine(InferenceEngine):
         self._enqueue(Resume(done))
         return done
 
-    def sleep(self, *, keep_weights: bool = True) -> Future[SleepReport]:
+    def sleep(self, level: SleepLevel = SleepLevel.WITHOUT_KV_CACHE) -> Future[SleepReport]:
         done: Future[SleepReport] = Future()
-        self._enqueue(Sleep(keep_weights, done))
+        self._enqueue(Sleep(level, done))
         return done
 
-    def wake(self) -> Future[None]:
+    def wake(self, step: WakeStep = WakeStep.KV_CACHE) -> Future[None]:
         done: Future[None] = Future()
-        self._enqueue(Wake(done))
+        self._enqueue(Wake(step, done))
+        return done
+
+    def weights(self) -> Future[ServedWeights]:
+        done: Future[ServedWeights] = Future()
+        self._enqueue(Inspect(done))
         return done
 
     def probe(self, token_ids: Sequence[int]) -> Future[ProbeResult]:

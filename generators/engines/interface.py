@@ -29,9 +29,12 @@ from rollmesh.generators.engines.types import (
     GenerationResult,
     PartialResponse,
     ProbeResult,
+    ServedWeights,
+    SleepLevel,
     SleepReport,
     SwapTimings,
     TokenEvent,
+    WakeStep,
 )
 from rollmesh.mesh.liveness.freeze_detector import ProcessState
 from rollmesh.mesh.trajectory.versions import PolicyVersion
@@ -142,7 +145,7 @@ class InferenceEngine(ABC):
 
     @abstractmethod
     def resume(self) -> Future[None]:
-        """Continues after `pause`; where nothing is paused it does nothing.
+        """Continues after `pause` or `wake`; where nothing is paused it does nothing.
 
         Returns:
             A future; it fails with EngineError where the engine is asleep (`wake` it).
@@ -152,24 +155,27 @@ class InferenceEngine(ABC):
         """
 
     @abstractmethod
-    def sleep(self, *, keep_weights: bool = True) -> Future[SleepReport]:
-        """Pauses, and gives back the memory of the KV cache and of the weights.
+    def sleep(self, level: SleepLevel = SleepLevel.WITHOUT_KV_CACHE) -> Future[SleepReport]:
+        """Pauses, and gives memory of its device back.
 
         Running sequences keep their tokens, and are prefilled again after `wake`. Requests can be submitted, aborted
-        and copied, and weights swapped, meanwhile.
+        and copied, and weights swapped, meanwhile. An engine that is asleep may be put to a deeper sleep.
 
         Args:
-            keep_weights: keep them in host memory until `wake`; else they are dropped, and the next
-                `update_weights`, before or after `wake`, has to bring them. Pinned requests cannot be answered any
-                more then: they end as aborted.
+            level: with `WITHOUT_KV_CACHE` the weights stay, in host memory. With `WITHOUT_WEIGHTS` they are dropped,
+                and the next `update_weights`, before or after `wake`, has to bring them. Pinned requests cannot be
+                answered any more then: they end as aborted.
 
         Raises:
             EngineError: the engine is not running.
         """
 
     @abstractmethod
-    def wake(self) -> Future[None]:
-        """Allocates its memory again and continues, with the weights it kept, or else with the next ones it is given.
+    def wake(self, step: WakeStep = WakeStep.KV_CACHE) -> Future[None]:
+        """Takes its memory again; one that is not asleep stays as it is.
+
+        After `WakeStep.WEIGHTS` it is still asleep, and weights that come are put on its device. After
+        `WakeStep.KV_CACHE` it is paused: `resume` continues, with the weights it kept or the next ones it is given.
 
         Raises:
             EngineError: the engine is not running.
@@ -188,6 +194,17 @@ class InferenceEngine(ABC):
 
         Raises:
             PayloadError: tokens that the model cannot take; names the limit.
+            EngineError: the engine is not running.
+        """
+
+    @abstractmethod
+    def weights(self) -> Future[ServedWeights]:
+        """The weights in service as they are in the engine, also while it is paused or asleep.
+
+        Returns:
+            A future; it fails with WeightsError where there are none.
+
+        Raises:
             EngineError: the engine is not running.
         """
 

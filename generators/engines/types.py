@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -24,6 +25,24 @@ FinishReason = Literal["stop", "length", "aborted"]
 # step prefills a bounded number of these tokens, while the sequences that are ready decode.
 KvPolicy = Literal["keep", "recompute", "interrupt"]
 EngineState = Literal["running", "paused", "asleep"]
+
+
+class SleepLevel(IntEnum):
+    """Memory that a sleeping engine gives back; each level includes those before it."""
+
+    WITHOUT_KV_CACHE = 1
+    """Weights stay in host memory."""
+    WITHOUT_WEIGHTS = 2
+    """The next update of weights brings them all."""
+
+
+class WakeStep(IntEnum):
+    """Memory that an engine takes when it wakes; each step includes those before it."""
+
+    WEIGHTS = 1
+    """It is asleep still, and has room for weights."""
+    KV_CACHE = 2
+    """It is paused."""
 
 
 # Failures of an engine at a request before it refuses it.
@@ -183,6 +202,20 @@ class ProbeResult:
     version: PolicyVersion
     digest: str
     log_probs: NDArray[np.float32]
+    tensors: Mapping[str, torch.Tensor] | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ServedWeights:
+    """The weights in service.
+
+    Attributes:
+        version, digest: as given to `update_weights`.
+        tensors: see `ProbeResult`.
+    """
+
+    version: PolicyVersion
+    digest: str
     tensors: Mapping[str, torch.Tensor] | None
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollmesh.generators.engines.request_validation import RequestLimits
-from rollmesh.generators.engines.types import SamplingParams, SleepReport
+from rollmesh.generators.engines.types import SamplingParams, SleepLevel, SleepReport, WakeStep
 from rollmesh.mesh.liveness.freeze_detector import ProcessState
 
 if TYPE_CHECKING:
@@ -165,12 +165,12 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    async def sleep(self, *, keep_weights: bool) -> SleepReport:
-        """Called while paused and with no job running: gives memory back."""
+    async def sleep(self, level: SleepLevel) -> SleepReport:
+        """Called while awake and paused, with no job running: gives memory back."""
 
     @abstractmethod
-    async def wake(self) -> None:
-        """Takes it again; stays paused."""
+    async def wake(self, step: WakeStep) -> None:
+        """Takes memory again, in one step or in two; stays paused."""
 
     @abstractmethod
     async def ping(self) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 from rollmesh.generators.engines.commands import (
     Control,
     EngineCommand,
+    Inspect,
     Pause,
     Probe,
     Resume,
@@ -31,7 +32,15 @@ from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.external.backend import Backend
 from rollmesh.generators.engines.external.scheduler import RequestScheduler
 from rollmesh.generators.engines.external.version_labels import VersionLabels, label_of
-from rollmesh.generators.engines.types import EngineState, KvPolicy, ProbeResult, SleepReport
+from rollmesh.generators.engines.types import (
+    EngineState,
+    KvPolicy,
+    ProbeResult,
+    ServedWeights,
+    SleepLevel,
+    SleepReport,
+    WakeStep,
+)
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 
@@ -71,6 +80,8 @@ class CommandExecutor:
         self._changed = asyncio.Event()
         self._busy = False
         self._backend_paused = False
+        # The memory that the backend has given back; None while it has all.
+        self._level: SleepLevel | None = None
         self.state: EngineState = "running"
         self.serving: PolicyVersion | None = None
         self.digest = ""
@@ -90,6 +101,8 @@ class CommandExecutor:
         """Queues a command."""
         if isinstance(command, UpdateWeights):
             self._updates.append(command)
+        elif isinstance(command, Inspect):
+            self._inspect(command)
         elif isinstance(command, Probe):
             self._probes.append(command)
         else:
@@ -164,12 +177,10 @@ class CommandExecutor:
                 await self._resume_backend()
                 command.done.set_result(None)
             case Sleep():
-                command.done.set_result(await self._sleep(keep_weights=command.keep_weights))
+                command.done.set_result(await self._sleep(command.level))
             case Wake():
                 if self.state == "asleep":
-                    await self._backend.wake()
-                    self.state = "running"
-                    await self._resume_backend()
+                    await self._wake_backend(command.step)
                 command.done.set_result(None)
 
     async def _swap(self, update: UpdateWeights[Any]) -> None:
@@ -194,6 +205,9 @@ class CommandExecutor:
             await self._resume_backend()
             update.done.set_exception(error)
             return
+        if self._level is not None:
+            # It has taken the memory of the weights.
+            self._level = SleepLevel.WITHOUT_KV_CACHE
         self._labels.add(update.version)
         self.serving, self.digest = update.version, update.digest
         self.swaps += 1
@@ -232,18 +246,37 @@ class CommandExecutor:
             await self._pause_backend()
             self._busy = False
 
-    async def _sleep(self, *, keep_weights: bool) -> SleepReport:
-        if self.state == "asleep":
-            return SleepReport(0, 0.0)
+    async def _sleep(self, level: SleepLevel) -> SleepReport:
         begin = time.perf_counter()
-        await self._scheduler.interrupt()
-        await self._pause_backend()
-        report = await self._backend.sleep(keep_weights=keep_weights)
-        self.state = "asleep"
-        if not keep_weights:
+        if self._level is None:
+            await self._scheduler.interrupt()
+            await self._pause_backend()
+        elif level <= self._level:
+            return SleepReport(0, 0.0)
+        else:
+            # Backends only fall asleep from being awake.
+            await self._backend.wake(WakeStep.KV_CACHE)
+        report = await self._backend.sleep(level)
+        self.state, self._level = "asleep", level
+        if level >= SleepLevel.WITHOUT_WEIGHTS:
             self.serving, self.digest = None, ""
             self._scheduler.abort_pinned()
         return SleepReport(report.freed_bytes, time.perf_counter() - begin)
+
+    async def _wake_backend(self, step: WakeStep) -> None:
+        await self._backend.wake(step)
+        if step >= WakeStep.KV_CACHE:
+            self.state, self._level = "paused", None
+        else:
+            self._level = SleepLevel.WITHOUT_KV_CACHE
+
+    def _inspect(self, command: Inspect) -> None:
+        if not command.done.set_running_or_notify_cancel():
+            return
+        if self.serving is None:
+            command.done.set_exception(WeightsError("the engine has no weights"))
+        else:
+            command.done.set_result(ServedWeights(self.serving, self.digest, None))
 
     async def _pause_backend(self) -> None:
         if not self._backend_paused:

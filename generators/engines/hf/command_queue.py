@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from rollmesh.generators.engines import commands
-from rollmesh.generators.engines.commands import Pause, Probe, Resume, Sleep, Wake
+from rollmesh.generators.engines.commands import Inspect, Pause, Probe, Resume, Sleep, Wake
 from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.hf.weights import StagedWeights
 from rollmesh.generators.engines.requests_in_flight import RequestsInFlight
@@ -49,7 +49,7 @@ class Progress:
 
 
 UpdateWeights = commands.UpdateWeights[StagedWeights]
-Command = Submit | ImagesRead | Abort | Progress | Probe | UpdateWeights | Pause | Resume | Sleep | Wake
+Command = Submit | ImagesRead | Abort | Progress | Probe | Inspect | UpdateWeights | Pause | Resume | Sleep | Wake
 
 
 class CommandQueue(RequestsInFlight):

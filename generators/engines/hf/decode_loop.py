@@ -8,6 +8,7 @@ queue, with their tokens.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 import torch
 
 from rollmesh.generators.engines import commands
-from rollmesh.generators.engines.commands import Pause, Probe, Resume, Sleep, Wake, reject, resolve
+from rollmesh.generators.engines.commands import Inspect, Pause, Probe, Resume, Sleep, Wake, reject, resolve
 from rollmesh.generators.engines.errors import EngineError, ending_of
 from rollmesh.generators.engines.hf.command_queue import (
     Abort,
@@ -39,9 +40,13 @@ from rollmesh.generators.engines.types import (
     GenerationResult,
     KvPolicy,
     ProbeResult,
+    ServedWeights,
+    SleepLevel,
     SleepReport,
+    WakeStep,
 )
 from rollmesh.mesh.errors import PayloadError, WeightsError
+from rollmesh.mesh.runtime.memory_tuning import return_freed_memory
 
 
 class DecodeLoop:
@@ -148,6 +153,8 @@ class DecodeLoop:
                     resolve(command.done, waiting + self._decoder.table.progress(command.at_least))
                 case Probe():
                     self._probe(command)
+                case Inspect():
+                    self._inspect(command)
                 case commands.UpdateWeights():
                     self._updates.append(command)
                 case Pause():
@@ -249,6 +256,14 @@ class DecodeLoop:
             return
         probe.done.set_result(ProbeResult(serving, self.digest, log_probs, self._weights.tensors()))
 
+    def _inspect(self, command: Inspect) -> None:
+        if not command.done.set_running_or_notify_cancel():
+            return
+        if (serving := self._decoder.serving) is None:
+            command.done.set_exception(WeightsError("the engine has no weights"))
+            return
+        command.done.set_result(ServedWeights(serving, self.digest, self._weights.tensors()))
+
     # --- pauses ---
 
     def _resume(self, command: Resume) -> None:
@@ -266,15 +281,14 @@ class DecodeLoop:
         self._waiting.put_back(self._decoder.interrupt())
         self._waiting.drop_prefixes()
         freed = self._decoder.release()
-        if command.keep_weights:
+        if command.level < SleepLevel.WITHOUT_WEIGHTS:
             freed += self._weights.to_host() if self._decoder.serving is not None else 0
-        elif self._decoder.serving is not None:
+        else:
             self._deliver(self._end_early(self._waiting.pinned_ids() | self._image_reader.pinned))
             self._decoder.serving = None
             self.digest = ""
             freed += self._weights.drop()
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
+        self._return_memory()
         command.done.set_result(SleepReport(freed, time.perf_counter() - begin))
 
     def _wake(self, command: Wake) -> None:
@@ -287,10 +301,20 @@ class DecodeLoop:
                 no_room = EngineError(f"no memory to wake up: {error}", hint="free some, then wake it again")
                 command.done.set_exception(no_room)
                 return
-            self.state = "running"
-            if self._decoder.serving is not None:
-                self._prepare_once()
+            if command.step >= WakeStep.KV_CACHE:
+                self.state = "paused"
+                if self._decoder.serving is not None:
+                    self._prepare_once()
         command.done.set_result(None)
+
+    def _return_memory(self) -> None:
+        """Returns what is free by now: to the device, and to the system."""
+        self._updates = deque(update for update in self._updates if not update.done.cancelled())
+        self._swapper.free_former()
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+        return_freed_memory()
 
     # --- the end ---
 

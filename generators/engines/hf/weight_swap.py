@@ -19,7 +19,7 @@ class DeferredFree:
     """Frees weights in a thread: dropping the last reference costs as much as a copy."""
 
     def __init__(self) -> None:
-        self._queue: SimpleQueue[StagedWeights | None] = SimpleQueue()
+        self._queue: SimpleQueue[StagedWeights | threading.Event | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="hf-engine-disposal", daemon=True)
 
     def start(self) -> None:
@@ -30,6 +30,13 @@ class DeferredFree:
         """Frees weights soon; the caller uses them no more."""
         self._queue.put(weights)
 
+    def flush(self) -> None:
+        """Waits until all is freed that was added so far."""
+        if self._thread.is_alive():
+            reached = threading.Event()
+            self._queue.put(reached)
+            reached.wait()
+
     def stop(self) -> None:
         """Ends the thread when it has freed all."""
         if self._thread.is_alive():
@@ -38,8 +45,11 @@ class DeferredFree:
 
     def _run(self) -> None:
         while (weights := self._queue.get()) is not None:
-            # Callers may still hold the object: its references are what counts.
-            weights.pairs.clear()
+            if isinstance(weights, threading.Event):
+                weights.set()
+            else:
+                # Callers may still hold the object: its references are what counts.
+                weights.pairs.clear()
 
 
 class WeightSwapper:
@@ -66,6 +76,10 @@ class WeightSwapper:
     def stop(self) -> None:
         """Ends the thread, after the last swap."""
         self._deferred_free.stop()
+
+    def free_former(self) -> None:
+        """Waits until the weights of earlier swaps are freed."""
+        self._deferred_free.flush()
 
     def swap(self, staged: StagedWeights) -> None:
         """Swaps the model's weights, and gives running sequences keys and values that fit the KV policy.

@@ -32,7 +32,10 @@ class StagedWeights:
 
 
 class ModelWeights:
-    """The parameters and persistent buffers of a model; tied names share one."""
+    """The parameters and persistent buffers of a model; tied names share one.
+
+    Those that the model was built with mean nothing, and are released at once: the first set takes their place.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._targets: dict[str, torch.Tensor] = dict(model.state_dict(keep_vars=True))
@@ -44,6 +47,8 @@ class ModelWeights:
         self._names: dict[int, list[str]] = {}
         for name, target in self._targets.items():
             self._names.setdefault(id(target), []).append(name)
+        self.drop()
+        self.to_device()
 
     def stage(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> StagedWeights:
         """Checks a complete set of tensors and brings it to where it can serve; for any thread.

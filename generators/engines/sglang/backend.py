@@ -42,7 +42,7 @@ from rollmesh.generators.engines.sglang.transfers import ServerTransfer, StagedW
 from rollmesh.generators.engines.sglang.transfers.disk import DiskTransfer
 from rollmesh.generators.engines.sglang.transfers.distributed import DistributedTransfer
 from rollmesh.generators.engines.sglang.transfers.tensor import TensorTransfer
-from rollmesh.generators.engines.types import EngineSettings, SleepReport
+from rollmesh.generators.engines.types import EngineSettings, SleepLevel, SleepReport, WakeStep
 from rollmesh.mesh.config.rollout import SglangSection
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.liveness.freeze_detector import ProcessState
@@ -183,7 +183,7 @@ class SglangBackend(Backend):
 
     # --- memory ---
 
-    async def sleep(self, *, keep_weights: bool) -> SleepReport:
+    async def sleep(self, level: SleepLevel) -> SleepReport:
         """See Backend."""
         begin = time.monotonic()
         if not self._features.sleeps:
@@ -193,16 +193,17 @@ class SglangBackend(Backend):
         await self._client.post(f"/flush_cache?timeout={_IDLE_S:g}")
         await self.pause()
         tags = ["kv_cache", _GRAPHS]
-        if not keep_weights or self._features.keeps_asleep:
+        if level >= SleepLevel.WITHOUT_WEIGHTS or self._features.keeps_asleep:
             tags.append(_WEIGHTS)
         await self._client.post("/release_memory_occupation", {"tags": tags})
         self._released = list(tags)
         return SleepReport(await self._memory_of(tags), time.monotonic() - begin)
 
-    async def wake(self) -> None:
+    async def wake(self, step: WakeStep) -> None:
         """See Backend."""
-        if self._released:
-            await self._resume_memory(list(self._released))
+        tags = [tag for tag in self._released if step >= WakeStep.KV_CACHE or tag == _WEIGHTS]
+        if tags:
+            await self._resume_memory(tags)
 
     async def _resume_memory(self, tags: list[str]) -> None:
         """Takes memory back, released parts alone: for others the server would end."""

@@ -34,7 +34,7 @@ from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.external.backend import Backend, DecodeChunk, DecodeJob, LoadMetrics
 from rollmesh.generators.engines.external.model_info import ModelInfo
 from rollmesh.generators.engines.request_validation import RequestLimits
-from rollmesh.generators.engines.types import EngineSettings, SamplingParams, SleepReport
+from rollmesh.generators.engines.types import EngineSettings, SamplingParams, SleepLevel, SleepReport, WakeStep
 from rollmesh.generators.engines.vllm import environment, private_names, sampling
 from rollmesh.generators.engines.vllm.engine_args import engine_arguments, on_cpu, section_of, transfer_of, workers
 from rollmesh.generators.engines.vllm.launcher import EngineProcess
@@ -349,14 +349,15 @@ class VllmBackend(Backend):
 
     # ----------------------------------------------------------------------------------------------- sleep
 
-    async def sleep(self, *, keep_weights: bool) -> SleepReport:
+    async def sleep(self, level: SleepLevel) -> SleepReport:
         begin = time.perf_counter()
         if on_cpu(self._settings):
             # vLLM's CPU worker ignores it: weights and KV cache stay where they are.
             return SleepReport(0, time.perf_counter() - begin)
         before = await self._held_bytes()
-        await self._answer(self._engine.sleep(level=1 if keep_weights else 2, mode="keep"), _SWAP_S)
-        if not keep_weights and self._sender is not None:
+        drops = level >= SleepLevel.WITHOUT_WEIGHTS
+        await self._answer(self._engine.sleep(level=2 if drops else 1, mode="keep"), _SWAP_S)
+        if drops and self._sender is not None:
             self._sender.forget()
         self._asleep = {"weights", "kv_cache"}
         return SleepReport(before - await self._held_bytes(), time.perf_counter() - begin)
@@ -367,10 +368,12 @@ class VllmBackend(Backend):
         replies = core.call_utility_all_async("collective_rpc", HELD_BYTES, None, (), None)
         return sum(sum(workers) for workers in await self._answer(replies, _STEP_S))
 
-    async def wake(self) -> None:
-        if not self._asleep:
+    async def wake(self, step: WakeStep) -> None:
+        parts = self._asleep if step >= WakeStep.KV_CACHE else self._asleep & {"weights"}
+        if not parts:
             return
-        asleep, self._asleep = sorted(self._asleep), set()
-        await self._answer(self._engine.engine_core.wake_up_async(asleep), _SWAP_S)
-        # Awake, vLLM continues by itself.
-        await self.pause()
+        await self._answer(self._engine.engine_core.wake_up_async(sorted(parts)), _SWAP_S)
+        self._asleep = self._asleep - parts
+        if not self._asleep:
+            # Awake, vLLM continues by itself.
+            await self.pause()

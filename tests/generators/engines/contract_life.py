@@ -73,7 +73,7 @@ class LifeContract:
         harness.engine.ping().result(harness.deadline_s)
         harness.engine.sleep().result(harness.deadline_s)
         harness.engine.ping().result(harness.deadline_s)
-        harness.engine.wake().result(harness.deadline_s)
+        harness.wake()
         harness.collector.wait(["a"])
         harness.engine.stop()
         with pytest.raises(EngineError):

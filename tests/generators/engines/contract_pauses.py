@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rollmesh.generators.engines.errors import EngineError
+from rollmesh.generators.engines.types import SleepLevel, WakeStep
 from rollmesh.mesh.errors import WeightsError
 from tests.generators.engines.harness import PROMPT, V1, V2, V3, EngineHarness, request
 
@@ -69,7 +70,7 @@ class PauseContract:
         assert {name: len(part.sampled) for name, part in asleep.items()} == {
             name: len(part.sampled) for name, part in before.items()
         }
-        harness.engine.wake().result(harness.deadline_s)
+        harness.wake()
         names = [item.request_id for item in asked]
         for item, result in zip(asked, harness.collector.wait(names), strict=True):
             if result.request_id in before:
@@ -89,7 +90,7 @@ class PauseContract:
         harness.update(V1, harness.constant_weights(10))
         asked = [request("a", max_tokens=harness.long), request("pinned", max_tokens=harness.long, pinned=True)]
         drawn = len(harness.freeze(asked)["a"].sampled)
-        report = harness.engine.sleep(keep_weights=False).result(harness.deadline_s)
+        report = harness.engine.sleep(SleepLevel.WITHOUT_WEIGHTS).result(harness.deadline_s)
         assert report.freed_bytes > 0 or not harness.sleep_frees
         status = harness.engine.status()
         assert (status.state, status.serving, status.digest) == ("asleep", None, "")
@@ -98,13 +99,13 @@ class PauseContract:
         with pytest.raises(WeightsError, match="no weights"):
             harness.engine.probe(PROMPT).result(harness.deadline_s)
         if first == "wake":
-            harness.engine.wake().result(harness.deadline_s)
+            harness.wake()
             assert harness.progress(["a"])["a"].sampled.versions.runs == ((drawn, V1),)
             harness.update(V2, harness.constant_weights(11))
         else:
             harness.update(V2, harness.constant_weights(11))
             assert harness.engine.status().serving == V2
-            harness.engine.wake().result(harness.deadline_s)
+            harness.wake()
         [result] = harness.collector.wait(["a"])
         assert result.sampled.versions.runs == ((drawn, V1), (harness.long - drawn, V2))
         assert result.sampled.response_ids.tolist() == [10] * drawn + [11] * (harness.long - drawn)
@@ -123,10 +124,38 @@ class PauseContract:
         assert harness.engine.status().state == "asleep"
         assert not harness.engine.drain(0), "it waits to be woken"
         harness.engine.wake().result(harness.deadline_s)
-        harness.engine.wake().result(harness.deadline_s)
+        assert harness.engine.status().state == "paused"
+        assert harness.engine.weights().result(harness.deadline_s).version == V2
+        harness.wake()
         [result] = harness.collector.wait(["a"])
         assert result.sampled.versions.runs == ((drawn, V1), (harness.long - drawn, V2))
         assert result.sampled.response_ids.tolist() == [10] * drawn + [11] * (harness.long - drawn)
+
+    def test_it_wakes_step_by_step_and_may_sleep_again_at_each(self, harness: EngineHarness) -> None:
+        if not harness.drops_weights:
+            pytest.skip("this engine keeps its weights")
+        engine, deadline_s = harness.engine, harness.deadline_s
+        harness.update(V1, harness.constant_weights(10))
+        drawn = len(harness.freeze([request("a", max_tokens=harness.long)])["a"].sampled)
+        engine.sleep().result(deadline_s)
+        engine.sleep(SleepLevel.WITHOUT_WEIGHTS).result(deadline_s)
+        assert engine.status().serving is None, "deeper than before"
+        with pytest.raises(WeightsError, match="no weights"):
+            engine.weights().result(deadline_s)
+        engine.wake(WakeStep.WEIGHTS).result(deadline_s)
+        assert engine.status().state == "asleep"
+        with pytest.raises(EngineError, match="asleep"):
+            engine.resume().result(deadline_s)
+        harness.update(V2, harness.constant_weights(11))
+        found = engine.weights().result(deadline_s)
+        assert (found.version, found.digest) == (V2, str(V2))
+        engine.sleep(SleepLevel.WITHOUT_WEIGHTS).result(deadline_s)
+        assert engine.status().serving is None, "it had come halfway"
+        engine.wake(WakeStep.WEIGHTS).result(deadline_s)
+        harness.update(V3, harness.constant_weights(12))
+        harness.wake()
+        [result] = harness.collector.wait(["a"])
+        assert result.sampled.versions.runs == ((drawn, V1), (harness.long - drawn, V3))
 
     @pytest.mark.parametrize("how", ["pause", "sleep"])
     def test_a_stop_ends_what_stands_still(self, harness: EngineHarness, how: str) -> None:

@@ -49,7 +49,7 @@ class EngineHarness(ABC):
         tolerance: of log-probs, compared with an independent forward pass in float32.
         seeded: equal seeds give equal draws, whatever else is decoded concurrently.
         sleep_frees: `sleep` gives memory back that it can tell of.
-        drops_weights: `sleep(keep_weights=False)` is possible.
+        drops_weights: `SleepLevel.WITHOUT_WEIGHTS` is possible.
         tells_late: most tokens that may have been sampled when it stands still and are told of only when it continues.
         joint_filters: top-k and top-p are both taken of the whole distribution, not one after the other.
         deadline_s: for any one thing to happen.
@@ -154,6 +154,11 @@ class EngineHarness(ABC):
         )
         assert known <= end <= known + self.tells_late
         return end
+
+    def wake(self) -> None:
+        """Wakes it and continues."""
+        self.engine.wake().result(self.deadline_s)
+        self.resume()
 
     def resume(self) -> None:
         """Continues after `freeze`."""

@@ -10,6 +10,7 @@ import torch
 from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.hf.weight_swap import WeightSwapper
 from rollmesh.generators.engines.hf.weights import ModelWeights
+from rollmesh.generators.engines.types import SleepLevel
 from tests.generators.engines.harness import V1, V2, request
 from tests.generators.engines.hf_harness import HfHarness
 from tests.generators.engines.tiny import ContractModel
@@ -28,7 +29,7 @@ def harness(contract_model: ContractModel) -> Iterator[HfHarness]:
 def test_on_a_cpu_weights_that_are_kept_stay_where_they_are(harness: HfHarness) -> None:
     harness.update(V1, harness.random_weights(0))
     assert harness.engine.sleep().result(harness.deadline_s).freed_bytes == 0, "nothing has run"
-    harness.engine.wake().result(harness.deadline_s)
+    harness.wake()
     harness.freeze([request("a", max_tokens=50)])
     assert harness.engine.sleep().result(harness.deadline_s).freed_bytes == _KV_BYTES
 
@@ -38,7 +39,7 @@ def test_dropped_weights_are_let_go_of(harness: HfHarness) -> None:
     size = sum(tensor.nbytes for tensor in weights.values())
     harness.update(V1, weights)
     harness.run([request("a", max_tokens=5)])
-    report = harness.engine.sleep(keep_weights=False).result(harness.deadline_s)
+    report = harness.engine.sleep(SleepLevel.WITHOUT_WEIGHTS).result(harness.deadline_s)
     assert report.freed_bytes == _KV_BYTES + size
     model = harness.engine._weights  # type: ignore[attr-defined]  # a look inside
     assert all(tensor.numel() == 0 for tensor in model.tensors().values())
@@ -46,7 +47,7 @@ def test_dropped_weights_are_let_go_of(harness: HfHarness) -> None:
     error = harness.engine.update_weights(V2, bad.items(), "").exception(harness.deadline_s)
     assert "shape" in str(error), "it is still known what fits"
     harness.update(V2, harness.constant_weights(10))
-    harness.engine.wake().result(harness.deadline_s)
+    harness.wake()
     assert harness.run([request("b", max_tokens=3)])[0].sampled.response_ids.tolist() == [10] * 3
 
 

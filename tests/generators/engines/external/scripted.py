@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from rollmesh.generators.engines.external.backend import Backend, DecodeChunk, DecodeJob, LoadMetrics
 from rollmesh.generators.engines.request_validation import RequestLimits
 from rollmesh.generators.engines.stop_strings import StopMatcher
-from rollmesh.generators.engines.types import SleepReport
+from rollmesh.generators.engines.types import SleepLevel, SleepReport, WakeStep
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.liveness.freeze_detector import ProcessState, ThreadState
 from tests.generators.engines import tiny
@@ -213,20 +213,20 @@ class ScriptedBackend(Backend):
         every = log_softmax(self._weights[list(token_ids[:-1])])
         return every[np.arange(len(token_ids) - 1), list(token_ids[1:])]
 
-    async def sleep(self, *, keep_weights: bool) -> SleepReport:
+    async def sleep(self, level: SleepLevel) -> SleepReport:
         await self._called("sleep")
         assert self._paused
         assert not self._asleep
         assert not self._jobs, "it was put to sleep with jobs"
         self._asleep = True
-        if not keep_weights:
+        if level >= SleepLevel.WITHOUT_WEIGHTS:
             self._weights = None
         return SleepReport(1 << 20, 0.0)
 
-    async def wake(self) -> None:
+    async def wake(self, step: WakeStep) -> None:
         await self._called("wake")
         assert self._asleep
-        self._asleep = False
+        self._asleep = step < WakeStep.KV_CACHE
 
     async def ping(self) -> None:
         await self._called("ping")

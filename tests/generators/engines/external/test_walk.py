@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollmesh.generators.engines.errors import EngineError
-from rollmesh.generators.engines.types import GenerationRequest, KvPolicy, PartialResponse
+from rollmesh.generators.engines.types import GenerationRequest, KvPolicy, PartialResponse, SleepLevel, WakeStep
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from tests.generators.engines.external.driven_harness import ScriptedHarness
@@ -41,8 +41,8 @@ class _Walk:
         others: dict[str, Callable[[], Future[Any]]] = {
             "pause": engine.pause,
             "resume": engine.resume,
-            "sleep": lambda: engine.sleep(keep_weights=value % 3 > 0),
-            "wake": engine.wake,
+            "sleep": lambda: engine.sleep(SleepLevel(1 + (value % 3 == 0))),
+            "wake": lambda: engine.wake(WakeStep(1 + (value % 4 > 0))),
             "probe": lambda: engine.probe([3, 4]),
         }
         if call in others:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from rollmesh.generators.engines import create_engine
 from rollmesh.generators.engines.errors import EngineError
 from rollmesh.generators.engines.sglang import cpu, server_args
-from rollmesh.generators.engines.types import EngineSettings
+from rollmesh.generators.engines.types import EngineSettings, SleepLevel
 from rollmesh.mesh.config.rollout import SglangSection
 from rollmesh.mesh.errors import ConfigError
 from tests.generators.engines.collector import DEADLINE_S, Collector
@@ -44,7 +44,12 @@ def test_weights_that_come_while_asleep_have_their_memory_first(keeps: bool, con
             with pytest.raises(EngineError, match="does not say how"):
                 engine.probe([3, 4]).result(DEADLINE_S)
             # It is not known whether a server of another owner gives its graphs back.
-            assert engine.sleep(keep_weights=keeps).result(DEADLINE_S).freed_bytes == 3 * 2**30
+            assert (
+                engine.sleep(SleepLevel.WITHOUT_KV_CACHE if keeps else SleepLevel.WITHOUT_WEIGHTS)
+                .result(DEADLINE_S)
+                .freed_bytes
+                == 3 * 2**30
+            )
             engine.update_weights(V2, weights, "").result(DEADLINE_S)
             assert engine.status().state == "asleep"
             engine.wake().result(DEADLINE_S)

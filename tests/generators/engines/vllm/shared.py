@@ -16,7 +16,7 @@ from rollmesh.generators.engines.external.backend import Backend, DecodeChunk, D
 from rollmesh.generators.engines.external.model_info import read_folder
 from rollmesh.generators.engines.interface import EngineListener, InferenceEngine
 from rollmesh.generators.engines.request_validation import RequestLimits
-from rollmesh.generators.engines.types import EngineSettings, KvPolicy, SleepReport
+from rollmesh.generators.engines.types import EngineSettings, KvPolicy, SleepLevel, SleepReport, WakeStep
 from rollmesh.generators.engines.vllm.engine import VllmEngine
 from rollmesh.mesh.config.rollout import VllmSection
 from rollmesh.mesh.liveness.freeze_detector import ProcessState
@@ -118,11 +118,11 @@ class LentVllm(Backend):
     async def log_probs(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         return await self._shared.reach(self._inner.log_probs(token_ids))
 
-    async def sleep(self, *, keep_weights: bool) -> SleepReport:
-        return await self._shared.reach(self._inner.sleep(keep_weights=keep_weights))
+    async def sleep(self, level: SleepLevel) -> SleepReport:
+        return await self._shared.reach(self._inner.sleep(level))
 
-    async def wake(self) -> None:
-        await self._shared.reach(self._inner.wake())
+    async def wake(self, step: WakeStep) -> None:
+        await self._shared.reach(self._inner.wake(step))
 
     async def ping(self) -> None:
         await self._shared.reach(self._inner.ping())
