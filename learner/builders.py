@@ -40,6 +40,8 @@ from rollmesh.mesh.runtime.threads import available_cores, plan_threads
 log = logging.getLogger(__name__)
 # More than the launcher's own longest, for a process that sleeps.
 _SILENT_FACTOR = 4.0
+# Folder of a run for what rests on a disk.
+REST_NAME = "resting"
 _MODEL_TYPES: tuple[ModelType, ...] = ("language_model", "value_model")
 
 
@@ -160,11 +162,19 @@ def _engine(
         parallel=config.learner.parallel_of(role),
         megatron=config.learner.megatron,
         offload=offload,
+        rest_folder=_rest_folder(config, device),
         longest=config.rollout.max_prompt_tokens + config.rollout.max_response_tokens,
         timeout_s=config.learner.distributed.timeout_s,
         peak_tflops=config.learner.device_peak_tflops or _peak_tflops(device, param_dtype),
     )
     return create_engine(spec, model_type=model_type, backend=config.learner.engine_of(role))
+
+
+def _rest_folder(config: Config, device: DeviceType) -> Path | None:
+    """The folder for what rests; None where it rests in memory."""
+    if not config.placement.shares_devices or device != "cpu":
+        return None
+    return config.placement.rest_dir or config.run.folder / REST_NAME
 
 
 def _peak_tflops(device: DeviceType, param_dtype: str) -> float | None:

@@ -160,7 +160,8 @@ def _run(
             worker.check_folder()
         with watch.phase("lay the weights out"), note_every_minute("lays the weights out"):
             background = None if alone else RankChannel(config.learner.distributed)
-            export = WeightExport(engines[ACTOR], background, config.weights.bucket_bytes)
+            ahead = not config.placement.shares_devices
+            export = WeightExport(engines[ACTOR], background, config.weights.bucket_bytes, ahead=ahead)
         freeze_heap()
         if record is not None:
             ranks = RankGroup(worker, channel, watch, export)

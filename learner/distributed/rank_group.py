@@ -21,10 +21,11 @@ from rollmesh.learner.batching.types import Packing
 from rollmesh.learner.distributed.rank_channel import RankChannel
 from rollmesh.learner.distributed.rank_payloads import Unusable
 from rollmesh.learner.distributed.train_plan import TrainPlan
+from rollmesh.learner.distributed.turn_memory import TurnMemory
 from rollmesh.learner.distributed.weight_export import VersionSink, WeightExport
 from rollmesh.learner.distributed.worker import TrainResult, UpdateRefused, Worker
 from rollmesh.learner.liveness.rank_watch import RankWatch
-from rollmesh.mesh.errors import StoreError, UnreachableError
+from rollmesh.mesh.errors import StoreError, SwapError, UnreachableError
 from rollmesh.mesh.trajectory.versions import PolicyVersion
 from rollmesh.protos import weights_pb2
 
@@ -107,12 +108,27 @@ class RankGroup:
             if not allowed:
                 raise UpdateRefused
 
+        self._worker.memory.require()
         with self._watch.phase("train"):
             self._send_order("train")
             try:
                 return self._worker.train(ask)
             except UpdateRefused:
                 return None
+
+    def log_probs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+        """The policy's log-probs of a sequence at temperature 1, see `Worker.log_probs`.
+
+        Args:
+            token_ids: int32 [T].
+
+        Returns:
+            float32 [T - 1].
+        """
+        self._worker.memory.require()
+        with self._watch.phase("log_probs"):
+            self._send_order("log_probs", tokens=token_ids.astype("<i4").tobytes())
+            return self._worker.log_probs(token_ids)
 
     @property
     def version_bytes(self) -> int:
@@ -123,21 +139,46 @@ class RankGroup:
     def export(self, sink: VersionSink, policy: PolicyVersion) -> Future[weights_pb2.Manifest | None]:
         """Has every rank copy its part of the weights, and publishes them in the background (`WeightExport`)."""
         assert self._export is not None, "weights are published"
+        self._worker.memory.require()
         with self._watch.phase("export"):
             self._send_order("export", version=str(policy))
             return self._export.export(sink, policy)
 
     def begin_checkpoint(self, version: PolicyVersion, extra: dict[str, object]) -> Future[Path]:
         """Has a checkpoint written, each rank its part; their state is copied when this returns."""
+        self._worker.memory.require()
         with self._watch.phase("checkpoint"):
             self._send_order("checkpoint", version=str(version), extra=extra)
             return self._worker.begin_checkpoint(version, extra)
 
     def load(self, folder: Path) -> dict[str, object]:
         """Restores a checkpoint on every rank."""
+        self._worker.memory.require()
         with self._watch.phase("load"):
             self._send_order("load", folder=str(folder))
             return self._worker.load(folder)
+
+    def offload(self) -> TurnMemory:
+        """Moves the memory of all roles away from the devices of every rank; see `RolesMemory`.
+
+        Until `onload` every order that needs models is refused with a RuntimeError; `prepare` needs none.
+
+        Raises:
+            SwapError: a rank has no room for it elsewhere; all ranks have kept it.
+        """
+        with self._watch.phase("offload"):
+            self._send_order("offload")
+            return self._worker.memory.offload()
+
+    def onload(self) -> TurnMemory:
+        """Brings back what a turn needs.
+
+        Raises:
+            MemoryError: the devices of a rank have no room for it; all ranks have it away as before.
+        """
+        with self._watch.phase("onload"):
+            self._send_order("onload")
+            return self._worker.memory.onload()
 
     def keep_alive(self) -> None:
         """Keeps the others' wait for an order, or for the answer of `may_update`, from timing out."""
@@ -212,3 +253,12 @@ def _follow(worker: Worker, channel: RankChannel, message: Mapping[str, Any], ex
             worker.begin_checkpoint(PolicyVersion.parse(message["version"]), message["extra"])
         case "load":
             worker.load(Path(message["folder"]))
+        case "log_probs":
+            worker.log_probs(np.frombuffer(message["tokens"], dtype="<i4"))
+        case "offload":
+            # Rank 0 fails too, and decides.
+            with contextlib.suppress(SwapError):
+                worker.memory.offload()
+        case "onload":
+            with contextlib.suppress(MemoryError):
+                worker.memory.onload()

@@ -86,11 +86,7 @@ class TurnMemory:
     def freed_bytes(self) -> int:
         """Memory that the ranks hold less than before, as measured; 0 where they hold more."""
         on_device = self.before.device > 0 or self.after.device > 0
-        freed = (
-            self.before.device - self.after.device
-            if on_device
-            else self.before.anonymous - self.after.anonymous
-        )
+        freed = self.before.device - self.after.device if on_device else self.before.anonymous - self.after.anonymous
         return max(freed, 0)
 
 
@@ -146,12 +142,12 @@ def state_budget(free: int) -> int:
 def memory_in_use(device: torch.device) -> MemoryInUse:
     """Memory of this process; the peak of its device begins again."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
-    sizes = {name: rest.split()[0] for name, _, rest in (line.partition(":") for line in status.splitlines()) if rest.strip()}
+    sizes = {
+        name: rest.split()[0] for name, _, rest in (line.partition(":") for line in status.splitlines()) if rest.strip()
+    }
     anonymous, shared = (int(sizes.get(name, "0")) << 10 for name in ("RssAnon", "RssShmem"))
     if device.type != "cuda":
         return MemoryInUse(anonymous, shared)
-    found = MemoryInUse(
-        anonymous, shared, torch.cuda.memory_reserved(device), torch.cuda.max_memory_reserved(device)
-    )
+    found = MemoryInUse(anonymous, shared, torch.cuda.memory_reserved(device), torch.cuda.max_memory_reserved(device))
     torch.cuda.reset_peak_memory_stats(device)
     return found

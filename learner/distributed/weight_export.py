@@ -6,6 +6,8 @@ pass through rank 0 alone. Between two versions a thread of each rank takes turn
 channel of their own. Rank 0 makes the next version's file, and all map the pages that they will write. Later all send
 their digests. So the thread that trains finds memory that is ready, and leaves as soon as the weights are copied.
 
+Where devices are shared, the next file is made only when it is needed: until then its memory is others'.
+
 Invariants: all ranks export in the same order. The next file is made when the last version has been announced. A rank
 that leaves amid a publication is named by the watch of the others (`learner.liveness.rank_watch`).
 """
@@ -55,13 +57,15 @@ class WeightExport:
         engine: of the policy.
         channel: to the other ranks, for this alone; None for a single rank.
         bucket_bytes: `weights.bucket_bytes`.
+        ahead: the next version's file is made while the next batch trains; the same on every rank.
 
     Attributes:
         layout: of every version.
     """
 
-    def __init__(self, engine: Engine, channel: RankChannel | None, bucket_bytes: int) -> None:
+    def __init__(self, engine: Engine, channel: RankChannel | None, bucket_bytes: int, *, ahead: bool = True) -> None:
         self._engine = engine
+        self._ahead = ahead
         self._process = engine.layout.process
         self._channel = channel
         self._holders = _processes_of_this_host(engine)
@@ -100,7 +104,7 @@ class WeightExport:
             copy_part(self._part, self._engine.export_weights(holders=self._holders), target)
             self._written = [(tensor.place.start, tensor.place.start + tensor.nbytes) for tensor in self._part]
         published = self._background.submit(self._publish, sink, policy, target)
-        self._prepared = self._background.submit(self._prepare, sink)
+        self._prepared = self._background.submit(self._prepare, sink) if self._ahead else None
         return published
 
     def close(self) -> None:

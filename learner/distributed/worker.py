@@ -14,15 +14,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from rollmesh.learner.algorithms.interface import Algorithm
+from rollmesh.learner.batching.pack import pack
 from rollmesh.learner.batching.types import Packing, TrainSequence
 from rollmesh.learner.checkpoint.compatibility import OPTIMIZERS, algorithm_name, algorithm_state, check_optimizers
 from rollmesh.learner.checkpoint.store import CheckpointStore, load_checkpoint
 from rollmesh.learner.distributed.batch_agreement import agree_on_state
 from rollmesh.learner.distributed.mismatch import Mismatch
 from rollmesh.learner.distributed.rank_payloads import Unusable, gather_sequences
+from rollmesh.learner.distributed.roles_memory import RolesMemory
 from rollmesh.learner.distributed.rollout_batch import RolloutBatch
 from rollmesh.learner.distributed.step_profiler import StepProfiler
 from rollmesh.learner.distributed.train_plan import TrainPlan
@@ -91,6 +94,9 @@ class Worker:
         payloads: this rank's trajectories.
         store: of the checkpoints.
         rules: of the training.
+
+    Attributes:
+        memory: of the engines, for turns on shared devices.
     """
 
     def __init__(
@@ -110,6 +116,7 @@ class Worker:
         self._needs = algorithm.needs
         self._kinds = {ACTOR: "language_model"} | {role.name: role.kind for role in self._needs.roles}
         self._prepared: tuple[TrainPlan, dict[int, TrainSequence]] | None = None
+        self.memory = RolesMemory(engines)
 
     @property
     def packing(self) -> Packing:
@@ -204,6 +211,24 @@ class Worker:
             batch.mismatch,
             speed=batch.meter.metrics(),
         )
+
+    def log_probs(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+        """The policy's log-probs of a sequence at temperature 1, as they are computed for training; collective.
+
+        Args:
+            token_ids: int32 [T], the same on every rank; at least 2.
+
+        Returns:
+            float32 [T - 1], of each token but the first, after those before it.
+        """
+        count = len(token_ids) - 1
+        ones, zeros = np.ones(count, dtype=np.uint8), np.zeros(count, dtype=np.float32)
+        sequence = TrainSequence(token_ids[:1], token_ids[1:], ones, zeros, temperature=1.0)
+        # Every data-parallel rank computes it, so that all take part.
+        outputs = self._actor.infer([pack([sequence], device=self._actor.device)])
+        own = outputs[0].policy()[0] if outputs else torch.zeros(0, device=self._actor.device)
+        found: NDArray[np.float32] = self._actor.gather(own)[0].float().cpu().numpy()
+        return found
 
     def check_folder(self) -> None:
         """Refuses a folder of checkpoints that some rank cannot write or see.

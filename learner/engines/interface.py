@@ -11,7 +11,7 @@ reference), created in the same order in every process and closed in any order.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,6 +62,7 @@ class EngineSpec:
         parallel: how the model and its batches are divided over the processes; an engine refuses what it cannot divide.
         megatron: settings of that engine alone; others do not read them.
         offload: between calls the weights rest in host memory (models that are not trained).
+        rest_folder: what rests is written to files in it, where the device is a CPU; None: it stays in memory.
         longest: tokens of the longest sequence, prompt and response, that can come; None: not known.
         timeout_s: longest wait of processes for one of them, in a collective.
         peak_tflops: as `Engine.peak_tflops`.
@@ -83,6 +84,7 @@ class EngineSpec:
     parallel: ParallelSection = field(default_factory=ParallelSection)
     megatron: MegatronSection = field(default_factory=MegatronSection)
     offload: bool = False
+    rest_folder: Path | None = None
     longest: int | None = None
     timeout_s: float = 600.0
     peak_tflops: float | None = None
@@ -308,11 +310,31 @@ class Engine(ABC):
             params: the parameters; buffers are small and stay.
             optimizer: the optimizer's state (and masters that are not the parameters themselves).
             gradients: accumulated ones.
+
+        Raises:
+            SwapError: `EngineSpec.rest_folder` has no room for all of it; an `onload` undoes what has moved.
         """
 
     @abstractmethod
     def onload(self, *, params: bool = True, optimizer: bool = True, gradients: bool = True) -> None:
-        """Brings parts back to the device; those that are there stay as they are."""
+        """Brings parts back to the device; those that are there, and those that rest between calls, stay as they are.
+
+        Raises:
+            RuntimeError: there is no room for all of it; an `offload` undoes what has moved.
+        """
+
+    @abstractmethod
+    def rest_between_calls(self, *, params: bool = False, optimizer: bool = False, gradients: bool = False) -> None:
+        """Has parts rest on the host between calls from now on: those asked for, and those of the specification.
+
+        Such a part comes to the device for each call that needs it. It replaces an earlier choice and moves nothing: an
+        `onload` or the next call does.
+        """
+
+    @property
+    @abstractmethod
+    def resting_bytes(self) -> Mapping[str, int]:
+        """Bytes of this process's parts that are on the host: `params`, `optimizer` and `gradients`."""
 
     @abstractmethod
     def close(self) -> None:

@@ -2,19 +2,23 @@
 
 The bytes of a storage go to host memory, and its own memory is given back: to the device's driver, not only to torch's
 allocator. On CUDA the host memory is pinned, in slabs, and kept for the next time; copies are asynchronous. Torch
-rounds pinned memory up to powers of two, so a slab is one. On a CPU the slabs are as much memory as is given back.
+rounds pinned memory up to powers of two, so a slab is one. On a CPU the slabs are as much memory as is given back;
+where that memory is to be of use for others, a file takes their place.
 
-Invariant: while memory is moved, each byte is held once, but for one slab on a CPU.
+Invariants: while memory is moved, each byte is held once, but for one slab on a CPU. A move from slabs of pinned memory
+or from a file that fails leaves all of it there, and a move to a file that fails leaves all of it in memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor, UntypedStorage
 from torch.distributed.tensor import DTensor
 
+from rollmesh.learner.engines.rest_file import RestFile
 from rollmesh.mesh.runtime.memory_tuning import return_freed_memory
 
 SLAB_BYTES = 64 << 20
@@ -26,10 +30,12 @@ class HostCopy:
 
     Args:
         device: of the tensors.
+        folder: of the files that take the memory's place on a CPU; None: it stays in memory.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, folder: Path | None = None) -> None:
         self._device = device
+        self._file = RestFile(folder) if folder is not None and device.type == "cpu" else None
         self._moved: list[tuple[UntypedStorage, int]] = []
         self._slabs: list[Tensor] = []
 
@@ -38,15 +44,50 @@ class HostCopy:
         """The memory is on the host: the tensors cannot be read."""
         return bool(self._moved)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are on the host."""
+        return sum(size for _, size in self._moved)
+
     def to_host(self, tensors: Iterable[Tensor]) -> None:
         """Moves the tensors' memory; nothing happens where it has moved before. `give_back` belongs after it.
 
         Args:
             tensors: those that share memory move it together; memory outside of the device stays.
+
+        Raises:
+            SwapError: the folder has no room.
         """
         if self._moved:
             return
         storages = [(storage, storage.nbytes()) for storage in self._storages(tensors)]
+        if self._file is None:
+            self._fill_slabs(storages)
+        elif storages:
+            self._file.take(storages)
+        self._moved = storages
+
+    def to_device(self) -> None:
+        """Brings the memory back; the copies are done before what the present stream does next.
+
+        Raises:
+            RuntimeError: there is no room on the device.
+        """
+        if self._file is None:
+            self._empty_slabs(self._moved)
+        elif self._moved:
+            self._file.give_back(self._moved)
+        self._moved = []
+
+    def forget(self) -> None:
+        """Gives the moved bytes up: the tensors are of no use any more."""
+        self._moved = []
+        if self._file is not None:
+            self._file.close()
+        if self._device.type == "cpu":
+            self._slabs.clear()
+
+    def _fill_slabs(self, storages: Sequence[tuple[UntypedStorage, int]]) -> None:
         for storage, pieces in zip(storages, self._pieces([size for _, size in storages]), strict=True):
             data = _bytes_of(storage[0])
             for start, piece in pieces:
@@ -54,14 +95,11 @@ class HostCopy:
             del data
             # The allocator hands memory out again in the order of the stream: after the copy.
             storage[0].resize_(0)
-        self._moved = storages
 
-    def to_device(self) -> None:
-        """Brings the memory back; the copies are done before what the present stream does next."""
-        moved, self._moved = self._moved, []
+    def _empty_slabs(self, moved: Sequence[tuple[UntypedStorage, int]]) -> None:
         done = 0
         for (storage, size), pieces in zip(moved, self._pieces([size for _, size in moved]), strict=True):
-            storage.resize_(size)
+            self._allocate(storage, size, moved)
             data = _bytes_of(storage)
             for start, piece in pieces:
                 data[start : start + len(piece)].copy_(piece, non_blocking=True)
@@ -73,11 +111,15 @@ class HostCopy:
             self._slabs.clear()
             return_freed_memory()
 
-    def forget(self) -> None:
-        """Gives the moved bytes up: the tensors are of no use any more."""
-        self._moved = []
-        if self._device.type == "cpu":
-            self._slabs.clear()
+    def _allocate(self, storage: UntypedStorage, size: int, moved: Sequence[tuple[UntypedStorage, int]]) -> None:
+        try:
+            storage.resize_(size)
+        except RuntimeError:
+            if self._device.type == "cuda":
+                # The slabs have all of it still.
+                for brought, _ in moved:
+                    brought.resize_(0)
+            raise
 
     def _storages(self, tensors: Iterable[Tensor]) -> list[UntypedStorage]:
         """Each storage once, in the order of the tensors."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from rollmesh.learner.algorithms.interface import Loss
 from rollmesh.learner.algorithms.types import GlobalCounts, ModelOutput
 from rollmesh.learner.batching.types import PackedBatch
-from rollmesh.learner.engines.fsdp2.memory import GRADIENTS, OPTIMIZER, PARAMS, EngineMemory
+from rollmesh.learner.engines.fsdp2.memory import EngineMemory
 from rollmesh.learner.engines.fsdp2.optimizer_state import saved_state
 from rollmesh.learner.engines.fsdp2.optimizers.build import build_optimizer
 from rollmesh.learner.engines.fsdp2.preparation.blocks import transformer_blocks
@@ -26,6 +26,13 @@ from rollmesh.learner.engines.fsdp2.runner import ModelRunner
 from rollmesh.learner.engines.fsdp2.shards import divided_tensors
 from rollmesh.learner.engines.fsdp2.step import TrainingStep
 from rollmesh.learner.engines.interface import Engine, EngineSpec, ExportedTensor, StepResult, WeightShard
+from rollmesh.learner.engines.resting_parts import (
+    GRADIENTS,
+    OPTIMIZER,
+    PARAMS,
+    chosen_parts,
+    resting_parts,
+)
 from rollmesh.learner.engines.tensors.divided_tensor import DividedTensor
 from rollmesh.learner.engines.tensors.export import exported_tensors, full_tensors, own_shards
 from rollmesh.learner.engines.tensors.state import StateWriter, load_state
@@ -63,9 +70,9 @@ class Fsdp2Engine(Engine):
             self._step = TrainingStep(
                 runner, self._optimizer, self._update, section, spec.total_steps, sync_once=spec.sync_once
             )
-        self._writer = StateWriter(self.world) if self.trained else None
-        self._memory = EngineMemory(runner.module, self._optimizer, self.device)
-        self._resting = _resting_parts(spec)
+        self._writer = StateWriter(self.world, keep_copy=spec.rest_folder is None) if self.trained else None
+        self._memory = EngineMemory(runner.module, self._optimizer, self.device, spec.rest_folder)
+        self._resting = resting_parts(spec)
         self._memory.offload(self._resting)
 
     def probe(self) -> Evidence:
@@ -179,10 +186,19 @@ class Fsdp2Engine(Engine):
             write_folder(folder, source, described, tensors, dtype)
 
     def offload(self, *, params: bool = True, optimizer: bool = True, gradients: bool = True) -> None:
-        self._memory.offload(_parts(params, optimizer, gradients))
+        self._memory.offload(chosen_parts(params=params, optimizer=optimizer, gradients=gradients))
 
     def onload(self, *, params: bool = True, optimizer: bool = True, gradients: bool = True) -> None:
-        self._memory.onload(_parts(params, optimizer, gradients))
+        parts = chosen_parts(params=params, optimizer=optimizer, gradients=gradients)
+        self._memory.onload([part for part in parts if part not in self._resting])
+
+    def rest_between_calls(self, *, params: bool = False, optimizer: bool = False, gradients: bool = False) -> None:
+        chosen = chosen_parts(params=params, optimizer=optimizer, gradients=gradients)
+        self._resting = [*chosen, *(part for part in resting_parts(self._spec) if part not in chosen)]
+
+    @property
+    def resting_bytes(self) -> Mapping[str, int]:
+        return self._memory.resting_bytes
 
     def close(self) -> None:
         if self._writer is not None:
@@ -222,16 +238,3 @@ class Fsdp2Engine(Engine):
                 f"model {self._spec.model.path!r} was made without an optimizer", hint="declare its role as trained"
             )
         return self._step, self._optimizer, self._writer
-
-
-def _resting_parts(spec: EngineSpec) -> list[str]:
-    """The parts that rest in host memory between calls."""
-    if spec.optimizer is None:
-        return [PARAMS] if spec.offload else []
-    memory = spec.memory
-    return _parts(memory.offload_params, memory.offload_optimizer, memory.offload_gradients)
-
-
-def _parts(params: bool, optimizer: bool, gradients: bool) -> list[str]:
-    chosen = {PARAMS: params, OPTIMIZER: optimizer, GRADIENTS: gradients}
-    return [part for part, asked in chosen.items() if asked]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -12,8 +13,7 @@ from rollmesh.learner.engines.fsdp2.optimizers.piecewise import PiecewiseState, 
 from rollmesh.learner.engines.fsdp2.preparation.blocks import transformer_blocks
 from rollmesh.learner.engines.fsdp2.preparation.fsdp import free_gathered
 from rollmesh.learner.engines.offload import HostCopy, give_back
-
-PARAMS, OPTIMIZER, GRADIENTS = "params", "optimizer", "gradients"
+from rollmesh.learner.engines.resting_parts import GRADIENTS, OPTIMIZER, PARAMS
 
 
 class EngineMemory:
@@ -23,16 +23,24 @@ class EngineMemory:
         model: prepared for training or inference.
         optimizer: None: the model is not trained.
         device: of both.
+        folder: see `HostCopy`.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer | None, device: torch.device) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer | None, device: torch.device, folder: Path | None = None
+    ) -> None:
         self._model = model
         self._device = device
-        self._params, self._gradients = HostCopy(device), HostCopy(device)
+        self._params, self._gradients = HostCopy(device, folder), HostCopy(device, folder)
         self._parts: dict[str, HostCopy | PiecewiseState] = {PARAMS: self._params, GRADIENTS: self._gradients}
         if optimizer is not None:
             pieces = pieces_of(model, transformer_blocks(model))
-            self._state = self._parts[OPTIMIZER] = PiecewiseState(optimizer, pieces, device)
+            self._state = self._parts[OPTIMIZER] = PiecewiseState(optimizer, pieces, device, folder)
+
+    @property
+    def resting_bytes(self) -> Mapping[str, int]:
+        """Bytes of the parts that are on the host."""
+        return {part: copy.nbytes for part, copy in self._parts.items()}
 
     def offload(self, parts: Collection[str]) -> None:
         """Moves parts to the host."""

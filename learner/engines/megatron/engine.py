@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +20,7 @@ from rollmesh.learner.engines.megatron.computing.model import padded_vocabulary
 from rollmesh.learner.engines.megatron.computing.runner import MegatronRunner
 from rollmesh.learner.engines.megatron.families.registry import family_of
 from rollmesh.learner.engines.megatron.groups import MegatronGroups
-from rollmesh.learner.engines.megatron.memory import GRADIENTS, OPTIMIZER, PARAMS, MegatronMemory
+from rollmesh.learner.engines.megatron.memory import MegatronMemory
 from rollmesh.learner.engines.megatron.probe import Fingerprints, found_by, judge, truth_of, weighted_sum
 from rollmesh.learner.engines.megatron.requirements import ModelFacts, resolve_sizes
 from rollmesh.learner.engines.megatron.training.gradients import Gradients
@@ -33,6 +33,13 @@ from rollmesh.learner.engines.megatron.weights.divided import divided_tensors
 from rollmesh.learner.engines.megatron.weights.loading import load_weights
 from rollmesh.learner.engines.megatron.weights.weight_map import ParameterKey, WeightMap
 from rollmesh.learner.engines.probe_batches import make_probe_batches
+from rollmesh.learner.engines.resting_parts import (
+    GRADIENTS,
+    OPTIMIZER,
+    PARAMS,
+    chosen_parts,
+    resting_parts,
+)
 from rollmesh.learner.engines.tensors.divided_tensor import DividedTensor
 from rollmesh.learner.engines.tensors.export import exported_tensors, full_tensors, own_shards
 from rollmesh.learner.engines.tensors.hf_folder import write_weights
@@ -96,14 +103,14 @@ class MegatronEngine(Engine):
                     self._optimizer = optimizer = MegatronOptimizer(section, spec, runner.chunks)
                 self._gradients = Gradients(runner.chunks)
                 self._step = MegatronStep(runner, optimizer, self._gradients, section, spec.total_steps, self._groups)
-                self._writer = StateWriter(self.world)
+                self._writer = StateWriter(self.world, keep_copy=spec.rest_folder is None)
                 parts |= {OPTIMIZER: optimizer.states, GRADIENTS: self._gradients.tensors}
-            self._memory = MegatronMemory(parts, self.device)
+            self._memory = MegatronMemory(parts, self.device, spec.rest_folder)
             self._load_together(stored)
         self._sizes = sizes
         self.layout, self.cost = runner.layout, runner.cost
         self._full: list[DividedTensor] = []
-        self._resting = _resting_parts(spec)
+        self._resting = resting_parts(spec)
         self._memory.offload(self._resting)
 
     def probe(self) -> Evidence:
@@ -205,10 +212,19 @@ class MegatronEngine(Engine):
 
     def offload(self, *, params: bool = True, optimizer: bool = True, gradients: bool = True) -> None:
         self._wait_for_parameters()
-        self._memory.offload(_parts(params, optimizer, gradients))
+        self._memory.offload(chosen_parts(params=params, optimizer=optimizer, gradients=gradients))
 
     def onload(self, *, params: bool = True, optimizer: bool = True, gradients: bool = True) -> None:
-        self._memory.onload(_parts(params, optimizer, gradients))
+        parts = chosen_parts(params=params, optimizer=optimizer, gradients=gradients)
+        self._memory.onload([part for part in parts if part not in self._resting])
+
+    def rest_between_calls(self, *, params: bool = False, optimizer: bool = False, gradients: bool = False) -> None:
+        chosen = chosen_parts(params=params, optimizer=optimizer, gradients=gradients)
+        self._resting = [*chosen, *(part for part in resting_parts(self._spec) if part not in chosen)]
+
+    @property
+    def resting_bytes(self) -> Mapping[str, int]:
+        return self._memory.resting_bytes
 
     def close(self) -> None:
         if self._writer is not None:
@@ -299,16 +315,3 @@ class MegatronEngine(Engine):
             part, name = key = self._keys[own.parameter]
             if not saved or self._weights.contributes(self._runner.place, part, name):
                 yield own, self._pieces[key]
-
-
-def _resting_parts(spec: EngineSpec) -> list[str]:
-    """The parts that rest in host memory between calls."""
-    if spec.optimizer is None:
-        return [PARAMS] if spec.offload else []
-    memory = spec.memory
-    return _parts(memory.offload_params, memory.offload_optimizer, memory.offload_gradients)
-
-
-def _parts(params: bool, optimizer: bool, gradients: bool) -> list[str]:
-    chosen = {PARAMS: params, OPTIMIZER: optimizer, GRADIENTS: gradients}
-    return [part for part, asked in chosen.items() if asked]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from rollmesh.learner.engines.offload import HostCopy, give_back
-
-PARAMS, OPTIMIZER, GRADIENTS = "params", "optimizer", "gradients"
+from rollmesh.learner.engines.resting_parts import GRADIENTS
 
 
 class MegatronMemory:
@@ -18,11 +18,19 @@ class MegatronMemory:
     Args:
         tensors: gives the tensors of each part as they are at present.
         device: of all.
+        folder: see `HostCopy`.
     """
 
-    def __init__(self, tensors: dict[str, Callable[[], Iterable[Tensor]]], device: torch.device) -> None:
+    def __init__(
+        self, tensors: dict[str, Callable[[], Iterable[Tensor]]], device: torch.device, folder: Path | None = None
+    ) -> None:
         self._tensors, self._device = tensors, device
-        self._copies = {part: HostCopy(device) for part in tensors}
+        self._copies = {part: HostCopy(device, folder) for part in tensors}
+
+    @property
+    def resting_bytes(self) -> Mapping[str, int]:
+        """Bytes of the parts that are on the host."""
+        return {part: copy.nbytes for part, copy in self._copies.items()}
 
     def offload(self, parts: Collection[str]) -> None:
         """Moves parts to the host."""

@@ -91,14 +91,16 @@ class StateWriter:
 
     Args:
         world: the processes.
+        keep_copy: the copy's memory is kept from one checkpoint to the next, for to get fresh memory takes longer than
+            to fill it; else it is freed once a checkpoint is written. It is pinned on CUDA.
 
     The writing thread has a process group of its own from the start, with the deadline of all others. Writes may differ
-    by as much between processes. The copy's memory is kept from one checkpoint to the next: to get fresh memory takes
-    longer than to fill it. It is pinned on CUDA.
+    by as much between processes.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, *, keep_copy: bool = True) -> None:
         self._world = world
+        self._keep_copy = keep_copy
         self._group = world.lend_group()
         self._stager: _KeepingStager | None = None
         self._copies = BoxCopies(pinned=world.device.type == "cuda")
@@ -144,6 +146,9 @@ class StateWriter:
         return written
 
     def _finish(self, saving: Future[object], folder: Path, text: str, written: Future[None]) -> None:
+        if not self._keep_copy:
+            # Before anybody may begin the next one.
+            self._free_copy()
         try:
             if self._saved(saving) and self._world.process == 0:
                 (folder / STATE_NAME).write_text(text, encoding="utf-8")
@@ -173,8 +178,12 @@ class StateWriter:
         if self._group is not None and (self._written is None or self._written.done()):
             self._world.take_back(self._group)
         self._group = None
-        if self._stager is not None:
-            self._stager.close()
+        self._free_copy()
+
+    def _free_copy(self) -> None:
+        stager, self._stager = self._stager, None
+        if stager is not None:
+            stager.close()
         self._copies.close()
 
 

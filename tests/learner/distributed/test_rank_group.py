@@ -71,7 +71,7 @@ def test_a_rank_that_is_told_to_wait_for_the_claim_does() -> None:
 def test_rank_0_keeps_the_others_waiting_between_orders_and_amid_a_step() -> None:
     sent: list[bytes] = []
     channel: Any = SimpleNamespace(send=sent.append, order_timeout_s=0.03)
-    worker: Any = SimpleNamespace(train=lambda may_update: may_update())
+    worker: Any = SimpleNamespace(train=lambda may_update: may_update(), memory=SimpleNamespace(require=lambda: None))
     ranks = RankGroup(worker, channel, RankWatch(None, RankId(0, 1), silent_s=1.0))
     claim: Future[bool] = Future()
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,17 +29,29 @@ class PiecewiseState:
         optimizer: of the parameters.
         pieces: each trained parameter in one of them, in an order that all ranks share.
         device: of the parameters.
+        folder: see `HostCopy`.
     """
 
-    def __init__(self, optimizer: Optimizer, pieces: Iterable[Sequence[nn.Parameter]], device: torch.device) -> None:
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        pieces: Iterable[Sequence[nn.Parameter]],
+        device: torch.device,
+        folder: Path | None = None,
+    ) -> None:
         self._optimizer = optimizer
-        self._pieces = [(piece, HostCopy(device)) for piece in pieces]
+        self._pieces = [(piece, HostCopy(device, folder)) for piece in pieces]
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     @property
     def moved(self) -> bool:
         """Some of the state is on the host."""
         return any(copy.moved for _, copy in self._pieces)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the state that are on the host."""
+        return sum(copy.nbytes for _, copy in self._pieces)
 
     def to_host(self) -> None:
         """Moves the whole state to the host."""
